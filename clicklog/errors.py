@@ -1,0 +1,61 @@
+"""Errors a user can act on: each names the place, the value and the remedy.
+
+Command lines turn a :class:`ClickLogError` into one line on stderr and exit status 2
+(:func:`run_command`); everything else is a defect of this project and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+
+class ClickLogError(Exception):
+    """Base of all errors that are the input's or the caller's, not this project's.
+
+    Args:
+        what: what is wrong, with the file, row or column and the value.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what, remedy)  # both in args, so that it survives pickling by Dask
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  -> {self.remedy}" if self.remedy else self.what
+
+
+class BadInputError(ClickLogError):
+    """A file that cannot be read as what it should be: missing, empty, truncated, malformed."""
+
+
+class BadRowError(BadInputError):
+    """A row of a raw log that breaks the feature spec."""
+
+
+class SchemaError(ClickLogError):
+    """Data, tables, workflow or checkpoint that do not fit each other."""
+
+
+class SettingsError(ClickLogError):
+    """A setting or a combination of settings that makes no sense."""
+
+
+class OutputError(ClickLogError):
+    """An output path that cannot be written, or that holds something already."""
+
+
+def run_command(main: Callable[[], int | None]) -> int:
+    """Run a command line's ``main``; report a :class:`ClickLogError` as one message, status 2."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        return main() or 0
+    except ClickLogError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,79 @@
+"""Files that are whole or absent: write beside, fsync, rename."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from clicklog.errors import OutputError
+
+#: Ending of files that are being written. Such a file is never read, and may always be deleted.
+TEMPORARY = ".tmp"
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a directory durable (POSIX: a rename is, once its directory is synced)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; on success fsync it and rename it into place.
+
+    On an exception the temporary file is removed and whatever ``path`` held stays as it was.
+
+    Raises:
+        OutputError: the directory cannot be written, or the disk is full.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "free space or choose a writable place; finished files are kept",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write ``text`` (UTF-8) atomically. Raises :class:`OutputError`."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write ``value`` as JSON, atomically. Raises :class:`OutputError`."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path | str, what: str) -> Any:
+    """Read a JSON file that this project wrote; ``what`` names it in errors.
+
+    Raises:
+        BadInputError: it is missing or no JSON.
+    """
+    from clicklog.errors import BadInputError
+
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInputError(f"{path}: no such file", f"is this the path of {what}?") from None
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"{path}: cannot be read as {what}: {error}") from error

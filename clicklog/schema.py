@@ -1,0 +1,103 @@
+"""The schema beside the parquet: which columns are label, dense and categorical, and table sizes.
+
+Written as ``.merlin/schema.json`` in the form Merlin reads (``merlin.io.Dataset(path).schema``:
+names, tags, dtypes, ``embedding_sizes``), and read back here without importing Merlin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from clicklog.errors import SchemaError
+from clicklog.files import read_json, write_json
+
+SCHEMA_FILE = Path(".merlin") / "schema.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSchema:
+    """Columns of the training parquet, in order, and the rows each embedding table needs.
+
+    Attributes:
+        label: name of the label column (float32).
+        dense: names of the dense columns (float32).
+        categorical: names of the id columns (int32).
+        table_sizes: per categorical column, 1 + its largest possible id.
+    """
+
+    label: str
+    dense: tuple[str, ...]
+    categorical: tuple[str, ...]
+    table_sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.categorical) != len(self.table_sizes):
+            raise SchemaError(
+                f"{len(self.categorical)} categorical columns, {len(self.table_sizes)} table sizes"
+            )
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns in the order of the parquet files."""
+        return [self.label, *self.dense, *self.categorical]
+
+    @property
+    def num_embeddings_per_feature(self) -> str:
+        """The table sizes as ``--num_embeddings_per_feature`` takes them."""
+        return ",".join(map(str, self.table_sizes))
+
+    def write(self, directory: Path | str) -> None:
+        """Write ``directory/.merlin/schema.json``."""
+        features = [_feature(self.label, "FLOAT", ["target", "binary_classification"])]
+        features += [_feature(name, "FLOAT", ["continuous"]) for name in self.dense]
+        for name, size in zip(self.categorical, self.table_sizes, strict=True):
+            feature = _feature(name, "INT", ["categorical"])
+            feature["intDomain"] = {"name": name, "max": str(size - 1), "isCategorical": True}
+            properties = feature["annotation"]["extraMetadata"][0]
+            properties["embedding_sizes"] = {"cardinality": size, "dimension": _dimension(size)}
+            features.append(feature)
+        write_json(Path(directory) / SCHEMA_FILE, {"feature": features})
+
+    @classmethod
+    def read(cls, directory: Path | str) -> TableSchema:
+        """Read ``directory/.merlin/schema.json``.
+
+        Raises:
+            BadInputError: there is none.
+            SchemaError: it has no label, or a categorical column without a table size.
+        """
+        path = Path(directory) / SCHEMA_FILE
+        value = read_json(path, "the schema that the ETL writes beside the parquet files")
+        label, dense, categorical, sizes = "", [], [], []
+        for feature in value.get("feature", []):
+            tags = feature.get("annotation", {}).get("tag", [])
+            name = feature["name"]
+            if "target" in tags:
+                label = name
+            elif "continuous" in tags:
+                dense.append(name)
+            elif "categorical" in tags:
+                size = int(feature.get("intDomain", {}).get("max", -1)) + 1
+                if size <= 0:
+                    raise SchemaError(f"{path}: column {name} has no table size (intDomain.max)")
+                categorical.append(name)
+                sizes.append(size)
+        if not label or not categorical:
+            raise SchemaError(f"{path}: no label or no categorical column", "run the ETL again")
+        return cls(label, tuple(dense), tuple(categorical), tuple(sizes))
+
+
+def _feature(name: str, kind: str, tags: list[str]) -> dict:
+    properties = {
+        "is_list": False,
+        "is_ragged": False,
+        "_dims": [[0.0, None]],
+        "dtype_item_size": 32.0,
+    }
+    return {"name": name, "type": kind, "annotation": {"tag": tags, "extraMetadata": [properties]}}
+
+
+def _dimension(size: int) -> int:
+    """NVTabular's suggestion of an embedding dimension (its ``_emb_sz_rule``)."""
+    return min(max(16, round(1.6 * size**0.56)), 512)
