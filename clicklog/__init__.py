@@ -1,1 +1,4 @@
-"""The ground floor: feature spec, raw click logs, files on disk. Knows no NVTabular, Dask or torch."""
+"""The ground floor: feature spec, raw click logs, files on disk.
+
+Knows no NVTabular, Dask or torch.
+"""

@@ -202,5 +202,7 @@ def _check_keys(value: dict, allowed: set[str], source: str) -> None:
     for key in value:
         if key not in allowed:
             close = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(allowed))}"
+            hint = (
+                f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(allowed))}"
+            )
             raise SettingsError(f"{source}: unknown key {key!r}", hint)
