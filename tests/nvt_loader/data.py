@@ -1,0 +1,110 @@
+"""Small parquet splits as DESIGN.md's contract on disk has them, for tests of every room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clicklog.schema import TableSchema
+from clicklog.splits import SPLITS
+
+#: Step of the row numbers in dense column 0: small, so that models train on it undisturbed, and a
+#: power of two, so that float32 holds row numbers below 2**24 exactly.
+ROW_STEP = 2.0**-20
+
+WRITER = {"compression": "snappy", "use_dictionary": True, "write_page_checksum": True}
+
+
+def row_numbers(dense) -> np.ndarray:
+    """The row numbers (int64) of rows with these dense features (array or tensor [rows, dense])."""
+    return np.rint(np.asarray(dense)[:, 0].astype(np.float64) / ROW_STEP).astype(np.int64)
+
+
+def make_columns(
+    first_row: int, rows: int, *, table_sizes: tuple[int, ...], dense: int, seed: int
+) -> dict[str, np.ndarray]:
+    """Rows ``first_row …`` as columns. A click depends on the dense features and on the ids."""
+    effects = [
+        np.random.default_rng([seed, 1, i]).normal(size=n) for i, n in enumerate(table_sizes)
+    ]
+    rng = np.random.default_rng([seed, 0, first_row])
+    ids = [rng.integers(min(1, n - 1), n, rows, dtype=np.int32) for n in table_sizes]
+    counts = rng.normal(size=(dense, rows)).astype(np.float32)
+    score = counts[1:].sum(axis=0) * 0.5 - 1.0
+    for effect, column in zip(effects, ids, strict=True):
+        score = score + effect[column]
+    counts[0] = np.arange(first_row, first_row + rows) * ROW_STEP
+    label = (rng.random(rows) < 1 / (1 + np.exp(-score))).astype(np.float32)
+    columns = {"label": label}
+    columns |= {f"int_{i}": column for i, column in enumerate(counts)}
+    columns |= {f"cat_{i}": column for i, column in enumerate(ids)}
+    return columns
+
+
+def write_metadata(root: Path) -> None:
+    """Write ``_metadata`` of each split in ``root`` and one over all of them."""
+    everything = []
+    for split in SPLITS:
+        paths = sorted(
+            (root / split).glob("part.*.parquet"), key=lambda p: int(p.name.split(".")[1])
+        )
+        if not paths:
+            continue
+        for prefix, directory in ((f"{split}/", None), ("", root / split)):
+            footers = []
+            for path in paths:
+                footers.append(pq.read_metadata(path))
+                footers[-1].set_file_path(prefix + path.name)
+            if directory is None:
+                everything += footers
+            else:
+                pq.write_metadata(pq.read_schema(paths[0]), directory / "_metadata", footers)
+            schema = pq.read_schema(paths[0])
+    pq.write_metadata(schema, root / "_metadata", everything)
+
+
+def write_split(
+    root: Path,
+    files: dict[str, list[int]],
+    *,
+    table_sizes: tuple[int, ...] = (10, 50, 200),
+    dense: int = 3,
+    row_group_rows: int = 64,
+    seed: int = 0,
+) -> TableSchema:
+    """Write ``root/{split}/part.N.parquet``, ``_metadata`` and ``.merlin/schema.json``.
+
+    Args:
+        root: as ``OUT/criteo_binary/split``.
+        files: per split (train, valid, test) the rows of each of its files; 0 is an empty file.
+        table_sizes: of the categorical columns; ids 1 … size-1 occur.
+        dense: number of dense columns; the first one is the row number (see :func:`row_numbers`),
+            counted through the splits in the order train, valid, test.
+        row_group_rows: rows of a row group, at most.
+        seed: of the features and labels.
+    """
+    schema = TableSchema(
+        label="label",
+        dense=tuple(f"int_{i}" for i in range(dense)),
+        categorical=tuple(f"cat_{i}" for i in range(len(table_sizes))),
+        table_sizes=tuple(table_sizes),
+    )
+    first_row = 0
+    for split in SPLITS:
+        if split not in files:
+            continue
+        (root / split).mkdir(parents=True, exist_ok=True)
+        for number, rows in enumerate(files[split]):
+            columns = make_columns(
+                first_row, rows, table_sizes=schema.table_sizes, dense=dense, seed=seed
+            )
+            first_row += rows
+            path = root / split / f"part.{number}.parquet"
+            pq.write_table(pa.table(columns), path, row_group_size=row_group_rows, **WRITER)
+        schema.write(root / split)
+    schema.write(root)
+    write_metadata(root)
+    return schema
