@@ -1,0 +1,43 @@
+"""Names that left ``dask.dataframe`` when expressions replaced legacy collections (2025.1)."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import dask.dataframe as dd
+from dask.dataframe import core, dispatch, multi, shuffle
+from dask.dataframe.dask_expr import _shuffle
+
+from nvt_compat.frozen import new_dd_object
+from nvt_compat.patching import supply
+
+
+def _hash_object(frame, *args, **kwargs):
+    """Hash of the values. (Merlin never passes ``index=False``; see ``values``.)"""
+    return dispatch.hash_object_dispatch(frame, index=False)
+
+
+def _calculate_divisions(df, by, repartition, npartitions, ascending=True, **kwargs):
+    by = getattr(by, "expr", by)
+    return _shuffle._calculate_divisions(df.expr, by, npartitions, ascending)
+
+
+def apply() -> None:
+    """Supply what merlin-core and nvtabular import."""
+    supply(
+        core,
+        new_dd_object=new_dd_object,
+        hash_object_dispatch=_hash_object,
+        DataFrame=dd.DataFrame,
+        Series=dd.Series,
+        Index=dd.Index,
+    )
+    supply(dd, core=core, multi=multi, shuffle=shuffle)
+    supply(multi, concat=dd.concat)
+    supply(shuffle, _calculate_divisions=_calculate_divisions)
+    # merlin.core.utils imports `optimize` of a module that is gone; merlin_io replaces its user.
+    if "dask.dataframe.optimize" not in sys.modules:
+        module = types.ModuleType("dask.dataframe.optimize")
+        module.optimize = lambda dsk, keys, **kwargs: dsk
+        sys.modules[module.__name__] = module

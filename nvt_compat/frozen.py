@@ -1,0 +1,81 @@
+"""Collections with fixed keys.
+
+Until 2024 a Dask DataFrame *was* a graph, and its keys were ``(ddf._name, i)``. Merlin and
+NVTabular write graphs by hand against those names. A Dask DataFrame of today is an expression:
+it gets its graph, with other key names, when it is computed.
+
+:func:`freeze` optimises an expression once, and gives its graph aliases from the old key names.
+:func:`new_dd_object` is the way back: a DataFrame of a hand-written graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dask._task_spec import Alias
+from dask.dataframe.dask_expr import FrameBase, _expr
+from dask.dataframe.dask_expr._collection import new_collection
+from dask.dataframe.dask_expr.io.io import FromGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.tokenize import tokenize
+
+
+class BlockwiseLayer(MaterializedLayer):
+    """A layer in which no output partition depends on more than one input partition."""
+
+
+class Frozen:
+    """One graph with the keys ``(_name, i)``, as far as ``HighLevelGraph`` needs a collection."""
+
+    def __init__(self, frame: FrameBase) -> None:
+        self._name, self._meta = frame._name, frame._meta
+        self.npartitions, self.divisions = frame.npartitions, frame.divisions
+        expression = frame.expr.simplify().lower_completely().fuse()
+        if expression.npartitions != frame.npartitions:
+            raise RuntimeError(
+                f"Dask's optimiser turned {frame.npartitions} partitions into "
+                f"{expression.npartitions}; graphs written against them would be wrong"
+            )
+        tasks = dict(expression.__dask_graph__())
+        for i, (lowered, key) in enumerate(
+            zip(frame.__dask_keys__(), expression.__dask_keys__(), strict=True)
+        ):
+            for old in {(self._name, i), lowered} - {key}:
+                tasks[old] = Alias(old, key)
+        blockwise = all(isinstance(part, _expr.Blockwise) for part in expression.walk())
+        layer = (BlockwiseLayer if blockwise else MaterializedLayer)(tasks)
+        self.dask = HighLevelGraph({self._name: layer}, {self._name: set()})
+
+    def __dask_graph__(self) -> HighLevelGraph:
+        return self.dask
+
+    def __dask_layers__(self) -> tuple[str, ...]:
+        return (self._name,)
+
+    def __dask_keys__(self) -> list[tuple[str, int]]:
+        return [(self._name, i) for i in range(self.npartitions)]
+
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        return ("frozen", self._name)
+
+
+def freeze(collection: Any) -> Any:
+    """A :class:`Frozen` of a DataFrame; anything else as it is."""
+    return Frozen(collection) if isinstance(collection, FrameBase) else collection
+
+
+class FreezingHighLevelGraph(HighLevelGraph):
+    """``HighLevelGraph`` that freezes the DataFrames a layer depends on."""
+
+    @classmethod
+    def from_collections(cls, name, layer, dependencies=()) -> HighLevelGraph:
+        """See ``HighLevelGraph.from_collections``."""
+        return HighLevelGraph.from_collections(name, layer, [freeze(d) for d in dependencies])
+
+
+def new_dd_object(dsk, name, meta, divisions, parent_meta=None) -> FrameBase:
+    """A DataFrame of a graph that has the keys ``(name, i)`` (Dask dropped this function)."""
+    divisions = tuple(divisions)
+    keys = [(name, i) for i in range(len(divisions) - 1)]
+    graph = FromGraph(dict(dsk), meta, divisions, keys, name, _determ_token=tokenize(name))
+    return new_collection(graph)

@@ -1,0 +1,60 @@
+"""How things are patched here: loudly. What is not as expected stops the import."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+
+class PatchError(ImportError):
+    """A function of a pinned package is not the one a patch was written for."""
+
+
+def supply(module: ModuleType, **names: Any) -> None:
+    """Set names that a module no longer has; names that it has stay as they are."""
+    for name, value in names.items():
+        if not hasattr(module, name):
+            setattr(module, name, value)
+
+
+def replace(module: ModuleType | type, name: str, value: Any, *, expect: str) -> None:
+    """Replace ``module.name``, whose source must contain ``expect``.
+
+    Raises:
+        PatchError: it is missing, or its source does not contain ``expect``.
+    """
+    old = getattr(module, name, None)
+    if old is None:
+        raise PatchError(f"nvt_compat: {module.__name__}.{name} does not exist")
+    if getattr(old, "__nvt_compat__", False):
+        return
+    if expect not in inspect.getsource(old):
+        raise PatchError(f"nvt_compat: {module.__name__}.{name} is not as expected: no {expect!r}")
+    value.__nvt_compat__ = True
+    setattr(module, name, value)
+
+
+def edit(function: Callable, *edits: tuple[str, str]) -> None:
+    """Recompile a module-level function with expressions of its source replaced.
+
+    Args:
+        function: the function; decorators are applied again.
+        edits: pairs (expression, replacement); each expression must occur exactly once.
+
+    Raises:
+        PatchError: an expression does not occur exactly once.
+    """
+    function = inspect.unwrap(function)
+    source = inspect.getsource(function)
+    for old, new in edits:
+        if source.count(old) != 1:
+            raise PatchError(
+                f"nvt_compat: {function.__module__}.{function.__qualname__} is not as expected: "
+                f"{source.count(old)} times {old!r}"
+            )
+        source = source.replace(old, new)
+    # Empty lines before it keep the line numbers of tracebacks where the file has them.
+    source = "\n" * (function.__code__.co_firstlineno - 1) + source
+    exec(compile(source, inspect.getfile(function), "exec"), function.__globals__)

@@ -1,0 +1,24 @@
+"""Configuration of Dask and pandas under which the code of 2023 gives right answers."""
+
+from __future__ import annotations
+
+import dask
+import pandas as pd
+
+
+def apply() -> None:
+    """Set it for this process, and for the Dask workers that it will start."""
+    dask.config.set(
+        {
+            # Dask would turn object columns into pyarrow strings, unknown to Merlin's schemas.
+            "dataframe.convert-string": False,
+            # It would fuse small partitions of a parquet file: Merlin counts on their number.
+            "optimization.tune.active": False,
+        }
+    )
+    # pandas 3 reads strings as dtype `str`; Merlin maps `object` to its string type.
+    pd.set_option("future.infer_string", False)
+
+    preload = list(dask.config.get("distributed.worker.preload", None) or [])
+    if "nvt_compat" not in preload:
+        dask.config.set({"distributed.worker.preload": [*preload, "nvt_compat"]})

@@ -1,0 +1,95 @@
+"""Wrong values that stock NVTabular 23.8 gives silently, or errors on valid data.
+
+* ``hash_series`` hashed the row index too, on the CPU: equal values in two rows got different
+  buckets (HashBucket, HashedCross, Categorify's ``num_buckets``).
+* Under pandas 3 (copy-on-write) a chained ``fillna(inplace=True)`` does nothing, and arrays of a
+  frame are read-only.
+* Equal counts came in any order: two runs gave the same value different ids.
+* A partition whose column is all null, and a training set whose column is all null: IndexError.
+* An integer vocabulary could not encode a column with missing values (float64 in pandas).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from nvt_compat.patching import PatchError, edit
+
+
+def key_like_vocabulary(column, dtype):
+    """A column to be looked up in a vocabulary of ``dtype``: cast, if that loses no null.
+
+    pandas keeps integers with missing values as float64. Every 32-bit category is exact there,
+    and merging float64 with int64 keys compares by value.
+    """
+    if isinstance(column, pd.Series) and column.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
+        return column
+    return column.astype(dtype)
+
+
+def _mend_encode(categorify) -> None:
+    categorify.key_like_vocabulary = key_like_vocabulary
+    edit(
+        categorify._encode,
+        # all null: `iloc[0]` of nothing; whether it is a list column is known by now
+        ("if isinstance(df[cl].dropna().iloc[0], (np.ndarray, list)):", "if list_col:"),
+        (
+            "codes[cl] = df[cl].copy().astype(value[cr].dtype)",
+            "codes[cl] = key_like_vocabulary(df[cl], value[cr].dtype)",
+        ),
+        (
+            'merged_df["labels"].fillna(df._constructor_sliced(indistinct), inplace=True)',
+            'merged_df["labels"] = merged_df["labels"].fillna(df._constructor_sliced(indistinct))',
+        ),
+        (
+            "labels.fillna(indistinct, inplace=True)",
+            "labels = labels.fillna(indistinct)",
+        ),
+        (
+            "labels[nulls] = null_encoding_offset",
+            # `nulls` holds index values, `labels` counts rows: the same for a RangeIndex only
+            "labels = labels.copy()\n        labels[expr.values] = null_encoding_offset",
+        ),
+    )
+
+
+def _mend_vocabulary(categorify) -> None:
+    edit(
+        categorify._write_uniques,
+        # dask sorts lazily: the error that this `try` expects has to come inside of it
+        (
+            'df = df.sort_values(col_name, na_position="first")',
+            'df = df.sort_values(col_name, na_position="first").optimize()',
+        ),
+        (
+            "df = df.sort_values(name_size_multi, ascending=False, ignore_index=True)",
+            "df = df.sort_values([name_size_multi, *col_selector.names], "
+            "ascending=[False] + [True] * len(col_selector.names), ignore_index=True)",
+        ),
+    )
+    edit(
+        categorify._save_encodings,
+        # nothing but nulls was seen: an empty vocabulary is still a vocabulary
+        (
+            "if _len == 0:\n            continue",
+            "if _len == 0 and is_collection:\n            continue",
+        ),
+    )
+
+
+def _check_hash() -> None:
+    """``dask_names`` supplied the hash without the index before Merlin imported it."""
+    from merlin.core.dispatch import hash_series
+
+    if len(set(hash_series(pd.Series([5, 5, 5])))) != 1:
+        raise PatchError("nvt_compat: merlin's hash_series still hashes the row index")
+
+
+def apply() -> None:
+    """Mend NVTabular's Categorify; check the hash."""
+    from nvtabular.ops import categorify
+
+    _check_hash()
+    _mend_encode(categorify)
+    _mend_vocabulary(categorify)
