@@ -1,0 +1,223 @@
+"""The files of a raw click log: which days there are, and their lines as blocks of bytes.
+
+Paths may be remote (anything fsspec opens). Rows are addressed by bytes: a :class:`Block` is a
+range of whole lines of one file, so the same log always falls into the same blocks, whoever
+reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+
+import fsspec
+import numpy as np
+
+from clicklog.errors import BadInputError, BadRowError, SettingsError
+from clicklog.spec import FeatureSpec
+from clicklog.tokenizer import RawRows, parse_rows
+
+_DAY_NAME = re.compile(r"day_(\d+)(\.tsv|\.txt)?(\.(gz|bz2|xz|zst|lz4))?")
+_SCAN_BYTES = 8 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class DayFile:
+    """One day of a log.
+
+    Attributes:
+        day: its number, from the name ``day_<number>``.
+        path: where its bytes are.
+        size: bytes of the file, compressed if it is.
+        compressed: whether it must be decompressed before blocks can be cut.
+    """
+
+    day: int
+    path: str
+    size: int
+    compressed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Whole lines: the bytes ``[begin, end)`` of ``path``; ``source`` names the file in errors."""
+
+    path: str
+    begin: int
+    end: int
+    source: str
+
+
+def parse_days(text: str) -> set[int]:
+    """``"0-3,7"`` → {0, 1, 2, 3, 7}. Raises :class:`SettingsError`."""
+    days: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match:
+            raise SettingsError(f"days {text!r}: cannot read {part!r}", "write for example 0-3,7")
+        days.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return days
+
+
+def find_days(input_path: str, days: set[int] | None = None) -> list[DayFile]:
+    """The days of a log in a directory, by number.
+
+    Args:
+        input_path: a directory with ``day_0``, ``day_1.tsv``, ``day_2.gz`` …
+        days: which to take; without, all there are, which must have no gap.
+
+    Raises:
+        BadInputError: no such directory, no days in it, a day missing, empty or twice there.
+    """
+    filesystem, root = fsspec.core.url_to_fs(str(input_path))
+    if not filesystem.exists(root):
+        raise BadInputError(f"{input_path}: no such directory", "pass the directory of day_0 …")
+    found: dict[int, DayFile] = {}
+    for info in filesystem.ls(root, detail=True):
+        match = _DAY_NAME.fullmatch(info["name"].rstrip("/").rsplit("/", 1)[-1])
+        if not match or info["type"] != "file":
+            continue
+        day, path = int(match[1]), filesystem.unstrip_protocol(info["name"])
+        path = path.removeprefix("file://")
+        if days is not None and day not in days:
+            continue
+        if day in found:
+            raise BadInputError(
+                f"day {day} is there twice: {found[day].path}, {path}", "remove one"
+            )
+        if not info["size"]:
+            raise BadInputError(f"{path}: empty file", f"fetch day {day} again, or leave it out")
+        found[day] = DayFile(day, path, info["size"], bool(match[3]))
+    if not found:
+        raise BadInputError(
+            f"{input_path}: no files day_0, day_1 … in it",
+            "make a log with `python -m etl synthesize`, or see README.md for the real one",
+        )
+    wanted = days or set(range(min(found), max(found) + 1))
+    missing = sorted(wanted - found.keys())
+    if missing:
+        present = ",".join(map(str, sorted(found)))
+        raise BadInputError(
+            f"{input_path}: missing {', '.join(f'day_{day}' for day in missing)}",
+            f"add the files, or choose what is there with --days {present}",
+        )
+    return [found[day] for day in sorted(found)]
+
+
+@functools.lru_cache(maxsize=64)
+def _filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    return fsspec.core.url_to_fs(path)
+
+
+def read_bytes(path: str, begin: int, end: int) -> bytes:
+    """The bytes ``[begin, end)``. Raises :class:`BadInputError` if they are not there."""
+    filesystem, name = _filesystem(path)
+    try:
+        with filesystem.open(name, "rb") as file:
+            file.seek(begin)
+            data = file.read(end - begin)
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read: {error}") from error
+    if len(data) != end - begin:
+        raise BadInputError(
+            f"{path}: {begin + len(data)} bytes instead of {end}: it shrank while it was read",
+            "start again once nobody writes it",
+        )
+    return data
+
+
+def _chunks(path: str, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+    for at in range(begin, end, _SCAN_BYTES):
+        data = read_bytes(path, at, min(at + _SCAN_BYTES, end))
+        yield at, np.frombuffer(data, np.uint8)
+
+
+def count_lines(path: str, begin: int, end: int) -> int:
+    """Lines in the bytes ``[begin, end)``; a last line without its newline counts."""
+    lines, last = 0, 10
+    for _, chunk in _chunks(path, begin, end):
+        lines += int(np.count_nonzero(chunk == 10))
+        last = int(chunk[-1])
+    return lines + (last != 10)
+
+
+def offset_of_line(path: str, line: int, size: int) -> int:
+    """Byte at which line ``line`` (from 0) begins; ``size`` if there are no more lines."""
+    if line <= 0:
+        return 0
+    seen = 0
+    for at, chunk in _chunks(path, 0, size):
+        ends = np.flatnonzero(chunk == 10)
+        if seen + len(ends) >= line:
+            return at + int(ends[line - seen - 1]) + 1
+        seen += len(ends)
+    return size
+
+
+def cut_blocks(path: str, begin: int, end: int, block_bytes: int, source: str) -> list[Block]:
+    """Cut ``[begin, end)`` (whole lines) into blocks of about ``block_bytes``.
+
+    Each cut is the first line end at or after a multiple of ``block_bytes``, so that a block does
+    not depend on the ones before it.
+    """
+    cuts = [begin]
+    for nominal in range(begin + block_bytes, end, block_bytes):
+        if nominal <= cuts[-1]:
+            continue
+        for at, chunk in _chunks(path, nominal - 1, end):
+            ends = np.flatnonzero(chunk == 10)
+            if len(ends):
+                cuts.append(at + int(ends[0]) + 1)
+                break
+    if cuts[-1] != end:
+        cuts.append(end)
+    return [Block(path, *cut, source) for cut in zip(cuts[:-1], cuts[1:], strict=True)]
+
+
+def has_label(path: str, size: int, spec: FeatureSpec) -> bool:
+    """Whether a log's rows begin with the label, by the fields of its first line.
+
+    Raises:
+        BadRowError: it has neither as many fields as the spec, nor one less.
+    """
+    head = read_bytes(path, 0, min(size, 1 << 16)).split(b"\n", 1)[0]
+    fields, columns = head.count(b"\t") + 1, len(spec.columns)
+    if fields not in (columns, columns - 1):
+        raise BadRowError(
+            f"{path}, line 1: {fields} tab-separated fields",
+            f"{columns} are needed ({columns - 1} without the label): {spec.columns[0]}, "
+            f"{spec.columns[1]} … {spec.columns[-1]}",
+        )
+    return fields == columns
+
+
+def read_block(
+    block: Block, spec: FeatureSpec, *, label: bool = True, reject: bool = False
+) -> RawRows:
+    """Read and parse a block.
+
+    Args:
+        block: the lines.
+        spec: the columns.
+        label: whether rows begin with the label.
+        reject: leave bad rows out (they are in ``RawRows.bad``) instead of raising.
+
+    Raises:
+        BadRowError: a row breaks the spec, with file, line, column and value.
+    """
+    rows = parse_rows(read_bytes(block.path, block.begin, block.end), spec, label=label)
+    if rows.bad_count and not reject:
+        first = rows.bad[0]
+        more = f" (and {rows.bad_count - 1} more rows near it)" if rows.bad_count > 1 else ""
+        raise BadRowError(
+            f"{block.source}, line {line_number(block, first.line)}: {first.what}{more}",
+            "correct the file, or leave such rows out with --bad_rows reject",
+        )
+    return rows
+
+
+def line_number(block: Block, line: int) -> int:
+    """Number, from 1, in the whole file of a block's line (reads the file up to the block)."""
+    return count_lines(block.path, 0, block.begin) + line + 1
