@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -173,7 +174,7 @@ def cut_blocks(path: str, begin: int, end: int, block_bytes: int, source: str) -
                 break
     if cuts[-1] != end:
         cuts.append(end)
-    return [Block(path, *cut, source) for cut in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [Block(path, *cut, source) for cut in itertools.pairwise(cuts)]
 
 
 def has_label(path: str, size: int, spec: FeatureSpec) -> bool:

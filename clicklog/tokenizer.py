@@ -106,129 +106,146 @@ def _describe(
     return BadRow(line, f"column {names[column]}: {value!r}: {expected}")
 
 
-@numba.njit(nogil=True, cache=True)
-def _ends_field(buffer, at):
-    byte = buffer[at]
-    return byte == _TAB or byte == _NEWLINE or (byte == _RETURN and buffer[at + 1] == _NEWLINE)
-
-
-@numba.njit(nogil=True, cache=True)
-def _parse_integer(buffer, at):
-    """(value, position after it, error code)"""
-    negative = buffer[at] == _MINUS
-    if negative:
-        at += 1
-    value = np.int64(0)
-    digits = 0
-    while 48 <= buffer[at] <= 57:
-        if digits < 12:  # enough to see that it is too large, too few to overflow
-            value = value * 10 + (np.int64(buffer[at]) - 48)
-        digits += 1
-        at += 1
-    if digits == 0 or not _ends_field(buffer, at):
-        return np.int32(0), at, _BAD_INTEGER
-    if negative:
-        value = -value
-    if value < -2147483648 or value > 2147483647 or digits > 12:
-        return np.int32(0), at, _BIG_INTEGER
-    return np.int32(value), at, 0
-
-
-@numba.njit(nogil=True, cache=True)
-def _parse_hex(buffer, at):
-    """(value, position after it, error code)"""
-    value = np.uint32(0)
-    digits = 0
-    while True:
-        byte = buffer[at]
-        if 48 <= byte <= 57:
-            digit = np.uint32(byte - 48)
-        elif 97 <= byte <= 102:
-            digit = np.uint32(byte - 87)
-        elif 65 <= byte <= 70:
-            digit = np.uint32(byte - 55)
-        else:
-            break
-        value = np.uint32((value << np.uint32(4)) | digit)
-        digits += 1
-        at += 1
-    if digits == 0 or digits > 8 or not _ends_field(buffer, at):
-        return np.uint32(0), at, _BAD_HEX
-    return value, at, 0
+#: Value of each byte as a hexadecimal digit; 255: it is none. A table, because branches on the
+#: digits of hashes are mispredicted half of the time.
+_HEX_DIGIT = np.full(256, 255, np.uint8)
+_HEX_DIGIT[48:58] = np.arange(10)
+_HEX_DIGIT[65:71] = _HEX_DIGIT[97:103] = np.arange(10, 16)
 
 
 @numba.njit(nogil=True, cache=True)
 def _parse(buffer, has_label, labels, dense, categorical, missing, bad):
-    """Fill the columns; (rows, bad rows). ``buffer`` ends with a newline."""
+    """Fill the columns; (rows, bad rows). ``buffer`` ends with a newline.
+
+    The common forms of a field are parsed in line; calls are for the rest, because each costs as
+    much as a field (numba counts references to the buffer).
+    """
     dense_begin = 1 if has_label else 0
     categorical_begin = dense_begin + dense.shape[0]
     columns = categorical_begin + categorical.shape[0]
+    size = len(buffer)
     row = 0
     bad_count = 0
     line = 0
     at = 0
-    while at < len(buffer):
+    while at < size:
         line_begin = at
-        field_begin = at
         column = 0
         code = 0
-        dense_missing = np.uint64(0)
-        categorical_missing = np.uint64(0)
-        while column < columns:
-            field_begin = at
-            if column >= categorical_begin:
-                j = column - categorical_begin
-                if _ends_field(buffer, at):
-                    categorical_missing |= np.uint64(1) << np.uint64(j)
-                    categorical[j, row] = 0
-                else:
-                    value, at, code = _parse_hex(buffer, at)
-                    categorical[j, row] = value
-            elif column >= dense_begin:
-                j = column - dense_begin
-                if _ends_field(buffer, at):
-                    dense_missing |= np.uint64(1) << np.uint64(j)
-                    dense[j, row] = 0
-                else:
-                    count, at, code = _parse_integer(buffer, at)
-                    dense[j, row] = count
-            elif (buffer[at] == 48 or buffer[at] == 49) and _ends_field(buffer, at + 1):
+        if has_label:
+            if buffer[at] == 48 or buffer[at] == 49:
                 labels[row] = buffer[at] - 48
                 at += 1
+                code = _next_field(buffer, at, columns == 1, _BAD_LABEL)
             else:
                 code = _BAD_LABEL
-            if code != 0:
-                break
-            if buffer[at] == _RETURN:
-                at += 1
-            column += 1
-            if (buffer[at] == _NEWLINE) != (column == columns):
-                code = _BAD_FIELD_COUNT
-                break
             at += 1
+            column = 1
+        mask = np.uint64(0)
+        while code == 0 and column < categorical_begin:
+            field = at
+            byte = buffer[at]
+            value = np.int64(0)
+            negative = byte == _MINUS
+            if negative:
+                at += 1
+                byte = buffer[at]
+            digits = at
+            while np.uint8(byte - 48) < 10 and at - digits < 12:
+                value = value * 10 + np.int64(byte - 48)
+                at += 1
+                byte = buffer[at]
+            if at == field:
+                mask |= np.uint64(1) << np.uint64(column - dense_begin)
+            elif at == digits:
+                code = _BAD_INTEGER
+            if negative:
+                value = -value
+            if np.uint8(byte - 48) < 10 or value != np.int32(value):
+                code = _BIG_INTEGER if _is_integer(buffer, digits) else _BAD_INTEGER
+            dense[column - dense_begin, row] = np.int32(value)
+            column += 1
+            if code == 0 and (byte != _TAB or column == columns):
+                code = _next_field(buffer, at, column == columns, _BAD_INTEGER)
+            at = field if code else at + 1
+        missing[0, row] = mask
+        mask = np.uint64(0)
+        while code == 0 and column < columns:
+            field = at
+            value32 = np.uint32(0)
+            invalid = np.uint8(255)
+            if at + 8 < size:  # nearly always 8 digits
+                invalid = np.uint8(0)
+                for i in range(8):
+                    digit = _HEX_DIGIT[buffer[at + i]]
+                    invalid |= digit
+                    value32 = np.uint32((value32 << np.uint32(4)) | np.uint32(digit))
+            if invalid < 16:
+                at += 8
+            else:
+                value32 = np.uint32(0)
+                while _HEX_DIGIT[buffer[at]] < 16 and at - field < 8:
+                    value32 = np.uint32((value32 << np.uint32(4)) | _HEX_DIGIT[buffer[at]])
+                    at += 1
+                if at == field:
+                    mask |= np.uint64(1) << np.uint64(column - categorical_begin)
+            categorical[column - categorical_begin, row] = value32
+            column += 1
+            if buffer[at] != _TAB or column == columns:
+                code = _next_field(buffer, at, column == columns, _BAD_HEX)
+            at = field if code else at + 1
+        missing[1, row] = mask
         if code == 0:
-            missing[0, row] = dense_missing
-            missing[1, row] = categorical_missing
+            # the last field may have ended with \r\n: `at` is past its first byte
+            if buffer[at - 1] == _RETURN:
+                at += 1
             row += 1
         else:
-            line_end = at
-            while buffer[line_end] != _NEWLINE:
-                line_end += 1
-            at = line_end + 1
-            if bad_count < bad.shape[0]:
-                fields = 1
-                for i in range(line_begin, line_end):
-                    if buffer[i] == _TAB:
-                        fields += 1
-                field_end = field_begin
-                while field_end < line_end and not _ends_field(buffer, field_end):
-                    field_end += 1
-                bad[bad_count, 0] = line
-                # A wrong number of fields explains any other error of the row.
-                bad[bad_count, 1] = code if fields == columns else _BAD_FIELD_COUNT
-                bad[bad_count, 2] = column if fields == columns else fields
-                bad[bad_count, 3] = field_begin
-                bad[bad_count, 4] = field_end
+            at = _note_bad_row(buffer, line_begin, line, code, column - 1, columns, bad, bad_count)
             bad_count += 1
         line += 1
     return row, bad_count
+
+
+@numba.njit(nogil=True, cache=True)
+def _next_field(buffer, at, last, otherwise):
+    """0 if the field ends at ``at`` as it should; else an error code."""
+    byte = buffer[at]
+    if byte == _NEWLINE or (byte == _RETURN and buffer[at + 1] == _NEWLINE):
+        return 0 if last else _BAD_FIELD_COUNT
+    if byte == _TAB:
+        return _BAD_FIELD_COUNT if last else 0
+    return otherwise
+
+
+@numba.njit(nogil=True, cache=True)
+def _is_integer(buffer, at):
+    """Whether digits go on to the end of the field."""
+    while 48 <= buffer[at] <= 57:
+        at += 1
+    return buffer[at] in (_TAB, _NEWLINE, _RETURN)
+
+
+@numba.njit(nogil=True, cache=True)
+def _note_bad_row(buffer, begin, line, code, column, columns, bad, bad_count):
+    """Describe a bad row, if there is room; where the next line begins."""
+    end = begin
+    fields = 1
+    field_begin = begin
+    while buffer[end] != _NEWLINE:
+        if buffer[end] == _TAB:
+            if fields == column:
+                field_begin = end + 1
+            fields += 1
+        end += 1
+    if bad_count < bad.shape[0]:
+        field_end = field_begin
+        while field_end < end and buffer[field_end] != _TAB:
+            field_end += 1
+        # A wrong number of fields explains any other error of the row.
+        bad[bad_count, 0] = line
+        bad[bad_count, 1] = code if fields == columns else _BAD_FIELD_COUNT
+        bad[bad_count, 2] = column if fields == columns else fields
+        bad[bad_count, 3] = field_begin
+        bad[bad_count, 4] = field_end
+    return end + 1
