@@ -1,0 +1,378 @@
+"""The planted click model: what a synthetic row looks like, and how likely its click is.
+
+Columns are drawn independently of each other. A row's click then follows
+
+    p(click) = sigmoid(bias + sum_f w_f x_f + sum_(a,b) w_ab y_a y_b)
+
+where each ``x_f`` is a function of one column (an effect of the category, a soft step of the count)
+and each pair multiplies a function of one column with a function of another. All functions are
+centred and scaled to unit variance on a calibration sample, so the variance of the logit is the sum
+of the squared weights, and the share of each kind of signal is the one written in ``SHARES``.
+
+The functions of categories are hashes of ``(seed, column, value)``, not tables: they need no memory
+whatever the cardinality, exist for values no training day has shown, and let anybody who holds the
+settings score a row that was read back from a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from clicklog.errors import SettingsError
+
+#: Distinct values per categorical column that MLPerf's DLRM benchmark allows (its 40 M cap included).
+MLPERF_CARDINALITIES = (
+    *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956),
+    *(405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000),
+    *(590_152, 12_973, 108, 36),
+)
+#: Columns up to this size keep it whatever the scale, and their values are all there from day 0.
+SMALL = 1_000
+
+#: Missing shares per column, rounded from Criteo's Kaggle release. Column 13 + c is categorical c.
+MISSING_DENSE = (0.45, 0.0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.765, 0.22)
+MISSING_CATEGORICAL = (
+    *(0.0, 0.0, 0.034, 0.034, 0.0, 0.12, 0.0, 0.0, 0.0, 0.0, 0.0, 0.034, 0.0),
+    *(0.0, 0.0, 0.034, 0.0, 0.0, 0.44, 0.44, 0.034, 0.765, 0.0, 0.034, 0.44, 0.44),
+)
+#: Medians of the counts, and the smallest value of each column (Criteo has counts of -1 and -2).
+MEDIANS = (1.5, 5.0, 6.0, 4.0, 2800.0, 32.0, 3.0, 7.0, 38.0, 0.8, 1.5, 0.5, 4.0)
+MINIMA = (0, -2, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0)
+LARGEST_COUNT = 999_999
+
+#: Codes of missing values, outside of what a column can hold.
+MISSING_COUNT = np.int64(-(2**31))
+MISSING_VALUE = np.int64(2**32)
+
+#: The log's calendar. A late value first appears on the day it is born; later days keep it.
+CALENDAR_DAYS = 24
+LATE_EVERY = 4  # one rank in so many is late
+
+#: Rows drawn from one random stream. Part of the format: changing it changes every log.
+BLOCK_ROWS = 8_192
+_CALIBRATION_BLOCK = 2**31  # a block no day reaches
+_CALIBRATION_ROWS = 4_096  # for each day of the calendar
+
+#: Standard deviation of the logit, and how its variance is shared among the kinds of signal.
+SIGNAL = 1.5
+SHARES = {"dense": 0.15, "categorical": 0.50, "interactions": 0.35}
+#: Weight of a column with more values than TAIL, beside 1: its rare values cannot be learnt.
+TAIL, TAIL_WEIGHT = 10_000, 0.25
+
+#: Interacting columns: small and mid-sized ones, so that the products can be learnt.
+PAIRS = (
+    *(("cat_8", "cat_25"), ("cat_12", "cat_24"), ("cat_15", "cat_18"), ("cat_17", "cat_8")),
+    *(("cat_7", "cat_12"), ("cat_13", "cat_25"), ("cat_3", "cat_18"), ("cat_6", "cat_24")),
+    *(("cat_7", "cat_17"), ("cat_13", "cat_15"), ("int_4", "cat_24"), ("int_6", "cat_8")),
+)
+
+DENSE = len(MEDIANS)
+CATEGORICAL = len(MLPERF_CARDINALITIES)
+_FIELDS = DENSE + CATEGORICAL + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticSettings:
+    """What determines the bytes of a synthetic log.
+
+    Attributes:
+        days: files ``day_0 … day_{days-1}``; a shorter log is a prefix of a longer one.
+        rows_per_day: rows of each file; a smaller one is a prefix of a larger one.
+        seed: of everything random, the planted model included.
+        cardinality_scale: factor on ``MLPERF_CARDINALITIES``; columns of up to ``SMALL`` values
+            stay as they are, and no larger one falls below ``SMALL``.
+        base_rate: share of clicked rows. The default is that of Criteo's Kaggle release (25.6 %);
+            its 1 TB release has 3.4 %.
+
+    Raises:
+        SettingsError: a value is out of its range.
+    """
+
+    days: int = CALENDAR_DAYS
+    rows_per_day: int = 50_000
+    seed: int = 0
+    cardinality_scale: float = 0.001
+    base_rate: float = 0.256
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.days <= CALENDAR_DAYS:
+            raise SettingsError(
+                f"days = {self.days}", f"a Criteo log has 1 to {CALENDAR_DAYS} days"
+            )
+        if not 1 <= self.rows_per_day <= BLOCK_ROWS * _CALIBRATION_BLOCK:
+            raise SettingsError(f"rows_per_day = {self.rows_per_day}", "give at least 1 row")
+        if not 0 <= self.seed < 2**63:
+            raise SettingsError(f"seed = {self.seed}", "give an integer from 0 to 2**63 - 1")
+        if not 0 < self.cardinality_scale <= 1:
+            raise SettingsError(
+                f"cardinality_scale = {self.cardinality_scale}",
+                "give a factor above 0, and up to 1 for MLPerf's cardinalities",
+            )
+        if not 0.001 <= self.base_rate <= 0.999:
+            raise SettingsError(
+                f"base_rate = {self.base_rate}", "give a share of clicks from 0.001 to 0.999"
+            )
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """Values each categorical column can take."""
+        return tuple(
+            size if size <= SMALL else max(SMALL, round(size * self.cardinality_scale))
+            for size in MLPERF_CARDINALITIES
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of a log, column by column; what a reader of the files gets too.
+
+    Attributes:
+        label: int64 [n], 0 or 1.
+        dense: int64 [13, n]; ``MISSING_COUNT`` where missing.
+        categorical: int64 [26, n], unsigned 32 bit; ``MISSING_VALUE`` where missing.
+    """
+
+    label: np.ndarray
+    dense: np.ndarray
+    categorical: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """``weight`` times the product of one or two planted functions of columns.
+
+    Attributes:
+        columns: names of the columns, ``int_j`` or ``cat_c``.
+        weight: standard deviation of the term over the rows of a log.
+        centres: per column, mean of its raw function over the calibration sample.
+        scales: per column, one over its standard deviation.
+    """
+
+    columns: tuple[str, ...]
+    weight: float
+    centres: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """Key of ``SHARES``."""
+        if len(self.columns) > 1:
+            return "interactions"
+        return "dense" if self.columns[0].startswith("int") else "categorical"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClickModel:
+    """A planted model, ready to draw rows and to score them. Made by :func:`plant`."""
+
+    settings: SyntheticSettings
+    terms: tuple[Term, ...]
+    bias: float = 0.0
+
+    def logits(self, dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
+        """Log odds of a click, float64 [n], of columns held as in :class:`Rows`."""
+        logits = np.full(dense.shape[1], self.bias)
+        for term in self.terms:
+            product = term.weight
+            for column, centre, scale in zip(term.columns, term.centres, term.scales, strict=True):
+                values = _function(self.settings.seed, term, column, dense, categorical)
+                values -= centre
+                values *= scale
+                product = values if product is term.weight else product * values
+            logits += product * term.weight
+        return logits
+
+    def draw(self, day: int, block: int, rows: int) -> tuple[Rows, np.ndarray]:
+        """Rows ``[block * BLOCK_ROWS, … + rows)`` of a day, and their log odds of a click.
+
+        Pure: depends on the settings (their ``days`` and ``rows_per_day`` aside) and the arguments.
+        """
+        uniform, dense, categorical = _draw_columns(self.settings, day, block, rows)
+        logits = self.logits(dense, categorical)
+        label = (uniform < sigmoid(logits)).astype(np.int64)
+        return Rows(label, dense, categorical), logits
+
+
+def plant(settings: SyntheticSettings) -> ClickModel:
+    """Plant the model that the settings describe: weights, then centres, scales and the bias."""
+    sample = [
+        _draw_columns(settings, day, _CALIBRATION_BLOCK, _CALIBRATION_ROWS)
+        for day in range(CALENDAR_DAYS)
+    ]
+    dense = np.concatenate([block[1] for block in sample], axis=1)
+    categorical = np.concatenate([block[2] for block in sample], axis=1)
+    terms = []
+    for term in _weighted_terms(settings):
+        functions = [
+            _function(settings.seed, term, column, dense, categorical) for column in term.columns
+        ]
+        terms.append(
+            dataclasses.replace(
+                term,
+                centres=tuple(float(values.mean()) for values in functions),
+                scales=tuple(float(1 / values.std()) for values in functions),
+            )
+        )
+    model = ClickModel(settings, tuple(terms))
+    return dataclasses.replace(model, bias=_bias(model.logits(dense, categorical), settings))
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Probabilities of log odds, float64."""
+    return 1 / (1 + np.exp(-logits))
+
+
+def _weighted_terms(settings: SyntheticSettings) -> list[Term]:
+    """All terms; within each kind the variance goes by relative weights, signs alternate."""
+    relative = {(f"int_{j}",): 1.0 for j in range(DENSE)}
+    for c, cardinality in enumerate(settings.cardinalities):
+        relative[(f"cat_{c}",)] = 1.0 if cardinality <= TAIL else TAIL_WEIGHT
+    relative |= dict.fromkeys(PAIRS, 1.0)
+    terms = []
+    for kind, share in SHARES.items():
+        weights = {c: w for c, w in relative.items() if Term(c, w).kind == kind}
+        unit = SIGNAL * math.sqrt(share / sum(weight**2 for weight in weights.values()))
+        terms += [
+            Term(columns, weight * unit * (-1) ** i)
+            for i, (columns, weight) in enumerate(weights.items())
+        ]
+    return terms
+
+
+def _bias(logits: np.ndarray, settings: SyntheticSettings) -> float:
+    """The bias that gives the calibration sample the base rate, by bisection."""
+    low, high = -30.0, 30.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if sigmoid(logits + middle).mean() < settings.base_rate:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _draw_columns(
+    settings: SyntheticSettings, day: int, block: int, rows: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Uniforms for the label, and the dense and categorical columns of a block."""
+    seed = np.random.SeedSequence(settings.seed, spawn_key=(day, block))
+    # Row by row, so that a shorter block is a prefix of a longer one; then column by column.
+    uniforms = np.random.Generator(np.random.Philox(seed)).random((rows, _FIELDS))
+    uniforms = np.ascontiguousarray(uniforms.T)
+    dense = np.empty((DENSE, rows), np.int64)
+    categorical = np.empty((CATEGORICAL, rows), np.int64)
+    for j, share in enumerate(MISSING_DENSE):
+        missing, uniform = _split_missing(uniforms[1 + j], share)
+        dense[j] = _counts(uniform, MEDIANS[j], MINIMA[j])
+        dense[j, missing] = MISSING_COUNT
+    for c, cardinality in enumerate(settings.cardinalities):
+        missing, uniform = _split_missing(uniforms[1 + DENSE + c], MISSING_CATEGORICAL[c])
+        ranks = _zipf_ranks(uniform, cardinality)
+        if MLPERF_CARDINALITIES[c] > SMALL:
+            ranks = _born(ranks, day)
+        categorical[c] = _values(ranks, settings.seed, c)
+        categorical[c, missing] = MISSING_VALUE
+    return uniforms[0], dense, categorical
+
+
+def _split_missing(uniform: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Where a value is missing, and uniforms in [0, 1) for the others, from one draw."""
+    if not share:
+        return np.zeros(len(uniform), bool), uniform
+    return uniform < share, np.maximum(uniform - share, 0) / (1 - share)
+
+
+def _counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
+    """Heavy-tailed counts: a log-logistic distribution of shape 4/3, rounded down.
+
+    Quantile function ``median * (u / (1 - u)) ** (3 / 4)``; square roots only, because these are
+    rounded correctly everywhere, so that the same seed gives the same bytes on every machine.
+    """
+    root = np.sqrt(uniform / (1 - uniform))
+    counts = np.minimum(root * np.sqrt(root) * (median - minimum), LARGEST_COUNT)
+    return counts.astype(np.int64) + minimum
+
+
+def _zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
+    """Ranks [0, cardinality) with probabilities close to ``(rank + 1) ** -1.1``, int64.
+
+    Inverts the bounded Pareto distribution of that density on [1, cardinality + 1) and rounds down.
+    With the exponent 1.1 the inverse is a tenth power: multiplications, exact on every machine.
+    """
+    y = 1 - uniform * (1 - (cardinality + 1) ** -0.1)
+    y2 = y * y
+    y8 = np.square(y2 * y2)
+    return np.minimum((1 / (y8 * y2)).astype(np.int64) - 1, cardinality - 1)
+
+
+def _born(ranks: np.ndarray, day: int) -> np.ndarray:
+    """Replace late values that are not born on ``day`` by their neighbour, who is there from day 0.
+
+    Late ranks are born on days 1 … 23 in turn, so each day shows new values that take their share
+    from old ones, and a log's last day holds values that none before it has.
+    """
+    # Floor division by a constant is vectorised in NumPy; its remainder is not.
+    generation = ranks // LATE_EVERY
+    late = ranks - generation * LATE_EVERY == LATE_EVERY - 1
+    birthday = 1 + generation - generation // (CALENDAR_DAYS - 1) * (CALENDAR_DAYS - 1)
+    return ranks - (late & (birthday > day))
+
+
+def _values(ranks: np.ndarray, seed: int, column: int) -> np.ndarray:
+    """Ranks as they stand in the file: a bijection of 32 bits that looks like a hash, int64.
+
+    MurmurHash3's finaliser (Appleby, 2011) behind an exclusive or with a key.
+    """
+    x = ranks.astype(np.uint32) ^ np.uint32(_key(seed, "value", column) >> 32)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x85EBCA6B)
+    x ^= x >> np.uint32(13)
+    x *= np.uint32(0xC2B2AE35)
+    x ^= x >> np.uint32(16)
+    return x.astype(np.int64)
+
+
+def _function(
+    seed: int, term: Term, column: str, dense: np.ndarray, categorical: np.ndarray
+) -> np.ndarray:
+    """The raw function of one column in one term: before centring and scaling."""
+    index = int(column[4:])
+    if column.startswith("cat"):
+        return _hashed_effect(categorical[index], _key(seed, *term.columns, column))
+    return _soft_step(dense[index], MEDIANS[index])
+
+
+def _soft_step(counts: np.ndarray, median: float) -> np.ndarray:
+    """A bounded, smooth step of the log count, around the column's median.
+
+    Missing counts as 0 and nothing lies below -2, as in the ETL's default transform, so that what
+    determines the click is in what a model is shown.
+    """
+    t = np.log(np.where(counts == MISSING_COUNT, 0, counts) + 3.0) - math.log(median + 3)
+    return t / (1 + np.abs(t))
+
+
+def _hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
+    """A uniform number in [-0.5, 0.5) for each value: SplitMix64's finaliser (Steele et al., 2014)."""
+    x = values.view(np.uint64) + np.uint64(key)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)) * 2.0**-53 - 0.5
+
+
+@functools.cache
+def _key(seed: int, *names: str | int) -> int:
+    """64 bits that differ for every seed and name."""
+    text = "/".join(map(str, names)).encode()
+    words = np.random.SeedSequence([seed, *text]).generate_state(1, np.uint64)
+    return int(words[0])
