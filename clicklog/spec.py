@@ -31,7 +31,7 @@ from typing import Any
 
 from clicklog.errors import SettingsError
 
-#: How dense columns are transformed; see :mod:`workflows.build` for the formulas.
+#: How dense columns are transformed; see :mod:`workflows.graph` for the formulas.
 DENSE_TRANSFORMS = ("log_normalize", "log", "normalize")
 
 #: Ids that no value of the vocabulary gets: 0 padding, 1 null, then out of vocabulary.

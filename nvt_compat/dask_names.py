@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import types
 
+from nvt_compat.frozen import new_dd_object
+from nvt_compat.patching import supply
+
 import dask.dataframe as dd
 from dask.dataframe import core, dispatch, multi, shuffle
 from dask.dataframe.dask_expr import _shuffle
-
-from nvt_compat.frozen import new_dd_object
-from nvt_compat.patching import supply
 
 
 def _hash_object(frame, *args, **kwargs):

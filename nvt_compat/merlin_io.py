@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dask.dataframe as dd
-from dask.blockwise import Blockwise
-
 from nvt_compat.frozen import BlockwiseLayer, FreezingHighLevelGraph, freeze
 from nvt_compat.patching import PatchError, replace
+
+import dask.dataframe as dd
+from dask.blockwise import Blockwise
 
 
 def _ensure_optimize_dataframe_graph(ddf=None, dsk=None, keys=None):

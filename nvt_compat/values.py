@@ -11,10 +11,10 @@
 
 from __future__ import annotations
 
+from nvt_compat.patching import PatchError, edit
+
 import numpy as np
 import pandas as pd
-
-from nvt_compat.patching import PatchError, edit
 
 
 def key_like_vocabulary(column, dtype):
