@@ -1,0 +1,69 @@
+# `make help` lists what there is. Every target builds .venv first, if it is missing or out of date.
+#
+#   PYTHON      interpreters to try, in turn; the first that is Python 3.11 or 3.12 and has venv
+#   LOCK        the lock file; by default gpu.txt where nvidia-smi lists a GPU, else cpu.txt
+#   WHEELS      folders with wheels that pip may take too, say PyTorch's CPU build
+#   TEST_FLAGS  more arguments for pytest; DEMO_FLAGS, for the demo
+
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3.11 python3.12 python3
+WHEELS ?= $(wildcard /opt/wheels)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet $(addprefix --find-links=,$(WHEELS))
+ifndef LOCK
+LOCK := requirements/$(if $(shell nvidia-smi -L 2>/dev/null | grep GPU),gpu,cpu).txt
+endif
+# Touched last, so that what is half built, or built from another lock, is built again.
+BUILT := $(VENV)/built-from-$(notdir $(LOCK))
+LINKED := $(VENV)/linked
+
+.PHONY: help env demo test lint clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+env: $(LINKED) ## build the environment in .venv
+
+demo: $(LINKED) ## raw click log -> ETL -> training -> scored rows; everything below build/demo
+	@$(BIN)/python -m demo --output build/demo $(DEMO_FLAGS)
+
+test: $(LINKED) ## run the tests
+	@$(BIN)/python -m pytest $(TEST_FLAGS)
+
+lint: $(LINKED) ## check style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+clean: ## remove the environment and everything built
+	@rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis *.egg-info
+
+$(BUILT): requirements/build.txt requirements/torch.txt $(LOCK)
+	@for python in $(PYTHON); do \
+	    $$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
+	        2>/dev/null </dev/null && break; \
+	    python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "make: none of these is a Python 3.11 or 3.12 with venv: $(PYTHON)" >&2; \
+	    echo "  -> install Python 3.11, or name one: make env PYTHON=/path/to/python3.11" >&2; \
+	    exit 1; \
+	fi; \
+	echo "env: $$($$python --version) in $(VENV)"; \
+	rm -rf $(VENV) && $$python -m venv $(VENV)
+	@echo "env: $(notdir $(shell sed -n '/^[a-z]/p' requirements/build.txt))"
+	@$(INSTALL) -r requirements/build.txt
+	@echo "env: $(shell sed -n '/^[a-z]/p' requirements/torch.txt) and what it needs"
+	@$(INSTALL) -r requirements/torch.txt -c $(LOCK)
+	@echo "env: $(LOCK), $(shell grep -c == $(LOCK)) packages"
+	@$(INSTALL) --no-deps --no-build-isolation -r $(LOCK)
+	@touch $@
+
+# The project itself, so that Dask's workers and torchrun find it from any folder.
+$(LINKED): $(BUILT) pyproject.toml
+	@echo "env: this project, editable"
+	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
