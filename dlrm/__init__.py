@@ -1,0 +1,4 @@
+"""Training: DLRM model, sharding plan, optimizers, training and evaluation loops, checkpoints.
+
+Importing this package imports neither torch nor TorchRec; its modules do so where they need it.
+"""

@@ -1,0 +1,255 @@
+"""Checkpoints: torch.distributed.checkpoint files and ``model.json``, whole or absent.
+
+A checkpoint is a directory::
+
+    model.json      what the model is and where it comes from; written last
+    .metadata       which tensor lies where (torch.distributed.checkpoint)
+    __R_N.distcp    what rank R wrote: weights and optimizer state
+
+It is written beside its final name, fsynced and renamed. :func:`load_model` reads the weights of
+any world size and sharding plan into one process.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.files import TEMPORARY, fsync_directory, read_json, write_json
+from dlrm.config import ModelConfig
+from dlrm.distributed import Group
+from dlrm.model import Scorer, build_dlrm
+
+MODEL_FILE = "model.json"
+FORMAT = "nvt-torchrec DLRM checkpoint"
+VERSION = 1
+
+#: Where the DLRM lies in what :func:`save_checkpoint` writes: TrainModel calls it ``dlrm``.
+_PREFIX = "model.dlrm."
+
+
+def check_destination(path: Path | str) -> None:
+    """Check that a checkpoint may be written to ``path``; nothing is ever overwritten.
+
+    Raises:
+        OutputError: something is there already.
+    """
+    path = Path(path)
+    if not path.exists():
+        return
+    if (path / MODEL_FILE).exists():
+        raise OutputError(
+            f"{path} holds a checkpoint already", "choose another directory, or move that one away"
+        )
+    if not path.is_dir() or any(path.iterdir()):
+        raise OutputError(f"{path} exists and is no empty directory", "choose another directory")
+
+
+def save_checkpoint(
+    path: Path | str,
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    config: ModelConfig,
+    record: dict[str, Any],
+    group: Group,
+) -> None:
+    """Write a checkpoint to ``path`` (collective; all ranks see the same file system).
+
+    Args:
+        path: directory; missing or empty.
+        model: the sharded :class:`dlrm.model.TrainModel`.
+        optimizer: its optimizer, with the fused ones.
+        config: its shape.
+        record: JSON-ready facts about the training, kept in ``model.json``.
+        group: this rank.
+
+    Raises:
+        OutputError: something is there already, or it cannot be written.
+    """
+    path = Path(path).absolute()
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    try:
+        if group.rank == 0:
+            check_destination(path)
+            shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+            temporary.mkdir(parents=True)
+        dist.barrier(group=group.cpu)
+        dcp.save(
+            state,
+            storage_writer=dcp.FileSystemWriter(temporary, sync_files=True),
+            process_group=group.cpu,
+        )
+        if group.rank == 0:
+            _finish(path, temporary, config, record, group)
+        dist.barrier(group=group.cpu)
+    except (OSError, CheckpointException) as error:
+        raise OutputError(
+            f"{path}: the checkpoint cannot be written: {_reason(error)}",
+            "free space or choose a writable place",
+        ) from error
+    finally:
+        if group.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _finish(
+    path: Path, temporary: Path, config: ModelConfig, record: dict[str, Any], group: Group
+) -> None:
+    value = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": config.to_dict(),
+        "training": record,
+        "world_size": group.world_size,
+        "versions": {
+            name: importlib.metadata.version(name) for name in ("torch", "torchrec", "numpy")
+        },
+        "files": {file.name: file.stat().st_size for file in sorted(temporary.iterdir())},
+    }
+    write_json(temporary / MODEL_FILE, value)
+    os.rename(temporary, path)
+    fsync_directory(path.parent)
+
+
+def read_model_file(path: Path | str) -> dict[str, Any]:
+    """``model.json`` of a checkpoint, checked against the files beside it.
+
+    Raises:
+        BadInputError: there is no checkpoint, or a file of it is missing or truncated.
+        SchemaError: it is no checkpoint of this program, or one of a newer version.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise BadInputError(f"{path}: no such checkpoint directory")
+    value = read_json(path / MODEL_FILE, "a checkpoint of train_torchrec.py")
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise SchemaError(
+            f"{path / MODEL_FILE} is no checkpoint of train_torchrec.py",
+            "give the directory that --save_checkpoint_path named",
+        )
+    if value.get("version") != VERSION:
+        raise SchemaError(
+            f"{path}: checkpoint of version {value.get('version')}, this program reads {VERSION}",
+            "use the program that wrote it, or train again",
+        )
+    for name, size in value["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise BadInputError(f"{file}: missing", "the checkpoint is incomplete: copy it again")
+        if file.stat().st_size != size:
+            raise BadInputError(
+                f"{file}: {file.stat().st_size} bytes, written were {size}",
+                "the checkpoint is damaged: copy it again",
+            )
+    return value
+
+
+def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Scorer, ModelConfig]:
+    """An unsharded model for scoring, from a checkpoint of any world size and sharding plan.
+
+    Args:
+        path: a directory that :func:`save_checkpoint` wrote.
+        device: where the model goes; it must hold all tables.
+
+    Returns:
+        The model in evaluation mode, ``model(dense_features float32 [B, n], KeyedJaggedTensor)``
+        → logits float32 [B]; and its configuration (column names and order).
+
+    Raises:
+        BadInputError: the checkpoint is missing, incomplete or damaged.
+        SchemaError: it is no checkpoint of this program, or its tensors are not those of the
+            model that ``model.json`` describes.
+    """
+    path = Path(path)
+    value = read_model_file(path)
+    try:
+        config = ModelConfig.from_dict(value.get("model"))
+    except SchemaError as error:
+        raise SchemaError(f"{path / MODEL_FILE}: {error.what}") from None
+    dlrm = build_dlrm(config, device="meta").to_empty(device=device)
+    wanted = {_PREFIX + name: tensor for name, tensor in dlrm.state_dict().items()}
+    reader = _Reader(path)
+    try:
+        stored = reader.read_metadata().state_dict_metadata
+        _check_tensors(path, wanted, stored)
+        dcp.load(wanted, storage_reader=reader, no_dist=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, CheckpointException) as error:
+        raise BadInputError(
+            f"{path}: the checkpoint is damaged: {_reason(error)}", "copy it again"
+        ) from error
+    return Scorer(dlrm).eval().requires_grad_(False), config
+
+
+def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: dict[str, Any]) -> None:
+    for name, tensor in wanted.items():
+        found = stored.get(name)
+        if not isinstance(found, TensorStorageMetadata):
+            raise SchemaError(f"{path}: no weights {name!r}, which {MODEL_FILE} asks for")
+        if found.size != tensor.shape:
+            raise SchemaError(
+                f"{path}: {name} is {list(found.size)}, but {MODEL_FILE} says {list(tensor.shape)}"
+            )
+    for name in stored:
+        if name.startswith("model.") and name not in wanted:
+            raise SchemaError(f"{path}: weights {name!r}, of which {MODEL_FILE} knows nothing")
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reads ``.metadata``, a pickle, without running whatever code it may name."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        raw = (Path(self.path) / ".metadata").read_bytes()
+        metadata = _MetadataUnpickler(io.BytesIO(raw)).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f".metadata holds a {type(metadata).__name__}")
+        return metadata
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Knows only the plain data types that torch.distributed.checkpoint's metadata is made of."""
+
+    _ALLOWED = frozenset(
+        {
+            ("torch", "Size"),
+            ("torch", "device"),
+            ("torch.serialization", "_get_layout"),
+            ("torch._utils", "_get_layout"),
+            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+            ("pathlib", "PosixPath"),
+            ("collections", "OrderedDict"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (
+            module == "torch.distributed.checkpoint.metadata"
+            or (module, name) in self._ALLOWED
+            or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype))
+        ):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f".metadata names {module}.{name}")
+
+
+def _reason(error: BaseException) -> str:
+    """The first line that says something; CheckpointException hides it in a dict per rank."""
+    if isinstance(error, CheckpointException):
+        for wrapped in error.failures.values():
+            error = wrapped[0]
+            break
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

@@ -1,0 +1,89 @@
+"""Process group and device of one rank. Nothing here runs at import."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """This process among all that train together.
+
+    Attributes:
+        rank, world_size: its number, and how many there are.
+        local_world_size: how many there are on this machine.
+        device: where it computes.
+        cpu: process group for tensors in main memory (gloo).
+    """
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+    cpu: dist.ProcessGroup
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[Group]:
+    """Join the process group that torchrun's environment describes; alone without one.
+
+    nccl with one GPU per process if there are GPUs, else gloo. On an error the group is left
+    as it is: its other members may be waiting in a collective, and the launcher ends them.
+    """
+    alone = "WORLD_SIZE" not in os.environ
+    rank = 0 if alone else int(os.environ["RANK"])
+    world_size = 1 if alone else int(os.environ["WORLD_SIZE"])
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    where = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device, **where)
+        cpu = dist.new_group(backend="gloo")
+    else:
+        device = torch.device("cpu")
+        # torchrun sets OMP_NUM_THREADS=1, which leaves cores idle
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+        dist.init_process_group("gloo", **where)
+        cpu = dist.GroupMember.WORLD
+    yield Group(rank, world_size, local_world_size, device, cpu)
+    dist.destroy_process_group()
+
+
+def reduce_sum(group: Group, *values: float | torch.Tensor) -> list[float]:
+    """Sum each value over all ranks in float64 (collective); every rank gets the sums."""
+    device = group.device
+    total = torch.stack(
+        [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values]
+    )
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def gather_rows(group: Group, rows: np.ndarray) -> np.ndarray | None:
+    """Concatenate the ranks' float32 ``rows`` [n_rank, k] in rank order (collective).
+
+    Returns:
+        The rows [sum of n_rank, k] on rank 0, None on the others.
+    """
+    if group.world_size == 1:
+        return rows
+    counts = torch.zeros(group.world_size, dtype=torch.int64)
+    counts[group.rank] = len(rows)
+    dist.all_reduce(counts, group=group.cpu)
+    padded = torch.zeros(int(counts.max()), rows.shape[1])
+    padded[: len(rows)] = torch.from_numpy(rows)
+    parts = [torch.empty_like(padded) for _ in counts] if group.rank == 0 else None
+    dist.gather(padded, parts, dst=0, group=group.cpu)
+    if parts is None:
+        return None
+    return np.concatenate(
+        [part[:count].numpy() for part, count in zip(parts, counts.tolist(), strict=True)]
+    )

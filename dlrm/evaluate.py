@@ -1,0 +1,71 @@
+"""Evaluation: every row of a split once, metrics over all ranks, training left undisturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torchrec.datasets.utils import Batch
+from torchrec.distributed import TrainPipelineSparseDist
+
+from dlrm.distributed import Group, gather_rows
+from dlrm.metrics import Metrics, compute_metrics
+from dlrm.model import Scorer, TrainBatch
+
+
+def evaluate(
+    pipeline: TrainPipelineSparseDist,
+    model: torch.nn.Module,
+    loader: Iterable[Batch],
+    group: Group,
+) -> Metrics | None:
+    """Metrics of ``model`` over all rows of ``loader`` on all ranks (collective).
+
+    Args:
+        pipeline: the training pipeline. It must be empty: batches that it had fetched for
+            training would be evaluated instead of trained.
+        model: the model in the pipeline; it is in training mode before and after.
+        loader: equally many batches on every rank.
+        group: this rank.
+
+    Returns:
+        The metrics on rank 0, None on the others.
+    """
+    if pipeline.batches:
+        raise RuntimeError("evaluation would take batches that the pipeline fetched for training")
+    model.eval()
+    logits, labels = [], []
+    batches = _batches(loader)
+    with torch.no_grad():
+        while True:
+            try:
+                output = pipeline.progress(batches)
+            except StopIteration:
+                break
+            logits.append(output.logits)
+            labels.append(output.labels.float())
+    model.train()
+    rows = torch.zeros(0, 2)
+    if logits:
+        rows = torch.stack([torch.cat(logits), torch.cat(labels)], dim=1)
+    everything = gather_rows(group, rows.cpu().numpy())
+    if everything is None:
+        return None
+    return compute_metrics(everything[:, 0], everything[:, 1])
+
+
+def _batches(loader: Iterable[Batch]) -> Iterator[TrainBatch]:
+    """A fresh iterator of batches whose loss, which nobody reads, is a plain sum."""
+    for batch in loader:
+        yield TrainBatch(batch.dense_features, batch.sparse_features, batch.labels, 1)
+
+
+@torch.inference_mode()
+def score(model: Scorer, loader: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and labels (float32 [N] each) of an unsharded model, in the order of the rows."""
+    logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
+    for batch in loader:
+        logits.append(model(batch.dense_features, batch.sparse_features).cpu().numpy())
+        labels.append(batch.labels.float().cpu().numpy())
+    return np.concatenate(logits), np.concatenate(labels)

@@ -1,0 +1,167 @@
+"""The model: TorchRec's DLRM, with initial weights that depend on the seed alone.
+
+The same seed gives the same weights on any device, for any number of ranks and any sharding plan:
+dense layers are drawn on the CPU, and tables in blocks of rows, each from a generator of its own,
+so that a shard is filled without making the whole table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+
+import torch
+from torch import nn
+from torchrec.datasets.utils import Batch
+from torchrec.models.dlrm import DLRM
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from dlrm.config import ModelConfig
+
+#: Rows of a table that are drawn from one generator. Part of the definition of the initial weights.
+BLOCK_ROWS = 65536
+
+
+@dataclasses.dataclass
+class TrainBatch(Batch):
+    """One rank's batch, and how many samples all ranks have together in this step."""
+
+    global_size: int = 0
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> TrainBatch:
+        """The batch on ``device``."""
+        return self._with(super().to(device, non_blocking))
+
+    def pin_memory(self) -> TrainBatch:
+        """The batch in page-locked memory."""
+        return self._with(super().pin_memory())
+
+    def _with(self, batch: Batch) -> TrainBatch:
+        return TrainBatch(
+            batch.dense_features, batch.sparse_features, batch.labels, self.global_size
+        )
+
+
+@dataclasses.dataclass
+class StepOutput:
+    """What one step gives back, detached: the scaled loss, and logits and labels [B]."""
+
+    loss: torch.Tensor
+    logits: torch.Tensor
+    labels: torch.Tensor
+    global_size: int
+
+
+class TrainModel(nn.Module):
+    """A DLRM with its loss: binary cross-entropy, mean over the global batch.
+
+    DDP and TorchRec average gradients over the ranks, as if all had equally many samples. The sum
+    of a rank's losses is therefore scaled with world size / global batch size: then that average
+    is the gradient of the mean over the global batch, also when the last batch is uneven or empty
+    on some ranks.
+    """
+
+    def __init__(self, dlrm: DLRM, world_size: int) -> None:
+        super().__init__()
+        self.dlrm = dlrm
+        self.world_size = world_size
+
+    def forward(self, batch: TrainBatch) -> tuple[torch.Tensor, StepOutput]:
+        """Loss (scalar) to run backward on, and the detached outputs."""
+        logits = self.dlrm(batch.dense_features, batch.sparse_features).squeeze(-1)
+        total = nn.functional.binary_cross_entropy_with_logits(
+            logits, batch.labels.float(), reduction="sum"
+        )
+        loss = total * (self.world_size / batch.global_size)
+        output = StepOutput(
+            loss.detach(), logits.detach(), batch.labels.detach(), batch.global_size
+        )
+        return loss, output
+
+
+class Scorer(nn.Module):
+    """An unsharded DLRM for scoring in one process, in the column order of its configuration."""
+
+    def __init__(self, dlrm: DLRM) -> None:
+        super().__init__()
+        self.dlrm = dlrm
+
+    def forward(
+        self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
+    ) -> torch.Tensor:
+        """Logits.
+
+        Args:
+            dense_features: float32 [B, number of dense features].
+            sparse_features: one id per key and row; keys as in ``ModelConfig.categorical``.
+
+        Returns:
+            float32 [B].
+        """
+        return self.dlrm(dense_features, sparse_features).squeeze(-1)
+
+
+def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> DLRM:
+    """A DLRM whose dense layers are initialized on ``device`` and whose tables hold no memory yet.
+
+    The tables are on the meta device: sharding or :func:`load_model` gives them memory.
+    """
+    tables = [
+        EmbeddingBagConfig(
+            name=table,
+            embedding_dim=config.embedding_dim,
+            num_embeddings=rows,
+            feature_names=[feature],
+        )
+        for table, feature, rows in zip(
+            config.table_names, config.categorical, config.num_embeddings, strict=True
+        )
+    ]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = DLRM(
+            embedding_bag_collection=EmbeddingBagCollection(
+                tables=tables, device=torch.device("meta")
+            ),
+            dense_in_features=len(config.dense),
+            dense_arch_layer_sizes=list(config.dense_arch_layer_sizes),
+            over_arch_layer_sizes=list(config.over_arch_layer_sizes),
+            dense_device=torch.device("cpu"),
+        )
+    model.dense_arch.to(device)
+    model.over_arch.to(device)
+    return model
+
+
+@torch.no_grad()
+def fill_table(
+    shard: torch.Tensor, table: str, rows: int, dim: int, seed: int, offsets: tuple[int, int]
+) -> None:
+    """Write the initial weights of (a part of) a table into ``shard``.
+
+    They are uniform in ±1/sqrt(rows), as DLRM's (Naumov et al. 2019, and its published code).
+
+    Args:
+        shard: [m, n] part of the table, filled in place.
+        table: the table's name, which selects its random numbers.
+        rows: rows of the whole table.
+        dim: width of the whole table.
+        seed: of the run.
+        offsets: first row and first column of the shard in the table.
+    """
+    first, column = offsets
+    bound = 1 / math.sqrt(rows)
+    end = first + shard.shape[0]
+    for block in range(first // BLOCK_ROWS, -(-end // BLOCK_ROWS)):
+        begin = block * BLOCK_ROWS
+        height = min(BLOCK_ROWS, rows - begin)
+        key = hashlib.sha256(f"{seed}/{table}/{block}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
+        values = torch.empty(height, dim).uniform_(-bound, bound, generator=generator)
+        low, high = max(first, begin), min(end, begin + height)
+        shard[low - first : high - first].copy_(
+            values[low - begin : high - begin, column : column + shard.shape[1]]
+        )

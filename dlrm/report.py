@@ -1,0 +1,105 @@
+"""What a training run says: a line per interval, a table at the end, and ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clicklog.errors import OutputError
+from dlrm.metrics import Metrics
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def set_up_logging() -> None:
+    """Log to stderr: rank 0 its progress, the others only warnings. Call it before torch's import.
+
+    Messages of PyTorch and TorchRec about each other's internals are left out, unless Python was
+    started with -W.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    level = logging.INFO if int(os.environ.get("RANK", 0)) == 0 else logging.WARNING
+    for room in ("clicklog", "dlrm", "nvt_loader"):
+        logging.getLogger(room).setLevel(level)
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", module=r"(torch|torchrec|fbgemm_gpu)(\.|$)")
+        logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+
+
+class MetricsLog:
+    """``metrics.jsonl`` in a directory: one JSON object per line, appended and flushed.
+
+    The objects have an ``event``: ``start`` (settings, model), ``train`` (step, epoch, samples,
+    loss, lr, samples_per_s, data_wait), ``evaluation`` (step, epoch, split and the fields of
+    :class:`dlrm.metrics.Metrics`) and ``end``. Without a directory nothing is written.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+
+    def __init__(self, directory: Path | str | None) -> None:
+        self._path = Path(directory) / METRICS_FILE if directory else None
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one object."""
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
+        except OSError as error:
+            raise OutputError(
+                f"{self._path}: cannot be written: {error.strerror or error}",
+                "choose a writable --log_path",
+            ) from error
+
+
+def train_line(values: Mapping[str, Any]) -> str:
+    """The line of one interval, from the values of its ``train`` event and what goes with them."""
+    eta = datetime.timedelta(seconds=round(values["eta_s"]))
+    return (
+        f"step {values['step']:,}/{values['total_steps']:,}  epoch {values['epoch_text']}"
+        f"  loss {values['loss']:.5f}  lr {values['lr']:g}"
+        f"  {values['samples_per_s']:,.0f} samples/s"
+        f" ({values['samples_per_s_per_rank']:,.0f} per rank)"
+        f"  data {100 * values['data_wait']:.0f} %  ETA {eta}"
+    )
+
+
+def metrics_line(split: str, metrics: Metrics) -> str:
+    """One evaluation on one line."""
+    return (
+        f"{split}: AUROC {_number(metrics.auroc)}  log loss {_number(metrics.log_loss)}"
+        f"  NE {_number(metrics.normalized_entropy)}  accuracy {_number(metrics.accuracy)}"
+        f"  ({metrics.samples:,} samples)"
+    )
+
+
+def metrics_table(results: Mapping[str, Metrics]) -> str:
+    """The final metrics of all splits as a table."""
+    heads = ("split", "samples", "AUROC", "log loss", "NE", "accuracy")
+    rows = [
+        (
+            split,
+            f"{m.samples:,}",
+            *map(_number, (m.auroc, m.log_loss, m.normalized_entropy, m.accuracy)),
+        )
+        for split, m in results.items()
+    ]
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in [heads, *rows]
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.5f}"

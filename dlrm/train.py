@@ -1,0 +1,278 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchrec.datasets.utils import Batch
+from torchrec.distributed import TrainPipelineSparseDist
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from clicklog.errors import BadInputError, SettingsError
+from clicklog.files import read_json
+from clicklog.schema import TableSchema
+from clicklog.splits import SPLITS
+from dlrm.checkpoint import check_destination, save_checkpoint
+from dlrm.config import ModelConfig, model_config
+from dlrm.distributed import Group, reduce_sum
+from dlrm.evaluate import evaluate
+from dlrm.metrics import Metrics
+from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
+from dlrm.optimizers import (
+    combine_optimizers,
+    fuse_table_optimizer,
+    learning_rate,
+    set_learning_rate,
+)
+from dlrm.report import MetricsLog, metrics_line, metrics_table, train_line
+from dlrm.settings import TrainSettings
+from dlrm.sharding import shard_model
+from nvt_loader import KJTLoader
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What a run did.
+
+    Attributes:
+        steps, samples: trained, over all epochs; samples of all ranks.
+        train_seconds: spent on training steps, evaluation excluded.
+        metrics: the final metrics by split (empty but on rank 0).
+    """
+
+    steps: int
+    samples: int
+    train_seconds: float
+    metrics: dict[str, Metrics]
+
+
+def train(settings: TrainSettings, group: Group) -> TrainResult:
+    """Train as ``settings`` say, evaluate, and write the checkpoint (collective).
+
+    Raises:
+        SettingsError: the settings do not fit the data, the tables do not fit into memory, or the
+            loss is no longer finite.
+        BadInputError, SchemaError: the data cannot be read, or is not what its schema says.
+        OutputError: the checkpoint or the log cannot be written, or would overwrite something.
+    """
+    settings.check_data()
+    if settings.save_checkpoint_path:
+        check_destination(settings.save_checkpoint_path)
+    config = model_config(settings, TableSchema.read(settings.binary_path))
+    return _Run(settings, config, group).train()
+
+
+class _Run:
+    """The state of one training run on one rank."""
+
+    def __init__(self, settings: TrainSettings, config: ModelConfig, group: Group) -> None:
+        self.settings = settings
+        self.config = config
+        self.group = group
+        self.events = MetricsLog(settings.log_path if group.rank == 0 else None)
+        self.events.write("start", settings=settings.to_dict(), model=config.to_dict())
+        self.loaders = {split: _loader(settings, split, group) for split in SPLITS}
+        self.epoch_steps = len(self.loaders["train"])
+        self.total_steps = self.epoch_steps * settings.epochs
+        if not self.total_steps:
+            raise BadInputError(f"{settings.split_path('train')}: no rows to train on")
+        if group.rank == 0 and not settings.save_checkpoint_path:
+            log.warning("no --save_checkpoint_path: the trained model will not be kept")
+        self.model, self.optimizer = _build(settings, config, group)
+        self.pipeline = TrainPipelineSparseDist(self.model, self.optimizer, group.device)
+        self.meter = _Meter(group.device)
+        self.step = self.samples = 0
+        self.train_seconds = 0.0
+
+    def train(self) -> TrainResult:
+        metrics = {}
+        self.model.train()
+        for epoch in range(self.settings.epochs):
+            batches = iter(self.loaders["train"])
+            for first in range(0, self.epoch_steps, self.settings.validation_freq_within_epoch):
+                length = min(self.settings.validation_freq_within_epoch, self.epoch_steps - first)
+                self._train_segment(batches, epoch, first, length)
+                metrics["valid"] = self._evaluate("valid")
+            if next(batches, None) is not None:
+                raise RuntimeError(f"the loader has more than the {self.epoch_steps} steps it said")
+        metrics["test"] = self._evaluate("test")
+        return self._finish({split: m for split, m in metrics.items() if m is not None})
+
+    def _train_segment(self, batches: Iterator[Batch], epoch: int, first: int, length: int) -> None:
+        """Train steps ``first`` … ``first + length - 1`` of an epoch; the pipeline is empty after.
+
+        The segment ends where an evaluation follows: the pipeline never fetches a training batch
+        that it cannot train before it.
+        """
+        self.meter.reset()
+        # a new iterator object: the pipeline takes it as a new run of batches
+        segment = self._segment(batches, first, length)
+        frequency = self.settings.throughput_check_freq_within_epoch
+        for i in range(first, first + length):
+            rate = learning_rate(self.settings, self.step, self.total_steps)
+            set_learning_rate(self.optimizer, rate)
+            output = self.pipeline.progress(segment)
+            self.step += 1
+            self.samples += output.global_size
+            self.meter.add(output)
+            if (i + 1) % frequency == 0 or i + 1 == first + length:
+                self._report(epoch, i + 1, rate)
+
+    def _segment(self, batches: Iterator[Batch], first: int, length: int) -> Iterator[TrainBatch]:
+        size, world_size = self.settings.batch_size, self.group.world_size
+        for i in range(first, first + length):
+            begin = time.perf_counter()
+            batch = next(batches, None)
+            self.meter.waited += time.perf_counter() - begin
+            if batch is None:
+                raise RuntimeError(f"the loader ended after {i} of {self.epoch_steps} steps")
+            rows = len(batch.labels)
+            if i == self.epoch_steps - 1:  # the rest of the data, however the ranks share it
+                global_size = int(reduce_sum(self.group, rows)[0])
+            elif rows == size:
+                global_size = size * world_size
+            else:
+                raise RuntimeError(f"step {i}: a batch of {rows} instead of {size} rows")
+            yield TrainBatch(batch.dense_features, batch.sparse_features, batch.labels, global_size)
+
+    def _report(self, epoch: int, epoch_step: int, rate: float) -> None:
+        meter, group = self.meter, self.group
+        loss, waited = reduce_sum(group, meter.loss, meter.waited)
+        seconds = time.perf_counter() - meter.start
+        loss /= group.world_size * meter.samples
+        if not math.isfinite(loss):
+            raise SettingsError(
+                f"the loss is {loss} between steps {self.step - meter.steps} and {self.step}: "
+                "training diverged",
+                f"lower --learning_rate (now {rate:g})",
+            )
+        self.train_seconds += seconds
+        values = {
+            "step": self.step,
+            "epoch": epoch + epoch_step / self.epoch_steps,
+            "samples": self.samples,
+            "loss": loss,
+            "lr": rate,
+            "samples_per_s": meter.samples / seconds,
+            "data_wait": waited / group.world_size / seconds,
+        }
+        self.events.write("train", **values)
+        if group.rank == 0:
+            values["total_steps"] = self.total_steps
+            percent = 100 * epoch_step / self.epoch_steps
+            values["epoch_text"] = f"{epoch + 1}/{self.settings.epochs} {percent:.0f} %"
+            values["samples_per_s_per_rank"] = values["samples_per_s"] / group.world_size
+            values["eta_s"] = (self.total_steps - self.step) * seconds / meter.steps
+            log.info("%s", train_line(values))
+        meter.reset()
+
+    def _evaluate(self, split: str) -> Metrics | None:
+        begin = time.perf_counter()
+        metrics = evaluate(self.pipeline, self.model, self.loaders[split], self.group)
+        if metrics is not None:
+            seconds = time.perf_counter() - begin
+            epoch = self.step / self.epoch_steps
+            self.events.write(
+                "evaluation",
+                step=self.step,
+                epoch=epoch,
+                split=split,
+                **metrics.to_dict(),
+                seconds=seconds,
+            )
+            log.info("%s", metrics_line(split, metrics))
+        return metrics
+
+    def _finish(self, metrics: dict[str, Metrics]) -> TrainResult:
+        result = TrainResult(self.step, self.samples, self.train_seconds, metrics)
+        path = self.settings.save_checkpoint_path
+        if path:
+            record = self._record(result)
+            save_checkpoint(path, self.model, self.optimizer, self.config, record, self.group)
+        self.events.write(
+            "end",
+            step=self.step,
+            samples=self.samples,
+            train_seconds=self.train_seconds,
+            samples_per_s=self.samples / self.train_seconds,
+            checkpoint=path,
+        )
+        if self.group.rank == 0:
+            log.info(
+                "trained %s samples in %.1f s: %s samples/s\n%s",
+                f"{self.samples:,}",
+                self.train_seconds,
+                f"{self.samples / self.train_seconds:,.0f}",
+                metrics_table(metrics),
+            )
+            log.info("checkpoint: %s", path or "none (--save_checkpoint_path)")
+        return result
+
+    def _record(self, result: TrainResult) -> dict[str, Any]:
+        return {
+            "settings": self.settings.to_dict(),
+            "steps": result.steps,
+            "samples": result.samples,
+            "metrics": {split: m.to_dict() for split, m in result.metrics.items()},
+            "workflow_digest": _workflow_digest(self.settings.binary_path),
+        }
+
+
+class _Meter:
+    """Sums over the steps since the last report; the loss stays on the device until then."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.reset()
+
+    def reset(self) -> None:
+        self.start = time.perf_counter()
+        self.steps = self.samples = 0
+        self.waited = 0.0
+        self.loss = torch.zeros((), dtype=torch.float64, device=self._device)
+
+    def add(self, output: StepOutput) -> None:
+        self.steps += 1
+        self.samples += output.global_size
+        self.loss += output.loss.double() * output.global_size
+
+
+def _loader(settings: TrainSettings, split: str, group: Group) -> KJTLoader:
+    return KJTLoader(
+        settings.split_path(split),
+        settings.batch_size,
+        rank=group.rank,
+        world_size=group.world_size,
+        shuffle=settings.shuffle_training_set and split == "train",
+        seed=settings.seed,
+        device=group.device if group.device.type == "cuda" else None,
+    )
+
+
+def _build(
+    settings: TrainSettings, config: ModelConfig, group: Group
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    dlrm = build_dlrm(config, seed=settings.seed, device=group.device)
+    model = TrainModel(dlrm, group.world_size)
+    fuse_table_optimizer(model, settings)
+    sharded = shard_model(model, config, settings, group)
+    return sharded, combine_optimizers(sharded, settings)
+
+
+def _workflow_digest(binary_path: str) -> str | None:
+    """The digest of the workflow that made the data, if it lies where the ETL puts it."""
+    path = Path(binary_path).absolute().parent.parent / "workflow" / "workflow.json"
+    if not path.is_file():
+        return None
+    value = read_json(path, "a saved workflow")
+    return value.get("digest") if isinstance(value, dict) else None

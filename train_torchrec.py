@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""Train a sharded TorchRec DLRM on what ``python -m etl run`` wrote; see --help.
+
+Started by ``torchx run -s local_cwd dist.ddp``, by ``torchrun``, or plainly as one process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from clicklog.errors import ClickLogError
+from dlrm.report import set_up_logging
+from dlrm.settings import parse_settings
+
+#: Seconds for which a rank keeps an error of its own to itself. Most errors meet all ranks: then
+#: rank 0 reports it, the launcher ends the others, and it is read once.
+_PATIENCE = 2.0
+
+
+def _train(argv: list[str]) -> None:
+    settings = parse_settings(argv)
+    set_up_logging()
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from dlrm.distributed import process_group
+    from dlrm.train import train
+
+    @record  # the launcher shows the first error of all ranks
+    def run() -> None:
+        with process_group() as group:
+            train(settings, group)
+
+    run()
+
+
+def main(argv: list[str]) -> int:
+    """Run; 0, or 2 after an error that the user can mend, which is told in one message."""
+    try:
+        _train(argv)
+    except ClickLogError as error:
+        rank = int(os.environ.get("RANK", 0))
+        if rank:
+            time.sleep(_PATIENCE)
+        print(f"error: {f'[rank {rank}] ' if rank else ''}{error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
