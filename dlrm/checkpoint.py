@@ -181,7 +181,8 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
         config = ModelConfig.from_dict(value.get("model"))
     except SchemaError as error:
         raise SchemaError(f"{path / MODEL_FILE}: {error.what}") from None
-    dlrm = build_dlrm(config, device="meta").to_empty(device=device)
+    dlrm = build_dlrm(config, device=device)
+    dlrm.sparse_arch.to_empty(device=device)
     wanted = {_PREFIX + name: tensor for name, tensor in dlrm.state_dict().items()}
     reader = _Reader(path)
     try:

@@ -131,8 +131,8 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
             over_arch_layer_sizes=list(config.over_arch_layer_sizes),
             dense_device=torch.device("cpu"),
         )
-    model.dense_arch.to(device)
-    model.over_arch.to(device)
+    for part in (model.dense_arch, model.inter_arch, model.over_arch):
+        part.to(device)
     return model
 
 

@@ -255,7 +255,7 @@ def _loader(settings: TrainSettings, split: str, group: Group) -> KJTLoader:
         world_size=group.world_size,
         shuffle=settings.shuffle_training_set and split == "train",
         seed=settings.seed,
-        device=group.device if group.device.type == "cuda" else None,
+        device=group.device,
     )
 
 
