@@ -1,0 +1,151 @@
+"""Batch-major blocks: the columns of some steps, written once, so that a batch is three views."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from clicklog.schema import TableSchema
+from nvt_loader.decode import Columns, Decoder, cpu_decoder
+from nvt_loader.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Some steps of one rank: batches of B rows.
+
+    Attributes:
+        labels: float32 [steps, B].
+        dense: float32 [steps, B, dense columns].
+        ids: int32 [steps, categorical columns, B].
+    """
+
+    labels: torch.Tensor
+    dense: torch.Tensor
+    ids: torch.Tensor
+
+    @classmethod
+    def empty(
+        cls, steps: int, batch: int, schema: TableSchema, **options: torch.device | bool | None
+    ) -> Block:
+        """Uninitialised; ``options`` (device, pin_memory) go to :func:`torch.empty`."""
+        dense, categorical = len(schema.dense), len(schema.categorical)
+        return cls(
+            torch.empty(steps, batch, **options),
+            torch.empty(steps, batch, dense, **options),
+            torch.empty(steps, categorical, batch, dtype=torch.int32, **options),
+        )
+
+    def to(self, device: torch.device) -> Block:
+        """A copy on ``device``; from pinned memory it does not wait for the copy's end."""
+        return Block(
+            self.labels.to(device, non_blocking=True),
+            self.dense.to(device, non_blocking=True),
+            self.ids.to(device, non_blocking=True),
+        )
+
+    def skip(self, steps: int) -> Block:
+        """Views of the block without its first ``steps`` steps (all of it if ``steps`` <= 0)."""
+        steps = max(steps, 0)
+        return Block(self.labels[steps:], self.dense[steps:], self.ids[steps:])
+
+
+class CpuBlocks:
+    """What turns a split's row groups into blocks: here by pyarrow, in CPU memory.
+
+    The subclasses in :mod:`nvt_loader.gpu` make blocks on a GPU. ``decode``, ``empty``, ``fill``
+    and ``produce`` run in the loader's thread, ``receive`` in the caller's.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._schema = layout.schema
+        self.decode: Decoder = cpu_decoder(layout)
+
+    def empty(self, steps: int, batch: int) -> Block:
+        """An uninitialised block."""
+        return Block.empty(steps, batch, self._schema)
+
+    @staticmethod
+    def fill(
+        block: Block, first: int, parts: list[Columns], share: slice, order: np.ndarray | None
+    ) -> None:
+        """Write a virtual shard's rows: :func:`fill_cpu`."""
+        fill_cpu(block, first, parts, share, order)
+
+    def produce(self, blocks: Iterator[Block]) -> tuple | None:
+        """The next block and what :meth:`receive` needs besides, or None at the end."""
+        block = next(blocks, None)
+        return None if block is None else (block,)
+
+    def receive(self, block: Block) -> Block:
+        """Make the block usable by the caller."""
+        return block
+
+
+def fill_cpu(
+    block: Block,
+    first: int,
+    parts: list[Columns],
+    share: slice,
+    order: np.ndarray | None,
+) -> None:
+    """Write a virtual shard's rows of a block's steps into the block (in CPU memory).
+
+    Args:
+        block: to write to.
+        first: where in each batch the shard's rows begin.
+        parts: column lists from :meth:`~nvt_loader.decode.RowReader.take`, together
+            ``steps · g`` rows.
+        share: which of the g rows of each step are this rank's.
+        order: permutation of the ``steps · g`` rows, or None.
+    """
+    steps = block.labels.shape[0]
+    rows = slice(first, first + share.stop - share.start)
+    targets = [
+        block.labels.numpy()[:, rows],
+        *np.moveaxis(block.dense.numpy()[:, rows], 2, 0),
+        *np.moveaxis(block.ids.numpy()[:, :, rows], 1, 0),
+    ]
+    for target, *columns in zip(targets, *parts, strict=True):
+        column = columns[0] if len(columns) == 1 else np.concatenate(columns)
+        if order is not None:
+            column = column[order]
+        target[:] = column.reshape(steps, -1)[:, share]
+
+
+class BatchFactory:
+    """Makes :class:`Batch` objects from views; what depends on B alone is made once per B.
+
+    The constants are shared by all batches of B rows: nobody may write to them.
+    """
+
+    def __init__(self, keys: tuple[str, ...], device: torch.device) -> None:
+        self._keys = list(keys)
+        self._index_per_key = {key: i for i, key in enumerate(keys)}
+        self._device = device
+        self._constants: dict[int, dict] = {}
+
+    def __call__(self, labels: torch.Tensor, dense: torch.Tensor, ids: torch.Tensor) -> Batch:
+        """A batch of labels [B], dense [B, columns] and ids [columns, B]."""
+        size = labels.shape[0]
+        if size not in self._constants:
+            self._constants[size] = self._make_constants(size)
+        sparse = KeyedJaggedTensor(keys=self._keys, values=ids.reshape(-1), **self._constants[size])
+        return Batch(dense_features=dense, sparse_features=sparse, labels=labels)
+
+    def _make_constants(self, size: int) -> dict:
+        keys = len(self._keys)
+        options = {"dtype": torch.int32, "device": self._device}
+        return {
+            "lengths": torch.ones(keys * size, **options),
+            "offsets": torch.arange(keys * size + 1, **options),
+            "stride": size,
+            "length_per_key": [size] * keys,
+            "offset_per_key": [size * i for i in range(keys + 1)],
+            "index_per_key": self._index_per_key,
+        }

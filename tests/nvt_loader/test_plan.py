@@ -1,0 +1,153 @@
+"""The planning functions, over random layouts and world sizes."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clicklog.errors import SettingsError
+from nvt_loader.plan import (
+    Piece,
+    Plan,
+    default_virtual_shards,
+    epoch_order,
+    pieces,
+    stream_starts,
+    window_order,
+)
+
+layouts = st.lists(st.integers(0, 40), max_size=12)
+
+
+def global_batches(plan: Plan, world_size: int) -> list[list[list[int]]]:
+    """Stream rows [step][rank][row], from what each rank would read."""
+    steps = []
+    for step in range(plan.full_steps):
+        ranks = []
+        for rank in range(world_size):
+            rows = []
+            for span in plan.spans(rank, world_size):
+                begin, end = plan.shard_rows(span.shard, step, step + 1)
+                rows += list(range(begin, end))[span.begin : span.end]
+            ranks.append(rows)
+        steps.append(ranks)
+    if plan.last_rows:
+        steps.append([list(range(*plan.last_step(rank, world_size))) for rank in range(world_size)])
+    return steps
+
+
+@given(
+    rows=st.integers(0, 500),
+    world_size=st.integers(1, 64),
+    batch_size=st.integers(1, 9),
+    choose=st.integers(0, 50),
+    drop_last=st.booleans(),
+)
+def test_every_row_once_and_equal_steps(rows, world_size, batch_size, choose, drop_last):
+    global_batch = batch_size * world_size
+    divisors = [v for v in range(1, global_batch + 1) if global_batch % v == 0]
+    shards = [*divisors, default_virtual_shards(global_batch, world_size)]
+    plan = Plan(rows, global_batch, shards[choose % len(shards)], drop_last)
+    steps = global_batches(plan, world_size)
+    assert len(steps) == plan.steps
+    assert plan.steps == (rows // global_batch if drop_last else math.ceil(rows / global_batch))
+    dealt = [row for ranks in steps for batch in ranks for row in batch]
+    assert sorted(dealt) == list(range(rows // global_batch * global_batch if drop_last else rows))
+    for ranks in steps[: plan.full_steps]:
+        assert {len(batch) for batch in ranks} == {batch_size}
+    for ranks in steps[plan.full_steps :]:
+        sizes = [len(batch) for batch in ranks]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(rows=st.integers(0, 500), share=st.integers(1, 4))
+def test_global_batches_do_not_depend_on_the_world_size(rows, share):
+    global_batch = 8 * share
+    seen = []
+    for world_size in (1, 2, 4, 8):
+        plan = Plan(rows, global_batch, default_virtual_shards(global_batch, world_size))
+        seen.append([sum(ranks, []) for ranks in global_batches(plan, world_size)])
+    assert seen[0] == seen[1] == seen[2] == seen[3]
+
+
+@given(rows=st.integers(0, 300), shards=st.sampled_from([1, 2, 3, 4, 6, 12]))
+def test_with_given_shards_any_world_size_sees_the_same(rows, shards):
+    seen = [
+        [sum(ranks, []) for ranks in global_batches(Plan(rows, 12, shards), world_size)]
+        for world_size in (1, 2, 3, 4, 6, 12)
+    ]
+    assert all(steps == seen[0] for steps in seen)
+
+
+def test_the_documented_formula():
+    plan = Plan(rows=1000, global_batch=48, virtual_shards=8)
+    steps, share = plan.full_steps, plan.share
+    batches = [sum(ranks, []) for ranks in global_batches(plan, 4)]
+    for k in range(steps):
+        assert batches[k] == [
+            (i // share) * steps * share + k * share + i % share for i in range(48)
+        ]
+
+
+@given(layout=layouts, seed=st.integers(0, 5), shuffle=st.booleans(), data=st.data())
+def test_pieces_are_the_stream(layout, seed, shuffle, data):
+    rows = np.array(layout, dtype=np.int64)
+    order = epoch_order(len(rows), shuffle=shuffle, seed=seed, epoch=0)
+    assert sorted(order) == list(range(len(rows)))
+    stream = [(g, i) for g in order.tolist() for i in range(layout[g])]
+    begin = data.draw(st.integers(0, len(stream)))
+    end = data.draw(st.integers(begin, len(stream)))
+    found = list(pieces(stream_starts(rows, order), order, begin, end))
+    assert [(p.row_group, i) for p in found for i in range(p.begin, p.end)] == stream[begin:end]
+    assert all(piece.begin < piece.end for piece in found)
+
+
+def test_pieces_skip_empty_row_groups():
+    rows = np.array([0, 3, 0, 0, 2, 0])
+    order = np.arange(6)
+    assert list(pieces(stream_starts(rows, order), order, 0, 5)) == [Piece(1, 0, 3), Piece(4, 0, 2)]
+
+
+def test_orders_depend_on_seed_and_epoch_and_not_on_the_global_generator():
+    np.random.seed(1)
+    state = np.random.get_state()[1].copy()
+    first = epoch_order(100, shuffle=True, seed=3, epoch=1)
+    assert (np.random.get_state()[1] == state).all()
+    np.random.seed(2)
+    assert (epoch_order(100, shuffle=True, seed=3, epoch=1) == first).all()
+    assert (epoch_order(100, shuffle=True, seed=3, epoch=2) != first).any()
+    assert (epoch_order(100, shuffle=True, seed=4, epoch=1) != first).any()
+    assert (epoch_order(100, shuffle=False, seed=3, epoch=1) == np.arange(100)).all()
+    window = window_order(100, seed=3, epoch=1, shard=0, window=0)
+    assert sorted(window) == list(range(100))
+    assert (window_order(100, seed=3, epoch=1, shard=1, window=0) != window).any()
+    assert (window_order(100, seed=3, epoch=1, shard=0, window=1) != window).any()
+
+
+def test_the_order_is_the_same_for_ever():
+    # resuming a run of an older version must find the rows it expects
+    assert epoch_order(8, shuffle=True, seed=0, epoch=0).tolist() == [0, 3, 7, 5, 1, 2, 6, 4]
+
+
+@settings(max_examples=30)
+@given(world_size=st.integers(1, 64), batch_size=st.integers(1, 5000))
+def test_default_virtual_shards_divide_the_global_batch(world_size, batch_size):
+    shards = default_virtual_shards(batch_size * world_size, world_size)
+    assert batch_size * world_size % shards == 0
+    assert shards % world_size == 0  # no row group is decoded by all ranks
+
+
+def test_virtual_shards_must_divide_the_global_batch():
+    with pytest.raises(SettingsError, match="virtual_shards = 3 does not divide .* 32 rows"):
+        Plan(100, 32, 3)
+
+
+def test_planning_needs_no_torch():
+    code = "import sys, nvt_loader.plan, nvt_loader.layout; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
