@@ -1,0 +1,1 @@
+"""Raw click log → fitted, saved NVTabular Workflow + parquet. Knows no torch."""

@@ -1,0 +1,112 @@
+"""What a run would do and need, measured on the first rows of the log itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+from clicklog.raw import find_days, read_bytes
+from clicklog.splits import SPLITS
+from clicklog.tokenizer import parse_rows
+from etl.plan import Plan, make_plan
+from etl.run import EtlSettings
+
+SAMPLE_BYTES = 4 << 20
+#: Peak memory of a worker over the size of its block: raw text, typed columns, merged codes.
+MEMORY_PER_BLOCK = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a run needs.
+
+    Attributes:
+        rows: estimated from the first lines.
+        disk_bytes: parquet and decompressed days.
+        memory_bytes: all workers together.
+        seconds: fit and transform, by the speed of this machine on the sample.
+    """
+
+    rows: int
+    disk_bytes: int
+    memory_bytes: int
+    seconds: float
+
+
+def dry_run(settings: EtlSettings) -> str:
+    """A text that says what a run would do. Writes nothing below the output path."""
+    days = find_days(settings.input_path, set(settings.days) if settings.days else None)
+    packed = [day for day in days if day.compressed]
+    if packed:
+        listed = "\n".join(f"  {day.path}: {day.size / 1e6:.1f} MB" for day in days)
+        return (
+            f"{listed}\n{len(packed)} of {len(days)} days are compressed; they would be "
+            f"decompressed below {settings.output_path}/.work first, about four times "
+            f"{sum(day.size for day in packed) / 1e9:.1f} GB. Nothing more can be said before."
+        )
+    plan = make_plan(
+        days, settings.spec, block_bytes=settings.block_mb << 20, limit_rows=settings.limit_rows
+    )
+    needs = _measure(plan, settings)
+    free = shutil.disk_usage(_existing(settings.output_path)).free
+    lines = [f"  {day.path}: {day.size / 1e6:.1f} MB" for day in days]
+    for split in SPLITS:
+        units = [unit for unit in plan.units if unit.split == split]
+        size = sum(unit.block.end - unit.block.begin for unit in units)
+        lines.append(f"  {split:5}: {size / 1e6:10.1f} MB of text in {len(units)} parts")
+    lines += [
+        f"  rows  : about {needs.rows:,}",
+        f"  disk  : about {needs.disk_bytes / 1e9:.2f} GB below {settings.output_path} "
+        f"({free / 1e9:.1f} GB free)",
+        f"  memory: about {needs.memory_bytes / 1e9:.1f} GB for all workers",
+        f"  time  : about {needs.seconds / 60:.1f} min to fit and transform",
+    ]
+    return "\n".join(lines)
+
+
+def _measure(plan: Plan, settings: EtlSettings) -> Needs:
+    """Fit and transform the first rows in this process."""
+    from etl.cluster import gpu_count
+    from etl.parquet import write_part
+
+    gpus = gpu_count()
+    import nvtabular
+    import pyarrow as pa
+
+    from workflows import to_frame
+    from workflows.graph import build
+
+    spec = settings.spec
+    block = plan.units[0].block
+    text = read_bytes(block.path, block.begin, min(block.end, block.begin + SAMPLE_BYTES))
+    rows = parse_rows(text[: text.rfind(b"\n") + 1] or text, spec, label=True)
+    frame = to_frame(rows, spec, gpu=gpus > 0)
+    with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        begin = time.perf_counter()
+        workflow = build(spec, directory)
+        workflow.fit(nvtabular.Dataset(frame, cpu=not gpus))
+        table = workflow.transform(frame)[spec.columns]
+        table = table.to_arrow() if gpus else pa.Table.from_pandas(table, preserve_index=False)
+        write_part(table, Path(directory) / "part.parquet")
+        seconds = time.perf_counter() - begin
+        size = (Path(directory) / "part.parquet").stat().st_size
+    workers = settings.workers or gpus or os.cpu_count() or 1
+    return Needs(
+        rows=plan.estimated_rows,
+        disk_bytes=round(size / len(rows) * plan.estimated_rows),
+        memory_bytes=workers * (settings.block_mb << 20) * MEMORY_PER_BLOCK,
+        seconds=seconds / len(rows) * plan.estimated_rows / workers,
+    )
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

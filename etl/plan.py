@@ -1,0 +1,166 @@
+"""What the ETL will do: which rows go to which part of which split. Needs no NVTabular."""
+
+from __future__ import annotations
+
+import dataclasses
+import lzma
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+
+from clicklog.errors import BadInputError, BadRowError
+from clicklog.files import atomic_path
+from clicklog.raw import (
+    Block,
+    DayFile,
+    count_lines,
+    cut_blocks,
+    has_label,
+    offset_of_line,
+    read_bytes,
+)
+from clicklog.spec import FeatureSpec
+from clicklog.splits import SPLITS, cut_last_day
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """One block of rows, which becomes ``<split>/part.<part>.parquet``."""
+
+    split: str
+    part: int
+    day: int
+    block: Block
+
+    @property
+    def file(self) -> str:
+        """Path below the directory of the splits."""
+        return f"{self.split}/part.{self.part}.parquet"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All units of a run.
+
+    Attributes:
+        days: the input files, by day.
+        units: in order: train by day, valid, test. Parts are numbered in each split.
+        estimated_rows: by the length of the first lines.
+    """
+
+    days: list[DayFile]
+    units: list[Unit]
+    estimated_rows: int
+
+    @property
+    def train_blocks(self) -> list[Block]:
+        """The blocks a workflow is fitted on."""
+        return [unit.block for unit in self.units if unit.split == "train"]
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of raw text in all units."""
+        return sum(unit.block.end - unit.block.begin for unit in self.units)
+
+
+def make_plan(
+    days: list[DayFile], spec: FeatureSpec, *, block_bytes: int, limit_rows: int | None = None
+) -> Plan:
+    """Cut the days into units; the last day there is becomes valid and test.
+
+    The cuts depend on the data and ``block_bytes`` only, never on who will do the work.
+
+    Args:
+        days: uncompressed files; see :func:`stage`.
+        spec: the columns.
+        block_bytes: about how much text a unit takes.
+        limit_rows: use the first so many lines of each day only.
+
+    Raises:
+        BadRowError: the rows have no label, or not as many fields as the spec.
+        BadInputError: too few rows for every split to get one.
+    """
+    units: list[Unit] = []
+    parts = dict.fromkeys(SPLITS, 0)
+
+    def add(day: DayFile, split: str, begin: int, end: int) -> None:
+        for block in cut_blocks(day.path, begin, end, block_bytes, day.path):
+            units.append(Unit(split, parts[split], day.day, block))
+            parts[split] += 1
+
+    for day in days:
+        if not has_label(day.path, day.size, spec):
+            raise BadRowError(
+                f"{day.path}, line 1: {len(spec.columns) - 1} fields, so there is no label",
+                "training data needs the label as first column",
+            )
+        end = offset_of_line(day.path, limit_rows, day.size) if limit_rows else day.size
+        if day is not days[-1]:
+            add(day, "train", 0, end)
+            continue
+        rows = count_lines(day.path, 0, end)
+        for split, (first, last) in cut_last_day(rows, only_day=len(days) == 1).items():
+            begin_byte = offset_of_line(day.path, first, end)
+            end_byte = offset_of_line(day.path, last, end)
+            if begin_byte < end_byte:
+                add(day, split, begin_byte, min(end_byte, end))
+    empty = [split for split in SPLITS if not parts[split]]
+    if empty:
+        raise BadInputError(
+            f"{days[-1].path}: too few rows: nothing left for {', '.join(empty)}",
+            "the last day is halved into valid and test (a log of one day 80/10/10); "
+            "use a longer file or a larger --limit_rows",
+        )
+    return Plan(days, units, _estimate_rows(units))
+
+
+def _estimate_rows(units: list[Unit]) -> int:
+    block = units[0].block
+    size = min(block.end - block.begin, 1 << 20)
+    lines = max(1, read_bytes(block.path, block.begin, block.begin + size).count(b"\n"))
+    return round(sum(unit.block.end - unit.block.begin for unit in units) * lines / size)
+
+
+def stage(
+    days: list[DayFile], directory: Path, report: Callable[[int], object] = lambda n: None
+) -> list[DayFile]:
+    """Decompress the compressed days into ``directory``: blocks need random access.
+
+    Args:
+        days: as found.
+        directory: for the decompressed files; they keep their names.
+        report: called with the bytes written since the last call.
+
+    Raises:
+        BadInputError: a file is truncated or not in the format its name says.
+        OutputError: the directory cannot be written.
+    """
+    staged = []
+    for day in days:
+        if not day.compressed:
+            staged.append(day)
+            continue
+        target = directory / Path(day.path).name.rsplit(".", 1)[0]
+        with atomic_path(target) as temporary:
+            _decompress(day.path, temporary, report)
+        staged.append(dataclasses.replace(day, path=str(target), size=target.stat().st_size))
+    return staged
+
+
+def _decompress(source: str, target: Path, report: Callable[[int], object]) -> None:
+    with open(target, "wb") as out:
+        for chunk in _decompressed(source):
+            out.write(chunk)
+            report(len(chunk))
+
+
+def _decompressed(source: str) -> Iterator[bytes]:
+    try:
+        with fsspec.open(source, "rb", compression="infer") as file:
+            while chunk := file.read(8 << 20):
+                yield chunk
+    except (EOFError, OSError, ValueError, lzma.LZMAError) as error:
+        raise BadInputError(
+            f"{source}: truncated, or not what its name says: {error}", "fetch it again"
+        ) from error

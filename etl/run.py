@@ -1,0 +1,230 @@
+"""One run of the ETL, from the days of a log to a finished output directory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from clicklog.errors import OutputError, SettingsError
+from clicklog.files import write_json, write_text
+from clicklog.raw import DayFile, find_days
+from clicklog.spec import FeatureSpec
+from clicklog.splits import SPLITS
+from etl.plan import Plan, make_plan, stage
+
+log = logging.getLogger(__name__)
+
+MANIFEST_FILE = "manifest.json"
+#: Marks a directory whose run has not finished; everything below it may be replaced.
+UNFINISHED_FILE = ".unfinished"
+#: What a run creates in its output directory.
+_OWN = (
+    ".work", "criteo_binary", "workflow", "rejected.tsv", "report.html", MANIFEST_FILE
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class EtlSettings:
+    """What a run is asked for.
+
+    Attributes:
+        input_path: directory of the days, local or remote.
+        output_path: local directory, absent or empty.
+        spec: the columns, vocabulary policies and dense transform.
+        days: which days to use; None: all there are, without a gap.
+        limit_rows: use the first so many lines of each day only.
+        block_mb: MiB of text per unit of work.
+        workers: processes; None: one per GPU, or per core.
+        reject: leave bad rows out instead of stopping at the first.
+    """
+
+    input_path: str
+    output_path: Path
+    spec: FeatureSpec
+    days: frozenset[int] | None = None
+    limit_rows: int | None = None
+    block_mb: int = 64
+    workers: int | None = None
+    reject: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("limit_rows", 1), ("block_mb", 1), ("workers", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SettingsError(f"--{name} {value}: at least {least}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form, without what cannot change the result."""
+        return {
+            "spec": self.spec.to_dict(),
+            "days": sorted(self.days) if self.days else None,
+            "limit_rows": self.limit_rows,
+            "block_mb": self.block_mb,
+            "reject": self.reject,
+        }
+
+
+def run(settings: EtlSettings) -> dict[str, Any]:
+    """Run the ETL; returns the manifest it wrote.
+
+    Raises:
+        BadInputError, BadRowError: the input, naming file, line, column and value.
+        OutputError: the output directory holds something else, or cannot be written.
+    """
+    output = settings.output_path
+    days = find_days(settings.input_path, set(settings.days) if settings.days else None)
+    _claim(output)
+    work = output / ".work"
+    clock = _Clock()
+    with clock("read the input"):
+        staged = _stage(days, work)
+        plan = make_plan(
+            staged,
+            settings.spec,
+            block_bytes=settings.block_mb << 20,
+            limit_rows=settings.limit_rows,
+        )
+    _log_plan(plan, settings)
+    results = _fit_and_transform(plan, settings, work, clock)
+    with clock("describe"):
+        manifest = _finish(settings, days, results, clock)
+    log.info("wrote %s", output / MANIFEST_FILE)
+    return manifest
+
+
+def _claim(output: Path) -> None:
+    """Make the output directory ours: absent, empty, or left by an unfinished run."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in output.iterdir()}
+        if UNFINISHED_FILE in present:
+            log.info("%s: starting again a run that did not finish", output)
+            for name in present & set(_OWN):
+                path = output / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        elif present:
+            finished = " (a finished run)" if MANIFEST_FILE in present else ""
+            raise OutputError(
+                f"{output}: holds {', '.join(sorted(present)[:5])}{finished}",
+                "choose an empty --output_path, or remove it first",
+            )
+        write_text(output / UNFINISHED_FILE, "python -m etl run has not finished here\n")
+    except OSError as error:
+        raise OutputError(
+            f"{output}: cannot be written: {error.strerror}", "choose another --output_path"
+        ) from error
+
+
+def _stage(days: list[DayFile], work: Path) -> list[DayFile]:
+    if not any(day.compressed for day in days):
+        return days
+    with tqdm(desc="decompress", unit="B", unit_scale=True, disable=None) as bar:
+        return stage(days, work / "decompressed", bar.update)
+
+
+def _log_plan(plan: Plan, settings: EtlSettings) -> None:
+    for split in SPLITS:
+        units = [unit for unit in plan.units if unit.split == split]
+        size = sum(unit.block.end - unit.block.begin for unit in units)
+        days = sorted({unit.day for unit in units})
+        log.info(
+            "%-5s day %s: %.1f MB in %d parts",
+            split,
+            f"{days[0]}-{days[-1]}" if len(days) > 1 else days[0],
+            size / 1e6,
+            len(units),
+        )
+    if len(plan.days) == 1:
+        log.info("one day only: its first 80 %% for training, the rest halved")
+
+
+def _fit_and_transform(plan: Plan, settings: EtlSettings, work: Path, clock: _Clock) -> list:
+    from etl import engine_dask  # takes seconds to import: after the input was checked
+    from etl.cluster import gpu_count, local_cluster
+    from workflows import save
+
+    gpu = gpu_count() > 0
+    workflow_path = settings.output_path / "workflow"
+    with contextlib.ExitStack() as stack:
+        with clock("start workers"):
+            client = stack.enter_context(local_cluster(settings.workers, work / "dask"))
+        with clock("fit"), _rows_bar("fit", plan) as bar:
+            workflow = engine_dask.fit(
+                plan.train_blocks,
+                settings.spec,
+                work / "fit",
+                client,
+                gpu=gpu,
+                reject=settings.reject,
+                report=bar.update,
+            )
+            save(workflow, settings.spec, workflow_path)
+        results = []
+        with clock("transform"), _rows_bar("transform", plan) as bar:
+            for result in engine_dask.transform(
+                plan.units,
+                workflow_path,
+                _split_root(settings.output_path),
+                client,
+                gpu=gpu,
+                reject=settings.reject,
+            ):
+                bar.update(result.rows)
+                results.append(result)
+    order = {unit: i for i, unit in enumerate(plan.units)}
+    return sorted(results, key=lambda result: order[result.unit])
+
+
+def _rows_bar(what: str, plan: Plan) -> tqdm:
+    return tqdm(desc=what, total=plan.estimated_rows, unit="rows", unit_scale=True, disable=None)
+
+
+def _split_root(output: Path) -> Path:
+    return output / "criteo_binary" / "split"
+
+
+def _finish(settings: EtlSettings, days: list[DayFile], results: list, clock: _Clock) -> dict:
+    from etl.manifest import make_manifest
+    from etl.parquet import write_descriptions
+    from etl.report import write_report
+    from workflows import inspect
+
+    output = settings.output_path
+    description = inspect(output / "workflow")
+    schema = description.table_schema
+    write_descriptions(_split_root(output), [result.unit.file for result in results], schema)
+    rejected = [
+        f"{result.unit.block.source}\t{line}\t{what}\n"
+        for result in results
+        for line, what in result.bad
+    ]
+    if rejected:
+        write_text(output / "rejected.tsv", "".join(["file\tline\twhat\n", *rejected]))
+    manifest = make_manifest(settings, days, results, description, clock.seconds)
+    write_report(output / "report.html", manifest, description)
+    shutil.rmtree(output / ".work", ignore_errors=True)
+    write_json(output / MANIFEST_FILE, manifest)
+    (output / UNFINISHED_FILE).unlink()
+    return manifest
+
+
+class _Clock:
+    """Seconds per stage; each is logged when it ends."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, stage_name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.seconds[stage_name] = round(time.perf_counter() - begin, 3)
+        log.info("%s: %.1f s", stage_name, self.seconds[stage_name])
