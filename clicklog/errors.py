@@ -11,6 +11,10 @@ import sys
 from collections.abc import Callable
 
 
+#: Top-level loggers of this project: these speak at INFO on a command line, others at WARNING.
+OUR_LOGGERS = ("clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference", "demo")
+
+
 class ClickLogError(Exception):
     """Base of all errors that are the input's or the caller's, not this project's.
 
@@ -50,7 +54,9 @@ class OutputError(ClickLogError):
 
 def run_command(main: Callable[[], int | None]) -> int:
     """Run a command line's ``main``; report a :class:`ClickLogError` as one message, status 2."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for room in OUR_LOGGERS:
+        logging.getLogger(room).setLevel(logging.INFO)
     try:
         return main() or 0
     except ClickLogError as error:

@@ -39,12 +39,15 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
     Raises:
         SettingsError: more workers than GPUs.
     """
+    # It tells of every connection that opens and closes; errors reach us as exceptions.
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
     gpus = gpu_count()
     options = {
         "n_workers": workers or gpus or os.cpu_count(),
         "threads_per_worker": 1,
         "local_directory": str(directory),
-        "dashboard_address": None,
+        "scheduler_kwargs": {"dashboard": False},
+        "worker_dashboard_address": None,
         "silence_logs": logging.CRITICAL,
     }
     if gpus:

@@ -75,8 +75,8 @@ def _png(figure) -> str:
 
 def _click_rate(manifest: dict[str, Any]) -> str:
     figure, axes = _figure()
-    days = sorted(manifest["by_day"], key=int)
-    counts = [manifest["by_day"][day] for day in days]
+    days = sorted(map(int, manifest["by_day"]))
+    counts = [manifest["by_day"][str(day)] for day in days]
     axes.bar(days, [one["positives"] / max(1, one["rows"]) for one in counts], color="#4477aa")
     axes.set_xlabel("day")
     axes.set_ylabel("clicks / rows")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import dask
 import pandas as pd
 
@@ -16,6 +18,13 @@ def apply() -> None:
             "optimization.tune.active": False,
         }
     )
+    # Merlin warns of frameworks that nobody asked for, and of running without a GPU.
+    for message in (
+        "Tensorflow dtype mappings did not load",
+        "Triton dtype mappings did not load",
+        "Initializing an NVTabular Dataset in CPU mode",
+    ):
+        warnings.filterwarnings("ignore", message=message)
     # pandas 3 reads strings as dtype `str`; Merlin maps `object` to its string type.
     pd.set_option("future.infer_string", False)
 
