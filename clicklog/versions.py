@@ -1,0 +1,99 @@
+"""The supported combinations of packages, in one table, checked before they are imported.
+
+The check reads the installed packages' metadata and imports none of them, so that it costs
+milliseconds and speaks first: a wrong combination fails otherwise deep inside a C++ extension, or
+later, with wrong values. A version is supported when it begins with the one in the table, part by
+part; a local suffix (``2.13.0+cpu``, ``2.13.0+cu130``) does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from typing import TypeAlias
+
+from clicklog.errors import ClickLogError
+
+#: Name of a package -> its version, or None where it is not installed.
+VersionLookup: TypeAlias = Callable[[str], str | None]
+
+#: PyTorch, FBGEMM and TorchRec are built for each other: one of these rows as a whole.
+TRAINING = (
+    {"torch": "2.13", "fbgemm-gpu": "1.8", "torchrec": "1.8"},
+    {"torch": "2.11", "fbgemm-gpu": "1.6", "torchrec": "1.6"},
+)
+#: FBGEMM for machines without a GPU: another package with the same modules inside.
+FBGEMM_CPU = "fbgemm-gpu-cpu"
+
+#: What ``nvt_compat`` was written for.
+ETL = {
+    "nvtabular": "23.8",
+    "merlin-core": "23.8",
+    "merlin-dataloader": "23.8",
+    "dask": "2026.7",
+    "distributed": "2026.7",
+    "pandas": "3.0",
+    "numpy": "2",
+}
+#: RAPIDS, checked where it is installed.
+RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
+
+
+class UnsupportedStackError(ClickLogError, ImportError):
+    """Installed packages outside the supported table. One line: found, supported, remedy."""
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of an installed package, or None; imports nothing of it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_training_stack(version: VersionLookup = installed_version) -> None:
+    """Raise :class:`UnsupportedStackError` unless PyTorch, FBGEMM and TorchRec fit each other."""
+    both = version("fbgemm-gpu") and version(FBGEMM_CPU)
+    fbgemm = FBGEMM_CPU if version(FBGEMM_CPU) else "fbgemm-gpu"
+    rows = [
+        {fbgemm if name == "fbgemm-gpu" else name: wanted for name, wanted in row.items()}
+        for row in TRAINING
+    ]
+    found = {name: version(name) for name in rows[0]}
+    if both:
+        found["fbgemm-gpu"] = version("fbgemm-gpu")  # the two overwrite each other's files
+    elif any(all(_fits(found[name], row[name]) for name in row) for row in rows):
+        return
+    _refuse(found, " or ".join(_listed(row) for row in rows), version)
+
+
+def check_etl_stack(version: VersionLookup = installed_version) -> None:
+    """Raise :class:`UnsupportedStackError` unless ``nvt_compat`` knows the installed packages.
+
+    They are NVTabular, Merlin, Dask, pandas and numpy, and RAPIDS where it is installed.
+    """
+    wanted = ETL | {name: row for name, row in RAPIDS.items() if version(name)}
+    wrong = {name: row for name, row in wanted.items() if not _fits(version(name), row)}
+    if wrong:
+        _refuse({name: version(name) for name in wrong}, _listed(wrong), version)
+
+
+def _fits(found: str | None, wanted: str) -> bool:
+    """Whether a version begins with the wanted one: ``23.08.0+x`` with ``23.8``, not ``23.80``."""
+    parts = (found or "").split("+")[0].split(".")
+    return [part.lstrip("0") or "0" for part in parts][: wanted.count(".") + 1] == wanted.split(".")
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _refuse(found: dict[str, str | None], supported: str, version: VersionLookup) -> None:
+    kind = "gpu" if version("fbgemm-gpu") or version("cudf-cu13") else "cpu"
+    lock = f"requirements/{kind}.txt"
+    is_there = ", ".join(f"{name} {it}" if it else f"no {name}" for name, it in found.items())
+    raise UnsupportedStackError(
+        f"unsupported packages: found {is_there}; supported: {supported}; to mend it: make env, or"
+        " pip install -r requirements/build.txt -r requirements/torch.txt &&"
+        f" pip install --no-deps --no-build-isolation -r {lock}"
+    )
