@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torchrec.datasets.utils import Batch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from clicklog.schema import TableSchema
 from nvt_loader.decode import Columns, Decoder, cpu_decoder
@@ -141,7 +141,7 @@ class BatchFactory:
     def _make_constants(self, size: int) -> dict:
         keys = len(self._keys)
         options = {"dtype": torch.int32, "device": self._device}
-        return {
+        constants = {
             "lengths": torch.ones(keys * size, **options),
             "offsets": torch.arange(keys * size + 1, **options),
             "stride": size,
@@ -149,3 +149,9 @@ class BatchFactory:
             "offset_per_key": [size * i for i in range(keys + 1)],
             "index_per_key": self._index_per_key,
         }
+        if size == 0:  # KeyedJaggedTensor.to_dict, left to itself, fails without rows
+            empty, zero = torch.empty(0, **options), torch.zeros(1, **options)
+            constants["jt_dict"] = {
+                key: JaggedTensor(empty, lengths=empty, offsets=zero) for key in self._keys
+            }
+        return constants

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -91,29 +92,44 @@ def _columns(batch: pa.RecordBatch, names: list[str], layout: Layout, file: int)
                 "the ETL fills missing values; run it again",
             )
         arrays.append(array.to_numpy(zero_copy_only=True))
-    check_ids(arrays[-len(layout.schema.categorical) :], layout, file)
+    floats = 1 + len(layout.schema.dense)
+    for name, array in zip(names, arrays[:floats], strict=False):
+        with np.errstate(all="ignore"):  # a sum that overflows is looked at more closely
+            finite = np.isfinite(array.sum())
+        if not finite:
+            check_finite(array, name, layout.files[file])
+    for i, (array, size) in enumerate(zip(arrays[floats:], layout.schema.table_sizes, strict=True)):
+        # read as unsigned, a negative id is a large one: one reduction for both ends
+        if array.view(np.uint32).max() >= size:
+            raise_outside(array, i, layout, file)
     return arrays
 
 
-def check_ids(arrays: list[np.ndarray], layout: Layout, file: int) -> None:
+def check_finite(column: np.ndarray, name: str, path: Path) -> None:
+    """Refuse infinities and NaN, which one step spreads over the whole model.
+
+    Raises:
+        SchemaError: naming file, column and value.
+    """
+    broken = column[~np.isfinite(column)]
+    if broken.size:
+        raise SchemaError(
+            f"{path}: column {name} holds {broken[0]} (in {broken.size} of {column.size} rows)",
+            "the ETL writes finite numbers only; run it again",
+        )
+
+
+def raise_outside(ids: np.ndarray, column: int, layout: Layout, file: int) -> NoReturn:
     """Refuse ids outside their table, before an embedding kernel meets them.
 
     Raises:
         SchemaError: naming file, column, id and table size.
     """
-    for i, (array, size) in enumerate(zip(arrays, layout.schema.table_sizes, strict=True)):
-        # read as unsigned, a negative id is a large one: one reduction for both ends
-        if array.view(np.uint32).max() >= size:
-            raise_outside(layout, file, i, array)
-
-
-def raise_outside(layout: Layout, file: int, column: int, ids: np.ndarray) -> NoReturn:
-    """Raise the :class:`SchemaError` for a column (by index) of which some ids are outside."""
     name, size = layout.schema.categorical[column], layout.schema.table_sizes[column]
     outside = ids[(ids < 0) | (ids >= size)]
     raise SchemaError(
         f"{layout.files[file]}: column {name} holds id {outside[0]}, outside its table of {size} "
-        f"rows (and {outside.size - 1} more of {ids.size} rows)",
+        f"rows (in {outside.size} of {ids.size} rows)",
         "table sizes come from .merlin/schema.json: it and the data are of two ETL runs",
     )
 

@@ -17,7 +17,7 @@ from torch.utils.dlpack import from_dlpack
 
 from clicklog.errors import BadInputError, SchemaError
 from nvt_loader.blocks import Block, CpuBlocks
-from nvt_loader.decode import Columns, Decoder, check_unchanged, raise_outside
+from nvt_loader.decode import Columns, Decoder, check_finite, check_unchanged, raise_outside
 from nvt_loader.layout import REWRITE, Layout, check_columns
 from nvt_loader.plan import Piece
 
@@ -120,6 +120,17 @@ def cudf_decoder(layout: Layout, stream: torch.cuda.Stream) -> Decoder:
         check_unchanged(layout, group_number, footer)
         checked.add(number)
 
+    def check(tensors: list[torch.Tensor], file: int) -> None:
+        broken = ~tensors[0].isfinite().all(dim=0)
+        outside = ((tensors[1] < 0) | (tensors[1] >= sizes)).any(dim=0)
+        bad = torch.cat([broken, outside]).cpu().nonzero().flatten()  # waits: in our own thread
+        for i in bad.tolist():
+            if i < floats:
+                column = tensors[0][:, i].cpu().numpy()
+                check_finite(column, schema.columns[i], layout.files[file])
+            else:
+                raise_outside(tensors[1][:, i - floats].cpu().numpy(), i - floats, layout, file)
+
     def decode(piece: Piece) -> Iterator[Columns]:
         group = layout.row_groups[piece.row_group]
         path = layout.files[group.file]
@@ -147,9 +158,7 @@ def cudf_decoder(layout: Layout, stream: torch.cuda.Stream) -> Decoder:
             from_dlpack(plc.interop.to_dlpack(plc.Table(some), _Stream(stream)))
             for some in (columns[:floats], columns[floats:])
         ]
-        outside = ((tensors[1] < 0) | (tensors[1] >= sizes)).any(dim=0).cpu()  # waits: own thread
-        for i in outside.nonzero():
-            raise_outside(layout, group.file, int(i), tensors[1][:, int(i)].cpu().numpy())
+        check(tensors, group.file)
         yield [tensor[piece.begin : piece.end] for tensor in tensors]
 
     return decode

@@ -1,0 +1,50 @@
+"""What the loader tests share."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+from torchrec.datasets.utils import Batch
+
+from nvt_loader import KJTLoader
+from tests.nvt_loader.data import row_numbers
+
+
+def rows_of(batches) -> list[int]:
+    """The row numbers of some batches, in order."""
+    return [row for batch in batches for row in row_numbers(batch.dense_features).tolist()]
+
+
+def assert_same(first: list[Batch], second: list[Batch]) -> None:
+    """The batches are equal, number by number."""
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a.dense_features, b.dense_features)
+        assert torch.equal(a.sparse_features.values(), b.sparse_features.values())
+        assert torch.equal(a.labels, b.labels)
+
+
+def all_ranks(path: Path, batch_size: int, world_size: int, **options) -> list[KJTLoader]:
+    """The loaders of all ranks, on the CPU."""
+    return [
+        KJTLoader(path, batch_size, rank=rank, world_size=world_size, device="cpu", **options)
+        for rank in range(world_size)
+    ]
+
+
+def global_rows(loaders: list[KJTLoader]) -> list[list[int]]:
+    """Per step the row numbers of the global batch; all ranks must have as many steps."""
+    ranks = [[rows_of([batch]) for batch in loader] for loader in loaders]
+    return [list(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
+
+
+def read_rows(path: Path) -> dict[int, dict[str, float]]:
+    """Row number → column → value, as pyarrow reads the split."""
+    found = {}
+    for file in sorted(path.glob("part.*.parquet")):
+        for row in pq.read_table(file).to_pylist():
+            found[round(row["int_0"] * 2**20)] = row
+    return found

@@ -1,0 +1,307 @@
+"""What a training loop sees of the loader."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.datasets.utils import Batch
+
+from clicklog.errors import SettingsError
+from nvt_loader import KJTLoader, epoch
+from tests.nvt_loader.data import WRITER, make_columns, write_split
+from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
+
+FILES = [1000, 0, 100, 700, 50, 30]  # on these merlin's Loader gives two ranks 18 steps and 1
+ROWS = sum(FILES)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    root = tmp_path_factory.mktemp("split")
+    write_split(root, {"train": FILES, "valid": [5]})
+    return root / "train"
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("batch_size", "world_size", "virtual_shards"),
+    [
+        (1, 1, None),
+        (64, 1, 1),
+        (64, 1, None),
+        (2000, 1, None),
+        (60, 3, None),
+        (7, 3, 1),
+        (5, 8, 20),
+        (64, 4, None),
+        (3, 64, None),
+    ],
+)
+def test_batches_hold_the_rows_of_the_files(train, batch_size, world_size, virtual_shards, shuffle):
+    expected = read_rows(train)
+    options = {"shuffle": shuffle, "virtual_shards": virtual_shards}
+    seen = []
+    for loader in all_ranks(train, batch_size, world_size, **options):
+        batches = list(loader)
+        assert len(batches) == len(loader) == math.ceil(ROWS / batch_size / world_size)
+        for batch in batches:
+            ids = batch.sparse_features.to_dict()
+            for i, row in enumerate(rows_of([batch])):
+                want = expected[row]
+                assert batch.labels[i] == want["label"]
+                assert batch.dense_features[i].tolist() == [want[f"int_{j}"] for j in range(3)]
+                for key in ("cat_0", "cat_1", "cat_2"):
+                    assert ids[key].values()[i] == want[key]
+        seen += rows_of(batches)
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_shapes_dtypes_and_a_valid_kjt(train):
+    loader = KJTLoader(train, 500, device="cpu")
+    batches = list(loader)
+    assert [batch.labels.shape[0] for batch in batches] == [500, 500, 500, 380]
+    for batch in batches:
+        size = batch.labels.shape[0]
+        assert isinstance(batch, Batch)
+        assert batch.labels.dtype == batch.dense_features.dtype == torch.float32
+        assert batch.dense_features.shape == (size, 3)
+        assert_valid(batch.sparse_features, size)
+
+
+def assert_valid(kjt, size):
+    """What the loader gave as constants is what TorchRec derives from the lengths."""
+    assert kjt.keys() == ["cat_0", "cat_1", "cat_2"]
+    assert kjt.values().dtype == torch.int32
+    assert kjt.stride() == size
+    derived = type(kjt)(kjt.keys(), kjt.values(), lengths=torch.ones(3 * size, dtype=torch.int32))
+    derived._stride = size  # TorchRec divides by it
+    assert torch.equal(kjt.lengths(), derived.lengths())
+    assert torch.equal(kjt.offsets(), derived.offsets())
+    assert kjt.length_per_key() == derived.length_per_key()
+    assert kjt.offset_per_key() == derived.offset_per_key()
+    assert kjt.index_per_key() == {"cat_0": 0, "cat_1": 1, "cat_2": 2}
+    parts = list(kjt.to_dict().items())
+    assert [key for key, _ in parts] == ["cat_0", "cat_1", "cat_2"]
+    assert torch.equal(torch.cat([part.values() for _, part in parts]), kjt.values())
+    for _, part in parts:
+        assert torch.equal(part.lengths(), torch.ones(size))
+        assert torch.equal(part.offsets(), torch.arange(size + 1))
+    assert [part.stride() for part in kjt.split([1, 2])] == [size, size]
+
+
+def test_the_last_step_is_split_evenly_and_empty_batches_are_valid(train):
+    loaders = all_ranks(train.parent / "valid", 2, 8)
+    batches = [list(loader) for loader in loaders]
+    assert [len(rank) for rank in batches] == [1] * 8
+    tables = [
+        EmbeddingBagConfig(name=f"t{i}", embedding_dim=4, num_embeddings=200, feature_names=[key])
+        for i, key in enumerate(loaders[0].schema.categorical)
+    ]
+    embed = EmbeddingBagCollection(tables=tables)
+    sizes = [rank[0].labels.shape[0] for rank in batches]
+    assert sorted(sizes) == [0, 0, 0, 1, 1, 1, 1, 1]
+    for (batch,), size in zip(batches, sizes, strict=True):
+        assert batch.dense_features.shape == (size, 3)
+        assert_valid(batch.sparse_features, size)
+        assert batch.sparse_features.values().shape == (3 * size,)
+        assert embed(batch.sparse_features).values().shape == (size, 12)
+
+
+def test_drop_last(train):
+    loaders = all_ranks(train, 100, 2, drop_last=True)
+    steps = global_rows(loaders)
+    assert [len(step) for step in steps] == [200] * 9
+    assert len(loaders[0]) == 9
+    assert len(set().union(*steps)) == 1800
+    assert list(KJTLoader(train.parent / "valid", 6, drop_last=True, device="cpu")) == []
+
+
+def test_drop_last_of_a_shuffled_epoch_drops_other_rows_each_time(train):
+    loader = KJTLoader(train, 200, drop_last=True, shuffle=True, device="cpu")
+    assert set(rows_of(loader)) != set(rows_of(loader))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_global_batch_does_not_depend_on_the_world_size(train, shuffle):
+    seen = [global_rows(all_ranks(train, 96 // n, n, shuffle=shuffle)) for n in (1, 2, 4, 8)]
+    assert seen[0] == seen[1] == seen[2] == seen[3]
+    seen = [
+        global_rows(all_ranks(train, 96 // n, n, shuffle=shuffle, virtual_shards=4))
+        for n in (3, 16)
+    ]
+    assert seen[0] == seen[1]
+
+
+def test_one_virtual_shard_is_the_order_of_the_files(train):
+    steps = global_rows(all_ranks(train, 25, 4, virtual_shards=1))
+    assert sum(steps, []) == list(range(ROWS))  # noqa: RUF017
+
+
+def test_a_fresh_iterator_per_epoch(train):
+    loader = KJTLoader(train, 100, device="cpu")
+    first, second = iter(loader), iter(loader)
+    assert first is not second
+    assert iter(first) is first
+    assert_same(list(first), list(second))
+    assert list(first) == []
+    assert len(list(loader)) == len(loader)
+
+
+def test_shuffled_epochs(train, monkeypatch):
+    monkeypatch.setattr("nvt_loader.plan.WINDOW_ROWS", 64)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    global_state = torch.get_rng_state()
+    loader = KJTLoader(train, 64, shuffle=True, seed=7, device="cpu")
+    epochs = [list(loader) for _ in range(3)]
+    assert torch.equal(torch.get_rng_state(), global_state)
+    orders = [rows_of(batches) for batches in epochs]
+    assert all(sorted(order) == list(range(ROWS)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    torch.manual_seed(1)
+    again = KJTLoader(train, 64, shuffle=True, seed=7, device="cpu")
+    assert_same(list(again), epochs[0])
+    again.set_epoch(2)
+    assert_same(list(again), epochs[2])
+    assert again.position == (3, 0)
+    other = KJTLoader(train, 64, shuffle=True, seed=8, device="cpu")
+    assert rows_of(other) != orders[0]
+
+
+def test_shuffling_moves_row_groups_and_rows(train):
+    order = rows_of(KJTLoader(train, 2000, shuffle=True, virtual_shards=1, device="cpu"))
+    groups = [row // 64 for row in order]
+    assert groups != sorted(groups)
+    order = np.array(rows_of(KJTLoader(train, 64, shuffle=True, device="cpu")))
+    assert (np.diff(order) == 1).mean() < 0.05  # few rows still follow their neighbour
+
+
+def test_columns_in_another_order_and_further_columns(tmp_path):
+    schema = write_split(tmp_path, {"train": [10]})
+    path = tmp_path / "train" / "part.0.parquet"
+    table = pq.read_table(path)
+    shuffled = table.select(schema.columns[::-1]).append_column("note", pa.array(["x"] * 10))
+    expected = list(KJTLoader(path.parent, 4, device="cpu"))
+    (path.parent / "_metadata").unlink()
+    pq.write_table(shuffled, path)
+    assert_same(list(KJTLoader(path.parent, 4, device="cpu")), expected)
+
+
+def test_files_come_in_numeric_order(tmp_path):
+    write_split(tmp_path, {"train": [3] * 12})
+    loader = KJTLoader(tmp_path / "train", 36, virtual_shards=1, device="cpu")
+    assert rows_of(loader) == list(range(36))
+
+
+def test_without_metadata_and_with_a_file_newer_than_it(tmp_path):
+    write_split(tmp_path, {"train": [10, 20]})
+    train = tmp_path / "train"
+    columns = make_columns(500, 7, table_sizes=(10, 50, 200), dense=3, seed=0)
+    pq.write_table(pa.table(columns), train / "part.1.parquet", **WRITER)
+    later = time.time() + 10
+    os.utime(train / "part.1.parquet", (later, later))
+    expected = [*range(10), *range(500, 507)]
+    assert sorted(rows_of(KJTLoader(train, 4, device="cpu"))) == expected
+    (train / "_metadata").unlink()
+    assert sorted(rows_of(KJTLoader(train, 4, device="cpu"))) == expected
+
+
+def test_a_split_without_rows_has_no_steps(tmp_path):
+    write_split(tmp_path, {"train": [0, 0]})
+    loader = KJTLoader(tmp_path / "train", 4, device="cpu")
+    assert len(loader) == loader.num_rows == 0
+    assert list(loader) == []
+
+
+def loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("nvt_loader")]
+
+
+def wait_for_no_threads() -> None:
+    deadline = time.monotonic() + 10
+    while loader_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert loader_threads() == []
+
+
+def test_abandoned_and_finished_iterators_leave_no_thread(train, monkeypatch):
+    monkeypatch.setattr(epoch, "BLOCK_ROWS", 64)
+    wait_for_no_threads()
+    gc.disable()  # the reference count alone must do it
+    try:
+        loader = KJTLoader(train, 16, device="cpu")
+        for _ in range(20):
+            for _batch in loader:
+                break
+        iterator = iter(loader)
+        next(iterator)
+        assert loader_threads()
+        del iterator
+        wait_for_no_threads()
+        finished = iter(loader)
+        assert len(list(finished)) == len(loader)
+        wait_for_no_threads()
+    finally:
+        gc.enable()
+
+
+def test_a_process_ends_while_an_iterator_is_open(train):
+    code = f"""
+from nvt_loader import KJTLoader
+iterator = iter(KJTLoader({str(train)!r}, 4, device="cpu"))
+next(iterator)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+def test_a_batch_stays_valid_while_later_ones_are_drawn(train, monkeypatch):
+    monkeypatch.setattr(epoch, "BLOCK_ROWS", 64)
+    loader = KJTLoader(train, 32, device="cpu")
+    copies, kept = [], []
+    for batch in loader:
+        kept.append(batch)
+        copies.append(
+            Batch(
+                *(part.clone() for part in (batch.dense_features,)),
+                batch.sparse_features.to(torch.device("cpu")),
+                batch.labels.clone(),
+            )
+        )
+    assert_same(kept, copies)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"rank": 2, "world_size": 2}, "rank = 2 with world_size = 2"),
+        ({"rank": -1}, "rank = -1"),
+        ({"seed": -1}, "seed = -1"),
+        ({"virtual_shards": 3}, "virtual_shards = 3 does not divide"),
+    ],
+)
+def test_settings(train, options, message):
+    with pytest.raises(SettingsError, match=message):
+        KJTLoader(train, **{"batch_size": 4, "device": "cpu", **options})
+
+
+def test_refused_in_dataloader_workers(train):
+    class Rows(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(KJTLoader(train, 4, device="cpu"))
+
+    workers = torch.utils.data.DataLoader(Rows(), batch_size=None, num_workers=1)
+    with pytest.raises(SettingsError, match="each would deliver all rows"):
+        next(iter(workers))
