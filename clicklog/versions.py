@@ -53,18 +53,19 @@ def installed_version(name: str) -> str | None:
 
 def check_training_stack(version: VersionLookup = installed_version) -> None:
     """Raise :class:`UnsupportedStackError` unless PyTorch, FBGEMM and TorchRec fit each other."""
-    both = version("fbgemm-gpu") and version(FBGEMM_CPU)
     fbgemm = FBGEMM_CPU if version(FBGEMM_CPU) else "fbgemm-gpu"
     rows = [
         {fbgemm if name == "fbgemm-gpu" else name: wanted for name, wanted in row.items()}
         for row in TRAINING
     ]
     found = {name: version(name) for name in rows[0]}
-    if both:
-        found["fbgemm-gpu"] = version("fbgemm-gpu")  # the two overwrite each other's files
-    elif any(all(_fits(found[name], row[name]) for name in row) for row in rows):
-        return
-    _refuse(found, " or ".join(_listed(row) for row in rows), version)
+    supported = ", or ".join(_listed(row) for row in rows)
+    if fbgemm == FBGEMM_CPU and version("fbgemm-gpu"):  # each has overwritten files of the other
+        found["fbgemm-gpu"] = version("fbgemm-gpu")
+        mend = f"pip uninstall --yes fbgemm-gpu {FBGEMM_CPU} && {_install(version)}"
+        raise UnsupportedStackError(_line(found, supported, mend))
+    if not any(all(_fits(found[name], row[name]) for name in row) for row in rows):
+        raise UnsupportedStackError(_line(found, supported, _install(version)))
 
 
 def check_etl_stack(version: VersionLookup = installed_version) -> None:
@@ -75,7 +76,8 @@ def check_etl_stack(version: VersionLookup = installed_version) -> None:
     wanted = ETL | {name: row for name, row in RAPIDS.items() if version(name)}
     wrong = {name: row for name, row in wanted.items() if not _fits(version(name), row)}
     if wrong:
-        _refuse({name: version(name) for name in wrong}, _listed(wrong), version)
+        found = {name: version(name) for name in wrong}
+        raise UnsupportedStackError(_line(found, _listed(wrong), _install(version)))
 
 
 def _fits(found: str | None, wanted: str) -> bool:
@@ -85,15 +87,20 @@ def _fits(found: str | None, wanted: str) -> bool:
 
 
 def _listed(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
+    return " + ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _refuse(found: dict[str, str | None], supported: str, version: VersionLookup) -> None:
+def _line(found: dict[str, str | None], supported: str, command: str) -> str:
+    there = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in found.items())
+    return (
+        f"unsupported packages: found {there}; supported: {supported}; to mend it, run `make env`"
+        f" for a fresh .venv, or here `{command}`"
+    )
+
+
+def _install(version: VersionLookup) -> str:
     kind = "gpu" if version("fbgemm-gpu") or version("cudf-cu13") else "cpu"
-    lock = f"requirements/{kind}.txt"
-    is_there = ", ".join(f"{name} {it}" if it else f"no {name}" for name, it in found.items())
-    raise UnsupportedStackError(
-        f"unsupported packages: found {is_there}; supported: {supported}; to mend it: make env, or"
-        " pip install -r requirements/build.txt -r requirements/torch.txt &&"
-        f" pip install --no-deps --no-build-isolation -r {lock}"
+    return (
+        "pip install -r requirements/build.txt -r requirements/torch.txt &&"
+        f" pip install --no-deps --no-build-isolation -r requirements/{kind}.txt"
     )
