@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import lzma
 import re
 from collections.abc import Iterator
 
@@ -183,11 +184,14 @@ def has_label(path: str, size: int, spec: FeatureSpec) -> bool:
     Raises:
         BadRowError: it has neither as many fields as the spec, nor one less.
     """
-    head = read_bytes(path, 0, min(size, 1 << 16)).split(b"\n", 1)[0]
-    fields, columns = head.count(b"\t") + 1, len(spec.columns)
+    return _begins_with_label(read_bytes(path, 0, min(size, 1 << 16)), path, spec)
+
+
+def _begins_with_label(head: bytes, source: str, spec: FeatureSpec) -> bool:
+    fields, columns = head.split(b"\n", 1)[0].count(b"\t") + 1, len(spec.columns)
     if fields not in (columns, columns - 1):
         raise BadRowError(
-            f"{path}, line 1: {fields} tab-separated fields",
+            f"{source}, line 1: {fields} tab-separated fields",
             f"{columns} are needed ({columns - 1} without the label): {spec.columns[0]}, "
             f"{spec.columns[1]} … {spec.columns[-1]}",
         )
@@ -210,13 +214,72 @@ def read_block(
     """
     rows = parse_rows(read_bytes(block.path, block.begin, block.end), spec, label=label)
     if rows.bad_count and not reject:
-        first = rows.bad[0]
-        more = f" (and {rows.bad_count - 1} more rows near it)" if rows.bad_count > 1 else ""
-        raise BadRowError(
-            f"{block.source}, line {line_number(block, first.line)}: {first.what}{more}",
-            "correct the file, or leave such rows out with --bad_rows reject",
-        )
+        _raise_bad_row(rows, block.source, line_number(block, 0))
     return rows
+
+
+def _raise_bad_row(rows: RawRows, source: str, first_line: int) -> None:
+    first = rows.bad[0]
+    more = f" (and {rows.bad_count - 1} more rows near it)" if rows.bad_count > 1 else ""
+    raise BadRowError(
+        f"{source}, line {first_line + first.line}: {first.what}{more}",
+        "correct the file, or leave such rows out with --bad_rows reject",
+    )
+
+
+def stream_rows(
+    path: str, spec: FeatureSpec, *, block_bytes: int, reject: bool = False
+) -> Iterator[tuple[np.ndarray, RawRows]]:
+    """Read a log from begin to end, in blocks; also a compressed one, with or without labels.
+
+    Yields:
+        Line numbers int64 [n] from 0, and the parsed rows.
+
+    Raises:
+        BadInputError: the file is missing, empty or truncated.
+        BadRowError: a row breaks the spec (unless ``reject``).
+    """
+    first_line, label, rest = 0, None, b""
+    for chunk in read_stream(path, block_bytes):
+        text = rest + chunk
+        if label is None:
+            label = _begins_with_label(text, path, spec)
+        cut = text.rfind(b"\n") + 1
+        if cut:
+            yield _numbered(text[:cut], spec, label, path, first_line, reject)
+            first_line += text.count(b"\n")
+        rest = text[cut:]
+    if label is None:
+        raise BadInputError(f"{path}: empty file", "there is nothing to read")
+    if rest:
+        yield _numbered(rest, spec, label, path, first_line, reject)
+
+
+def _numbered(
+    text: bytes, spec: FeatureSpec, label: bool, source: str, first_line: int, reject: bool
+) -> tuple[np.ndarray, RawRows]:
+    rows = parse_rows(text, spec, label=label)
+    if rows.bad_count and not reject:
+        _raise_bad_row(rows, source, first_line + 1)
+    return first_line + rows.line, rows
+
+
+def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
+    """The bytes of a file in chunks, decompressed by the ending of its name.
+
+    Raises:
+        BadInputError: it is missing, truncated, or not what its name says.
+    """
+    try:
+        with fsspec.open(path, "rb", compression="infer") as file:
+            while chunk := file.read(chunk_bytes):
+                yield chunk
+    except FileNotFoundError:
+        raise BadInputError(f"{path}: no such file") from None
+    except (EOFError, OSError, ValueError, lzma.LZMAError) as error:
+        raise BadInputError(
+            f"{path}: truncated, or not what its name says: {error}", "fetch it again"
+        ) from error
 
 
 def line_number(block: Block, line: int) -> int:

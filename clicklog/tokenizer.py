@@ -42,6 +42,7 @@ class RawRows:
         dense_missing: uint64 [n], bit j set where dense column j is missing.
         categorical: uint32 [categorical columns, n]; 0 where missing.
         categorical_missing: uint64 [n], bit j set where categorical column j is missing.
+        line: int64 [n], the line each row stood on, from 0; lines of bad rows are left out.
         bad: the first bad rows; bad rows are in none of the columns.
         bad_count: how many bad rows there were.
     """
@@ -51,6 +52,7 @@ class RawRows:
     dense_missing: np.ndarray
     categorical: np.ndarray
     categorical_missing: np.ndarray
+    line: np.ndarray
     bad: list[BadRow]
     bad_count: int
 
@@ -76,8 +78,9 @@ def parse_rows(data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, labe
     dense = np.zeros((dense_count, lines), np.int32)
     categorical = np.zeros((categorical_count, lines), np.uint32)
     missing = np.zeros((2, lines), np.uint64)
+    line = np.empty(lines, np.int64)
     bad = np.zeros((DESCRIBED_BAD_ROWS, 5), np.int64)
-    rows, bad_count = _parse(buffer, label, labels, dense, categorical, missing, bad)
+    rows, bad_count = _parse(buffer, label, labels, dense, categorical, missing, line, bad)
     names = spec.columns if label else spec.columns[1:]
     described = [_describe(buffer, names, *map(int, entry)) for entry in bad[:bad_count]]
     return RawRows(
@@ -86,6 +89,7 @@ def parse_rows(data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, labe
         dense_missing=missing[0, :rows],
         categorical=categorical[:, :rows],
         categorical_missing=missing[1, :rows],
+        line=line[:rows],
         bad=described,
         bad_count=bad_count,
     )
@@ -114,7 +118,7 @@ _HEX_DIGIT[65:71] = _HEX_DIGIT[97:103] = np.arange(10, 16)
 
 
 @numba.njit(nogil=True, cache=True)
-def _parse(buffer, has_label, labels, dense, categorical, missing, bad):
+def _parse(buffer, has_label, labels, dense, categorical, missing, row_line, bad):
     """Fill the columns; (rows, bad rows). ``buffer`` ends with a newline.
 
     The common forms of a field are parsed in line; calls are for the rest, because each costs as
@@ -199,6 +203,7 @@ def _parse(buffer, has_label, labels, dense, categorical, missing, bad):
             # the last field may have ended with \r\n: `at` is past its first byte
             if buffer[at - 1] == _RETURN:
                 at += 1
+            row_line[row] = line
             row += 1
         else:
             at = _note_bad_row(buffer, line_begin, line, code, column - 1, columns, bad, bad_count)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import lzma
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-import fsspec
 
 from clicklog.errors import BadInputError, BadRowError
 from clicklog.files import atomic_path
@@ -19,6 +16,7 @@ from clicklog.raw import (
     has_label,
     offset_of_line,
     read_bytes,
+    read_stream,
 )
 from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS, cut_last_day
@@ -142,25 +140,9 @@ def stage(
             staged.append(day)
             continue
         target = directory / Path(day.path).name.rsplit(".", 1)[0]
-        with atomic_path(target) as temporary:
-            _decompress(day.path, temporary, report)
+        with atomic_path(target) as temporary, open(temporary, "wb") as out:
+            for chunk in read_stream(day.path, 8 << 20):
+                out.write(chunk)
+                report(len(chunk))
         staged.append(dataclasses.replace(day, path=str(target), size=target.stat().st_size))
     return staged
-
-
-def _decompress(source: str, target: Path, report: Callable[[int], object]) -> None:
-    with open(target, "wb") as out:
-        for chunk in _decompressed(source):
-            out.write(chunk)
-            report(len(chunk))
-
-
-def _decompressed(source: str) -> Iterator[bytes]:
-    try:
-        with fsspec.open(source, "rb", compression="infer") as file:
-            while chunk := file.read(8 << 20):
-                yield chunk
-    except (EOFError, OSError, ValueError, lzma.LZMAError) as error:
-        raise BadInputError(
-            f"{source}: truncated, or not what its name says: {error}", "fetch it again"
-        ) from error
