@@ -13,6 +13,8 @@ WHEELS ?= $(wildcard /opt/wheels)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Programs that start others (torchx, torchrun) find them in the environment too.
+ON_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 INSTALL := $(PIP) install --quiet $(addprefix --find-links=,$(WHEELS))
 ifndef LOCK
 LOCK := requirements/$(if $(shell nvidia-smi -L 2>/dev/null | grep GPU),gpu,cpu).txt
@@ -29,10 +31,10 @@ help: ## list the targets
 env: $(LINKED) ## build the environment in .venv
 
 demo: $(LINKED) ## raw click log -> ETL -> training -> scored rows; everything below build/demo
-	@$(BIN)/python -m demo --output build/demo $(DEMO_FLAGS)
+	@$(ON_PATH) python -m demo --output build/demo $(DEMO_FLAGS)
 
 test: $(LINKED) ## run the tests
-	@$(BIN)/python -m pytest $(TEST_FLAGS)
+	@$(ON_PATH) python -m pytest $(TEST_FLAGS)
 
 lint: $(LINKED) ## check style and formatting
 	@$(BIN)/ruff check .

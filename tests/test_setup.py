@@ -1,0 +1,214 @@
+"""The locks, the environment that runs this test, environment.yml, the Makefile and .ci/run."""
+
+import os
+import re
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+REQUIREMENTS = ROOT / "requirements"
+PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][0-9a-z.]*)")
+GPU_ONLY_MODULES = {"cudf-cu13", "dask-cudf-cu13", "dask-cuda", "cupy-cuda13x", "rmm-cu13"}
+
+#: Published requirements that the locks break on purpose: (whose, of what).
+BROKEN_ON_PURPOSE = {
+    ("merlin-core", "pandas"),  # pins <1.6; nvt_compat makes it run on 3.0
+    ("merlin-core", "pynvml"),  # nvidia-ml-py gives the module of that name
+    ("merlin-core", "dask-cuda"),  # on GPU machines only
+    ("torchrec", "fbgemm-gpu"),  # fbgemm-gpu-cpu gives the same modules
+}
+
+
+def pins(name):
+    """Return {package: version} of a requirements file; fail on a line that is no exact pin."""
+    found = {}
+    for line in (REQUIREMENTS / name).read_text().splitlines():
+        if line and not line.startswith("#"):
+            match = PIN.fullmatch(line)
+            assert match, f"{name}: {line!r} is no exact pin"
+            assert match[1] not in found, f"{name}: {match[1]} twice"
+            found[match[1]] = match[2]
+    return found
+
+
+def installed():
+    found = {canonicalize_name(d.metadata["Name"]): d for d in metadata.distributions()}
+    return {name: found[name] for name in sorted(found)}
+
+
+def needs(distribution, extras=()):
+    for line in distribution.requires or ():
+        requirement = Requirement(line)
+        environments = [{"extra": extra} for extra in ("", *extras)]
+        if not requirement.marker or any(map(requirement.marker.evaluate, environments)):
+            yield requirement
+
+
+def brought_by_torch(packages):
+    """Names of torch and of all that its metadata asks for, CUDA libraries included."""
+    found, todo = {"torch"}, list(needs(packages["torch"]))
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        if name in packages and (name not in found or requirement.extras):
+            found.add(name)
+            todo += needs(packages[name], requirement.extras)
+    return found
+
+
+def has_gpu():
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return False
+    return "GPU" in listing.stdout
+
+
+def test_the_locks_agree_and_differ_only_by_rapids_and_fbgemm():
+    cpu, gpu = pins("cpu.txt"), pins("gpu.txt")
+    assert set(cpu) - set(gpu) == {"fbgemm-gpu-cpu"}
+    assert set(gpu) - set(cpu) >= GPU_ONLY_MODULES | {"fbgemm-gpu"}
+    assert gpu["fbgemm-gpu"] == cpu["fbgemm-gpu-cpu"]
+    assert {k: v for k, v in cpu.items() if k in gpu} == {k: v for k, v in gpu.items() if k in cpu}
+
+
+@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt"])
+def test_a_lock_leaves_out_what_is_installed_before_it(lock):
+    before = pins("build.txt") | pins("torch.txt")
+    assert not set(pins(lock)) & (set(before) | {"pynvml", "triton", "nvidia-cudnn-cu13"})
+
+
+@pytest.mark.skipif(has_gpu(), reason="GPU machines have environments of their own")
+def test_this_environment_is_the_cpu_lock():
+    packages = installed()
+    locked = pins("build.txt") | pins("torch.txt") | pins("cpu.txt")
+    here = {name: d.version.partition("+")[0] for name, d in packages.items()}
+    known = {*locked, *brought_by_torch(packages), "nvt-torchrec"}
+    assert {name: here.get(name) for name in locked} == locked
+    assert not set(here) - known, "installed, but in no lock: build the environment by `make env`"
+
+
+@pytest.mark.skipif(has_gpu(), reason="GPU machines have environments of their own")
+def test_nothing_is_missing_but_what_is_broken_on_purpose():
+    packages = installed()
+    broken = {
+        (name, canonicalize_name(need.name))
+        for name, distribution in packages.items()
+        for need in needs(distribution)
+        if (there := packages.get(canonicalize_name(need.name))) is None
+        or not need.specifier.contains(there.version, prereleases=True)
+    }
+    assert broken == BROKEN_ON_PURPOSE
+
+
+def test_environment_yml_installs_the_same_files():
+    text = (ROOT / "environment.yml").read_text()
+    conda = yaml.safe_load(text)["dependencies"]
+    assert conda[-1] == {
+        "pip": [
+            "-r requirements/build.txt",
+            "-r requirements/torch.txt",
+            "-c requirements/gpu.txt",
+        ]
+    }
+    assert f"pip={pins('build.txt')['pip']}" in conda
+    assert "python=3.11" in conda
+    command = "pip install --no-deps --no-build-isolation -r requirements/gpu.txt -e ."
+    assert f"#   {command}\n" in text
+
+
+# ------------------------------------------------------------------------------ Makefile, .ci/run
+
+
+@pytest.fixture
+def bin_dir(tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, bin_dir):
+    """Run a command in the repository's root, with the programs of bin_dir first on the path."""
+
+    def run(*command):
+        path = f"{bin_dir}:{os.environ['PATH']}"
+        environment = {"PATH": path, "HOME": str(tmp_path)}
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+def program(path, script):
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_the_lock_follows_the_gpu(run, bin_dir, tmp_path):
+    program(bin_dir / "nvidia-smi", 'echo "No devices were found"; exit 6')
+    assert "-r requirements/cpu.txt" in run("make", "-n", "env", f"VENV={tmp_path}/v").stdout
+    program(bin_dir / "nvidia-smi", 'echo "GPU 0: NVIDIA H200 (UUID: GPU-0)"')
+    assert "-r requirements/gpu.txt" in run("make", "-n", "env", f"VENV={tmp_path}/v").stdout
+    chosen = run("make", "-n", "env", f"VENV={tmp_path}/v", "LOCK=requirements/cpu.txt").stdout
+    assert "-r requirements/cpu.txt" in chosen
+    assert "gpu.txt" not in chosen
+
+
+def test_an_environment_is_built_again_when_it_must_be(run, tmp_path):
+    venv, lock = tmp_path / "venv", tmp_path / "cpu.txt"
+    shutil.copy(REQUIREMENTS / "cpu.txt", lock)
+
+    def builds():
+        done = run("make", "-n", "env", f"VENV={venv}", f"LOCK={lock}")
+        assert done.returncode == 0, done.stderr
+        return f"rm -rf {venv}" in done.stdout
+
+    assert builds()
+    venv.mkdir()
+    (venv / "pyvenv.cfg").touch()
+    assert builds()  # half built: not stamped
+    (venv / "built-from-gpu.txt").touch()
+    assert builds()  # from another lock
+    (venv / "built-from-cpu.txt").touch()
+    (venv / "linked").touch()
+    assert not builds()
+    after = (venv / "built-from-cpu.txt").stat().st_mtime + 10
+    os.utime(lock, (after, after))
+    assert builds()  # the lock is newer
+
+
+def test_without_a_fitting_python_make_says_so_and_removes_nothing(run, bin_dir, tmp_path):
+    venv = tmp_path / "venv"
+    venv.mkdir()
+    (venv / "mine").touch()
+    program(bin_dir / "oldpython", "exit 1")
+    done = run("make", "env", f"VENV={venv}", "PYTHON=oldpython no-such-python")
+    assert done.returncode == 2
+    assert "none of these is a Python 3.11 or 3.12 with venv: oldpython no-such" in done.stderr
+    assert "PYTHON=/path/to/python3.11" in done.stderr
+    assert (venv / "mine").exists()
+
+
+def test_make_alone_lists_every_target(run):
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    listed = re.findall(r"^make ([a-z-]+) ", run("make").stdout, re.MULTILINE)
+    assert listed == phony.split()
+
+
+@pytest.mark.parametrize("fails", ["env", "lint", "test", "demo", "nothing"])
+def test_ci_runs_every_step_and_stops_at_the_first_failure(run, bin_dir, tmp_path, fails):
+    program(bin_dir / "make", f'echo "$1" >> {tmp_path}/called; test "$1" != {fails}')
+    done = run(str(ROOT / ".ci" / "run"))
+    steps = ["env", "lint", "test", "demo"]
+    called = (tmp_path / "called").read_text().split()
+    assert called == steps[: steps.index(fails) + 1 if fails in steps else None]
+    assert (done.returncode == 0) == (fails == "nothing")
