@@ -1,0 +1,1 @@
+"""The main job as a user would run it, command by command: ``python -m demo``."""

@@ -1,0 +1,125 @@
+"""Synthetic click log → ETL → training on 2 ranks → evaluation → scoring of raw rows.
+
+Runs the commands of README.md one after the other, each as its own process, and ends with
+``summary.json``, a table and pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from clicklog.errors import ClickLogError, OutputError, run_command
+from clicklog.files import write_json, write_text
+
+log = logging.getLogger("demo")
+
+MARKER = ".demo"
+LAST_DAY = 23
+
+
+class StageFailedError(ClickLogError):
+    """A command of the demo ended with an error; it has said which."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the demo; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("build/demo"), metavar="DIR")
+    parser.add_argument("--rows_per_day", type=int, default=50_000, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=2, help="training processes")
+    args = parser.parse_args(argv)
+    return run_command(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> None:
+    from demo.pictures import draw
+    from demo.summary import make_summary, print_table
+
+    output = _fresh(args.output)
+    paths = {
+        "raw": output / "raw",
+        "etl": output / "out",
+        "workflow": output / "out" / "workflow",
+        "parquet": output / "out" / "criteo_binary" / "split",
+        "report": output / "out" / "report.html",
+        "checkpoint": output / "checkpoint",
+        "training_log": output / "training_log",
+        "predictions": output / "predictions.parquet",
+        "pictures": output / "demo.png",
+        "summary": output / "summary.json",
+    }
+    seconds = {name: _stage(name, command) for name, command in _commands(args, paths).items()}
+    begin = time.perf_counter()
+    summary = make_summary(paths, LAST_DAY)
+    summary["seconds"] = {**seconds, "check": round(time.perf_counter() - begin, 1)}
+    summary["paths"] = {name: str(path) for name, path in paths.items()}
+    draw(paths, summary)
+    write_json(paths["summary"], summary)
+    print_table(summary)
+
+
+def _fresh(output: Path) -> Path:
+    """The output directory, emptied if an earlier demo made it."""
+    if output.exists() and any(output.iterdir()):
+        if not (output / MARKER).exists():
+            raise OutputError(f"{output}: not empty, and not made by the demo", "choose another")
+        shutil.rmtree(output)
+    output.mkdir(parents=True, exist_ok=True)
+    write_text(output / MARKER, "made by `make demo`, which empties it when it runs again\n")
+    return output
+
+
+def _commands(args: argparse.Namespace, paths: dict[str, Path]) -> dict[str, list[str]]:
+    steps = args.rows_per_day * LAST_DAY // (BATCH_SIZE * args.ranks)
+    return {
+        "synthesize": _python(
+            f"-m etl synthesize --output_path {paths['raw']} --days {LAST_DAY + 1} "
+            f"--rows_per_day {args.rows_per_day} --seed {args.seed}"
+        ),
+        "etl": _python(f"-m etl run --input_path {paths['raw']} --output_path {paths['etl']}"),
+        "train": _python(
+            f"-m torchx.apps.main run -s local_cwd dist.ddp -j 1x{args.ranks} "
+            f"--script train_torchrec.py -- --binary_path {paths['parquet']}/ {TRAINING} "
+            f"--validation_freq_within_epoch {max(1, steps // 8)} "
+            f"--throughput_check_freq_within_epoch {max(1, steps // 20)} "
+            f"--save_checkpoint_path {paths['checkpoint']} --log_path {paths['training_log']}"
+        ),
+        "predict": _python(
+            f"-m inference predict --workflow {paths['workflow']} "
+            f"--checkpoint {paths['checkpoint']} --input {paths['raw']}/day_{LAST_DAY} "
+            f"--output {paths['predictions']}"
+        ),
+    }
+
+
+BATCH_SIZE = 512
+TRAINING = (
+    f"--batch_size {BATCH_SIZE} --epochs 1 --adagrad --learning_rate 0.03 --embedding_dim 16 "
+    "--dense_arch_layer_sizes 64,16 --over_arch_layer_sizes 128,64,1"
+)
+
+
+def _python(arguments: str) -> list[str]:
+    return [sys.executable, *shlex.split(arguments)]
+
+
+def _stage(name: str, command: list[str]) -> float:
+    log.info("\n== %s: python %s", name, shlex.join(command[1:]))
+    begin = time.perf_counter()
+    status = subprocess.run(command, check=False).returncode
+    seconds = round(time.perf_counter() - begin, 1)
+    if status:
+        raise StageFailedError(f"{name}: exit status {status} after {seconds} s", "see above")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
