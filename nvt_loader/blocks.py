@@ -14,6 +14,9 @@ from clicklog.schema import TableSchema
 from nvt_loader.decode import Columns, Decoder, cpu_decoder
 from nvt_loader.layout import Layout
 
+#: Rows of which the dense columns are transposed at a time: what fits a core's cache.
+TILE_ROWS = 1024
+
 
 @dataclasses.dataclass(frozen=True)
 class Block:
@@ -104,18 +107,57 @@ def fill_cpu(
         share: which of the g rows of each step are this rank's.
         order: permutation of the ``steps · g`` rows, or None.
     """
-    steps = block.labels.shape[0]
-    rows = slice(first, first + share.stop - share.start)
+    steps, width = block.labels.shape[0], share.stop - share.start
+    rows = slice(first, first + width)
+    dense = block.dense.numpy()[:, rows]
+    staged = np.empty((dense.shape[2], steps, width), np.float32)
     targets = [
         block.labels.numpy()[:, rows],
-        *np.moveaxis(block.dense.numpy()[:, rows], 2, 0),
+        *staged,
         *np.moveaxis(block.ids.numpy()[:, :, rows], 1, 0),
     ]
-    for target, *columns in zip(targets, *parts, strict=True):
-        column = columns[0] if len(columns) == 1 else np.concatenate(columns)
-        if order is not None:
-            column = column[order]
-        target[:] = column.reshape(steps, -1)[:, share]
+    if order is None and sum(len(columns[0]) for columns in parts) == steps * width:
+        _copy_all(targets, parts)
+    else:
+        for target, *columns in zip(targets, *parts, strict=True):
+            column = columns[0] if len(columns) == 1 else np.concatenate(columns)
+            if order is not None:
+                column = column[order]
+            target[:] = column.reshape(steps, -1)[:, share]
+    tile = max(1, TILE_ROWS // width)
+    for step in range(0, steps, tile):
+        dense[step : step + tile] = np.moveaxis(staged[:, step : step + tile], 0, 2)
+
+
+def _copy_all(targets: list[np.ndarray], parts: list[Columns]) -> None:
+    """Write columns into targets [steps, width], row after row, without joining the parts."""
+    done = 0
+    for columns in parts:
+        runs = list(_runs(done, len(columns[0]), targets[0].shape[1]))
+        for target, column in zip(targets, columns, strict=True):
+            for steps, rows, source in runs:
+                view = target[steps, rows]
+                view[:] = column[source].reshape(view.shape)
+        done += len(columns[0])
+
+
+def _runs(first: int, rows: int, width: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Rows [first, first + rows) of a row-major [steps, width] as at most three rectangles.
+
+    Yields steps and rows of the rectangle, and where its rows are among the ``rows``.
+    """
+    step, offset = divmod(first, width)
+    done = 0
+    if offset:
+        done = min(width - offset, rows)
+        yield slice(step, step + 1), slice(offset, offset + done), slice(0, done)
+        step += 1
+    whole = (rows - done) // width
+    if whole:
+        yield slice(step, step + whole), slice(0, width), slice(done, done + whole * width)
+        step, done = step + whole, done + whole * width
+    if done < rows:
+        yield slice(step, step + 1), slice(0, rows - done), slice(done, rows)
 
 
 class BatchFactory:

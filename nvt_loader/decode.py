@@ -1,8 +1,9 @@
 """Parquet row groups → columns, on the CPU, and the reader that hands out a run of rows bit by bit.
 
-A *decoder* is a function ``Piece → iterator of column lists``: arrays ``[rows]`` in schema order
-(label, dense, categorical), consecutive, and together exactly the piece's rows. Here they are
-NumPy arrays on Arrow's memory; :mod:`nvt_loader.gpu` has one that gives tensors on the device.
+A *decoder* is a function ``(piece, rows at a time) → iterator of column lists``: arrays in schema
+order (label, dense, categorical), consecutive, and together exactly the piece's rows. Here they
+are NumPy arrays ``[rows]`` on Arrow's memory; :mod:`nvt_loader.gpu` has a decoder that gives
+tensors on the device.
 """
 
 from __future__ import annotations
@@ -20,15 +21,11 @@ from clicklog.errors import BadInputError, SchemaError
 from nvt_loader.layout import REWRITE, Layout, check_columns
 from nvt_loader.plan import Piece
 
-#: Rows decoded at a time: enough that a call's overhead does not show, little enough that eight
-#: virtual shards decode their first rows within tens of milliseconds.
-DECODE_ROWS = 16384
-
 #: Parquet files kept open, so that a shuffled epoch does not parse a footer for each row group.
 OPEN_FILES = 32
 
 Columns = list[Any]
-Decoder = Callable[[Piece], Iterator[Columns]]
+Decoder = Callable[[Piece, int], Iterator[Columns]]
 
 
 def cpu_decoder(layout: Layout) -> Decoder:
@@ -46,13 +43,13 @@ def cpu_decoder(layout: Layout) -> Decoder:
         check_columns(file.schema_arrow, layout.schema, path)
         return file
 
-    def decode(piece: Piece) -> Iterator[Columns]:
+    def decode(piece: Piece, rows: int) -> Iterator[Columns]:
         group = layout.row_groups[piece.row_group]
         path = layout.files[group.file]
         try:
             file = open_file(group.file)
             check_unchanged(layout, piece.row_group, file.metadata)
-            batches = file.iter_batches(DECODE_ROWS, row_groups=[group.index], columns=names)
+            batches = file.iter_batches(rows, row_groups=[group.index], columns=names)
             first = 0  # of the batch, as a row of the row group
             for batch in batches:
                 begin, end = max(piece.begin - first, 0), min(piece.end - first, batch.num_rows)
@@ -135,10 +132,10 @@ def raise_outside(ids: np.ndarray, column: int, layout: Layout, file: int) -> No
 
 
 class RowReader:
-    """Hands out consecutive rows of a sequence of pieces, however they were decoded."""
+    """Hands out consecutive rows of a sequence of pieces; decodes about ``rows`` at a time."""
 
-    def __init__(self, decoder: Decoder, pieces: Iterable[Piece]) -> None:
-        self._columns = (columns for piece in pieces for columns in decoder(piece))
+    def __init__(self, decoder: Decoder, pieces: Iterable[Piece], rows: int) -> None:
+        self._columns = (columns for piece in pieces for columns in decoder(piece, rows))
         self._rest: Columns | None = None
 
     def take(self, rows: int) -> list[Columns]:

@@ -19,6 +19,9 @@ from nvt_loader.plan import Plan
 #: Rows of a block when rows are not shuffled: about 10 MB of Criteo.
 BLOCK_ROWS = 65536
 
+#: Rows decoded at a time, over all virtual shards of a rank, and the least for one of them.
+DECODE_ROWS, LEAST_DECODE_ROWS = 65536, 16384
+
 #: Blocks that are made ahead of the one in use.
 PREFETCH_BLOCKS = 2
 
@@ -55,14 +58,17 @@ def produce_blocks(
     order = planning.epoch_order(len(rows), shuffle=shuffle, seed=seed, epoch=epoch)
     starts = planning.stream_starts(rows, order)
 
+    spans = plan.spans(rank, world_size)
+    decode_rows = max(DECODE_ROWS // len(spans), LEAST_DECODE_ROWS)
+
     def read(begin: int, end: int) -> RowReader:
-        return RowReader(blocks.decode, planning.pieces(starts, order, begin, end))
+        pieces = planning.pieces(starts, order, begin, end)
+        return RowReader(blocks.decode, pieces, decode_rows)
 
     batch = plan.global_batch // world_size
     # Shuffling needs whole windows, also when an epoch resumes inside one.
     block_steps = plan.window_steps if shuffle else max(1, BLOCK_ROWS // batch)
     begin = first_step // block_steps * block_steps
-    spans = plan.spans(rank, world_size)
     readers = [read(*plan.shard_rows(span.shard, begin, plan.full_steps)) for span in spans]
     while begin < plan.full_steps:
         steps = min(block_steps, plan.full_steps - begin)

@@ -131,7 +131,7 @@ def cudf_decoder(layout: Layout, stream: torch.cuda.Stream) -> Decoder:
             else:
                 raise_outside(tensors[1][:, i - floats].cpu().numpy(), i - floats, layout, file)
 
-    def decode(piece: Piece) -> Iterator[Columns]:
+    def decode(piece: Piece, _rows: int) -> Iterator[Columns]:
         group = layout.row_groups[piece.row_group]
         path = layout.files[group.file]
         if group.file not in checked:

@@ -27,7 +27,8 @@ def small_blocks(monkeypatch):
     """Several blocks and shuffling windows in these 757 rows."""
     monkeypatch.setattr("nvt_loader.epoch.BLOCK_ROWS", 200)
     monkeypatch.setattr("nvt_loader.plan.WINDOW_ROWS", 36)
-    monkeypatch.setattr("nvt_loader.decode.DECODE_ROWS", 16)
+    monkeypatch.setattr("nvt_loader.epoch.DECODE_ROWS", 64)
+    monkeypatch.setattr("nvt_loader.epoch.LEAST_DECODE_ROWS", 16)
 
 
 def through_json(state):
