@@ -242,16 +242,18 @@ def stream_rows(
     first_line, label, rest = 0, None, b""
     for chunk in read_stream(path, block_bytes):
         text = rest + chunk
-        if label is None:
-            label = _begins_with_label(text, path, spec)
         cut = text.rfind(b"\n") + 1
         if cut:
+            if label is None:
+                label = _begins_with_label(text, path, spec)
             yield _numbered(text[:cut], spec, label, path, first_line, reject)
             first_line += text.count(b"\n")
         rest = text[cut:]
-    if label is None:
+    if label is None and not rest:
         raise BadInputError(f"{path}: empty file", "there is nothing to read")
     if rest:
+        if label is None:
+            label = _begins_with_label(rest, path, spec)
         yield _numbered(rest, spec, label, path, first_line, reject)
 
 

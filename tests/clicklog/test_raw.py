@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clicklog.errors import BadInputError, BadRowError, SettingsError
+from clicklog.raw import (
+    Block,
+    count_lines,
+    cut_blocks,
+    find_days,
+    has_label,
+    offset_of_line,
+    parse_days,
+    read_block,
+    read_bytes,
+    stream_rows,
+)
+from tests.logs import CRITEO, random_rows, write_day, write_log
+
+
+def test_days_are_found_by_number(tmp_path: Path) -> None:
+    for name in ("day_2.tsv", "day_10", "day_11.gz", "day_9.txt", "other", "day_x"):
+        (tmp_path / name).write_text("x")
+    found = find_days(str(tmp_path), {2, 9, 10, 11})
+    assert [(day.day, day.compressed) for day in found] == [
+        (2, False), (9, False), (10, False), (11, True)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "no files day_0"),
+        (["day_0", "day_2", "day_5"], "missing day_1, day_3, day_4"),
+        (["day_0", "day_0.tsv"], "day 0 is there twice"),
+    ],
+)
+def test_days_that_cannot_be_used(tmp_path: Path, names: list[str], message: str) -> None:
+    for name in names:
+        (tmp_path / name).write_text("x")
+    with pytest.raises(BadInputError, match=message):
+        find_days(str(tmp_path))
+
+
+def test_missing_days_name_the_way_out(tmp_path: Path) -> None:
+    for name in ("day_0", "day_2"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(BadInputError, match="--days 0,2"):
+        find_days(str(tmp_path))
+    assert [day.day for day in find_days(str(tmp_path), {0, 2})] == [0, 2]
+    with pytest.raises(BadInputError, match="missing day_1"):
+        find_days(str(tmp_path), {0, 1})
+
+
+def test_empty_file_and_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "day_0").touch()
+    with pytest.raises(BadInputError, match="day_0: empty file"):
+        find_days(str(tmp_path))
+    with pytest.raises(BadInputError, match="no such directory"):
+        find_days(str(tmp_path / "none"))
+
+
+def test_parse_days() -> None:
+    assert parse_days("0-3, 7") == {0, 1, 2, 3, 7}
+    with pytest.raises(SettingsError, match="cannot read 'x'"):
+        parse_days("1,x")
+
+
+@given(
+    lines=st.lists(st.integers(0, 40), min_size=1, max_size=40),
+    block_bytes=st.integers(1, 200),
+    last_newline=st.booleans(),
+)
+def test_blocks_are_whole_lines_and_cover_the_file(
+    tmp_path_factory: pytest.TempPathFactory, lines, block_bytes, last_newline
+) -> None:
+    path = tmp_path_factory.mktemp("blocks") / "day_0"
+    text = "\n".join("x" * (n + 1) for n in lines) + ("\n" if last_newline else "")
+    path.write_text(text)
+    blocks = cut_blocks(str(path), 0, len(text), block_bytes, "day_0")
+    assert "".join(text[block.begin : block.end] for block in blocks) == text
+    assert all(text[block.end - 1] == "\n" for block in blocks[:-1])
+    assert all(block.end - block.begin < block_bytes + 42 for block in blocks)
+    assert count_lines(str(path), 0, len(text)) == len(lines)
+    offsets = [offset_of_line(str(path), line, len(text)) for line in range(len(lines))]
+    assert [text[at:].split("\n")[0] for at in offsets] == ["x" * (n + 1) for n in lines]
+    assert offset_of_line(str(path), len(lines) + 1, len(text)) == len(text)
+
+
+def test_a_bad_row_names_file_and_line(tmp_path: Path) -> None:
+    rows = random_rows(20, 0)
+    rows[13][20] = "nothex"
+    write_day(tmp_path / "day_0", rows)
+    size = (tmp_path / "day_0").stat().st_size
+    path = str(tmp_path / "day_0")
+    for block in cut_blocks(path, 0, size, 1000, path):
+        begin = count_lines(path, 0, block.begin)
+        end = begin + count_lines(path, block.begin, block.end)
+        if begin <= 13 < end:
+            with pytest.raises(BadRowError, match=r"day_0, line 14: column cat_6: 'nothex'"):
+                read_block(block, CRITEO)
+            assert len(read_block(block, CRITEO, reject=True)) == end - begin - 1
+        else:
+            read_block(block, CRITEO)
+
+
+def test_a_file_that_shrank(tmp_path: Path) -> None:
+    write_log(tmp_path, [3])
+    size = (tmp_path / "day_0").stat().st_size
+    with pytest.raises(BadInputError, match="shrank while it was read"):
+        read_bytes(str(tmp_path / "day_0"), 0, size + 1)
+    with pytest.raises(BadInputError, match="cannot be read"):
+        read_block(Block(str(tmp_path / "none"), 0, 1, "none"), CRITEO)
+
+
+def test_label_or_not(tmp_path: Path) -> None:
+    rows = random_rows(2, 0)
+    for name, cut, expected in (("a", 0, True), ("b", 1, False)):
+        write_day(tmp_path / name, [row[cut:] for row in rows])
+        path = tmp_path / name
+        assert has_label(str(path), path.stat().st_size, CRITEO) is expected
+    write_day(tmp_path / "c", [row[2:] for row in rows])
+    with pytest.raises(BadRowError, match="line 1: 38 tab-separated fields"):
+        list(stream_rows(str(tmp_path / "c"), CRITEO, block_bytes=100))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("block_bytes", [50, 1000, 1 << 20])
+def test_stream_is_the_file(tmp_path: Path, compress: bool, block_bytes: int) -> None:
+    rows = random_rows(25, 3)
+    text = "\n".join("\t".join(row) for row in rows).encode()
+    path = tmp_path / ("day_0.gz" if compress else "day_0")
+    path.write_bytes(gzip.compress(text) if compress else text)
+    labels, lines = [], []
+    for numbers, parsed in stream_rows(str(path), CRITEO, block_bytes=block_bytes):
+        labels += parsed.label.tolist()
+        lines += numbers.tolist()
+    assert labels == [int(row[0]) for row in rows]
+    assert lines == list(range(25))
+
+
+def test_stream_of_something_else(tmp_path: Path) -> None:
+    whole = gzip.compress(b"0" + b"\t" * 39 + b"\n")
+    (tmp_path / "cut.gz").write_bytes(whole[:-6])
+    (tmp_path / "no.gz").write_bytes(b"no gzip")
+    (tmp_path / "empty").touch()
+    for name, message in (
+        ("cut.gz", "cut.gz: truncated"),
+        ("no.gz", "no.gz: truncated, or not what its name says"),
+        ("empty", "empty: empty file"),
+        ("none", "none: no such file"),
+    ):
+        with pytest.raises(BadInputError, match=message):
+            list(stream_rows(str(tmp_path / name), CRITEO, block_bytes=10))

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.tokenizer import DESCRIBED_BAD_ROWS, parse_rows
+
+SPEC = FeatureSpec(
+    label="label",
+    dense=(DenseColumn("d0"), DenseColumn("d1")),
+    categorical=(CategoricalColumn("c0"), CategoricalColumn("c1")),
+)
+INTEGERS = st.none() | st.integers(-(2**31), 2**31 - 1)
+CATEGORIES = st.none() | st.integers(0, 2**32 - 1)
+ROWS = st.lists(
+    st.tuples(st.integers(0, 1), INTEGERS, INTEGERS, CATEGORIES, CATEGORIES), max_size=30
+)
+
+
+def _text(row, digits: int, upper: bool) -> str:
+    label, *rest = row
+    dense = ["" if value is None else str(value) for value in rest[:2]]
+    form = f"0{digits}{'X' if upper else 'x'}"
+    categorical = ["" if value is None else format(value, form) for value in rest[2:]]
+    return "\t".join([str(label), *dense, *categorical])
+
+
+@given(ROWS, st.integers(1, 8), st.booleans(), st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_values_come_back(rows, digits, upper, newline, last_newline) -> None:
+    text = newline.join(_text(row, digits, upper) for row in rows)
+    if last_newline and rows:
+        text += newline
+    parsed = parse_rows(text.encode(), SPEC, label=True)
+    assert parsed.bad_count == 0
+    assert len(parsed) == len(rows)
+    assert parsed.line.tolist() == list(range(len(rows)))
+    assert parsed.label.tolist() == [row[0] for row in rows]
+    for values, missing, first in (
+        (parsed.dense, parsed.dense_missing, 1),
+        (parsed.categorical, parsed.categorical_missing, 3),
+    ):
+        for j in range(2):
+            absent = (missing >> np.uint64(j)) & np.uint64(1)
+            expected = [row[first + j] for row in rows]
+            assert absent.tolist() == [int(value is None) for value in expected]
+            assert values[j].tolist() == [value or 0 for value in expected]
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("0\t1\t2\ta", "4 fields instead of 5"),
+        ("0\t1\t2\ta\tb\tc", "6 fields instead of 5"),
+        ("", "1 fields instead of 5"),
+        ("2\t1\t2\ta\tb", "column label: '2': a label is 0 or 1"),
+        ("\t1\t2\ta\tb", "column label: '': a label is 0 or 1"),
+        ("10\t1\t2\ta\tb", "column label: '10': a label is 0 or 1"),
+        ("0\t1.5\t2\ta\tb", "column d0: '1.5': an integer is needed"),
+        ("0\t1\t-\ta\tb", "column d1: '-': an integer is needed"),
+        ("0\t1 \t2\ta\tb", "column d0: '1 ': an integer is needed"),
+        ("0\t2147483648\t2\ta\tb", "column d0: '2147483648': it does not fit 32 bits"),
+        ("0\t1\t-99999999999999999999\ta\tb", "column d1: '-9999999999999999999"),
+        ("0\t1\t2\txyz\tb", "column c0: 'xyz': 1 to 8 hexadecimal digits"),
+        ("0\t1\t2\ta\t123456789", "column c1: '123456789': 1 to 8 hexadecimal digits"),
+        ("0\t1\t2\ta\tb\rc", "column c1: 'b\\rc'"),
+        ("0\t1\t2\ta b\tc", "column c0: 'a b'"),
+        ("0\t1\t2\t-1\tc", "column c0: '-1'"),
+    ],
+)
+def test_bad_rows_are_described_and_left_out(row: str, what: str) -> None:
+    text = f"1\t7\t8\tAa\tbB\n{row}\n0\t\t\t\t\n"
+    parsed = parse_rows(text.encode(), SPEC, label=True)
+    assert parsed.bad_count == 1
+    assert what in parsed.bad[0].what
+    assert parsed.bad[0].line == 1
+    assert parsed.line.tolist() == [0, 2]
+    assert parsed.label.tolist() == [1, 0]
+    assert parsed.categorical[:, 0].tolist() == [0xAA, 0xBB]
+    assert parsed.dense_missing.tolist() == [0, 3]
+
+
+def test_without_a_label() -> None:
+    parsed = parse_rows(b"5\t\tff\t1\n", SPEC, label=False)
+    assert parsed.label is None
+    assert parsed.dense[0].tolist() == [5]
+    assert parsed.categorical[:, 0].tolist() == [255, 1]
+
+
+def test_many_bad_rows_are_counted() -> None:
+    parsed = parse_rows(b"x\n" * (DESCRIBED_BAD_ROWS + 5), SPEC, label=True)
+    assert len(parsed) == 0
+    assert parsed.bad_count == DESCRIBED_BAD_ROWS + 5
+    assert len(parsed.bad) == DESCRIBED_BAD_ROWS
