@@ -1,0 +1,186 @@
+"""Spec, schema, splits, files, errors."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clicklog.errors import (
+    BadInputError,
+    ClickLogError,
+    OutputError,
+    SchemaError,
+    SettingsError,
+    run_command,
+)
+from clicklog.files import atomic_path, read_json, write_json, write_text
+from clicklog.schema import TableSchema
+from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
+from clicklog.splits import cut_last_day
+
+
+def test_criteo_spec_is_torchrecs() -> None:
+    from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
+
+    spec = load_spec()
+    assert spec.columns == [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
+
+
+def test_spec_survives_json() -> None:
+    spec = load_spec().with_policy(max_table_size=100, num_buckets=5)
+    assert FeatureSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_spec_file(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(
+        'dense_transform = "log"\n[label]\nname = "click"\n'
+        '[[dense]]\nnames = "n{0..1}"\nfill = -1\n'
+        '[[categorical]]\nnames = ["user", "ad"]\nfreq_threshold = 3\n'
+    )
+    spec = load_spec(path)
+    assert spec.columns == ["click", "n0", "n1", "user", "ad"]
+    assert spec.dense[1] == DenseColumn("n1", fill=-1)
+    assert spec.categorical[0] == CategoricalColumn("user", freq_threshold=3)
+    assert spec.dense_transform == "log"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "not a feature spec"),
+        ('[[categorical]]\nname = "x"', "unknown key 'name'.*\n.*did you mean 'names'"),
+        ("[[dense]]\nnames = 'x'", "no categorical column"),
+        ("[[categorical]]\nnames = ['x', 'x']", "used twice: x"),
+        ("[[categorical]]\nnames = 'x'\nraw = 'utf8'", "raw = 'utf8'"),
+        ("[[categorical]]\nnames = 'x'\nnum_buckets = 4", "num_buckets = 4 without a cap"),
+        ("[[categorical]]\nnames = 'x'\nmax_table_size = 2", "leaves no room"),
+        ("[[categorical]]\nnames = 'x'\nfreq_threshold = -1", "freq_threshold = -1 < 0"),
+        (
+            "[[categorical]]\nnames = 'x'\nfreq_threshold = 1\nmax_table_size = 9",
+            "both freq_threshold and max_table_size",
+        ),
+        ("dense_transform = 'sqrt'\n[[categorical]]\nnames = 'x'", "'sqrt' is unknown"),
+    ],
+)
+def test_bad_specs(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "spec.toml").write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        load_spec(tmp_path / "spec.toml")
+
+
+def test_spec_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"none.toml: not a feature spec"):
+        load_spec(tmp_path / "none.toml")
+
+
+SCHEMA = TableSchema("label", ("int_0", "int_1"), ("cat_0", "cat_1"), (10, 3))
+
+
+def test_schema_round_trip(tmp_path: Path) -> None:
+    SCHEMA.write(tmp_path)
+    assert TableSchema.read(tmp_path) == SCHEMA
+    assert SCHEMA.num_embeddings_per_feature == "10,3"
+
+
+def test_merlin_reads_the_schema(tmp_path: Path) -> None:
+    import nvt_compat  # noqa: F401
+
+    from merlin.schema import Tags
+    from merlin.schema.io.tensorflow_metadata import TensorflowMetadata
+
+    SCHEMA.write(tmp_path)
+    schema = TensorflowMetadata.from_json_file(str(tmp_path / ".merlin")).to_merlin_schema()
+    assert schema.column_names == SCHEMA.columns
+    assert schema.select_by_tag(Tags.CATEGORICAL).column_names == list(SCHEMA.categorical)
+    assert schema.select_by_tag(Tags.CONTINUOUS).column_names == list(SCHEMA.dense)
+    assert schema.select_by_tag(Tags.TARGET).column_names == [SCHEMA.label]
+    assert schema["cat_0"].properties["embedding_sizes"]["cardinality"] == 10
+    assert schema["cat_0"].dtype.name == "int32"
+    assert schema["int_0"].dtype.name == "float32"
+
+
+def test_schema_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"schema.json: no such file"):
+        TableSchema.read(tmp_path)
+    write_json(tmp_path / ".merlin" / "schema.json", {"feature": []})
+    with pytest.raises(SchemaError, match="no label or no categorical column"):
+        TableSchema.read(tmp_path)
+    feature = {"name": "c", "annotation": {"tag": ["categorical"]}}
+    write_json(tmp_path / ".merlin" / "schema.json", {"feature": [feature]})
+    with pytest.raises(SchemaError, match="column c has no table size"):
+        TableSchema.read(tmp_path)
+    with pytest.raises(SchemaError, match="2 categorical columns, 1 table sizes"):
+        TableSchema("label", (), ("a", "b"), (1,))
+
+
+@given(st.integers(0, 1000), st.booleans())
+def test_splits_cover_the_last_day(rows: int, only_day: bool) -> None:
+    cuts = cut_last_day(rows, only_day=only_day)
+    assert cuts["train"][0] == 0
+    assert cuts["train"][1] == cuts["valid"][0]
+    assert cuts["valid"][1] == cuts["test"][0]
+    assert cuts["test"][1] == rows
+    valid, test = (cuts[split][1] - cuts[split][0] for split in ("valid", "test"))
+    assert 0 <= valid - test <= 1
+    assert cuts["train"][1] == (rows - rows // 5 if only_day else 0)
+
+
+def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "file"
+
+    def fail() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list(path.parent.iterdir()) == []
+    write_text(path, "old")
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert path.read_text() == "old"
+    write_text(path, "new")
+    assert path.read_text() == "new"
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
+    def fill() -> None:
+        with atomic_path(tmp_path / "file") as temporary, open("/dev/full", "wb", 0) as full:
+            temporary.touch()
+            full.write(b"x")
+
+    with pytest.raises(OutputError, match="No space left"):
+        fill()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OutputError, match="/proc/none/file: cannot be written"):
+        write_text("/proc/none/file", "text")
+
+
+def test_json_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(BadInputError, match=r"x.json: cannot be read as a thing"):
+        read_json(tmp_path / "x.json", "a thing")
+
+
+def test_errors_survive_processes_and_end_with_status_2(capsys: pytest.CaptureFixture) -> None:
+    error = BadInputError("what", "remedy")
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == "what\n  -> remedy"
+
+    def main() -> None:
+        raise error
+
+    assert run_command(main) == 2
+    assert capsys.readouterr().err == "error: what\n  -> remedy\n"
+    assert isinstance(error, ClickLogError)
+    assert run_command(lambda: None) == 0
+    with pytest.raises(ZeroDivisionError):
+        run_command(lambda: 1 // 0)

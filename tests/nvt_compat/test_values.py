@@ -1,0 +1,188 @@
+"""Every operator of ``workflows``, and those whose values were wrong, against plain pandas."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+
+import nvt_compat  # noqa: F401
+
+import dask.dataframe as dd
+import numpy as np
+import nvtabular
+import pandas as pd
+import pytest
+from nvtabular import ops
+
+
+@pytest.fixture(params=["synchronous", "distributed"])
+def client(request: pytest.FixtureRequest):
+    """Without a Dask client, and with one."""
+    if request.param == "synchronous":
+        from merlin.core.utils import set_dask_client
+
+        set_dask_client(None)  # else Merlin would find the session's cluster
+        try:
+            yield None
+        finally:
+            set_dask_client("auto")
+    else:
+        with request.getfixturevalue("dask_client").as_current() as current:
+            yield current
+
+
+def _fit_transform(node, frame: pd.DataFrame, partitions: int = 3) -> pd.DataFrame:
+    ddf = dd.from_pandas(frame, npartitions=partitions, sort=False)
+    dataset = nvtabular.Dataset(ddf, cpu=True)
+    workflow = nvtabular.Workflow(node)
+    workflow.fit(dataset)
+    result = workflow.transform(dataset).to_ddf().compute().reset_index(drop=True)
+    # one frame at a time must give the same as a Dataset
+    pd.testing.assert_frame_equal(workflow.transform(frame), result, check_like=True)
+    return result
+
+
+def _column(rows: int = 200, seed: int = 0, missing: float = 0.2) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    values = (rng.zipf(1.4, rows) % 40).astype(float)
+    values[rng.random(rows) < missing] = np.nan
+    return values
+
+
+def _expected_ids(values, *, threshold=0, keep=None, first=3) -> tuple[list[int], list[float]]:
+    counts = Counter(v for v in values if not np.isnan(v))
+    vocabulary = [
+        v for v in sorted(counts, key=lambda v: (-counts[v], v)) if counts[v] >= threshold
+    ][:keep]
+    ids = {v: first + i for i, v in enumerate(vocabulary)}
+    return [1 if np.isnan(v) else ids.get(v, 2) for v in values], vocabulary
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {}),
+        ({"freq_threshold": 4}, {"threshold": 4}),
+        ({"max_size": 10}, {"keep": 7}),
+        ({"max_size": 1000}, {}),
+    ],
+)
+def test_categorify(client, tmp_path: Path, options: dict, expected: dict) -> None:
+    values = _column()
+    node = ["c"] >> ops.Categorify(out_path=str(tmp_path), dtype=np.dtype("int32"), **options)
+    result = _fit_transform(node, pd.DataFrame({"c": values}))
+    assert result["c"].tolist() == _expected_ids(values, **expected)[0]
+    assert result["c"].dtype == np.int32
+
+
+def test_categorify_with_buckets(client, tmp_path: Path) -> None:
+    """Rare values share hashed ids: equal values one id, in [2, 2 + buckets)."""
+    values = _column(400)
+    node = ["c"] >> ops.Categorify(out_path=str(tmp_path), max_size=12, num_buckets=4)
+    result = _fit_transform(node, pd.DataFrame({"c": values}))["c"].to_numpy()
+    frequent, vocabulary = _expected_ids(values, keep=12 - 2 - 4, first=6)
+    rare = {}
+    for value, expected, got in zip(values, frequent, result, strict=True):
+        if np.isnan(value) or value in vocabulary:
+            assert got == expected
+        else:
+            assert 2 <= got < 6
+            assert rare.setdefault(value, got) == got
+    assert len(set(rare.values())) > 1
+
+
+def test_categorify_ties_by_value(client, tmp_path: Path) -> None:
+    """Equal counts, in any order and partitioning: ids follow the values."""
+    values = np.repeat(np.arange(50.0), 3)
+    for seed in range(2):
+        shuffled = np.random.default_rng(seed).permutation(values)
+        node = ["c"] >> ops.Categorify(out_path=str(tmp_path / str(seed)))
+        result = _fit_transform(node, pd.DataFrame({"c": shuffled}), partitions=1 + 4 * seed)
+        assert result["c"].tolist() == (shuffled + 3).astype(int).tolist()
+
+
+def test_categorify_all_null_partition_and_column(client, tmp_path: Path) -> None:
+    values = np.array([np.nan] * 10 + [7.0, 7.0, 8.0] + [np.nan] * 7)
+    frame = pd.DataFrame({"c": values, "empty": np.full(20, np.nan)})
+    node = ["c", "empty"] >> ops.Categorify(out_path=str(tmp_path))
+    result = _fit_transform(node, frame, partitions=4)
+    assert result["c"].tolist() == [1] * 10 + [3, 3, 4] + [1] * 7
+    assert result["empty"].tolist() == [1] * 20
+
+
+def test_categorify_integers_without_nulls_meet_floats_with(tmp_path: Path) -> None:
+    """A vocabulary of integers encodes a column with missing values."""
+    node = ["c"] >> ops.Categorify(out_path=str(tmp_path))
+    workflow = nvtabular.Workflow(node)
+    workflow.fit(nvtabular.Dataset(pd.DataFrame({"c": np.array([5, 5, 2**32 - 1])}), cpu=True))
+    frame = pd.DataFrame({"c": [np.nan, 2.0**32 - 1, 5.0, 6.0]})
+    assert workflow.transform(frame)["c"].tolist() == [1, 4, 3, 2]
+
+
+def test_hash_does_not_see_the_row(client) -> None:
+    frame = pd.DataFrame({"a": [5, 5, 5, 7] * 5, "b": [1, 1, 2, 2] * 5})
+    bucket = _fit_transform(["a"] >> ops.HashBucket(1000), frame)["a"]
+    assert bucket.groupby(frame["a"]).nunique().tolist() == [1, 1]
+    assert bucket[0] != bucket[3]
+    crossed = _fit_transform(nvtabular.ColumnSelector(["a", "b"]) >> ops.HashedCross(1000), frame)
+    column = crossed[crossed.columns[0]]
+    assert column.groupby([frame["a"], frame["b"]]).nunique().tolist() == [1, 1, 1]
+
+
+def test_dense_operators(client) -> None:
+    rng = np.random.default_rng(3)
+    values = np.where(rng.random(300) < 0.3, np.nan, rng.integers(-6, 1000, 300).astype(float))
+    frame = pd.DataFrame({"x": values, "constant": 5.0})
+    filled = frame.fillna(-1)
+    pd.testing.assert_frame_equal(
+        _fit_transform(["x", "constant"] >> ops.FillMissing(-1), frame), filled
+    )
+    clipped = _fit_transform(["x"] >> ops.FillMissing(-1) >> ops.Clip(min_value=-2), frame)
+    assert clipped["x"].tolist() == filled["x"].clip(lower=-2).tolist()
+    chain = ["x", "constant"] >> ops.FillMissing(-1) >> ops.Normalize(out_dtype=np.float32)
+    result = _fit_transform(chain, frame)
+    expected = (filled["x"] - filled["x"].mean()) / filled["x"].std()
+    np.testing.assert_allclose(result["x"], expected, rtol=2e-6, atol=1e-6)
+    assert result["constant"].tolist() == [0.0] * 300
+    assert result["x"].dtype == np.float32
+
+
+def test_statistics_are_exact_to_float64(client) -> None:
+    """Large counts: sums in float32 would be off in the fifth digit."""
+    rng = np.random.default_rng(1)
+    values = rng.integers(0, 2**31, 5000).astype(float)
+    workflow = nvtabular.Workflow(["x"] >> (normalize := ops.Normalize()))
+    ddf = dd.from_pandas(pd.DataFrame({"x": values}), npartitions=7)
+    workflow.fit(nvtabular.Dataset(ddf, cpu=True))
+    np.testing.assert_allclose(normalize.means["x"], values.mean(), rtol=1e-14)
+    np.testing.assert_allclose(normalize.stds["x"], values.std(ddof=1), rtol=1e-12)
+
+
+def test_lambda(client) -> None:
+    frame = pd.DataFrame({"x": np.arange(10.0)})
+    result = _fit_transform(["x"] >> ops.LambdaOp(_square, dtype=np.float64), frame)
+    assert result["x"].tolist() == (np.arange(10.0) ** 2).tolist()
+
+
+def _square(column):
+    return column**2
+
+
+def test_parquet_to_parquet(client, tmp_path: Path) -> None:
+    """Merlin's own reader and writer of datasets, which the ETL does not use."""
+    frame = pd.DataFrame({"c": _column(), "x": np.arange(200.0)})
+    (tmp_path / "in").mkdir()
+    for i in range(4):
+        frame[i * 50 : i * 50 + 50].to_parquet(tmp_path / "in" / f"part.{i}.parquet", index=False)
+    node = (["c"] >> ops.Categorify(out_path=str(tmp_path))) + (["x"] >> ops.Normalize())
+    workflow = nvtabular.Workflow(node)
+    dataset = nvtabular.Dataset(str(tmp_path / "in"), engine="parquet", cpu=True)
+    workflow.fit(dataset)
+    with contextlib.suppress(UserWarning):
+        workflow.transform(dataset).to_parquet(str(tmp_path / "out"), output_files=2)
+    files = sorted((tmp_path / "out").glob("*.parquet"))
+    assert len(files) == 2
+    result = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+    assert sorted(result["c"]) == sorted(_expected_ids(frame["c"])[0])
+    assert len(result) == 200
