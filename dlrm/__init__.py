@@ -2,3 +2,7 @@
 
 Importing this package imports neither torch nor TorchRec; its modules do so where they need it.
 """
+
+from clicklog.versions import check_training_stack
+
+check_training_stack()
