@@ -20,7 +20,7 @@ from nvt_loader.plan import Plan
 BLOCK_ROWS = 65536
 
 #: Rows decoded at a time, over all virtual shards of a rank, and the least for one of them.
-DECODE_ROWS, LEAST_DECODE_ROWS = 65536, 16384
+DECODE_ROWS, LEAST_DECODE_ROWS = 65536, 32768
 
 #: Blocks that are made ahead of the one in use.
 PREFETCH_BLOCKS = 2

@@ -142,7 +142,7 @@ def cudf_decoder(layout: Layout, stream: torch.cuda.Stream) -> Decoder:
         options.set_row_groups([[group.index]])
         try:
             read = plc.io.parquet.read_parquet(options, _Stream(stream))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, IndexError, OSError) as error:  # libcudf's mapping
             raise BadInputError(
                 f"{path}: row group {group.index} cannot be decoded: {error}", REWRITE
             ) from error
@@ -155,7 +155,8 @@ def cudf_decoder(layout: Layout, stream: torch.cuda.Stream) -> Decoder:
                     "the ETL fills missing values; run it again",
                 )
         tensors = [
-            from_dlpack(plc.interop.to_dlpack(plc.Table(some), _Stream(stream)))
+            # libcudf makes a tensor of one column one-dimensional
+            from_dlpack(plc.interop.to_dlpack(plc.Table(some), _Stream(stream))).view(-1, len(some))
             for some in (columns[:floats], columns[floats:])
         ]
         check(tensors, group.file)
