@@ -53,8 +53,13 @@ def process_group() -> Iterator[Group]:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
         dist.init_process_group("gloo", **where)
         cpu = dist.GroupMember.WORLD
-    yield Group(rank, world_size, local_world_size, device, cpu)
-    dist.destroy_process_group()
+    finished = False
+    try:
+        yield Group(rank, world_size, local_world_size, device, cpu)
+        finished = True
+    finally:
+        if finished or world_size == 1:
+            dist.destroy_process_group()
 
 
 def reduce_sum(group: Group, *values: float | torch.Tensor) -> list[float]:

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.nvt_loader.data import write_split
+
+TABLE_SIZES = (10, 50, 200, 3)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    """Splits whose last training step has one row: an empty batch on all ranks but the last."""
+    path = tmp_path_factory.mktemp("data") / "criteo_binary" / "split"
+    write_split(
+        path,
+        {"train": [600, 320, 9, 0], "valid": [333], "test": [201]},
+        table_sizes=TABLE_SIZES,
+        dense=3,
+    )
+    return path

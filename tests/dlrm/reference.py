@@ -1,0 +1,103 @@
+"""A DLRM in plain PyTorch, in one process, trained step by step: what the trainer must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dlrm.config import ModelConfig
+from dlrm.model import build_dlrm, fill_table
+from nvt_loader import KJTLoader
+
+
+class Reference(nn.Module):
+    """Naumov et al. 2019 with nn.Embedding; initial weights as the trainer's for this seed."""
+
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        super().__init__()
+        dlrm = build_dlrm(config, seed=seed)
+        self.dense = nn.Sequential(*_layers(len(config.dense), config.dense_arch_layer_sizes))
+        self.dense.append(nn.ReLU())
+        pairs = len(config.categorical) * (len(config.categorical) + 1) // 2
+        self.over = nn.Sequential(
+            *_layers(config.embedding_dim + pairs, config.over_arch_layer_sizes)
+        )
+        for mine, theirs in ((self.dense, dlrm.dense_arch), (self.over, dlrm.over_arch)):
+            for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+                a.data.copy_(b.data)
+        self.tables = nn.ModuleList()
+        for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
+            self.tables.append(nn.Embedding(rows, config.embedding_dim))
+            weight = self.tables[-1].weight.data
+            fill_table(weight, name, rows, config.embedding_dim, seed, (0, 0))
+
+    def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        dense = self.dense(dense)
+        vectors = torch.stack([dense, *(t(i) for t, i in zip(self.tables, ids, strict=True))], 1)
+        products = vectors @ vectors.transpose(1, 2)
+        upper = torch.triu_indices(*products.shape[1:], offset=1)
+        return self.over(torch.cat([dense, products[:, upper[0], upper[1]]], 1)).squeeze(1)
+
+
+def _layers(width: int, sizes: tuple[int, ...]) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for size in sizes:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        width = size
+    return layers[:-1]
+
+
+class RowWiseAdagrad:
+    """One moment per row: m += mean(g²) over the row, w -= lr · g / (√m + 1e-8)."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        self.moments = [(weight, torch.zeros(len(weight), 1)) for weight in weights]
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        for weight, moment in self.moments:
+            moment += weight.grad.square().mean(1, keepdim=True)
+            weight -= rate * weight.grad / (moment.sqrt() + 1e-8)
+            weight.grad = None
+
+
+def reference_losses(
+    path: Path,
+    config: ModelConfig,
+    *,
+    batch_size: int,
+    epochs: int,
+    rate: Callable[[int], float],
+    adagrad: bool = False,
+    seed: int = 0,
+) -> list[float]:
+    """The loss of every step; ``rate`` gives a step's learning rate."""
+    model = Reference(config, seed)
+    dense = [*model.dense.parameters(), *model.over.parameters()]
+    kind = torch.optim.Adagrad if adagrad else torch.optim.SGD
+    optimizers = [kind(dense, lr=1.0)]
+    tables = [table.weight for table in model.tables]
+    row_wise = RowWiseAdagrad(tables) if adagrad else None
+    if not adagrad:
+        optimizers.append(torch.optim.SGD(tables, lr=1.0))
+    loader = KJTLoader(path, batch_size, device="cpu")
+    losses = []
+    for _ in range(epochs):
+        for batch in loader:
+            lr = rate(len(losses))
+            ids = batch.sparse_features.values().view(len(tables), -1).long()
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                model(batch.dense_features, ids), batch.labels
+            )
+            losses.append(loss.item())
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = lr
+                optimizer.step()
+                optimizer.zero_grad()
+            if row_wise:
+                row_wise.step(lr)
+    return losses

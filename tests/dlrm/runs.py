@@ -1,0 +1,62 @@
+"""Training runs for the tests: in this process as one rank, or by torchrun as several."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from dlrm.distributed import process_group
+from dlrm.settings import parse_settings
+from dlrm.train import TrainResult, train
+
+ROOT = Path(__file__).parents[2]
+
+#: A small model; the batch size is given by each test.
+MODEL = [
+    "--embedding_dim=8",
+    "--dense_arch_layer_sizes=16,8",
+    "--over_arch_layer_sizes=16,1",
+    "--throughput_check_freq_within_epoch=1",
+]
+
+
+def train_here(*flags: str) -> TrainResult:
+    """Train as the only rank, in this process."""
+    settings = parse_settings([*MODEL, *flags])
+    with process_group() as group:
+        return train(settings, group)
+
+
+def torchrun(
+    *command: str, ranks: int = 2, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with its flags by torchrun from the repository's root."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return run_command([*launcher, f"--nproc-per-node={ranks}", *command], timeout=timeout)
+
+
+def run_command(command: list[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def events(directory: Path, kind: str) -> list[dict]:
+    """The events of one kind in a run's metrics.jsonl."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def losses(directory: Path) -> list[float]:
+    """The losses of a run that reported every step."""
+    return [event["loss"] for event in events(directory, "train")]

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dlrm import model as model_module
+from dlrm.config import ModelConfig
+from dlrm.model import build_dlrm, fill_table
+
+CONFIG = ModelConfig(("int_0",), ("cat_0", "cat_1"), (100, 7), 8, (16, 8), (16, 1))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(model_module, "BLOCK_ROWS", 32)
+
+
+def filled(rows: int, columns: int, offsets=(0, 0), table="t", seed=0) -> torch.Tensor:
+    shard = torch.empty(rows, columns)
+    fill_table(shard, table, 100, 8, seed, offsets)
+    return shard
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "shard", [(0, 100, 0, 8), (0, 50, 0, 8), (50, 100, 0, 8), (31, 33, 4, 8), (64, 64, 0, 8)]
+)
+def test_a_shard_is_filled_as_its_part_of_the_whole_table(shard):
+    first, end, left, right = shard
+    part = filled(end - first, right - left, (first, left))
+    assert torch.equal(part, filled(100, 8)[first:end, left:right])
+
+
+def test_initial_weights_differ_by_table_and_seed_and_are_uniform():
+    weights = filled(100, 8)
+    assert not torch.equal(weights, filled(100, 8, table="u"))
+    assert not torch.equal(weights, filled(100, 8, seed=1))
+    assert weights.abs().max() <= 0.1
+    assert weights.abs().max() > 0.099
+    assert abs(weights.mean()) < 0.01
+
+
+def test_dense_weights_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = build_dlrm(CONFIG, seed=3)
+    assert torch.equal(torch.get_rng_state(), before), "building a model moved the generator"
+    torch.manual_seed(2)
+    second, third = build_dlrm(CONFIG, seed=3), build_dlrm(CONFIG, seed=4)
+    pairs = zip(first.over_arch.parameters(), second.over_arch.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(next(first.dense_arch.parameters()), next(third.dense_arch.parameters()))
+
+
+def test_tables_have_no_memory_before_sharding():
+    parameters = build_dlrm(CONFIG).sparse_arch.parameters()
+    assert all(parameter.is_meta for parameter in parameters)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from clicklog.errors import SchemaError, SettingsError
+from clicklog.schema import TableSchema
+from dlrm.config import ModelConfig, model_config
+from dlrm.settings import TrainSettings, parse_settings
+from tests.dlrm.runs import ROOT, run_command
+
+EXAMPLE = """
+--num_embeddings_per_feature 40000000,39060,17295,7424,20265,3,7122,1543,63,40000000,3067956,405282,
+10,2209,11938,155,4,976,14,40000000,40000000,40000000,590152,12973,108,36
+--over_arch_layer_sizes 1024,1024,512,256,1 --dense_arch_layer_sizes 512,256,128
+--embedding_dim 128 --binary_path /data/split/ --learning_rate 1.0
+--validation_freq_within_epoch 1000000 --throughput_check_freq_within_epoch 1000000
+--batch_size 256
+"""
+
+
+def test_command_line_of_the_example_is_understood():
+    settings = parse_settings(shlex.split(EXAMPLE.replace(",\n", ",")))
+    assert settings.num_embeddings_per_feature[:2] == (40000000, 39060)
+    assert len(settings.num_embeddings_per_feature) == 26
+    assert settings.over_arch_layer_sizes == (1024, 1024, 512, 256, 1)
+    assert settings.dense_arch_layer_sizes == (512, 256, 128)
+    assert (settings.embedding_dim, settings.batch_size) == (128, 256)
+    assert settings.binary_path == "/data/split/"
+    assert settings.learning_rate == 1.0
+    assert settings.validation_freq_within_epoch == 1000000
+    assert not settings.adagrad
+
+
+def test_defaults_are_those_of_the_example():
+    settings = parse_settings([])
+    assert settings == TrainSettings(
+        binary_path="/data/criteo_1tb/criteo_binary/split/",
+        batch_size=32,
+        epochs=1,
+        embedding_dim=128,
+        dense_arch_layer_sizes=(512, 256, 128),
+        over_arch_layer_sizes=(1024, 1024, 512, 256, 1),
+        learning_rate=15.0,
+        change_lr=False,
+        lr_change_point=0.80,
+        lr_after_change_point=3.0,
+        throughput_check_freq_within_epoch=1000,
+        validation_freq_within_epoch=10000,
+        adagrad=False,
+        num_embeddings=None,
+        num_embeddings_per_feature=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("---adagrad", r"unknown argument ---adagrad\n.*two dashes: --adagrad"),
+        ("--batchsize 5", r"unknown argument --batchsize\n.*did you mean --batch_size"),
+        (
+            "--learning-rate=2",
+            r"unknown argument --learning-rate=2\n.*did you mean --learning_rate",
+        ),
+        ("--shuffle", "--shuffle_training_set"),
+        ("--qqqq", r"unknown argument --qqqq\n.*--help"),
+        ("--epoch 2", "did you mean --epochs"),  # no silent abbreviations
+        ("--batch_size many", "--batch_size: invalid int value: 'many'"),
+        ("--dense_arch_layer_sizes 5,x", "'5,x' is no comma separated list of integers"),
+        ("--batch_size 0", "--batch_size 0\n.*at least 1"),
+        ("--epochs 0", "--epochs 0"),
+        ("--num_embeddings 0", "--num_embeddings 0"),
+        ("--throughput_check_freq_within_epoch 0", "--throughput_check_freq_within_epoch 0"),
+        ("--validation_freq_within_epoch -1", "--validation_freq_within_epoch -1"),
+        ("--learning_rate 0", "--learning_rate 0.0\n.*positive"),
+        ("--learning_rate nan", "--learning_rate nan"),
+        ("--change_lr --lr_after_change_point inf", "--lr_after_change_point inf"),
+        ("--change_lr --lr_change_point 1.5", "--lr_change_point 1.5\n.*between 0 and 1"),
+        ("--lr_change_point 0.5", "--lr_change_point 0.5 has no effect without --change_lr"),
+        ("--lr_after_change_point 1", "--lr_after_change_point 1.0 has no effect"),
+        ("--seed -1", "--seed -1"),
+        ("--embedding_dim 6 --dense_arch_layer_sizes 6", "--embedding_dim 6\n.*multiple of 4"),
+        ("--embedding_dim 64", "ends with 128, but --embedding_dim is 64"),
+        ("--over_arch_layer_sizes 64,2", "ends with 2\n.*end with 1"),
+        ("--over_arch_layer_sizes 0,1", "each size must be at least 1"),
+        ("--num_embeddings 9 --num_embeddings_per_feature 9,9", "both set"),
+    ],
+)
+def test_nonsense_is_refused_with_a_remedy(flags, message):
+    with pytest.raises(SettingsError, match=message):
+        parse_settings(shlex.split(flags))
+
+
+def test_help_and_errors_need_no_torch():
+    code = (
+        "import sys, train_torchrec\n"
+        "status = train_torchrec.main(['---adagrad'])\n"
+        "assert status == 2, status\n"
+        "assert 'torch' not in sys.modules"
+    )
+    result = run_command([sys.executable, "-c", code])
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.startswith("error: unknown argument ---adagrad\n  -> ")
+
+
+def test_help_lists_every_flag():
+    result = subprocess.run(
+        [sys.executable, ROOT / "train_torchrec.py", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in TrainSettings.__dataclass_fields__:
+        assert f"--{name}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("directories", "message"),
+    [
+        ([], "holds no train, valid, test\n.*python -m etl run"),
+        (["train", "validation", "test"], "holds no valid\n.*calls it 'valid': rename it"),
+        (["train", "valid"], "holds no test"),
+        (
+            [f"criteo_binary/split/{split}" for split in ("train", "valid", "test")],
+            "give the directory of the splits: --binary_path .*/criteo_binary/split",
+        ),
+    ],
+)
+def test_wrong_binary_path_gets_a_hint(tmp_path, directories, message):
+    for directory in directories:
+        (tmp_path / directory).mkdir(parents=True)
+    with pytest.raises(SettingsError, match=message):
+        TrainSettings(binary_path=str(tmp_path)).check_data()
+
+
+def test_missing_binary_path(tmp_path):
+    with pytest.raises(SettingsError, match="no such directory"):
+        TrainSettings(binary_path=str(tmp_path / "nowhere")).check_data()
+
+
+def test_binary_files_of_the_example_get_a_hint(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "label.bin").touch()
+    with pytest.raises(SettingsError, match="binary files of TorchRec's example"):
+        TrainSettings(binary_path=str(tmp_path)).check_data()
+
+
+SCHEMA = TableSchema("label", ("int_0",), ("cat_0", "cat_1", "cat_2"), (10, 50, 200))
+
+
+def sizes(**values) -> tuple[int, ...]:
+    return model_config(TrainSettings(**values), SCHEMA).num_embeddings
+
+
+def test_table_sizes_come_from_the_data_or_the_flags():
+    assert sizes() == (10, 50, 200)
+    assert sizes(num_embeddings=200) == (200, 200, 200)
+    assert sizes(num_embeddings_per_feature=(10, 51, 200)) == (10, 51, 200)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_embeddings": 199}, r"column cat_2 needs 200 rows .* gets 199"),
+        (
+            {"num_embeddings_per_feature": (9, 50, 7)},
+            "column cat_0 needs 10 rows .* gets 9; column cat_2 needs 200 rows .* gets 7",
+        ),
+        ({"num_embeddings_per_feature": (10, 50)}, "has 2 sizes, but the data has 3"),
+    ],
+)
+def test_table_too_small_for_the_data(values, message):
+    with pytest.raises(SettingsError, match=message) as error:
+        sizes(**values)
+    assert "--num_embeddings_per_feature 10,50,200" in error.value.remedy
+
+
+def test_data_without_dense_columns():
+    with pytest.raises(SchemaError, match="no dense column"):
+        model_config(TrainSettings(), TableSchema("label", (), ("cat_0",), (3,)))
+
+
+def test_model_config_round_trip():
+    config = model_config(TrainSettings(), SCHEMA)
+    value = config.to_dict()
+    value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+    assert ModelConfig.from_dict(value) == config
+    for broken in (None, [], {**value, "colour": 1}, {"dense": []}):
+        with pytest.raises(SchemaError, match="not the configuration of a model"):
+            ModelConfig.from_dict(broken)
+    with pytest.raises(SchemaError, match="2 table sizes"):
+        ModelConfig.from_dict({**value, "num_embeddings": [1, 2]})

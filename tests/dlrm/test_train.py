@@ -1,0 +1,282 @@
+"""Training runs end to end: against plain PyTorch, by one rank and by two."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn import metrics as sklearn
+
+from clicklog.errors import BadInputError, OutputError, SettingsError
+from clicklog.schema import TableSchema
+from dlrm import evaluate as evaluate_module
+from dlrm.checkpoint import load_model
+from dlrm.config import model_config
+from dlrm.evaluate import score
+from dlrm.settings import parse_settings
+from nvt_loader import KJTLoader
+from tests.dlrm.reference import reference_losses
+from tests.dlrm.runs import MODEL, events, losses, run_command, torchrun, train_here
+from tests.nvt_loader.data import write_split
+
+STEPS = 30  # of an epoch of the fixture's 929 rows in global batches of 32; the last has one row
+
+SGD = ["--epochs=2", "--learning_rate=0.3"]
+SGD += ["--change_lr", "--lr_change_point=0.7", "--lr_after_change_point=0.03"]
+ADAGRAD = ["--epochs=2", "--learning_rate=0.1", "--adagrad", "--seed=5"]
+
+
+@dataclasses.dataclass
+class Run:
+    log: Path
+    checkpoint: Path
+    flags: list[str]
+    output: str = ""
+
+
+@pytest.fixture(scope="module", params=[SGD, ADAGRAD], ids=["sgd", "adagrad"])
+def one_rank(request, data, tmp_path_factory) -> Run:
+    path = tmp_path_factory.mktemp("one")
+    run = Run(path / "log", path / "checkpoint", request.param)
+    train_here(
+        f"--binary_path={data}",
+        "--batch_size=32",
+        f"--log_path={run.log}",
+        f"--save_checkpoint_path={run.checkpoint}",
+        *run.flags,
+    )
+    return run
+
+
+@pytest.fixture(scope="module")
+def two_ranks(one_rank, data, tmp_path_factory) -> Run:
+    path = tmp_path_factory.mktemp("two")
+    run = Run(path / "log", path / "checkpoint", one_rank.flags)
+    result = torchrun(
+        "train_torchrec.py",
+        *MODEL,
+        f"--binary_path={data}",
+        "--batch_size=16",
+        f"--log_path={run.log}",
+        f"--save_checkpoint_path={run.checkpoint}",
+        *run.flags,
+    )
+    assert result.returncode == 0, result.stderr
+    run.output = result.stderr
+    return run
+
+
+def test_one_rank_equals_plain_pytorch(one_rank, data):
+    settings = parse_settings([*MODEL, *one_rank.flags])
+
+    def rate(step: int) -> float:
+        changed = settings.change_lr and step >= int(0.7 * 2 * STEPS)
+        return settings.lr_after_change_point if changed else settings.learning_rate
+
+    expected = reference_losses(
+        data / "train",
+        model_config(settings, TableSchema.read(data)),
+        batch_size=32,
+        epochs=2,
+        rate=rate,
+        adagrad=settings.adagrad,
+        seed=settings.seed,
+    )
+    assert len(expected) == 2 * STEPS
+    assert np.abs(np.diff(expected)).max() > 0.01
+    np.testing.assert_allclose(losses(one_rank.log), expected, rtol=0, atol=1e-5)
+
+
+def test_two_ranks_train_as_one(one_rank, two_ranks):
+    """Also on the last step of an epoch, where rank 0 has no row."""
+    np.testing.assert_allclose(losses(two_ranks.log), losses(one_rank.log), rtol=0, atol=1e-5)
+
+
+def test_events(two_ranks):
+    trained = events(two_ranks.log, "train")
+    assert [event["step"] for event in trained] == list(range(1, 2 * STEPS + 1))
+    assert trained[STEPS - 2]["samples"] == 928
+    assert trained[STEPS - 1]["samples"] == 929
+    assert trained[-1]["samples"] == 2 * 929
+    assert trained[-1]["epoch"] == 2.0
+    assert all(0 <= event["data_wait"] <= 1 for event in trained)
+    assert all(event["samples_per_s"] > 0 for event in trained)
+    if "--change_lr" in two_ranks.flags:
+        assert [event["lr"] for event in trained[:42]] == [0.3] * 42
+        assert [event["lr"] for event in trained[42:]] == [0.03] * 18
+    splits = [(event["split"], event["epoch"]) for event in events(two_ranks.log, "evaluation")]
+    assert splits == [("valid", 1.0), ("valid", 2.0), ("test", 2.0)]
+    (start,) = events(two_ranks.log, "start")
+    assert start["model"]["num_embeddings"] == [10, 50, 200, 3]
+    (end,) = events(two_ranks.log, "end")
+    assert end["checkpoint"] == str(two_ranks.checkpoint)
+
+
+def test_progress_on_rank_0_only(two_ranks):
+    assert two_ranks.output.count("step 60/60") == 1
+    assert two_ranks.output.count("test: AUROC") == 1
+    assert f"checkpoint: {two_ranks.checkpoint}" in two_ranks.output
+
+
+def test_checkpoint_of_two_ranks_predicts_as_their_evaluation(two_ranks, data):
+    model, config = load_model(two_ranks.checkpoint)
+    assert config.num_embeddings == (10, 50, 200, 3)
+    assert config.categorical == ("cat_0", "cat_1", "cat_2", "cat_3")
+    for event in events(two_ranks.log, "evaluation")[-2:]:
+        logits, labels = score(model, KJTLoader(data / event["split"], 64, device="cpu"))
+        assert len(labels) == event["samples"]
+        probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        auroc = sklearn.roc_auc_score(labels, logits)
+        assert event["auroc"] == pytest.approx(auroc, abs=1e-6)
+        assert event["log_loss"] == pytest.approx(sklearn.log_loss(labels, probabilities), abs=1e-6)
+        assert event["mean_prediction"] == pytest.approx(probabilities.mean(), abs=1e-6)
+        assert event["accuracy"] == sklearn.accuracy_score(labels, logits >= 0)
+
+
+def test_checkpoint_has_optimizer_state_and_record(two_ranks):
+    value = json.loads((two_ranks.checkpoint / "model.json").read_text())
+    assert value["world_size"] == 2
+    assert value["training"]["steps"] == 2 * STEPS
+    assert value["training"]["settings"]["learning_rate"] == float(two_ranks.flags[1].split("=")[1])
+    assert value["training"]["metrics"]["test"]["samples"] == 201
+    metadata = (two_ranks.checkpoint / ".metadata").read_bytes()
+    assert (b"t_cat_2.momentum1" in metadata) == ("--adagrad" in two_ranks.flags)
+
+
+def test_evaluation_gives_the_logits_of_the_checkpoint_row_by_row(data, tmp_path, monkeypatch):
+    seen = []
+
+    def keep(logits, labels):
+        seen.append((logits, labels))
+        return original(logits, labels)
+
+    original = evaluate_module.compute_metrics
+    monkeypatch.setattr(evaluate_module, "compute_metrics", keep)
+    flags = [f"--binary_path={data}", f"--save_checkpoint_path={tmp_path / 'c'}", "--batch_size=64"]
+    train_here(*flags, "--learning_rate=0.5")
+    model, _ = load_model(tmp_path / "c")
+    logits, labels = score(model, KJTLoader(data / "test", 64, device="cpu"))
+    np.testing.assert_array_equal(seen[-1][1], labels)
+    np.testing.assert_allclose(seen[-1][0], logits, rtol=0, atol=1e-6)
+
+
+def test_evaluating_on_the_way_does_not_disturb_training(data, tmp_path):
+    flags = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.3", "--epochs=2"]
+    flags += ["--shuffle_training_set"]
+    train_here(*flags, f"--log_path={tmp_path / 'a'}")
+    train_here(*flags, f"--log_path={tmp_path / 'b'}", "--validation_freq_within_epoch=7")
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert events(tmp_path / "a", "train")[-1]["samples"] == 2 * 929
+    evaluations = events(tmp_path / "b", "evaluation")
+    assert [event["step"] for event in evaluations] == [7, 14, 21, 28, 30, 37, 44, 51, 58, 60, 60]
+    assert {event["samples"] for event in evaluations[:-1]} == {333}
+    ends = [events(tmp_path / run, "evaluation")[-1] for run in "ab"]
+    for end in ends:
+        del end["seconds"]
+    assert ends[0] == ends[1]
+
+
+def test_shuffling_and_seed(data, tmp_path):
+    def curve(name: str, *flags: str) -> list[float]:
+        path = tmp_path / name
+        train_here(f"--binary_path={data}", "--learning_rate=0.1", f"--log_path={path}", *flags)
+        return losses(path)
+
+    plain = curve("plain")
+    assert curve("again") == plain
+    assert curve("seed", "--seed=1") != plain
+    shuffled = curve("shuffled", "--shuffle_training_set")
+    assert shuffled[0] != plain[0]
+    assert curve("shuffled_again", "--shuffle_training_set") == shuffled
+
+
+def test_reports_every_interval_and_at_the_end_of_an_epoch(data, tmp_path):
+    flags = [f"--binary_path={data}", "--learning_rate=0.1", "--epochs=2"]
+    train_here(*flags, f"--log_path={tmp_path / 'each'}")
+    train_here(*flags, f"--log_path={tmp_path / 'some'}", "--throughput_check_freq_within_epoch=20")
+    some = events(tmp_path / "some", "train")
+    assert [event["step"] for event in some] == [20, 30, 50, 60]
+    each = losses(tmp_path / "each")
+    assert some[0]["loss"] == pytest.approx(np.mean(each[:20]), abs=1e-6)
+    weights = [32] * 9 + [1]  # of samples, not of steps
+    assert some[1]["loss"] == pytest.approx(np.average(each[20:30], weights=weights), abs=1e-6)
+
+
+def test_divergence_stops_the_run(data, tmp_path):
+    with pytest.raises(SettingsError, match=r"the loss is nan between .*\n.*--learning_rate"):
+        train_here(
+            f"--binary_path={data}",
+            "--learning_rate=1e30",
+            f"--save_checkpoint_path={tmp_path / 'c'}",
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_training_rows(tmp_path):
+    write_split(tmp_path, {"train": [0], "valid": [3], "test": [3]})
+    with pytest.raises(BadInputError, match="no rows to train on"):
+        train_here(f"--binary_path={tmp_path}")
+
+
+def test_empty_valid_and_test_sets(tmp_path):
+    write_split(tmp_path, {"train": [70], "valid": [0], "test": [0]})
+    result = train_here(f"--binary_path={tmp_path}", "--learning_rate=0.1")
+    assert result.metrics["test"].samples == 0
+    assert result.metrics["test"].auroc is None
+
+
+def test_a_checkpoint_is_never_overwritten(data, one_rank):
+    before = (one_rank.checkpoint / "model.json").read_bytes()
+    begin = time.monotonic()
+    with pytest.raises(OutputError, match="holds a checkpoint already"):
+        train_here(f"--binary_path={data}", f"--save_checkpoint_path={one_rank.checkpoint}")
+    assert time.monotonic() - begin < 5, "it is found out before training, not after"
+    assert (one_rank.checkpoint / "model.json").read_bytes() == before
+
+
+def test_a_failing_rank_ends_the_job(data, tmp_path):
+    script = tmp_path / "failing.py"
+    script.write_text(
+        "import os, sys\n"
+        "import nvt_loader, train_torchrec\n"
+        "class Loader(nvt_loader.KJTLoader):\n"
+        "    def __iter__(self):\n"
+        "        for step, batch in enumerate(super().__iter__()):\n"
+        "            if step == 5 and os.environ['RANK'] == '1':\n"
+        "                raise RuntimeError('the disk is on fire')\n"
+        "            yield batch\n"
+        "nvt_loader.KJTLoader = Loader\n"
+        "sys.exit(train_torchrec.main(sys.argv[1:]))\n"
+    )
+    path = tmp_path / "checkpoint"
+    result = torchrun(
+        str(script),
+        *MODEL,
+        f"--binary_path={data}",
+        f"--save_checkpoint_path={path}",
+        timeout=60,
+    )
+    assert result.returncode != 0
+    assert "the disk is on fire" in result.stderr
+    assert not path.exists()
+
+
+def test_user_error_is_told_once(data):
+    result = torchrun("train_torchrec.py", *MODEL, f"--binary_path={data}", "--num_embeddings=100")
+    assert result.returncode != 0
+    assert result.stderr.count("error: --num_embeddings: table too small: column cat_2") == 1
+
+
+def test_started_by_torchx(data, tmp_path):
+    path = tmp_path / "checkpoint"
+    result = run_command(
+        ["torchx", "run", "-s", "local_cwd", "dist.ddp", "-j", "1x2"]
+        + ["--script", "train_torchrec.py", "--", *MODEL, f"--binary_path={data}"]
+        + [f"--save_checkpoint_path={path}", "--learning_rate=0.1"]
+    )
+    assert result.returncode == 0, result.stderr
+    assert (path / "model.json").is_file()
