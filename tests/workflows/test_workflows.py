@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nvt_compat  # noqa: F401
+
+import numpy as np
+import nvtabular
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+import workflows
+from clicklog.errors import BadInputError, SchemaError
+from clicklog.spec import DENSE_TRANSFORMS, FeatureSpec
+from clicklog.tokenizer import parse_rows
+from tests.logs import CRITEO, Reference, random_rows
+from workflows.graph import build
+from workflows.store import load, save
+
+TRAIN, TEST = random_rows(300, 1), random_rows(80, 2)
+# unseen values and a row with nothing in it
+TEST[0] = ["0", *["-5"] * 13, *["ffffffff"] * 26]
+TEST[1] = ["1", *[""] * 39]
+
+
+def frame_of(rows: list[list[str]], spec: FeatureSpec = CRITEO) -> pd.DataFrame:
+    label = len(rows[0]) == len(spec.columns)
+    text = "\n".join("\t".join(row) for row in rows).encode()
+    return workflows.to_frame(parse_rows(text, spec, label=label), spec)
+
+
+def fitted(spec: FeatureSpec, directory: Path) -> nvtabular.Workflow:
+    workflow = build(spec, str(directory / "fit"))
+    return workflow.fit(nvtabular.Dataset(frame_of(TRAIN, spec), cpu=True))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("workflow")
+    save(fitted(CRITEO, directory), CRITEO, directory / "workflow")
+    shutil.rmtree(directory / "fit")
+    return directory / "workflow"
+
+
+@pytest.mark.parametrize("dense_transform", DENSE_TRANSFORMS)
+@pytest.mark.parametrize("policy", [{}, {"freq_threshold": 5}, {"max_table_size": 12}])
+def test_values_against_plain_python(tmp_path: Path, dense_transform: str, policy: dict) -> None:
+    spec = dataclasses.replace(CRITEO.with_policy(**policy), dense_transform=dense_transform)
+    description = save(fitted(spec, tmp_path), spec, tmp_path / "workflow")
+    reference = Reference(TRAIN, spec)
+    assert description.table_schema.table_sizes == reference.table_sizes()
+    workflow = load(tmp_path / "workflow")
+    for rows in (TRAIN, TEST):
+        expected = reference.transform(rows)
+        result = workflow.transform(frame_of(rows, spec))[spec.columns]
+        assert result.dtypes.tolist() == expected.dtypes.tolist()
+        ids = spec.categorical_names
+        pd.testing.assert_frame_equal(result[ids], expected[ids])
+        np.testing.assert_allclose(
+            result[spec.dense_names], expected[spec.dense_names], rtol=3e-7, atol=1e-7
+        )
+        assert result[spec.label].tolist() == expected[spec.label].tolist()
+
+
+def test_policies_by_column(tmp_path: Path) -> None:
+    columns = list(CRITEO.categorical)
+    columns[20] = dataclasses.replace(columns[20], max_table_size=10, num_buckets=4)
+    columns[21] = dataclasses.replace(columns[21], freq_threshold=8)
+    spec = dataclasses.replace(CRITEO, categorical=tuple(columns))
+    schema = save(fitted(spec, tmp_path), spec, tmp_path / "workflow").table_schema
+    reference = Reference(TRAIN, spec)
+    assert schema.table_sizes == reference.table_sizes()
+    assert schema.table_sizes[20] == 10
+    workflow = load(tmp_path / "workflow")
+    result, expected = workflow.transform(frame_of(TEST, spec)), reference.transform(TEST)
+    assert result["cat_21"].tolist() == expected["cat_21"].tolist()
+    known = expected["cat_20"] != 2  # the reference hashes no rare values
+    assert result["cat_20"][known].tolist() == expected["cat_20"][known].tolist()
+    assert result["cat_20"][~known].between(2, 5).all()
+    assert result["cat_20"].max() < 10
+
+
+def test_loaded_is_what_was_saved(saved: Path, tmp_path: Path) -> None:
+    """Also from another place, as a genuine Workflow over a Dataset."""
+    before = fitted(CRITEO, tmp_path).transform(frame_of(TEST))
+    moved = shutil.copytree(saved, tmp_path / "moved")
+    workflow = workflows.load(moved)
+    assert isinstance(workflow, nvtabular.Workflow)
+    pd.testing.assert_frame_equal(workflow.transform(frame_of(TEST)), before, check_like=True)
+    dataset = workflow.transform(nvtabular.Dataset(frame_of(TEST), cpu=True))
+    pd.testing.assert_frame_equal(dataset.to_ddf().compute(), before, check_like=True)
+
+
+def test_without_a_label(saved: Path) -> None:
+    with_label = load(saved).transform(frame_of(TEST))
+    result = load(saved, label=False).transform(frame_of([row[1:] for row in TEST]))
+    assert "label" not in result
+    pd.testing.assert_frame_equal(result, with_label[result.columns])
+
+
+def test_two_workflows_at_one_path(saved: Path, tmp_path: Path) -> None:
+    """NVTabular caches vocabularies by path: a second workflow there must not see the first's."""
+    path = shutil.copytree(saved, tmp_path / "workflow")
+    first = load(path).transform(frame_of(TRAIN))
+    shutil.rmtree(path)
+    spec = CRITEO.with_policy(max_table_size=5)
+    save(fitted(spec, tmp_path), spec, path)
+    second = load(path).transform(frame_of(TRAIN))
+    assert first["cat_9"].max() > 5
+    assert second["cat_9"].max() == 4
+
+
+def test_digest_follows_the_transform(saved: Path, tmp_path: Path) -> None:
+    again = save(fitted(CRITEO, tmp_path), CRITEO, tmp_path / "again")
+    assert again.digest == workflows.inspect(saved).digest
+    spec = CRITEO.with_policy(max_table_size=5)
+    other = save(fitted(spec, tmp_path), spec, tmp_path / "other")
+    assert other.digest != again.digest
+
+
+def test_on_disk_there_is_json_and_parquet_only(saved: Path) -> None:
+    files = {path.suffix for path in saved.rglob("*") if path.is_file()}
+    assert files == {".json", ".parquet"}
+    table = pq.read_table(saved / "categories" / "unique.cat_5.parquet")
+    assert table.schema.field("cat_5").type == "int64"
+    counts = table["cat_5_size"].to_numpy()
+    assert (np.diff(counts) <= 0).all()
+    observed = workflows.inspect(saved).vocabularies["cat_5"].observed
+    assert observed["unique"] == counts.sum()
+    assert sum(observed.values()) == len(TRAIN)
+
+
+def test_damaged_and_foreign_workflows(saved: Path, tmp_path: Path) -> None:
+    def damaged(name: str) -> Path:
+        return shutil.copytree(saved, tmp_path / name)
+
+    with pytest.raises(BadInputError, match="no such file"):
+        load(tmp_path / "none")
+    path = damaged("version")
+    value = json.loads((path / "workflow.json").read_text())
+    value["format_version"] = 99
+    value["versions"]["nvt-torchrec"] = "7.0"
+    (path / "workflow.json").write_text(json.dumps(value))
+    with pytest.raises(SchemaError, match=r"format version 99.*\n.*version that saved it \(7.0\)"):
+        load(path)
+    path = damaged("other_json")
+    (path / "workflow.json").write_text("{}")
+    with pytest.raises(BadInputError, match="not a saved workflow"):
+        load(path)
+    path = damaged("missing")
+    (path / "categories" / "unique.cat_3.parquet").unlink()
+    with pytest.raises(BadInputError, match=r"unique.cat_3.parquet: missing.*column cat_3"):
+        load(path)
+    path = damaged("truncated")
+    file = path / "categories" / "unique.cat_3.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(BadInputError, match=r"unique.cat_3.parquet: cannot be read.*cat_3"):
+        load(path)
+    path = damaged("mixed")
+    shutil.copy(
+        path / "categories" / "unique.cat_1.parquet", path / "categories/unique.cat_9.parquet"
+    )
+    with pytest.raises(
+        BadInputError, match=r"unique.cat_9.parquet: \d+ values, workflow.json says"
+    ):
+        load(path)
+    path = damaged("pickle")
+    (path / "workflow.pkl").write_bytes(b"")
+    with pytest.raises(BadInputError, match="pickles are not opened"):
+        load(path)
+
+
+def test_an_unfitted_workflow_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="column cat_0: the workflow is not fitted"):
+        save(build(CRITEO, str(tmp_path)), CRITEO, tmp_path / "workflow")
+    assert not (tmp_path / "workflow" / "workflow.json").exists()
+
+
+def test_importing_it_imports_nothing_heavy(saved: Path) -> None:
+    code = (
+        "import sys, workflows; d = workflows.inspect(sys.argv[1]); print(d.digest);"
+        "print([m for m in ('nvtabular', 'merlin', 'dask', 'pandas', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True
+    )
+    digest, heavy = done.stdout.split("\n")[:2]
+    assert digest == workflows.inspect(saved).digest
+    assert heavy == "[]"
