@@ -182,17 +182,21 @@ class BatchFactory:
 
     def _make_constants(self, size: int) -> dict:
         keys = len(self._keys)
-        options = {"dtype": torch.int32, "device": self._device}
+
+        def constant(tensor: torch.Tensor) -> torch.Tensor:
+            # A blocking copy: it is there on return, whichever stream uses it first.
+            return tensor.to(self._device, torch.int32)
+
         constants = {
-            "lengths": torch.ones(keys * size, **options),
-            "offsets": torch.arange(keys * size + 1, **options),
+            "lengths": constant(torch.ones(keys * size)),
+            "offsets": constant(torch.arange(keys * size + 1)),
             "stride": size,
             "length_per_key": [size] * keys,
             "offset_per_key": [size * i for i in range(keys + 1)],
             "index_per_key": self._index_per_key,
         }
         if size == 0:  # KeyedJaggedTensor.to_dict, left to itself, fails without rows
-            empty, zero = torch.empty(0, **options), torch.zeros(1, **options)
+            empty, zero = constant(torch.empty(0)), constant(torch.zeros(1))
             constants["jt_dict"] = {
                 key: JaggedTensor(empty, lengths=empty, offsets=zero) for key in self._keys
             }

@@ -29,10 +29,11 @@ Decoder = Callable[[Piece, int], Iterator[Columns]]
 
 
 def cpu_decoder(layout: Layout) -> Decoder:
-    """A decoder of a split's row groups by pyarrow; page checksums, where there are, are verified.
+    """A decoder of a split's row groups by pyarrow; verifies the page checksums that there are.
 
     The decoder raises :class:`BadInputError` for a file that cannot be read or is not what its
-    footer was at planning time, and :class:`SchemaError` for a null.
+    footer was at planning time, and :class:`SchemaError` for a null, a number that is none and an
+    id outside its table.
     """
     names = layout.schema.columns
 
@@ -89,8 +90,8 @@ def _columns(batch: pa.RecordBatch, names: list[str], layout: Layout, file: int)
                 "the ETL fills missing values; run it again",
             )
         arrays.append(array.to_numpy(zero_copy_only=True))
-    floats = 1 + len(layout.schema.dense)
-    for name, array in zip(names, arrays[:floats], strict=False):
+    floats = len(names) - len(layout.schema.categorical)
+    for name, array in zip(names[:floats], arrays[:floats], strict=True):
         with np.errstate(all="ignore"):  # a sum that overflows is looked at more closely
             finite = np.isfinite(array.sum())
         if not finite:

@@ -94,6 +94,7 @@ class KJTLoader:
         if seed < 0:
             raise SettingsError(f"seed = {seed}", "choose a seed of 0 or more")
         self._layout = read_layout(path)
+        self._fingerprint = self._layout.fingerprint()
         self._rank, self._world_size = rank, world_size
         self._shuffle, self._seed = shuffle, seed
         self._device = _choose_device(device)
@@ -101,7 +102,9 @@ class KJTLoader:
         self._plan = Plan(
             rows=int(self._layout.rows.sum()),
             global_batch=global_batch,
-            virtual_shards=virtual_shards or default_virtual_shards(global_batch, world_size),
+            virtual_shards=default_virtual_shards(global_batch, world_size)
+            if virtual_shards is None
+            else virtual_shards,
             drop_last=drop_last,
         )
         self._make_batch = BatchFactory(self._layout.schema.categorical, self._device)
@@ -224,7 +227,7 @@ class KJTLoader:
         """What a state must share with the loader that loads it."""
         return {
             "version": STATE_VERSION,
-            "data": self._layout.fingerprint(),
+            "data": self._fingerprint,
             "global_batch": self._plan.global_batch,
             "shuffle": self._shuffle,
             "seed": self._seed,

@@ -9,10 +9,13 @@ consecutive rows, and each shard gives ``g = G // V`` rows to every step::
 
 Rank r of W takes rows ``[r·B, (r+1)·B)`` of each global batch, B = G // W. So the global batch
 does not depend on how many ranks share it, every row is dealt exactly once, and all ranks take
-the same number of steps, whatever the sizes of files and row groups. While W divides V, each
-rank reads V/W long runs of consecutive rows; otherwise neighbouring ranks decode some row groups
-both. The ``N % G`` rows that are left make one last, smaller step, split evenly; ranks may get no
-row of it, and an empty batch is a batch.
+the same number of steps, whatever the sizes of files and row groups. The ``N % G`` rows that are
+left make one last, smaller step, split evenly; ranks may get no row of it, and an empty batch is
+a batch.
+
+While W divides V, each rank reads V/W long runs of consecutive rows; otherwise neighbouring ranks
+both decode some row groups. A run that begins inside a row group decodes it from its start, so V
+should be far below the number of row groups.
 
 Shuffling permutes the row groups, and the rows inside windows of a virtual shard. Both depend on
 (seed, epoch) and the plan only, never on a global generator or the rank.

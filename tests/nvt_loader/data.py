@@ -46,24 +46,21 @@ def make_columns(
 
 def write_metadata(root: Path) -> None:
     """Write ``_metadata`` of each split in ``root`` and one over all of them."""
-    everything = []
-    for split in SPLITS:
-        paths = sorted(
-            (root / split).glob("part.*.parquet"), key=lambda p: int(p.name.split(".")[1])
-        )
-        if not paths:
-            continue
-        for prefix, directory in ((f"{split}/", None), ("", root / split)):
-            footers = []
-            for path in paths:
-                footers.append(pq.read_metadata(path))
-                footers[-1].set_file_path(prefix + path.name)
-            if directory is None:
-                everything += footers
-            else:
-                pq.write_metadata(pq.read_schema(paths[0]), directory / "_metadata", footers)
-            schema = pq.read_schema(paths[0])
-    pq.write_metadata(schema, root / "_metadata", everything)
+    splits = {split: _parts(root / split) for split in SPLITS if _parts(root / split)}
+    for split, paths in splits.items():
+        _write_collected(root / split, paths)
+    _write_collected(root, [path for paths in splits.values() for path in paths])
+
+
+def _parts(directory: Path) -> list[Path]:
+    return sorted(directory.glob("part.*.parquet"), key=lambda path: int(path.name.split(".")[1]))
+
+
+def _write_collected(directory: Path, paths: list[Path]) -> None:
+    footers = [pq.read_metadata(path) for path in paths]
+    for footer, path in zip(footers, paths, strict=True):
+        footer.set_file_path(str(path.relative_to(directory)))
+    pq.write_metadata(pq.read_schema(paths[0]), directory / "_metadata", footers)
 
 
 def write_split(

@@ -289,6 +289,7 @@ def test_a_batch_stays_valid_while_later_ones_are_drawn(train, monkeypatch):
         ({"rank": 2, "world_size": 2}, "rank = 2 with world_size = 2"),
         ({"rank": -1}, "rank = -1"),
         ({"seed": -1}, "seed = -1"),
+        ({"virtual_shards": 0}, "virtual_shards = 0 does not divide"),
         ({"virtual_shards": 3}, "virtual_shards = 3 does not divide"),
     ],
 )

@@ -98,7 +98,7 @@ def test_what_a_state_counts(train):
     assert (state["epoch"], state["step"]) == (2, 0)
 
 
-def test_a_state_does_not_keep_its_iterator_alive_and_is_small(train):
+def test_a_state_is_small(train):
     state = KJTLoader(train, 96, device="cpu").state_dict()
     assert len(json.dumps(state)) < 500
 
