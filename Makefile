@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ON_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 INSTALL := $(PIP) install --quiet $(addprefix --find-links=,$(WHEELS))
 ifndef LOCK
-LOCK := requirements/$(if $(shell nvidia-smi -L 2>/dev/null | grep GPU),gpu,cpu).txt
+LOCK := requirements/$(if $(shell nvidia-smi -L 2>/dev/null | grep '^GPU [0-9]'),gpu,cpu).txt
 endif
 # Touched last, so that what is half built, or built from another lock, is built again.
 BUILT := $(VENV)/built-from-$(notdir $(LOCK))
@@ -29,6 +29,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
 env: $(LINKED) ## build the environment in .venv
+	@echo "env: ready in $(VENV), from $(LOCK)"
 
 demo: $(LINKED) ## raw click log -> ETL -> training -> scored rows; everything below build/demo
 	@$(ON_PATH) python -m demo --output build/demo $(DEMO_FLAGS)
