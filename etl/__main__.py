@@ -67,6 +67,7 @@ def _add_run(commands) -> None:
     )
     add("--block_mb", type=int, default=64, metavar="MB", help="text per unit of work (64)")
     add("--workers", type=int, metavar="N", help="processes (default: one per GPU, or per core)")
+    add("--scheduler", metavar="ADDRESS", help="use a Dask cluster that runs already")
     add("--dry_run", action="store_true", help="say what would be done and what it needs")
     parser.set_defaults(function=_run)
 
@@ -92,6 +93,7 @@ def _run(args: argparse.Namespace) -> None:
         limit_rows=args.limit_rows,
         block_mb=args.block_mb,
         workers=args.workers,
+        scheduler=args.scheduler,
         reject=args.bad_rows == "reject",
     )
     if args.dry_run:

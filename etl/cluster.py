@@ -17,6 +17,7 @@ from clicklog.errors import SettingsError
 
 #: Shares of a GPU's memory: RMM's pool, and where Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8
+CONNECT_SECONDS = 10
 
 
 def gpu_count() -> int:
@@ -26,6 +27,38 @@ def gpu_count() -> int:
     from numba import cuda
 
     return len(cuda.gpus) if cuda.is_available() else 0
+
+
+@contextlib.contextmanager
+def cluster(
+    scheduler: str | None, workers: int | None, directory: Path
+) -> Iterator[tuple[Client, bool]]:
+    """A client, and whether its workers have GPUs.
+
+    Args:
+        scheduler: address of a Dask cluster that runs already and sees the same files; without,
+            :func:`local_cluster`.
+        workers: see :func:`local_cluster`.
+        directory: see :func:`local_cluster`.
+
+    Raises:
+        SettingsError: no scheduler answers at the address, or it has no workers.
+    """
+    if not scheduler:
+        with local_cluster(workers, directory) as client:
+            yield client, gpu_count() > 0
+        return
+    try:
+        client = Client(scheduler, timeout=CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"--scheduler {scheduler}: {error}", "start one with `dask scheduler`"
+        ) from error
+    with client:
+        gpus = client.run(gpu_count)
+        if not gpus:
+            raise SettingsError(f"--scheduler {scheduler}: no workers", "start some for it")
+        yield client, all(gpus.values())
 
 
 @contextlib.contextmanager
@@ -46,6 +79,7 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
         "n_workers": workers or gpus or os.cpu_count(),
         "threads_per_worker": 1,
         "local_directory": str(directory),
+        "dashboard_address": "127.0.0.1:0",  # 8787 may be taken by another run
         "scheduler_kwargs": {"dashboard": False},
         "worker_dashboard_address": None,
         "silence_logs": logging.CRITICAL,
@@ -56,13 +90,13 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
         from dask_cuda import LocalCUDACluster
 
         # It sets a preload of its own, so nvt_compat reaches its workers by pre_import.
-        cluster = LocalCUDACluster(
+        started = LocalCUDACluster(
             **options,
             rmm_pool_size=POOL_SHARE,
             device_memory_limit=SPILL_SHARE,
             pre_import="nvt_compat",
         )
     else:
-        cluster = LocalCluster(**options, processes=True)
-    with cluster, Client(cluster) as client:
+        started = LocalCluster(**options, processes=True)
+    with started, Client(started) as client:
         yield client

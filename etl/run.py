@@ -43,6 +43,7 @@ class EtlSettings:
         limit_rows: use the first so many lines of each day only.
         block_mb: MiB of text per unit of work.
         workers: processes; None: one per GPU, or per core.
+        scheduler: address of a running Dask cluster to use instead of starting one.
         reject: leave bad rows out instead of stopping at the first.
     """
 
@@ -53,6 +54,7 @@ class EtlSettings:
     limit_rows: int | None = None
     block_mb: int = 64
     workers: int | None = None
+    scheduler: str | None = None
     reject: bool = False
 
     def __post_init__(self) -> None:
@@ -60,6 +62,8 @@ class EtlSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SettingsError(f"--{name} {value}: at least {least}")
+        if self.workers and self.scheduler:
+            raise SettingsError("--workers and --scheduler are both set", "a cluster has its own")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, without what cannot change the result."""
@@ -148,14 +152,15 @@ def _log_plan(plan: Plan, settings: EtlSettings) -> None:
 
 def _fit_and_transform(plan: Plan, settings: EtlSettings, work: Path, clock: _Clock) -> list:
     from etl import engine_dask  # takes seconds to import: after the input was checked
-    from etl.cluster import gpu_count, local_cluster
+    from etl.cluster import cluster
     from workflows import save
 
-    gpu = gpu_count() > 0
     workflow_path = settings.output_path / "workflow"
     with contextlib.ExitStack() as stack:
         with clock("start workers"):
-            client = stack.enter_context(local_cluster(settings.workers, work / "dask"))
+            client, gpu = stack.enter_context(
+                cluster(settings.scheduler, settings.workers, work / "dask")
+            )
         with clock("fit"), _rows_bar("fit", plan) as bar:
             workflow = engine_dask.fit(
                 plan.train_blocks,
