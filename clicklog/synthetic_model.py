@@ -24,14 +24,14 @@ import numpy as np
 
 from clicklog.errors import SettingsError
 
-#: Distinct values per categorical column that MLPerf's DLRM benchmark allows (its 40 M cap included).
+#: Distinct values per categorical column in MLPerf's DLRM benchmark, its cap of 40 M included.
 MLPERF_CARDINALITIES = (
     *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956),
     *(405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000),
     *(590_152, 12_973, 108, 36),
 )
 #: Columns up to this size keep it whatever the scale, and their values are all there from day 0.
-SMALL = 1_000
+SMALL = 200
 
 #: Missing shares per column, rounded from Criteo's Kaggle release. Column 13 + c is categorical c.
 MISSING_DENSE = (0.45, 0.0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.765, 0.22)
@@ -55,19 +55,19 @@ LATE_EVERY = 4  # one rank in so many is late
 #: Rows drawn from one random stream. Part of the format: changing it changes every log.
 BLOCK_ROWS = 8_192
 _CALIBRATION_BLOCK = 2**31  # a block no day reaches
-_CALIBRATION_ROWS = 4_096  # for each day of the calendar
+_CALIBRATION_ROWS = 2_048  # for each day of the calendar
 
 #: Standard deviation of the logit, and how its variance is shared among the kinds of signal.
 SIGNAL = 1.5
-SHARES = {"dense": 0.15, "categorical": 0.50, "interactions": 0.35}
-#: Weight of a column with more values than TAIL, beside 1: its rare values cannot be learnt.
-TAIL, TAIL_WEIGHT = 10_000, 0.25
+SHARES = {"dense": 0.15, "categorical": 0.55, "interactions": 0.30}
+#: The weight of a categorical column falls with this power of its cardinality: the rarer the
+#: values, the less of their effect can be learnt.
+WEIGHT_DECAY = 0.15
 
 #: Interacting columns: small and mid-sized ones, so that the products can be learnt.
 PAIRS = (
-    *(("cat_8", "cat_25"), ("cat_12", "cat_24"), ("cat_15", "cat_18"), ("cat_17", "cat_8")),
-    *(("cat_7", "cat_12"), ("cat_13", "cat_25"), ("cat_3", "cat_18"), ("cat_6", "cat_24")),
-    *(("cat_7", "cat_17"), ("cat_13", "cat_15"), ("int_4", "cat_24"), ("int_6", "cat_8")),
+    *(("cat_8", "cat_25"), ("cat_12", "cat_24"), ("cat_15", "cat_18"), ("cat_15", "cat_16")),
+    *(("cat_17", "cat_12"), ("cat_13", "cat_16"), ("cat_7", "cat_17")),
 )
 
 DENSE = len(MEDIANS)
@@ -233,7 +233,7 @@ def _weighted_terms(settings: SyntheticSettings) -> list[Term]:
     """All terms; within each kind the variance goes by relative weights, signs alternate."""
     relative = {(f"int_{j}",): 1.0 for j in range(DENSE)}
     for c, cardinality in enumerate(settings.cardinalities):
-        relative[(f"cat_{c}",)] = 1.0 if cardinality <= TAIL else TAIL_WEIGHT
+        relative[(f"cat_{c}",)] = cardinality**-WEIGHT_DECAY
     relative |= dict.fromkeys(PAIRS, 1.0)
     terms = []
     for kind, share in SHARES.items():
@@ -301,15 +301,13 @@ def _counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
 
 
 def _zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
-    """Ranks [0, cardinality) with probabilities close to ``(rank + 1) ** -1.1``, int64.
+    """Ranks [0, cardinality) with probabilities close to ``(rank + 1) ** (-4 / 3)``, int64.
 
     Inverts the bounded Pareto distribution of that density on [1, cardinality + 1) and rounds down.
-    With the exponent 1.1 the inverse is a tenth power: multiplications, exact on every machine.
+    With the exponent 4/3 the inverse is a cube: multiplications, exact on every machine.
     """
-    y = 1 - uniform * (1 - (cardinality + 1) ** -0.1)
-    y2 = y * y
-    y8 = np.square(y2 * y2)
-    return np.minimum((1 / (y8 * y2)).astype(np.int64) - 1, cardinality - 1)
+    y = 1 - uniform * (1 - (cardinality + 1) ** (-1 / 3))
+    return np.minimum((1 / (y * y * y)).astype(np.int64) - 1, cardinality - 1)
 
 
 def _born(ranks: np.ndarray, day: int) -> np.ndarray:
@@ -360,7 +358,11 @@ def _soft_step(counts: np.ndarray, median: float) -> np.ndarray:
 
 
 def _hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
-    """A uniform number in [-0.5, 0.5) for each value: SplitMix64's finaliser (Steele et al., 2014)."""
+    """A uniform number in [-0.5, 0.5) for each value.
+
+    The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+    Generators, 2014).
+    """
     x = values.view(np.uint64) + np.uint64(key)
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
