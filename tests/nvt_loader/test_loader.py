@@ -188,6 +188,16 @@ def test_shuffling_moves_row_groups_and_rows(train):
     assert (np.diff(order) == 1).mean() < 0.05  # few rows still follow their neighbour
 
 
+def test_windows_and_shards_are_shuffled_each_in_its_own_way(tmp_path, monkeypatch):
+    monkeypatch.setattr("nvt_loader.plan.WINDOW_ROWS", 32)
+    write_split(tmp_path, {"train": [256]}, row_group_rows=256)
+    options = {"shuffle": True, "virtual_shards": 2, "device": "cpu"}
+    order = np.array(rows_of(KJTLoader(tmp_path / "train", 64, **options))).reshape(4, 2, 32)
+    windows = order % 32
+    assert (np.sort(windows) == np.arange(32)).all()
+    assert len(np.unique(windows.reshape(8, 32), axis=0)) == 8
+
+
 def test_columns_in_another_order_and_further_columns(tmp_path):
     schema = write_split(tmp_path, {"train": [10]})
     path = tmp_path / "train" / "part.0.parquet"
