@@ -1,0 +1,492 @@
+"""The synthetic log: its bytes, its shape, its oracle, and what it does to a directory."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+from clicklog import synthetic_model
+from clicklog.errors import OutputError, SettingsError
+from clicklog.splits import cut_last_day
+from clicklog.synthetic import SUMMARY_FILE, OracleScore, synthesize
+from clicklog.synthetic_model import (
+    BLOCK_ROWS,
+    MEDIANS,
+    MISSING_CATEGORICAL,
+    MISSING_COUNT,
+    MISSING_DENSE,
+    MISSING_VALUE,
+    MLPERF_CARDINALITIES,
+    SHARES,
+    SIGNAL,
+    SMALL,
+    Rows,
+    SyntheticSettings,
+    plant,
+    sigmoid,
+)
+from clicklog.synthetic_tsv import format_rows
+
+SETTINGS = SyntheticSettings(days=3, rows_per_day=BLOCK_ROWS + 1_001, seed=5)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("synthetic") / "raw"
+    synthesize(directory, SETTINGS, workers=2)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def summary(log: Path) -> dict:
+    return json.loads((log / SUMMARY_FILE).read_text())
+
+
+@pytest.fixture(scope="module")
+def rows(log: Path) -> Rows:
+    return parse(b"".join((log / f"day_{day}").read_bytes() for day in range(SETTINGS.days)))
+
+
+def parse(text: bytes) -> Rows:
+    """A slow reader that shares nothing with the writer."""
+    fields = [line.split("\t") for line in text.decode("ascii").splitlines()]
+    assert {len(line) for line in fields} == {40}
+    columns = list(zip(*fields, strict=True))
+    return Rows(
+        np.array([int(field) for field in columns[0]]),
+        np.array([[int(f) if f else MISSING_COUNT for f in c] for c in columns[1:14]]),
+        np.array([[int(f, 16) if f else MISSING_VALUE for f in c] for c in columns[14:]]),
+    )
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+# ---- bytes
+
+
+def test_same_settings_same_bytes_whatever_the_workers(log: Path, tmp_path: Path) -> None:
+    synthesize(tmp_path, SETTINGS, workers=1)
+    assert contents(tmp_path) == contents(log)
+
+
+def test_another_seed_gives_another_log_and_another_model(log: Path, tmp_path: Path) -> None:
+    synthesize(tmp_path, dataclasses.replace(SETTINGS, seed=6, days=1))
+    ours = parse((tmp_path / "day_0").read_bytes())
+    theirs = parse((log / "day_0").read_bytes())
+    assert not set(ours.categorical[1]) & set(theirs.categorical[1]) - {MISSING_VALUE}
+    assert (ours.dense != theirs.dense).any(axis=1).all()
+
+
+def test_a_smaller_log_is_a_prefix_of_a_larger_one(log: Path, tmp_path: Path) -> None:
+    synthesize(tmp_path, dataclasses.replace(SETTINGS, days=2, rows_per_day=BLOCK_ROWS + 5))
+    for day in range(2):
+        lines = (tmp_path / f"day_{day}").read_bytes().splitlines()
+        assert len(lines) == BLOCK_ROWS + 5
+        assert lines == (log / f"day_{day}").read_bytes().splitlines()[: len(lines)]
+
+
+def test_blocks_can_be_drawn_in_any_order(log: Path) -> None:
+    model = plant(SETTINGS)
+    second = format_rows(model.draw(2, 1, 1_001)[0])
+    first = format_rows(model.draw(2, 0, BLOCK_ROWS)[0])
+    assert first + second == (log / "day_2").read_bytes()
+
+
+def test_every_line_is_criteo_format(log: Path) -> None:
+    line = re.compile(rb"[01](\t(0|-?[1-9]\d{0,5})?){13}(\t([0-9a-f]{8})?){26}")
+    for day in range(SETTINGS.days):
+        text = (log / f"day_{day}").read_bytes()
+        assert text.endswith(b"\n")
+        lines = text[:-1].split(b"\n")
+        assert len(lines) == SETTINGS.rows_per_day
+        assert [bad for bad in lines if not line.fullmatch(bad)] == []
+
+
+def test_the_text_says_what_was_drawn() -> None:
+    """Extremes included: every number of digits, both signs, leading zeros, missing values."""
+    counts = [MISSING_COUNT, 0, 9, 10, 99, 100, 9_999, 10_000, 10_001, 99_999, 100_000, 999_999]
+    counts += [-1, -2, -10, -9_999, -10_000, -99_999]
+    values = [MISSING_VALUE, 0, 1, 0xF, 0x10, 0xFFFF, 0x10000, 0xABCDEF, 0xFFFF0000, 0xFFFFFFFF]
+    n = len(counts)
+    drawn = Rows(
+        np.arange(n) % 2,
+        np.stack([np.roll(counts, j) for j in range(13)]),
+        np.stack([np.resize(np.roll(values, c), n) for c in range(26)]),
+    )
+    read = parse(format_rows(drawn))
+    np.testing.assert_array_equal(read.label, drawn.label)
+    np.testing.assert_array_equal(read.dense, drawn.dense)
+    np.testing.assert_array_equal(read.categorical, drawn.categorical)
+
+
+# ---- shape
+
+
+def test_missing_shares_are_criteos(rows: Rows) -> None:
+    shares = np.concatenate([rows.dense == MISSING_COUNT, rows.categorical == MISSING_VALUE])
+    expected = np.array(MISSING_DENSE + MISSING_CATEGORICAL)
+    tolerance = 5 * np.sqrt(expected * (1 - expected) / len(rows))
+    assert (np.abs(shares.mean(axis=1) - expected) <= tolerance).all()
+
+
+def test_counts_have_criteos_medians_tails_and_negatives(rows: Rows) -> None:
+    assert (rows.dense == -1).any(axis=1).sum() == 2
+    assert {-1, -2} <= set(rows.dense[1])
+    assert rows.dense[rows.dense != MISSING_COUNT].min() == -2
+    for counts, median in zip(rows.dense, MEDIANS, strict=True):
+        present = counts[counts != MISSING_COUNT]
+        assert abs(np.median(present) - median) <= max(1, 0.05 * median)
+        assert present.max() > 50 * median
+
+
+@pytest.mark.parametrize("column", [1, 5, 8])
+def test_categories_follow_zipf(rows: Rows, column: int) -> None:
+    """Frequencies are those of a bounded Pareto density x ** (-4/3) between integers.
+
+    A late value's share is its neighbour's as long as it is not born, so ranks are compared in
+    fours, which both belong to.
+    """
+    cardinality = SETTINGS.cardinalities[column]
+    present = rows.categorical[column][rows.categorical[column] != MISSING_VALUE]
+    ranks = np.arange(cardinality)
+    values = synthetic_model._values(ranks, SETTINGS.seed, column)
+    order = np.argsort(values)
+    found = ranks[order][np.searchsorted(values[order], present)]
+    assert (values[found] == present).all()
+    edges = np.append(np.arange(1, cardinality + 1, 4), cardinality + 1) ** (-1 / 3)
+    expected = len(present) * -np.diff(edges) / (edges[0] - edges[-1])
+    counts = np.bincount(found // 4, minlength=len(expected))
+    assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1).all()
+
+
+def test_cardinalities_are_mlperfs_scaled() -> None:
+    assert SyntheticSettings(cardinality_scale=1).cardinalities == MLPERF_CARDINALITIES
+    scaled = SyntheticSettings(cardinality_scale=0.01).cardinalities
+    for ours, theirs in zip(scaled, MLPERF_CARDINALITIES, strict=True):
+        assert ours == (theirs if theirs <= SMALL else max(SMALL, round(theirs * 0.01)))
+    assert scaled[0] == 400_000
+    assert scaled[5] == 3
+
+
+def test_ranks_do_not_collide() -> None:
+    values = synthetic_model._values(np.arange(1_000_000), seed=3, column=0)
+    assert len(np.unique(values)) == 1_000_000
+    assert values.min() >= 0
+    assert values.max() < 2**32
+    assert (np.bincount(values >> 28, minlength=16) > 60_000).all()  # looks like a hash
+
+
+def test_small_columns_are_complete_on_day_0_and_large_ones_are_not(rows: Rows) -> None:
+    """On each later day a value appears that none before has, too often to be of the tail."""
+    n = SETTINGS.rows_per_day
+    for column, (size, scaled) in enumerate(
+        zip(MLPERF_CARDINALITIES, SETTINGS.cardinalities, strict=True)
+    ):
+        days = [rows.categorical[column][day * n : (day + 1) * n] for day in range(SETTINGS.days)]
+        seen = set(days[0])
+        assert len(seen) <= scaled + 1
+        for day in days[1:]:
+            values, counts = np.unique(day, return_counts=True)
+            new = ~np.isin(values, list(seen))
+            if size <= SMALL:
+                assert counts[new].sum() <= 0.002 * n
+            else:
+                assert counts[new].max() > 40
+            seen |= set(values)
+
+
+def test_the_last_day_holds_values_that_no_other_day_has() -> None:
+    model = plant(SyntheticSettings(seed=1))
+    born = [model.draw(23, block, BLOCK_ROWS)[0].categorical[2] for block in range(8)]
+    earlier = [model.draw(day, 0, BLOCK_ROWS)[0].categorical[2] for day in range(23)]
+    values, counts = np.unique(np.concatenate(born), return_counts=True)
+    new = ~np.isin(values, np.concatenate(earlier))
+    assert 0.001 < counts[new].sum() / counts.sum() < 0.02
+
+
+# ---- the planted model and its oracle
+
+
+def test_summary_describes_the_log(summary: dict, rows: Rows, log: Path) -> None:
+    assert SyntheticSettings(**summary["settings"]) == SETTINGS
+    assert summary["rows"] == len(rows) == 3 * SETTINGS.rows_per_day
+    assert summary["positives"] == rows.label.sum()
+    by_day = rows.label.reshape(3, -1).sum(axis=1)
+    assert [file["positives"] for file in summary["files"]] == by_day.tolist()
+    assert {file["file"] for file in summary["files"]} | {SUMMARY_FILE} == set(os.listdir(log))
+
+
+def test_oracle_can_be_recomputed_from_the_files(summary: dict, rows: Rows) -> None:
+    logits = plant(SyntheticSettings(**summary["settings"])).logits(rows.dense, rows.categorical)
+    first = 2 * SETTINGS.rows_per_day
+    cut = cut_last_day(SETTINGS.rows_per_day)
+    splits = {name: slice(first + begin, first + end) for name, (begin, end) in cut.items()}
+    splits["train"] = slice(0, first)
+    assert set(summary["oracle"]) == set(splits)
+    for name, part in splits.items():
+        label, oracle = rows.label[part], summary["oracle"][name]
+        assert oracle["rows"] == len(label)
+        assert oracle["positives"] == label.sum()
+        assert oracle["auroc"] == pytest.approx(roc_auc_score(label, logits[part]), abs=2e-6)
+        loss = log_loss(label, sigmoid(logits[part]))
+        assert oracle["log_loss"] == pytest.approx(loss, rel=1e-8)
+        entropy = log_loss(label, np.full(len(label), label.mean()))
+        assert oracle["normalized_entropy"] == pytest.approx(loss / entropy, rel=1e-8)
+
+
+def test_logits_follow_the_formula_of_the_summary(summary: dict, rows: Rows) -> None:
+    """The click model of ``synthetic.json`` once more, in plain Python on single values."""
+    mask = 2**64 - 1
+
+    def function(columns: list[str], column: str, row: int) -> float:
+        index = int(column[4:])
+        if column.startswith("int"):
+            count = int(rows.dense[index, row])
+            t = np.log((0 if count == MISSING_COUNT else count) + 3) - np.log(MEDIANS[index] + 3)
+            return t / (1 + abs(t))
+        x = int(rows.categorical[index, row]) + synthetic_model._key(
+            SETTINGS.seed, *columns, column
+        )
+        x &= mask
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+        return ((x ^ x >> 31) >> 11) / 2**53 - 0.5
+
+    planted = summary["model"]
+    logits = plant(SETTINGS).logits(rows.dense[:, :40], rows.categorical[:, :40])
+    for row in range(40):
+        expected = planted["bias"]
+        for term in planted["terms"]:
+            product = term["weight"]
+            for column, centre, scale in zip(
+                term["columns"], term["centres"], term["scales"], strict=True
+            ):
+                product *= (function(term["columns"], column, row) - centre) * scale
+            expected += product
+        assert logits[row] == pytest.approx(expected, abs=1e-6)
+
+
+def test_labels_are_drawn_from_the_planted_probabilities(rows: Rows) -> None:
+    probability = sigmoid(plant(SETTINGS).logits(rows.dense, rows.categorical))
+    for group in np.array_split(np.argsort(probability), 10):
+        expected = probability[group].sum()
+        spread = np.sqrt((probability[group] * (1 - probability[group])).sum())
+        assert abs(rows.label[group].sum() - expected) < 5 * spread
+
+
+@pytest.mark.parametrize("base_rate", [0.034, 0.256])
+def test_base_rate(base_rate: float) -> None:
+    model = plant(SyntheticSettings(base_rate=base_rate, seed=2))
+    label = np.concatenate([model.draw(0, block, BLOCK_ROWS)[0].label for block in range(4)])
+    assert label.mean() == pytest.approx(base_rate, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_signal_is_shared_out_as_planned_for_every_seed(seed: int) -> None:
+    model = plant(SyntheticSettings(seed=seed))
+    drawn, logits = zip(*(model.draw(day, 0, BLOCK_ROWS) for day in (0, 12, 23)), strict=True)
+    dense, categorical, label = (
+        np.concatenate([getattr(rows, name) for rows in drawn], axis=-1)
+        for name in ("dense", "categorical", "label")
+    )
+    for kind, share in SHARES.items():
+        terms = tuple(term for term in model.terms if term.kind == kind)
+        part = dataclasses.replace(model, terms=terms).logits(dense, categorical)
+        assert part.std() == pytest.approx(SIGNAL * share**0.5, rel=0.06)
+    auroc = roc_auc_score(label, np.concatenate(logits))
+    assert 0.80 < auroc < 0.84
+    additive = tuple(term for term in model.terms if term.kind != "interactions")
+    main_effects = dataclasses.replace(model, terms=additive).logits(dense, categorical)
+    assert roc_auc_score(label, main_effects) < auroc - 0.03
+
+
+def test_oracle_score_equals_the_exact_metrics_in_any_order() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(-1, 2, 20_000)
+    labels = (rng.random(20_000) < sigmoid(logits)).astype(np.int64)
+    whole, left, right = OracleScore(), OracleScore(), OracleScore()
+    whole.add(logits, labels)
+    left.add(logits[:7], labels[:7])
+    right.add(logits[7:], labels[7:])
+    right.merge(left)
+    assert (whole.counts == right.counts).all()
+    assert whole.summary()["auroc"] == pytest.approx(roc_auc_score(labels, logits), abs=2e-6)
+    assert right.summary()["log_loss"] == pytest.approx(log_loss(labels, sigmoid(logits)))
+
+
+def test_oracle_score_of_one_class_is_undefined_but_written(tmp_path: Path) -> None:
+    summary = synthesize(tmp_path, SyntheticSettings(days=2, rows_per_day=1))
+    assert summary["oracle"]["valid"]["rows"] == 1
+    assert summary["oracle"]["test"] == {
+        **{"rows": 0, "positives": 0},
+        **{"auroc": None, "log_loss": None, "normalized_entropy": None},
+    }
+    assert json.loads((tmp_path / SUMMARY_FILE).read_text()) == summary
+
+
+def test_one_day_is_its_own_training_day(tmp_path: Path) -> None:
+    summary = synthesize(tmp_path, SyntheticSettings(days=1, rows_per_day=1_000))
+    sizes = {split: score["rows"] for split, score in summary["oracle"].items()}
+    assert sizes == {"train": 800, "valid": 100, "test": 100}
+
+
+# ---- what it does to a directory
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "day_0", SUMMARY_FILE, "day_0.gz"])
+def test_an_occupied_directory_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("precious")
+    (tmp_path / "half.tmp").write_text("half")
+    with pytest.raises(OutputError, match=rf"holds 1 files already, {name} first"):
+        synthesize(tmp_path, SETTINGS)
+    assert contents(tmp_path) == {name: b"precious", "half.tmp": b"half"}
+
+
+def test_a_finished_log_is_not_overwritten(log: Path) -> None:
+    before = contents(log)
+    with pytest.raises(OutputError, match="holds 4 files already"):
+        synthesize(log, SETTINGS)
+    assert contents(log) == before
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_text("precious")
+    with pytest.raises(OutputError, match="raw: cannot be written"):
+        synthesize(tmp_path / "raw", SETTINGS)
+    assert (tmp_path / "raw").read_text() == "precious"
+
+
+def test_unfinished_files_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / ".day_0.1234.tmp").write_text("half")
+    synthesize(tmp_path, SyntheticSettings(days=1, rows_per_day=3))
+    assert set(os.listdir(tmp_path)) == {"day_0", SUMMARY_FILE}
+
+
+ENDLESS = """
+from clicklog.synthetic import synthesize
+from clicklog.synthetic_model import SyntheticSettings
+import sys
+synthesize(sys.argv[1], SyntheticSettings(rows_per_day=10**9, days=2), workers=2)
+"""
+
+
+def test_a_killed_run_can_be_repeated_and_a_running_one_not_disturbed(tmp_path: Path) -> None:
+    small = SyntheticSettings(days=2, rows_per_day=50)
+    synthesize(tmp_path / "fresh", small)
+    raw = tmp_path / "raw"
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(raw)], cwd=ROOT) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not any(raw.glob(".day_1.*.tmp")):
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.05)
+            running = set(os.listdir(raw))
+            with pytest.raises(OutputError, match="another run is writing here"):
+                synthesize(raw, small)
+            assert set(os.listdir(raw)) == running
+        finally:
+            process.send_signal(signal.SIGKILL)
+    (raw / "day_0").write_text("as if a day had been finished")
+    synthesize(raw, small)
+    assert contents(raw) == contents(tmp_path / "fresh")
+
+
+FULL_DISK = """
+import resource, sys
+from clicklog.errors import OutputError
+from clicklog.synthetic import synthesize
+from clicklog.synthetic_model import SyntheticSettings
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    synthesize(sys.argv[1], SyntheticSettings(days=2, rows_per_day=8192), workers=2)
+except OutputError as error:
+    print(error)
+"""
+
+
+def test_a_failed_write_is_reported_and_leaves_no_day(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk."""
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert re.search(r"day_[01]: cannot be written: File too large\n  -> free space", done.stdout)
+    assert not [name for name in os.listdir(tmp_path) if name != ".synthesize.tmp"]
+    synthesize(tmp_path, SyntheticSettings(days=1, rows_per_day=3))
+    assert set(os.listdir(tmp_path)) == {"day_0", SUMMARY_FILE}
+
+
+# ---- settings and command line
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("days", 0), ("days", 25), ("rows_per_day", 0), ("seed", -1), ("seed", 2**63)),
+        *(("cardinality_scale", 0.0), ("cardinality_scale", 1.5)),
+        *(("cardinality_scale", float("nan")), ("base_rate", 0.0), ("base_rate", 1.0)),
+    ],
+)
+def test_settings_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(SettingsError, match=re.escape(f"{name} = {value}")) as raised:
+        SyntheticSettings(**{name: value})
+    assert raised.value.remedy
+
+
+def test_workers_out_of_range(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="workers = 0"):
+        synthesize(tmp_path / "raw", SETTINGS, workers=0)
+    assert not (tmp_path / "raw").exists()
+
+
+def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:
+    from etl.synthesize import add_arguments, run
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args(
+        f"--output_path {tmp_path}/raw --days 2 --rows_per_day 40 --seed 9 "
+        "--cardinality_scale 0.01 --base_rate 0.3 --workers 1".split()
+    )
+    with caplog.at_level(logging.INFO):
+        run(args)
+    synthesize(tmp_path / "again", SyntheticSettings(2, 40, 9, 0.01, 0.3))
+    assert contents(tmp_path / "raw") == contents(tmp_path / "again")
+    assert "2 days, 80 rows" in caplog.text
+    assert "oracle AUROC test" in caplog.text
+    assert capfd.readouterr().err == ""  # no progress bar in a log
+
+
+def test_command_line_defaults_are_the_settings(tmp_path: Path) -> None:
+    from etl.synthesize import add_arguments
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = vars(parser.parse_args(["--output_path", str(tmp_path)]))
+    for field in dataclasses.fields(SyntheticSettings):
+        assert args[field.name] == field.default
+
+
+def test_the_ground_floor_knows_no_framework() -> None:
+    code = "import clicklog.synthetic, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "clicklog" in loaded
+    assert not loaded & {"torch", "dask", "nvtabular", "merlin", "pandas", "numba", "sklearn"}
