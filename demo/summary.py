@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from clicklog.files import read_json
 
 
-def make_summary(paths: dict[str, Path], last_day: int) -> dict[str, Any]:
+def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
     """Rows, speeds, AUROCs beside the oracle's, and how far two ways of scoring are apart."""
     manifest = read_json(paths["etl"] / "manifest.json", "the ETL's manifest")
     planted = read_json(paths["raw"] / "synthetic.json", "the synthetic log's description")
@@ -46,19 +46,18 @@ def _compare_scores(paths: dict[str, Path]) -> float:
     The trainer's way: the valid and test parquet of the ETL, through the loader, into the model of
     the checkpoint. The predictions: raw rows of the last day, through the saved workflow.
     """
-    import torch
-
     from dlrm.checkpoint import load_model
+    from dlrm.evaluate import score
     from nvt_loader import KJTLoader
 
     model, _ = load_model(paths["checkpoint"])
-    scores = []
-    with torch.inference_mode():
-        for split in ("valid", "test"):
-            for batch in KJTLoader(paths["parquet"] / split, 8192, device="cpu"):
-                scores.append(torch.sigmoid(model(batch.dense_features, batch.sparse_features)))
+    logits = []
+    for split in ("valid", "test"):
+        in_file_order = KJTLoader(paths["parquet"] / split, 8192, device="cpu", virtual_shards=1)
+        logits.append(score(model, in_file_order)[0])
+    trainers = 1 / (1 + np.exp(-np.concatenate(logits).astype(np.float64)))
     predictions = pq.read_table(paths["predictions"])["probability"].to_numpy()
-    return float(np.abs(torch.cat(scores).numpy() - predictions).max())
+    return float(np.abs(trainers - predictions).max())
 
 
 def print_table(summary: dict[str, Any]) -> None:
