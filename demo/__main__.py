@@ -85,9 +85,9 @@ def _commands(args: argparse.Namespace, paths: dict[str, Path]) -> dict[str, lis
             f"--rows_per_day {args.rows_per_day} --seed {args.seed}"
         ),
         "etl": _python(f"-m etl run --input_path {paths['raw']} --output_path {paths['etl']}"),
-        "train": _python(
-            f"-m torchx.apps.main run -s local_cwd dist.ddp -j 1x{args.ranks} "
-            f"--script train_torchrec.py -- --binary_path {paths['parquet']}/ {TRAINING} "
+        "train": _torchx(
+            f"run -s local_cwd dist.ddp -j 1x{args.ranks} --script train_torchrec.py -- "
+            f"--binary_path {paths['parquet']}/ {TRAINING} "
             f"--validation_freq_within_epoch {max(1, steps // 8)} "
             f"--throughput_check_freq_within_epoch {max(1, steps // 20)} "
             f"--save_checkpoint_path {paths['checkpoint']} --log_path {paths['training_log']}"
@@ -111,8 +111,12 @@ def _python(arguments: str) -> list[str]:
     return [sys.executable, *shlex.split(arguments)]
 
 
+def _torchx(arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("torchx")), *shlex.split(arguments)]
+
+
 def _stage(name: str, command: list[str]) -> float:
-    log.info("\n== %s: python %s", name, shlex.join(command[1:]))
+    log.info("\n== %s: %s", name, shlex.join([Path(command[0]).name, *command[1:]]))
     begin = time.perf_counter()
     status = subprocess.run(command, check=False).returncode
     seconds = round(time.perf_counter() - begin, 1)
