@@ -92,7 +92,11 @@ def _measure(plan: Plan, settings: EtlSettings) -> Needs:
         workflow = build(spec, directory)
         workflow.fit(nvtabular.Dataset(frame, cpu=not gpus))
         table = workflow.transform(frame)[spec.columns]
-        table = table.to_arrow() if gpus else pa.Table.from_pandas(table, preserve_index=False)
+        table = (
+            table.to_arrow(preserve_index=False)
+            if gpus
+            else pa.Table.from_pandas(table, preserve_index=False)
+        )
         write_part(table, Path(directory) / "part.parquet")
         seconds = time.perf_counter() - begin
         size = (Path(directory) / "part.parquet").stat().st_size

@@ -175,7 +175,11 @@ def _transform_rows(rows, workflow, schema, spec, gpu) -> pa.Table:
     if not len(rows):  # NVTabular's operators look at a first value
         return arrow_schema(schema).empty_table()
     frame = workflow.transform(to_frame(rows, spec, gpu=gpu))[spec.columns]
-    table = frame.to_arrow() if gpu else pa.Table.from_pandas(frame, preserve_index=False)
+    table = (
+        frame.to_arrow(preserve_index=False)
+        if gpu
+        else pa.Table.from_pandas(frame, preserve_index=False)
+    )
     return table.replace_schema_metadata(None).cast(arrow_schema(schema))
 
 
