@@ -11,8 +11,6 @@ import sys
 import time
 
 from clicklog.errors import ClickLogError
-from dlrm.report import set_up_logging
-from dlrm.settings import parse_settings
 
 #: Seconds for which a rank keeps an error of its own to itself. Most errors meet all ranks: then
 #: rank 0 reports it, the launcher ends the others, and it is read once.
@@ -20,8 +18,14 @@ _PATIENCE = 2.0
 
 
 def _train(argv: list[str]) -> None:
+    from dlrm.report import set_up_logging
+    from dlrm.settings import parse_settings
+
     settings = parse_settings(argv)
     set_up_logging()
+    # Read by OpenMP when torch is loaded: threads that wait sleep instead of spinning, which on
+    # cores shared with the loader, other ranks or other programs makes steps several times faster.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from dlrm.distributed import process_group
@@ -36,7 +40,7 @@ def _train(argv: list[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run; 0, or 2 after an error that the user can mend, which is told in one message."""
+    """Run. Returns 0, or 2 after an error that the user can mend, which is told in one message."""
     try:
         _train(argv)
     except ClickLogError as error:
@@ -45,6 +49,9 @@ def main(argv: list[str]) -> int:
             time.sleep(_PATIENCE)
         print(f"error: {f'[rank {rank}] ' if rank else ''}{error}", file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -110,6 +110,13 @@ def save_checkpoint(
 def _finish(
     path: Path, temporary: Path, config: ModelConfig, record: dict[str, Any], group: Group
 ) -> None:
+    stored = _Reader(temporary).read_metadata().storage_data.values()
+    missing = {item.relative_path for item in stored} - set(os.listdir(temporary))
+    if missing:
+        raise OutputError(
+            f"{path}: {', '.join(sorted(missing))}, written by other ranks, cannot be seen here",
+            "choose a directory on a file system that all machines share",
+        )
     value = {
         "format": FORMAT,
         "version": VERSION,

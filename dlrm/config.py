@@ -20,7 +20,10 @@ class ModelConfig:
         num_embeddings: rows of each feature's table.
         embedding_dim: width of all tables.
         dense_arch_layer_sizes: layers for the dense features; the last is ``embedding_dim``.
-        over_arch_layer_sizes: layers above the interaction; the last is 1.
+        over_arch_layer_sizes: two or more layers above the interaction; the last is 1.
+
+    Raises:
+        SchemaError: these do not make a DLRM.
     """
 
     dense: tuple[str, ...]
@@ -29,6 +32,19 @@ class ModelConfig:
     embedding_dim: int
     dense_arch_layer_sizes: tuple[int, ...]
     over_arch_layer_sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        over, dense = self.over_arch_layer_sizes, self.dense_arch_layer_sizes
+        if len(self.categorical) != len(self.num_embeddings):
+            raise SchemaError(
+                f"{len(self.categorical)} categorical features, "
+                f"{len(self.num_embeddings)} table sizes"
+            )
+        if dense[-1:] != (self.embedding_dim,) or len(over) < 2 or over[-1] != 1:
+            raise SchemaError(
+                f"no DLRM has embedding_dim {self.embedding_dim}, dense_arch_layer_sizes {dense} "
+                f"and over_arch_layer_sizes {over}"
+            )
 
     @property
     def table_names(self) -> list[str]:
@@ -55,11 +71,6 @@ class ModelConfig:
             )
         except (AttributeError, TypeError) as error:
             raise SchemaError(f"not the configuration of a model: {error}") from None
-        if len(config.categorical) != len(config.num_embeddings):
-            raise SchemaError(
-                f"{len(config.categorical)} categorical features, "
-                f"{len(config.num_embeddings)} table sizes"
-            )
         return config
 
 

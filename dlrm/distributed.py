@@ -11,6 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from clicklog.errors import SettingsError
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -36,6 +38,9 @@ def process_group() -> Iterator[Group]:
 
     nccl with one GPU per process if there are GPUs, else gloo. On an error the group is left
     as it is: its other members may be waiting in a collective, and the launcher ends them.
+
+    Raises:
+        SettingsError: the machine has fewer GPUs than processes.
     """
     alone = "WORLD_SIZE" not in os.environ
     rank = 0 if alone else int(os.environ["RANK"])
@@ -43,6 +48,11 @@ def process_group() -> Iterator[Group]:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     where = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
     if torch.cuda.is_available():
+        if local_world_size > torch.cuda.device_count():
+            raise SettingsError(
+                f"{local_world_size} processes, but {torch.cuda.device_count()} GPU(s) here",
+                "start one process per GPU: -j 1xN, or --nproc-per-node N",
+            )
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device, **where)

@@ -9,6 +9,7 @@ import torch
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import TrainPipelineSparseDist
 
+from clicklog.errors import SettingsError
 from dlrm.distributed import Group, gather_rows
 from dlrm.metrics import Metrics, compute_metrics
 from dlrm.model import Scorer, TrainBatch
@@ -31,6 +32,9 @@ def evaluate(
 
     Returns:
         The metrics on rank 0, None on the others.
+
+    Raises:
+        SettingsError: a prediction is not finite (on rank 0).
     """
     if pipeline.batches:
         raise RuntimeError("evaluation would take batches that the pipeline fetched for training")
@@ -52,6 +56,12 @@ def evaluate(
     everything = gather_rows(group, rows.cpu().numpy())
     if everything is None:
         return None
+    bad = np.count_nonzero(~np.isfinite(everything[:, 0]))
+    if bad:
+        raise SettingsError(
+            f"{bad} of {len(everything)} predictions are not finite",
+            "training diverged: lower --learning_rate; or the data hold values that are not finite",
+        )
     return compute_metrics(everything[:, 0], everything[:, 1])
 
 

@@ -158,11 +158,15 @@ class TrainSettings:
                 f"but --embedding_dim is {self.embedding_dim}",
                 "DLRM lets the dense features interact with the embeddings: make the two equal",
             )
-        if self.over_arch_layer_sizes[-1] != 1:
+        over = self.over_arch_layer_sizes
+        if over[-1] != 1:
             raise SettingsError(
-                f"--over_arch_layer_sizes {_text(self.over_arch_layer_sizes)} ends with "
-                f"{self.over_arch_layer_sizes[-1]}",
+                f"--over_arch_layer_sizes {_text(over)} ends with {over[-1]}",
                 "the last layer is the logit of the click: end with 1",
+            )
+        if len(over) < 2:
+            raise SettingsError(
+                f"--over_arch_layer_sizes {_text(over)}", "TorchRec's DLRM needs two or more layers"
             )
 
     def _check_combinations(self) -> None:

@@ -17,9 +17,13 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.planner import types as planner_types
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.planner.types import (
+    KernelConfig,
+    PlannerError,
+    TopologyFactory,
+    TrainerConfig,
+)
 from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 
 from clicklog.errors import SettingsError
@@ -89,25 +93,13 @@ def shard_model(
 
 
 def _topology(group: Group) -> Topology:
-    memory = _memory(group)
-    factory = getattr(planner_types, "TopologyFactory", None)
-    device = group.device.type
-    if factory is not None:
-        trainer = planner_types.TrainerConfig(
-            world_size=group.world_size,
-            local_world_size=group.local_world_size,
-            **{"hbm_cap_bytes" if device == "cuda" else "ddr_cap_bytes": memory},
-        )
-        return factory.create_topology(
-            trainer_config=trainer,
-            kernel_config=planner_types.KernelConfig(compute_device=device),
-        )
-    return Topology(  # TorchRec 1.6
+    trainer = TrainerConfig(
         world_size=group.world_size,
-        compute_device=device,
         local_world_size=group.local_world_size,
-        **{"hbm_cap" if device == "cuda" else "ddr_cap": memory},
+        **{"hbm_cap_bytes" if group.device.type == "cuda" else "ddr_cap_bytes": _memory(group)},
     )
+    kernel = KernelConfig(compute_device=group.device.type)
+    return TopologyFactory.create_topology(trainer_config=trainer, kernel_config=kernel)
 
 
 def _memory(group: Group) -> int:

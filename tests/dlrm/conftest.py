@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.nvt_loader.data import write_split
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train_torchrec.py does
 
 TABLE_SIZES = (10, 50, 200, 3)
 

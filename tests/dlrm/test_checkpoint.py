@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch.distributed.checkpoint as dcp
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from dlrm.checkpoint import check_destination, load_model, read_model_file
@@ -95,6 +96,9 @@ def test_model_file_and_weights_that_do_not_fit(copy):
     with pytest.raises(SchemaError, match=r"no weights .*t_price"):
         load_model(copy)
     change_model_file(copy, model={**config, "over_arch_layer_sizes": [1]})
+    with pytest.raises(SchemaError, match=r"model\.json: no DLRM has"):
+        load_model(copy)
+    change_model_file(copy, model={**config, "over_arch_layer_sizes": [16, 4, 1]})
     with pytest.raises(SchemaError, match="over_arch"):
         load_model(copy)
     change_model_file(copy, model={"dense": []})
@@ -138,5 +142,20 @@ def test_a_failed_write_leaves_nothing(data, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", fail)
     path = tmp_path / "checkpoint"
     with pytest.raises(OutputError, match=r"cannot be written: .*No space left"):
+        train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--learning_rate=0.1")
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_on_another_machines_disk_are_noticed(data, tmp_path, monkeypatch):
+    def save(state, storage_writer, process_group):
+        original(state, storage_writer=storage_writer, process_group=process_group)
+        next(Path(storage_writer.path).glob("*.distcp")).unlink()
+
+    original = dcp.save
+    monkeypatch.setattr(dcp, "save", save)
+    path = tmp_path / "checkpoint"
+    with pytest.raises(
+        OutputError, match=r"__0_0\.distcp.*cannot be seen here\n.*all machines share"
+    ):
         train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--learning_rate=0.1")
     assert not list(tmp_path.iterdir())

@@ -85,6 +85,7 @@ def test_defaults_are_those_of_the_example():
         ("--embedding_dim 6 --dense_arch_layer_sizes 6", "--embedding_dim 6\n.*multiple of 4"),
         ("--embedding_dim 64", "ends with 128, but --embedding_dim is 64"),
         ("--over_arch_layer_sizes 64,2", "ends with 2\n.*end with 1"),
+        ("--over_arch_layer_sizes 1", "needs two or more layers"),
         ("--over_arch_layer_sizes 0,1", "each size must be at least 1"),
         ("--num_embeddings 9 --num_embeddings_per_feature 9,9", "both set"),
     ],

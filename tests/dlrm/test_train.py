@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics as sklearn
 
@@ -54,17 +56,22 @@ def one_rank(request, data, tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def two_ranks(one_rank, data, tmp_path_factory) -> Run:
+    """The same run on two ranks, started by torchrun (Adagrad) or by the README's torchx (SGD)."""
     path = tmp_path_factory.mktemp("two")
     run = Run(path / "log", path / "checkpoint", one_rank.flags)
-    result = torchrun(
-        "train_torchrec.py",
+    flags = [
         *MODEL,
         f"--binary_path={data}",
         "--batch_size=16",
         f"--log_path={run.log}",
         f"--save_checkpoint_path={run.checkpoint}",
         *run.flags,
-    )
+    ]
+    if "--adagrad" in flags:
+        result = torchrun("train_torchrec.py", *flags)
+    else:
+        torchx = "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py --"
+        result = run_command([*torchx.split(), *flags])
     assert result.returncode == 0, result.stderr
     run.output = result.stderr
     return run
@@ -216,6 +223,17 @@ def test_divergence_stops_the_run(data, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_predictions_that_are_not_finite(tmp_path):
+    write_split(tmp_path, {"train": [70], "valid": [10], "test": [0]})
+    path = tmp_path / "valid" / "part.0.parquet"
+    table = pq.read_table(path)
+    column = pa.array([np.nan] + [0.5] * 9, pa.float32())
+    index = table.column_names.index("int_1")
+    pq.write_table(table.set_column(index, "int_1", column), path)
+    with pytest.raises(SettingsError, match="1 of 10 predictions are not finite"):
+        train_here(f"--binary_path={tmp_path}", "--learning_rate=0.1")
+
+
 def test_no_training_rows(tmp_path):
     write_split(tmp_path, {"train": [0], "valid": [3], "test": [3]})
     with pytest.raises(BadInputError, match="no rows to train on"):
@@ -271,12 +289,8 @@ def test_user_error_is_told_once(data):
     assert result.stderr.count("error: --num_embeddings: table too small: column cat_2") == 1
 
 
-def test_started_by_torchx(data, tmp_path):
-    path = tmp_path / "checkpoint"
-    result = run_command(
-        ["torchx", "run", "-s", "local_cwd", "dist.ddp", "-j", "1x2"]
-        + ["--script", "train_torchrec.py", "--", *MODEL, f"--binary_path={data}"]
-        + [f"--save_checkpoint_path={path}", "--learning_rate=0.1"]
-    )
-    assert result.returncode == 0, result.stderr
-    assert (path / "model.json").is_file()
+def test_tables_that_do_not_fit_into_memory(data):
+    with pytest.raises(
+        SettingsError, match=r"no plan puts the 4 tables \(5960\.5 GiB of weights\)"
+    ):
+        train_here(f"--binary_path={data}", "--num_embeddings=50000000000")
