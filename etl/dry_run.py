@@ -57,7 +57,7 @@ def dry_run(settings: EtlSettings) -> str:
     lines = [f"  {day.path}: {day.size / 1e6:.1f} MB" for day in days]
     for split in SPLITS:
         units = [unit for unit in plan.units if unit.split == split]
-        size = sum(unit.block.end - unit.block.begin for unit in units)
+        size = plan.text_bytes(split)
         lines.append(f"  {split:5}: {size / 1e6:10.1f} MB of text in {len(units)} parts")
     lines += [
         f"  rows  : about {needs.rows:,}",
@@ -102,10 +102,10 @@ def _measure(plan: Plan, settings: EtlSettings) -> Needs:
         size = (Path(directory) / "part.parquet").stat().st_size
     workers = settings.workers or gpus or os.cpu_count() or 1
     return Needs(
-        rows=plan.estimated_rows,
-        disk_bytes=round(size / len(rows) * plan.estimated_rows),
+        rows=plan.estimated_rows(),
+        disk_bytes=round(size / len(rows) * plan.estimated_rows()),
         memory_bytes=workers * (settings.block_mb << 20) * MEMORY_PER_BLOCK,
-        seconds=seconds / len(rows) * plan.estimated_rows / workers,
+        seconds=seconds / len(rows) * plan.estimated_rows() / workers,
     )
 
 

@@ -16,6 +16,8 @@ import numpy as np
 import nvtabular
 import pyarrow as pa
 from distributed import Client, KilledWorker, as_completed, get_worker
+from merlin.dag import Graph
+from nvtabular.ops import StatOperator
 
 from clicklog.errors import ClickLogError
 from clicklog.raw import Block, line_number, read_block
@@ -67,7 +69,7 @@ def fit(
     *,
     gpu: bool,
     reject: bool,
-    report: Callable[[int], object],
+    report: Callable[[float], object],
 ) -> nvtabular.Workflow:
     """Fit a Workflow on blocks.
 
@@ -81,7 +83,7 @@ def fit(
         client: of a Dask cluster.
         gpu: use cuDF frames.
         reject: leave bad rows out instead of raising.
-        report: called with the rows that were read since the last call.
+        report: called with the rows that were done since the last call, in fractions too.
 
     Raises:
         BadRowError: a row breaks the spec.
@@ -92,7 +94,9 @@ def fit(
         _read_frame, blocks, spec=spec, gpu=gpu, reject=reject, meta=empty, enforce_metadata=False
     )
     workflow = build(spec, str(directory))
-    client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))
+    # NVTabular makes a graph for each operator that has statistics, and each reads the blocks.
+    passes = len(Graph.get_nodes_by_op_type([workflow.output_node], StatOperator))
+    client.subscribe_topic(_PROGRESS, lambda event: report(event[1] / passes))
     try:
         with _readable_errors():
             return workflow.fit(nvtabular.Dataset(frame, cpu=not gpu))

@@ -44,22 +44,26 @@ class Plan:
     Attributes:
         days: the input files, by day.
         units: in order: train by day, valid, test. Parts are numbered in each split.
-        estimated_rows: by the length of the first lines.
+        rows_per_byte: of the first lines; see :meth:`estimated_rows`.
     """
 
     days: list[DayFile]
     units: list[Unit]
-    estimated_rows: int
+    rows_per_byte: float
 
     @property
     def train_blocks(self) -> list[Block]:
         """The blocks a workflow is fitted on."""
         return [unit.block for unit in self.units if unit.split == "train"]
 
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of raw text in all units."""
-        return sum(unit.block.end - unit.block.begin for unit in self.units)
+    def text_bytes(self, split: str | None = None) -> int:
+        """Bytes of raw text in one split, or in all."""
+        blocks = [unit.block for unit in self.units if split in (None, unit.split)]
+        return sum(block.end - block.begin for block in blocks)
+
+    def estimated_rows(self, split: str | None = None) -> int:
+        """About how many rows are in one split, or in all."""
+        return round(self.text_bytes(split) * self.rows_per_byte)
 
 
 def make_plan(
@@ -110,14 +114,13 @@ def make_plan(
             "the last day is halved into valid and test (a log of one day 80/10/10); "
             "use a longer file or a larger --limit_rows",
         )
-    return Plan(days, units, _estimate_rows(units))
+    return Plan(days, units, _rows_per_byte(units[0].block))
 
 
-def _estimate_rows(units: list[Unit]) -> int:
-    block = units[0].block
+def _rows_per_byte(block: Block) -> float:
     size = min(block.end - block.begin, 1 << 20)
-    lines = max(1, read_bytes(block.path, block.begin, block.begin + size).count(b"\n"))
-    return round(sum(unit.block.end - unit.block.begin for unit in units) * lines / size)
+    head = read_bytes(block.path, block.begin, block.begin + size)
+    return max(1, head.count(b"\n")) / size
 
 
 def stage(

@@ -137,13 +137,12 @@ def _stage(days: list[DayFile], work: Path) -> list[DayFile]:
 def _log_plan(plan: Plan, settings: EtlSettings) -> None:
     for split in SPLITS:
         units = [unit for unit in plan.units if unit.split == split]
-        size = sum(unit.block.end - unit.block.begin for unit in units)
         days = sorted({unit.day for unit in units})
         log.info(
             "%-5s day %s: %.1f MB in %d parts",
             split,
             f"{days[0]}-{days[-1]}" if len(days) > 1 else days[0],
-            size / 1e6,
+            plan.text_bytes(split) / 1e6,
             len(units),
         )
     if len(plan.days) == 1:
@@ -161,7 +160,7 @@ def _fit_and_transform(plan: Plan, settings: EtlSettings, work: Path, clock: _Cl
             client, gpu = stack.enter_context(
                 cluster(settings.scheduler, settings.workers, work / "dask")
             )
-        with clock("fit"), _rows_bar("fit", plan) as bar:
+        with clock("fit"), _rows_bar("fit", plan, "train") as bar:
             workflow = engine_dask.fit(
                 plan.train_blocks,
                 settings.spec,
@@ -188,8 +187,9 @@ def _fit_and_transform(plan: Plan, settings: EtlSettings, work: Path, clock: _Cl
     return sorted(results, key=lambda result: order[result.unit])
 
 
-def _rows_bar(what: str, plan: Plan) -> tqdm:
-    return tqdm(desc=what, total=plan.estimated_rows, unit="rows", unit_scale=True, disable=None)
+def _rows_bar(what: str, plan: Plan, split: str | None = None) -> tqdm:
+    total = plan.estimated_rows(split)
+    return tqdm(desc=what, total=total, unit="rows", unit_scale=True, disable=None)
 
 
 def _split_root(output: Path) -> Path:

@@ -73,4 +73,10 @@ def _mend_dispatch() -> None:
         ),
     )
     # Strings have the dtype `str`, not `object`.
-    edit(dispatch.hex_to_int, ('if s.dtype == "object"', 'if s.dtype.kind == "O"'))
+    edit(
+        dispatch.hex_to_int,
+        (
+            'if s.dtype == "object":\n            s = s.str.htoi()',
+            'if s.dtype.kind == "O":\n            s = s.str.htoi()',
+        ),
+    )

@@ -35,7 +35,7 @@ def test_every_row_goes_where_it_should(tmp_path: Path, block_bytes: int, limit)
     files = [unit.file for unit in plan.units]
     assert len(set(files)) == len(files)
     assert (len(files) == 4) is (block_bytes > 300)
-    assert abs(plan.estimated_rows - sum(map(len, days))) <= 3
+    assert abs(plan.estimated_rows() - sum(map(len, days))) <= 3
 
 
 def test_one_day_that_is_not_day_0(tmp_path: Path) -> None:
