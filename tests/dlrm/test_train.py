@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics as sklearn
 
@@ -223,15 +221,10 @@ def test_divergence_stops_the_run(data, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_predictions_that_are_not_finite(tmp_path):
-    write_split(tmp_path, {"train": [70], "valid": [10], "test": [0]})
-    path = tmp_path / "valid" / "part.0.parquet"
-    table = pq.read_table(path)
-    column = pa.array([np.nan] + [0.5] * 9, pa.float32())
-    index = table.column_names.index("int_1")
-    pq.write_table(table.set_column(index, "int_1", column), path)
-    with pytest.raises(SettingsError, match="1 of 10 predictions are not finite"):
-        train_here(f"--binary_path={tmp_path}", "--learning_rate=0.1")
+def test_divergence_in_the_last_step_is_noticed_by_the_evaluation(data):
+    """The loss of a step is computed before its update."""
+    with pytest.raises(SettingsError, match="of 333 predictions are not finite"):
+        train_here(f"--binary_path={data}", "--learning_rate=1e38", "--batch_size=1024")
 
 
 def test_no_training_rows(tmp_path):
