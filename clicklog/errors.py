@@ -10,7 +10,6 @@ import logging
 import sys
 from collections.abc import Callable
 
-
 #: Top-level loggers of this project: these speak at INFO on a command line, others at WARNING.
 OUR_LOGGERS = ("clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference", "demo")
 
