@@ -20,12 +20,11 @@ _PATIENCE = 2.0
 def _train(argv: list[str]) -> None:
     from dlrm.report import set_up_logging
     from dlrm.settings import parse_settings
+    from dlrm.startup import prepare_torch
 
     settings = parse_settings(argv)
     set_up_logging()
-    # Read by OpenMP when torch is loaded: threads that wait sleep instead of spinning, which on
-    # cores shared with the loader, other ranks or other programs makes steps several times faster.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    prepare_torch()
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from dlrm.distributed import process_group

@@ -46,6 +46,9 @@ def _compare_scores(paths: dict[str, Path]) -> float:
     The trainer's way: the valid and test parquet of the ETL, through the loader, into the model of
     the checkpoint. The predictions: raw rows of the last day, through the saved workflow.
     """
+    from dlrm.startup import prepare_torch
+
+    prepare_torch()
     from dlrm.checkpoint import load_model
     from dlrm.evaluate import score
     from nvt_loader import KJTLoader

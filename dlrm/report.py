@@ -6,8 +6,6 @@ import datetime
 import json
 import logging
 import os
-import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,11 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def set_up_logging() -> None:
-    """Log to stderr: rank 0 its progress, the others only warnings. Call it before torch's import.
-
-    Messages of PyTorch and TorchRec about each other's internals are left out, unless Python was
-    started with -W.
-    """
+    """Log to stderr: rank 0 its progress, the others only warnings."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     level = logging.INFO if int(os.environ.get("RANK", 0)) == 0 else logging.WARNING
     for room in ("clicklog", "dlrm", "nvt_loader"):
         logging.getLogger(room).setLevel(level)
-    if not sys.warnoptions:
-        warnings.filterwarnings("ignore", module=r"(torch|torchrec|fbgemm_gpu)(\.|$)")
-        logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 class MetricsLog:

@@ -34,6 +34,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _predict(args: argparse.Namespace) -> None:
+    from dlrm.startup import prepare_torch
+
+    prepare_torch()
     from inference.bulk import predict_file
     from inference.predictor import Predictor
 

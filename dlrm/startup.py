@@ -1,0 +1,22 @@
+"""What has to be said before PyTorch is imported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+
+
+def prepare_torch() -> None:
+    """Set PyTorch up for a command line; call it before anything imports torch.
+
+    Messages of PyTorch and TorchRec about each other's internals are left out, unless Python was
+    started with -W.
+    """
+    # Read by OpenMP when torch is loaded: threads that wait sleep instead of spinning, which on
+    # cores shared with the loader, other ranks or other programs makes steps several times faster.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", module=r"(torch|torchrec|fbgemm_gpu)(\.|$)")
+        logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
