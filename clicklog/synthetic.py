@@ -97,8 +97,8 @@ def synthesize(
 ) -> dict[str, Any]:
     """Write ``day_0 … day_{days-1}`` and then ``synthetic.json`` into a directory.
 
-    The bytes depend on the settings only, not on ``workers``. Memory: about 40 MB and 15 MB for
-    each worker, whatever the number of rows.
+    The bytes depend on the settings only, not on ``workers``. Memory: about 100 MB, and 15 MB for
+    each further worker, whatever the number of rows.
 
     Args:
         output_path: an absent or empty directory, or what an interrupted call left.

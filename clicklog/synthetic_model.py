@@ -51,6 +51,7 @@ MISSING_VALUE = np.int64(2**32)
 #: The log's calendar. A late value first appears on the day it is born; later days keep it.
 CALENDAR_DAYS = 24
 LATE_EVERY = 4  # one rank in so many is late
+FIRST_BIRTHDAY = 19  # of the most frequent late value
 
 #: Rows drawn from one random stream. Part of the format: changing it changes every log.
 BLOCK_ROWS = 8_192
@@ -58,16 +59,16 @@ _CALIBRATION_BLOCK = 2**31  # a block no day reaches
 _CALIBRATION_ROWS = 2_048  # for each day of the calendar
 
 #: Standard deviation of the logit, and how its variance is shared among the kinds of signal.
-SIGNAL = 1.5
+SIGNAL = 1.6
 SHARES = {"dense": 0.15, "categorical": 0.55, "interactions": 0.30}
 #: The weight of a categorical column falls with this power of its cardinality: the rarer the
 #: values, the less of their effect can be learnt.
-WEIGHT_DECAY = 0.15
+WEIGHT_DECAY = 0.2
 
-#: Interacting columns: small and mid-sized ones, so that the products can be learnt.
+#: Interacting columns. One of each pair has few values: such products are learnt within an epoch.
 PAIRS = (
-    *(("cat_8", "cat_25"), ("cat_12", "cat_24"), ("cat_15", "cat_18"), ("cat_15", "cat_16")),
-    *(("cat_17", "cat_12"), ("cat_13", "cat_16"), ("cat_7", "cat_17")),
+    *(("cat_8", "cat_5"), ("cat_24", "cat_12"), ("cat_15", "cat_18"), ("cat_25", "cat_16")),
+    *(("cat_17", "cat_12"), ("cat_13", "cat_16"), ("cat_7", "cat_18"), ("cat_3", "cat_5")),
 )
 
 DENSE = len(MEDIANS)
@@ -95,7 +96,7 @@ class SyntheticSettings:
     days: int = CALENDAR_DAYS
     rows_per_day: int = 50_000
     seed: int = 0
-    cardinality_scale: float = 0.001
+    cardinality_scale: float = 0.0005
     base_rate: float = 0.256
 
     def __post_init__(self) -> None:
@@ -301,24 +302,26 @@ def _counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
 
 
 def _zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
-    """Ranks [0, cardinality) with probabilities close to ``(rank + 1) ** (-4 / 3)``, int64.
+    """Ranks [0, cardinality) with probabilities close to ``(rank + 1) ** -1.5``, int64.
 
     Inverts the bounded Pareto distribution of that density on [1, cardinality + 1) and rounds down.
-    With the exponent 4/3 the inverse is a cube: multiplications, exact on every machine.
+    With the exponent 1.5 the inverse is a square: correctly rounded on every machine.
     """
-    y = 1 - uniform * (1 - (cardinality + 1) ** (-1 / 3))
-    return np.minimum((1 / (y * y * y)).astype(np.int64) - 1, cardinality - 1)
+    y = 1 - uniform * (1 - 1 / math.sqrt(cardinality + 1))
+    return np.minimum((1 / (y * y)).astype(np.int64) - 1, cardinality - 1)
 
 
 def _born(ranks: np.ndarray, day: int) -> np.ndarray:
     """Replace late values that are not born on ``day`` by their neighbour, who is there from day 0.
 
-    Late ranks are born on days 1 … 23 in turn, so each day shows new values that take their share
-    from old ones, and a log's last day holds values that none before it has.
+    Each day from 1 to 23 gives birth to one late value in 23, by rank in turn, so it shows new
+    values that take their share from old ones. The turn starts on day 19: then the most frequent
+    late values still have days of training, and the last day's new ones are about 0.7 % of it.
     """
     # Floor division by a constant is vectorised in NumPy; its remainder is not.
     generation = ranks // LATE_EVERY
     late = ranks - generation * LATE_EVERY == LATE_EVERY - 1
+    generation += FIRST_BIRTHDAY - 1
     birthday = 1 + generation - generation // (CALENDAR_DAYS - 1) * (CALENDAR_DAYS - 1)
     return ranks - (late & (birthday > day))
 

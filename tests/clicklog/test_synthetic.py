@@ -157,7 +157,7 @@ def test_counts_have_criteos_medians_tails_and_negatives(rows: Rows) -> None:
 
 @pytest.mark.parametrize("column", [1, 5, 8])
 def test_categories_follow_zipf(rows: Rows, column: int) -> None:
-    """Frequencies are those of a bounded Pareto density x ** (-4/3) between integers.
+    """Frequencies are those of a bounded Pareto density x ** -1.5 between integers.
 
     A late value's share is its neighbour's as long as it is not born, so ranks are compared in
     fours, which both belong to.
@@ -169,7 +169,7 @@ def test_categories_follow_zipf(rows: Rows, column: int) -> None:
     order = np.argsort(values)
     found = ranks[order][np.searchsorted(values[order], present)]
     assert (values[found] == present).all()
-    edges = np.append(np.arange(1, cardinality + 1, 4), cardinality + 1) ** (-1 / 3)
+    edges = np.append(np.arange(1, cardinality + 1, 4), cardinality + 1) ** -0.5
     expected = len(present) * -np.diff(edges) / (edges[0] - edges[-1])
     counts = np.bincount(found // 4, minlength=len(expected))
     assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1).all()
@@ -207,7 +207,7 @@ def test_small_columns_are_complete_on_day_0_and_large_ones_are_not(rows: Rows) 
             if size <= SMALL:
                 assert counts[new].sum() <= 0.002 * n
             else:
-                assert counts[new].max() > 40
+                assert counts[new].max() > 0.0015 * n * (1 - MISSING_CATEGORICAL[column])
             seen |= set(values)
 
 
@@ -217,7 +217,7 @@ def test_the_last_day_holds_values_that_no_other_day_has() -> None:
     earlier = [model.draw(day, 0, BLOCK_ROWS)[0].categorical[2] for day in range(23)]
     values, counts = np.unique(np.concatenate(born), return_counts=True)
     new = ~np.isin(values, np.concatenate(earlier))
-    assert 0.001 < counts[new].sum() / counts.sum() < 0.02
+    assert 0.004 < counts[new].sum() / counts.sum() < 0.01
 
 
 # ---- the planted model and its oracle
