@@ -102,11 +102,13 @@ def make_plan(
             add(day, "train", 0, end)
             continue
         rows = count_lines(day.path, 0, end)
-        for split, (first, last) in cut_last_day(rows, only_day=len(days) == 1).items():
-            begin_byte = offset_of_line(day.path, first, end)
-            end_byte = offset_of_line(day.path, last, end)
-            if begin_byte < end_byte:
-                add(day, split, begin_byte, min(end_byte, end))
+        byte = {0: 0, rows: end}  # of a line; finding one takes a scan of the file
+        for split, cut in cut_last_day(rows, only_day=len(days) == 1).items():
+            for line in cut:
+                if line not in byte:
+                    byte[line] = offset_of_line(day.path, line, end)
+            if cut[0] < cut[1]:
+                add(day, split, byte[cut[0]], byte[cut[1]])
     empty = [split for split in SPLITS if not parts[split]]
     if empty:
         raise BadInputError(

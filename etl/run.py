@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import logging
 import shutil
 import time
@@ -85,46 +86,62 @@ def run(settings: EtlSettings) -> dict[str, Any]:
     """
     output = settings.output_path
     days = find_days(settings.input_path, set(settings.days) if settings.days else None)
-    _claim(output)
-    work = output / ".work"
-    clock = _Clock()
-    with clock("read the input"):
-        staged = _stage(days, work)
-        plan = make_plan(
-            staged,
-            settings.spec,
-            block_bytes=settings.block_mb << 20,
-            limit_rows=settings.limit_rows,
-        )
-    _log_plan(plan, settings)
-    results = _fit_and_transform(plan, settings, work, clock)
-    with clock("describe"):
-        manifest = _finish(settings, days, results, clock)
+    work, clock = output / ".work", _Clock()
+    with _claimed(output):
+        with clock("read the input"):
+            plan = make_plan(
+                _stage(days, work),
+                settings.spec,
+                block_bytes=settings.block_mb << 20,
+                limit_rows=settings.limit_rows,
+            )
+        _log_plan(plan)
+        results = _fit_and_transform(plan, settings, work, clock)
+        with clock("describe"):
+            manifest = _finish(settings, days, results, clock)
     log.info("wrote %s", output / MANIFEST_FILE)
     return manifest
 
 
-def _claim(output: Path) -> None:
-    """Make the output directory ours: absent, empty, or left by an unfinished run."""
+@contextlib.contextmanager
+def _claimed(output: Path) -> Iterator[None]:
+    """Make the output directory ours: absent, empty, or left by a run that did not finish.
+
+    The marker is locked while we run; the lock ends with the process, however that ends.
+    """
     try:
         output.mkdir(parents=True, exist_ok=True)
         present = {path.name for path in output.iterdir()}
-        if UNFINISHED_FILE in present:
-            log.info("%s: starting again a run that did not finish", output)
-            for name in present & set(_OWN):
-                path = output / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        elif present:
+        if present and UNFINISHED_FILE not in present:
             finished = " (a finished run)" if MANIFEST_FILE in present else ""
             raise OutputError(
                 f"{output}: holds {', '.join(sorted(present)[:5])}{finished}",
                 "choose an empty --output_path, or remove it first",
             )
-        write_text(output / UNFINISHED_FILE, "python -m etl run has not finished here\n")
+        marker = open(output / UNFINISHED_FILE, "a", encoding="utf-8")  # noqa: SIM115
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if present:
+            log.info("%s: starting again a run that did not finish", output)
+            _remove_own(output)
+    except BlockingIOError:
+        raise OutputError(
+            f"{output}: another run is writing there", "wait for it, or choose another"
+        ) from None
     except OSError as error:
         raise OutputError(
             f"{output}: cannot be written: {error.strerror}", "choose another --output_path"
         ) from error
+    with marker:
+        yield
+
+
+def _remove_own(output: Path) -> None:
+    for name in _OWN:
+        path = output / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _stage(days: list[DayFile], work: Path) -> list[DayFile]:
@@ -134,7 +151,7 @@ def _stage(days: list[DayFile], work: Path) -> list[DayFile]:
         return stage(days, work / "decompressed", bar.update)
 
 
-def _log_plan(plan: Plan, settings: EtlSettings) -> None:
+def _log_plan(plan: Plan) -> None:
     for split in SPLITS:
         units = [unit for unit in plan.units if unit.split == split]
         days = sorted({unit.day for unit in units})

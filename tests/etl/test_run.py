@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import gzip
 import json
 import shutil
@@ -256,6 +257,20 @@ def test_an_output_that_holds_something_is_left_alone(raw, done: Path, tmp_path:
         run(EtlSettings(str(raw[0]), Path("/proc/none/out"), CRITEO))
 
 
+def test_two_runs_in_one_output(raw, tmp_path: Path) -> None:
+    """The second is refused while the first lives, and takes over when it is gone."""
+    settings = EtlSettings(str(raw[0]), tmp_path / "out", CRITEO, scheduler="tcp://127.0.0.1:1")
+    (tmp_path / "out" / "workflow").mkdir(parents=True)
+    with open(tmp_path / "out" / ".unfinished", "w") as marker:
+        fcntl.flock(marker, fcntl.LOCK_EX)
+        with pytest.raises(OutputError, match="another run is writing there"):
+            run(settings)
+        assert (tmp_path / "out" / "workflow").exists()
+    with pytest.raises(SettingsError, match="--scheduler"):
+        run(settings)
+    assert not (tmp_path / "out" / "workflow").exists()
+
+
 def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -> None:
     write_log(tmp_path / "raw", [5, 5, 5])
     (tmp_path / "raw" / "day_1").unlink()
@@ -277,8 +292,12 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -
     assert "day_1: empty file" in capsys.readouterr().err
 
 
-def test_no_scheduler(raw, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("etl.cluster.CONNECT_SECONDS", 1)
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("etl.cluster.CONNECT_SECONDS", 2)
+
+
+def test_no_scheduler(raw, tmp_path: Path) -> None:
     settings = EtlSettings(str(raw[0]), tmp_path / "out", CRITEO, scheduler="tcp://127.0.0.1:1")
     with pytest.raises(SettingsError, match=r"--scheduler tcp://127.0.0.1:1: "):
         run(settings)
