@@ -67,8 +67,8 @@ WEIGHT_DECAY = 0.2
 
 #: Interacting columns. One of each pair has few values: such products are learnt within an epoch.
 PAIRS = (
-    *(("cat_8", "cat_5"), ("cat_24", "cat_12"), ("cat_15", "cat_18"), ("cat_25", "cat_16")),
-    *(("cat_17", "cat_12"), ("cat_13", "cat_16"), ("cat_7", "cat_18"), ("cat_3", "cat_5")),
+    *(("cat_8", "cat_5"), ("cat_24", "cat_12"), ("cat_15", "cat_18")),
+    *(("cat_25", "cat_16"), ("cat_17", "cat_12"), ("cat_3", "cat_5")),
 )
 
 DENSE = len(MEDIANS)
@@ -181,13 +181,11 @@ class ClickModel:
         """Log odds of a click, float64 [n], of columns held as in :class:`Rows`."""
         logits = np.full(dense.shape[1], self.bias)
         for term in self.terms:
-            product = term.weight
+            product = np.full(len(logits), term.weight)
             for column, centre, scale in zip(term.columns, term.centres, term.scales, strict=True):
                 values = _function(self.settings.seed, term, column, dense, categorical)
-                values -= centre
-                values *= scale
-                product = values if product is term.weight else product * values
-            logits += product * term.weight
+                product *= (values - centre) * scale
+            logits += product
         return logits
 
     def draw(self, day: int, block: int, rows: int) -> tuple[Rows, np.ndarray]:
