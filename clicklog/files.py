@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clicklog.errors import OutputError
+from clicklog.errors import BadInputError, OutputError
 
 #: Ending of files that are being written. Such a file is never read, and may always be deleted.
 TEMPORARY = ".tmp"
@@ -69,8 +69,6 @@ def read_json(path: Path | str, what: str) -> Any:
     Raises:
         BadInputError: it is missing or no JSON.
     """
-    from clicklog.errors import BadInputError
-
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -12,7 +12,8 @@ import functools
 import itertools
 import lzma
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Collection, Iterator
 
 import fsspec
 import numpy as np
@@ -21,8 +22,11 @@ from clicklog.errors import BadInputError, BadRowError, SettingsError
 from clicklog.spec import FeatureSpec
 from clicklog.tokenizer import RawRows, parse_rows
 
-_DAY_NAME = re.compile(r"day_(\d+)(\.tsv|\.txt)?(\.(gz|bz2|xz|zst|lz4))?")
+_DAY_NAME = re.compile(r"day_(\d+)(\.tsv|\.txt)?(\.(gz|bz2|xz))?")
 _SCAN_BYTES = 8 << 20
+_LINE_BYTES = 64 << 10  # enough to hold the end of nearly every line
+#: Lines by whose fields the presence of a label is told: one broken line must not decide.
+_LABEL_LINES = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +37,16 @@ class DayFile:
         day: its number, from the name ``day_<number>``.
         path: where its bytes are.
         size: bytes of the file, compressed if it is.
+        source: the file as the user knows it; ``path`` may be a decompressed copy.
+        modified: seconds since 1970, where the file system tells.
         compressed: whether it must be decompressed before blocks can be cut.
     """
 
     day: int
     path: str
     size: int
+    source: str
+    modified: float | None = None
     compressed: bool = False
 
 
@@ -59,11 +67,14 @@ def parse_days(text: str) -> set[int]:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if not match:
             raise SettingsError(f"days {text!r}: cannot read {part!r}", "write for example 0-3,7")
-        days.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise SettingsError(f"days {text!r}: {part!r} ends before it begins", "write 0-3")
+        days.update(range(first, last + 1))
     return days
 
 
-def find_days(input_path: str, days: set[int] | None = None) -> list[DayFile]:
+def find_days(input_path: str, days: Collection[int] | None = None) -> list[DayFile]:
     """The days of a log in a directory, by number.
 
     Args:
@@ -79,7 +90,7 @@ def find_days(input_path: str, days: set[int] | None = None) -> list[DayFile]:
     found: dict[int, DayFile] = {}
     for info in filesystem.ls(root, detail=True):
         match = _DAY_NAME.fullmatch(info["name"].rstrip("/").rsplit("/", 1)[-1])
-        if not match or info["type"] != "file":
+        if not match or info["type"] == "directory":  # links are files too
             continue
         day, path = int(match[1]), filesystem.unstrip_protocol(info["name"])
         path = path.removeprefix("file://")
@@ -89,21 +100,24 @@ def find_days(input_path: str, days: set[int] | None = None) -> list[DayFile]:
             raise BadInputError(
                 f"day {day} is there twice: {found[day].path}, {path}", "remove one"
             )
+        info = filesystem.info(info["name"])  # of what a link points to
         if not info["size"]:
             raise BadInputError(f"{path}: empty file", f"fetch day {day} again, or leave it out")
-        found[day] = DayFile(day, path, info["size"], bool(match[3]))
-    if not found:
+        modified = info.get("mtime")
+        found[day] = DayFile(day, path, info["size"], path, modified, bool(match[3]))
+    if not found and not days:
         raise BadInputError(
             f"{input_path}: no files day_0, day_1 … in it",
             "make a log with `python -m etl synthesize`, or see README.md for the real one",
         )
-    wanted = days or set(range(min(found), max(found) + 1))
+    wanted = set(range(min(found), max(found) + 1)) if days is None else set(days)
     missing = sorted(wanted - found.keys())
     if missing:
         present = ",".join(map(str, sorted(found)))
+        choose = f", or choose what is there with --days {present}" if found else ""
         raise BadInputError(
             f"{input_path}: missing {', '.join(f'day_{day}' for day in missing)}",
-            f"add the files, or choose what is there with --days {present}",
+            f"add the files{choose}",
         )
     return [found[day] for day in sorted(found)]
 
@@ -130,10 +144,11 @@ def read_bytes(path: str, begin: int, end: int) -> bytes:
     return data
 
 
-def _chunks(path: str, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-    for at in range(begin, end, _SCAN_BYTES):
-        data = read_bytes(path, at, min(at + _SCAN_BYTES, end))
-        yield at, np.frombuffer(data, np.uint8)
+def _chunks(
+    path: str, begin: int, end: int, size: int = _SCAN_BYTES
+) -> Iterator[tuple[int, np.ndarray]]:
+    for at in range(begin, end, size):
+        yield at, np.frombuffer(read_bytes(path, at, min(at + size, end)), np.uint8)
 
 
 def count_lines(path: str, begin: int, end: int) -> int:
@@ -151,10 +166,10 @@ def offset_of_line(path: str, line: int, size: int) -> int:
         return 0
     seen = 0
     for at, chunk in _chunks(path, 0, size):
-        ends = np.flatnonzero(chunk == 10)
-        if seen + len(ends) >= line:
-            return at + int(ends[line - seen - 1]) + 1
-        seen += len(ends)
+        lines = int(np.count_nonzero(chunk == 10))
+        if seen + lines >= line:
+            return at + int(np.flatnonzero(chunk == 10)[line - seen - 1]) + 1
+        seen += lines
     return size
 
 
@@ -168,7 +183,7 @@ def cut_blocks(path: str, begin: int, end: int, block_bytes: int, source: str) -
     for nominal in range(begin + block_bytes, end, block_bytes):
         if nominal <= cuts[-1]:
             continue
-        for at, chunk in _chunks(path, nominal - 1, end):
+        for at, chunk in _chunks(path, nominal - 1, end, _LINE_BYTES):
             ends = np.flatnonzero(chunk == 10)
             if len(ends):
                 cuts.append(at + int(ends[0]) + 1)
@@ -178,24 +193,29 @@ def cut_blocks(path: str, begin: int, end: int, block_bytes: int, source: str) -
     return [Block(path, *cut, source) for cut in itertools.pairwise(cuts)]
 
 
-def has_label(path: str, size: int, spec: FeatureSpec) -> bool:
-    """Whether a log's rows begin with the label, by the fields of its first line.
-
-    Raises:
-        BadRowError: it has neither as many fields as the spec, nor one less.
-    """
-    return _begins_with_label(read_bytes(path, 0, min(size, 1 << 16)), path, spec)
+def has_label(day: DayFile, spec: FeatureSpec) -> bool:
+    """Whether a day's rows begin with the label; see :func:`_begins_with_label`."""
+    return _begins_with_label(read_bytes(day.path, 0, min(day.size, 1 << 16)), day.source, spec)
 
 
 def _begins_with_label(head: bytes, source: str, spec: FeatureSpec) -> bool:
-    fields, columns = head.split(b"\n", 1)[0].count(b"\t") + 1, len(spec.columns)
-    if fields not in (columns, columns - 1):
+    """Whether rows begin with the label: what the fields of most of the first lines say.
+
+    Raises:
+        BadRowError: none of them has as many fields as the spec, or one less.
+    """
+    columns = len(spec.columns)
+    lines = head.split(b"\n", _LABEL_LINES)
+    whole = lines[:-1] or lines  # the last one may be cut
+    fields = [line.count(b"\t") + 1 for line in whole]
+    with_label, without = fields.count(columns), fields.count(columns - 1)
+    if not with_label and not without:
         raise BadRowError(
-            f"{source}, line 1: {fields} tab-separated fields",
+            f"{source}, line 1: {fields[0]} tab-separated fields",
             f"{columns} are needed ({columns - 1} without the label): {spec.columns[0]}, "
             f"{spec.columns[1]} … {spec.columns[-1]}",
         )
-    return fields == columns
+    return with_label >= without
 
 
 def read_block(
@@ -277,8 +297,10 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
             while chunk := file.read(chunk_bytes):
                 yield chunk
     except FileNotFoundError:
-        raise BadInputError(f"{path}: no such file") from None
-    except (EOFError, OSError, ValueError, lzma.LZMAError) as error:
+        raise BadInputError(f"{path}: no such file", "check the path") from None
+    except IsADirectoryError:
+        raise BadInputError(f"{path}: a directory", f"pass one file, as {path}/day_23") from None
+    except (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error) as error:
         raise BadInputError(
             f"{path}: truncated, or not what its name says: {error}", "fetch it again"
         ) from error

@@ -38,6 +38,8 @@ DENSE_TRANSFORMS = ("log_normalize", "log", "normalize")
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
 RAW_TYPES = ("hex32",)
+#: Columns of a kind: their missing values are bits of a 64-bit mask.
+MAX_COLUMNS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,10 @@ class DenseColumn:
 
     name: str
     fill: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fill, int):
+            raise SettingsError(f"column {self.name}: fill = {self.fill!r}", "give an integer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,10 +116,12 @@ class FeatureSpec:
             )
         if not self.categorical:
             raise SettingsError("the spec has no categorical column", "add a [[categorical]] block")
-        if len(self.categorical) > 64:
-            raise SettingsError(
-                f"the spec has {len(self.categorical)} categorical columns", "up to 64 are read"
-            )
+        for kind in ("dense", "categorical"):
+            count = len(getattr(self, kind))
+            if count > MAX_COLUMNS:
+                raise SettingsError(
+                    f"the spec has {count} {kind} columns", f"up to {MAX_COLUMNS} are read"
+                )
         names = self.columns
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -175,6 +183,8 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
         )
     except SettingsError as error:
         raise SettingsError(f"{source}: {error.what}", error.remedy) from None
+    except (AttributeError, TypeError) as error:
+        raise SettingsError(f"{source}: not a feature spec: {error}") from error
 
 
 def _columns(blocks: list[dict], kind: type, source: str) -> tuple:

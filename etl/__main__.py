@@ -1,4 +1,4 @@
-"""Command line: ``python -m etl {synthesize,run,inspect} …``."""
+"""From a raw click log to a saved NVTabular Workflow and parquet for training."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _run(args: argparse.Namespace) -> None:
         input_path=args.input_path,
         output_path=args.output_path,
         spec=spec,
-        days=frozenset(parse_days(args.days)) if args.days else None,
+        days=frozenset(parse_days(args.days)) if args.days is not None else None,
         limit_rows=args.limit_rows,
         block_mb=args.block_mb,
         workers=args.workers,

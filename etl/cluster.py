@@ -20,6 +20,11 @@ POOL_SHARE, SPILL_SHARE = 0.7, 0.8
 CONNECT_SECONDS = 10
 
 
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def gpu_count() -> int:
     """GPUs that cuDF can use here (``CUDA_VISIBLE_DEVICES`` counts); 0 without cuDF."""
     if find_spec("cudf") is None or find_spec("dask_cuda") is None:
@@ -76,7 +81,7 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     gpus = gpu_count()
     options = {
-        "n_workers": workers or gpus or os.cpu_count(),
+        "n_workers": workers or gpus or cores(),
         "threads_per_worker": 1,
         "local_directory": str(directory),
         "dashboard_address": "127.0.0.1:0",  # 8787 may be taken by another run

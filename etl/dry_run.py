@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import tempfile
 import time
 import warnings
 from pathlib import Path
 
-from clicklog.raw import find_days, read_bytes
+from clicklog.errors import BadInputError
+from clicklog.raw import find_days, read_block, read_bytes
 from clicklog.splits import SPLITS
-from clicklog.tokenizer import parse_rows
 from etl.plan import Plan, make_plan
 from etl.run import EtlSettings
 
@@ -40,7 +39,7 @@ class Needs:
 
 def dry_run(settings: EtlSettings) -> str:
     """A text that says what a run would do. Writes nothing below the output path."""
-    days = find_days(settings.input_path, set(settings.days) if settings.days else None)
+    days = find_days(settings.input_path, settings.days)
     packed = [day for day in days if day.compressed]
     if packed:
         listed = "\n".join(f"  {day.path}: {day.size / 1e6:.1f} MB" for day in days)
@@ -63,15 +62,17 @@ def dry_run(settings: EtlSettings) -> str:
         f"  rows  : about {needs.rows:,}",
         f"  disk  : about {needs.disk_bytes / 1e9:.2f} GB below {settings.output_path} "
         f"({free / 1e9:.1f} GB free)",
-        f"  memory: about {needs.memory_bytes / 1e9:.1f} GB for all workers",
-        f"  time  : about {needs.seconds / 60:.1f} min to fit and transform",
+        f"  memory: about {needs.memory_bytes / 1e9:.1f} GB for all workers, and for each of them "
+        "the vocabularies",
+        f"  time  : about {needs.seconds / 60:.1f} min to fit and transform, longer where "
+        "vocabularies have millions of values",
     ]
     return "\n".join(lines)
 
 
 def _measure(plan: Plan, settings: EtlSettings) -> Needs:
     """Fit and transform the first rows in this process."""
-    from etl.cluster import gpu_count
+    from etl.cluster import cores, gpu_count
     from etl.parquet import write_part
 
     gpus = gpu_count()
@@ -84,7 +85,10 @@ def _measure(plan: Plan, settings: EtlSettings) -> Needs:
     spec = settings.spec
     block = plan.units[0].block
     text = read_bytes(block.path, block.begin, min(block.end, block.begin + SAMPLE_BYTES))
-    rows = parse_rows(text[: text.rfind(b"\n") + 1] or text, spec, label=True)
+    sample = dataclasses.replace(block, end=block.begin + (text.rfind(b"\n") + 1 or len(text)))
+    rows = read_block(sample, spec, reject=settings.reject)
+    if not len(rows):
+        raise BadInputError(f"{block.source}: no good row in its first {len(text)} bytes")
     frame = to_frame(rows, spec, gpu=gpus > 0)
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -100,7 +104,7 @@ def _measure(plan: Plan, settings: EtlSettings) -> Needs:
         write_part(table, Path(directory) / "part.parquet")
         seconds = time.perf_counter() - begin
         size = (Path(directory) / "part.parquet").stat().st_size
-    workers = settings.workers or gpus or os.cpu_count() or 1
+    workers = settings.workers or gpus or cores()
     return Needs(
         rows=plan.estimated_rows(),
         disk_bytes=round(size / len(rows) * plan.estimated_rows()),

@@ -20,7 +20,7 @@ from merlin.dag import Graph
 from nvtabular.ops import StatOperator
 
 from clicklog.errors import ClickLogError
-from clicklog.raw import Block, line_number, read_block
+from clicklog.raw import Block, read_block
 from clicklog.spec import FIRST_OOV_ID, NULL_ID, FeatureSpec
 from clicklog.tokenizer import parse_rows
 from etl.parquet import arrow_schema, write_part
@@ -44,7 +44,7 @@ class UnitResult:
         unit: the unit.
         rows: rows written.
         bad_count: rows left out.
-        bad: line number and reason of the first of them.
+        bad: line in the unit, from 0, and reason of the first of them.
         positives: rows with label 1.
         dense_missing: per dense column, rows in which it was missing.
         null: per categorical column, rows in which it was missing.
@@ -132,6 +132,7 @@ def transform(
         transform_unit,
         units,
         workflow_path=str(workflow_path),
+        digest=inspect(workflow_path).digest,
         split_root=str(split_root),
         gpu=gpu,
         reject=reject,
@@ -148,21 +149,20 @@ def transform(
 
 
 def transform_unit(
-    unit: Unit, *, workflow_path: str, split_root: str, gpu: bool, reject: bool
+    unit: Unit, *, workflow_path: str, digest: str, split_root: str, gpu: bool, reject: bool
 ) -> UnitResult:
     """Transform one unit and write its part."""
-    workflow, schema, spec = _loaded(workflow_path)
+    workflow, schema, spec = _loaded(workflow_path, digest)
     rows = read_block(unit.block, spec, reject=reject)
     table = _transform_rows(rows, workflow, schema, spec, gpu)
     write_part(table, Path(split_root) / unit.file)
-    first_line = line_number(unit.block, 0) if rows.bad else 0
     ids = [table[name].to_numpy() for name in schema.categorical]
     first_ids = [column.reserved_ids for column in spec.categorical]
     return UnitResult(
         unit=unit,
         rows=len(rows),
         bad_count=rows.bad_count,
-        bad=[(first_line + bad.line, bad.what) for bad in rows.bad],
+        bad=[(bad.line, bad.what) for bad in rows.bad],
         positives=int(rows.label.sum()),
         dense_missing=_count_bits(rows.dense_missing, len(spec.dense)),
         null=np.array([np.count_nonzero(column == NULL_ID) for column in ids]),
@@ -192,7 +192,8 @@ def _count_bits(mask: np.ndarray, bits: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(path: str):
+def _loaded(path: str, digest: str):
+    """The workflow at ``path``; a worker may outlive it, so its digest is part of the key."""
     description = inspect(path)
     return load(path), description.table_schema, description.spec
 
@@ -206,10 +207,10 @@ def _readable_errors() -> Iterator[None]:
         logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
-    except KilledWorker as error:
+    except (KilledWorker, MemoryError) as error:
         raise WorkerLostError(
-            f"Dask workers died while they worked on {error.task!r}, most likely out of memory",
-            "use a smaller --block_mb or fewer --workers",
+            f"Dask workers ran out of memory, most likely: {str(error).splitlines()[0]}",
+            "use a smaller --block_mb, fewer --workers, or cap the vocabularies",
         ) from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):

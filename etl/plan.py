@@ -87,14 +87,14 @@ def make_plan(
     parts = dict.fromkeys(SPLITS, 0)
 
     def add(day: DayFile, split: str, begin: int, end: int) -> None:
-        for block in cut_blocks(day.path, begin, end, block_bytes, day.path):
+        for block in cut_blocks(day.path, begin, end, block_bytes, day.source):
             units.append(Unit(split, parts[split], day.day, block))
             parts[split] += 1
 
     for day in days:
-        if not has_label(day.path, day.size, spec):
+        if not has_label(day, spec):
             raise BadRowError(
-                f"{day.path}, line 1: {len(spec.columns) - 1} fields, so there is no label",
+                f"{day.source}: rows of {len(spec.columns) - 1} fields, so there is no label",
                 "training data needs the label as first column",
             )
         end = offset_of_line(day.path, limit_rows, day.size) if limit_rows else day.size
@@ -112,7 +112,7 @@ def make_plan(
     empty = [split for split in SPLITS if not parts[split]]
     if empty:
         raise BadInputError(
-            f"{days[-1].path}: too few rows: nothing left for {', '.join(empty)}",
+            f"{days[-1].source}: too few rows: nothing left for {', '.join(empty)}",
             "the last day is halved into valid and test (a log of one day 80/10/10); "
             "use a longer file or a larger --limit_rows",
         )
@@ -149,5 +149,7 @@ def stage(
             for chunk in read_stream(day.path, 8 << 20):
                 out.write(chunk)
                 report(len(chunk))
+        if not target.stat().st_size:
+            raise BadInputError(f"{day.source}: empty file", f"fetch day {day.day} again")
         staged.append(dataclasses.replace(day, path=str(target), size=target.stat().st_size))
     return staged

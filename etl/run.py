@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -20,6 +20,9 @@ from clicklog.raw import DayFile, find_days
 from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS
 from etl.plan import Plan, make_plan, stage
+
+if TYPE_CHECKING:
+    from etl.engine_dask import UnitResult
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,8 @@ class EtlSettings:
     reject: bool = False
 
     def __post_init__(self) -> None:
+        # workers of another cluster may run elsewhere
+        object.__setattr__(self, "output_path", self.output_path.absolute())
         for name, least in (("limit_rows", 1), ("block_mb", 1), ("workers", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -70,7 +75,7 @@ class EtlSettings:
         """JSON-ready form, without what cannot change the result."""
         return {
             "spec": self.spec.to_dict(),
-            "days": sorted(self.days) if self.days else None,
+            "days": None if self.days is None else sorted(self.days),
             "limit_rows": self.limit_rows,
             "block_mb": self.block_mb,
             "reject": self.reject,
@@ -85,7 +90,7 @@ def run(settings: EtlSettings) -> dict[str, Any]:
         OutputError: the output directory holds something else, or cannot be written.
     """
     output = settings.output_path
-    days = find_days(settings.input_path, set(settings.days) if settings.days else None)
+    days = find_days(settings.input_path, settings.days)
     work, clock = output / ".work", _Clock()
     with _claimed(output):
         with clock("read the input"):
@@ -120,6 +125,9 @@ def _claimed(output: Path) -> Iterator[None]:
             )
         marker = open(output / UNFINISHED_FILE, "a", encoding="utf-8")  # noqa: SIM115
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A run that finished meanwhile has removed the marker that we opened, or a moment before.
+        if not (output / UNFINISHED_FILE).exists() or (output / MANIFEST_FILE).exists():
+            raise BlockingIOError
         if present:
             log.info("%s: starting again a run that did not finish", output)
             _remove_own(output)
@@ -163,7 +171,7 @@ def _log_plan(plan: Plan) -> None:
             len(units),
         )
     if len(plan.days) == 1:
-        log.info("one day only: its first 80 %% for training, the rest halved")
+        log.info("one day only: its first four fifths for training, the rest halved")
 
 
 def _fit_and_transform(plan: Plan, settings: EtlSettings, work: Path, clock: _Clock) -> list:
@@ -223,19 +231,34 @@ def _finish(settings: EtlSettings, days: list[DayFile], results: list, clock: _C
     description = inspect(output / "workflow")
     schema = description.table_schema
     write_descriptions(_split_root(output), [result.unit.file for result in results], schema)
-    rejected = [
-        f"{result.unit.block.source}\t{line}\t{what}\n"
-        for result in results
-        for line, what in result.bad
-    ]
+    rejected = _rejected_lines(results)
     if rejected:
-        write_text(output / "rejected.tsv", "".join(["file\tline\twhat\n", *rejected]))
+        write_text(output / "rejected.tsv", "\n".join(["file\tline\twhat", *rejected, ""]))
     manifest = make_manifest(settings, days, results, description, clock.seconds)
     write_report(output / "report.html", manifest, description)
     shutil.rmtree(output / ".work", ignore_errors=True)
     write_json(output / MANIFEST_FILE, manifest)
     (output / UNFINISHED_FILE).unlink()
     return manifest
+
+
+def _rejected_lines(results: list[UnitResult]) -> list[str]:
+    """File, line number from 1, and reason of rejected rows; ``results`` in the order of files."""
+    lines: list[str] = []
+    seen: dict[str, int] = {}  # lines of each file before the unit
+    for result in results:
+        source = result.unit.block.source
+        first = seen.get(source, 0) + 1
+        lines += [f"{source}\t{first + line}\t{what}" for line, what in result.bad]
+        if result.bad_count > len(result.bad):
+            more = result.bad_count - len(result.bad)
+            lines.append(f"{source}\t\tand {more} more up to line {first + _lines(result) - 1}")
+        seen[source] = first - 1 + _lines(result)
+    return lines
+
+
+def _lines(result: UnitResult) -> int:
+    return result.rows + result.bad_count
 
 
 class _Clock:

@@ -1,4 +1,4 @@
-"""Command line: ``python -m inference predict …``."""
+"""Raw rows, a saved workflow and a checkpoint → click probabilities."""
 
 from __future__ import annotations
 

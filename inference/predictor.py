@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from clicklog.errors import SchemaError
+from clicklog.errors import SchemaError, SettingsError
 from clicklog.spec import FeatureSpec
 from clicklog.tokenizer import RawRows
 from dlrm.checkpoint import load_model, read_model_file
@@ -33,6 +33,7 @@ class Predictor:
     Raises:
         BadInputError: one of them is missing or damaged.
         SchemaError: they do not belong together.
+        SettingsError: there is no such device.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Predictor:
     ) -> None:
         description = inspect(workflow)
         self.spec: FeatureSpec = description.spec
-        self.device = torch.device(device)
+        self.device = _usable(device)
         trained_on = read_model_file(checkpoint)["training"].get("workflow_digest")
         if trained_on and trained_on != description.digest:
             raise SchemaError(
@@ -48,7 +49,7 @@ class Predictor:
                 f"{trained_on[:12]}…) than {workflow} (digest {description.digest[:12]}…)",
                 "pass the OUT/workflow beside the OUT/criteo_binary it was trained on",
             )
-        self._model, config = load_model(checkpoint, device)
+        self._model, config = load_model(checkpoint, self.device)
         _check_fit(description, config, workflow, checkpoint)
         self._config = config
         self._workflow = load(workflow, label=False)
@@ -61,23 +62,20 @@ class Predictor:
         """Probabilities of a click.
 
         Args:
-            frame: the raw columns by name, as :func:`workflows.to_frame` makes them: numbers,
-                NaN where missing, categories as the integer their hexadecimal digits spell.
-                Further columns, a label among them, are ignored.
+            frame: the raw columns by name, of any numeric dtype that holds them exactly: counts,
+                and categories as the integer their hexadecimal digits spell; NaN or NA where
+                missing. Further columns, a label among them, are ignored.
 
         Returns:
             float32 [rows], in the order of the frame.
 
         Raises:
-            SchemaError: a column is missing.
+            SchemaError: a column is missing, or holds what is no count or no category.
         """
-        names = self.spec.dense_names + self.spec.categorical_names
-        missing = [name for name in names if name not in frame]
-        if missing:
-            raise SchemaError(f"the frame has no column {', '.join(missing)}")
+        frame = _checked(frame, self.spec)
         if not len(frame):
             return np.empty(0, np.float32)
-        features = self._workflow.transform(frame[names].reset_index(drop=True))
+        features = self._workflow.transform(frame)
         dense = features[list(self._config.dense)].to_numpy(np.float32)
         ids = features[list(self._config.categorical)].to_numpy(np.int32).T
         probabilities = [
@@ -99,6 +97,45 @@ class Predictor:
             torch.from_numpy(np.ascontiguousarray(dense)).to(self.device), sparse.to(self.device)
         )
         return torch.sigmoid(logits).cpu().numpy()
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"--device {device}: {reason}", "the CPU always works: cpu") from error
+    return chosen
+
+
+def _checked(frame: pd.DataFrame, spec: FeatureSpec) -> pd.DataFrame:
+    """The columns of ``spec`` in float64, NaN where missing."""
+    names = spec.dense_names + spec.categorical_names
+    missing = [name for name in names if name not in frame]
+    if missing:
+        raise SchemaError(f"the frame has no column {', '.join(missing)}")
+    columns = {}
+    for name in names:
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            raise SchemaError(
+                f"column {name}: {frame[name].dtype} values, numbers are needed",
+                "parse hexadecimal digits first: int(text, 16)",
+            )
+        columns[name] = frame[name].to_numpy(np.float64, na_value=np.nan)
+    for name in spec.categorical_names:
+        values = columns[name]
+        wrong = ~(np.isnan(values) | ((values >= 0) & (values < 2**32) & (values % 1 == 0)))
+        if wrong.any():
+            raise SchemaError(
+                f"column {name}, row {int(wrong.argmax())}: {values[wrong][0]!r} is no category",
+                "a category is an unsigned integer of 32 bits",
+            )
+        if frame[name].dtype == np.float32 and (values > 2**24).any():
+            raise SchemaError(
+                f"column {name}: float32 rounds categories above {2**24}", "use float64 or int64"
+            )
+    return pd.DataFrame(columns, copy=False)
 
 
 def _check_fit(

@@ -12,6 +12,7 @@ which value came out wrong, and can be deleted by itself once upstream does not 
 ``merlin_io``      merlin-core's reader and writer of datasets
 ``cudf_names``     names that left cuDF and dask-cuDF (only where cuDF is installed)
 ``values``         wrong values that stock NVTabular gives silently
+``moments``        variances that are rounding noise
 =================  =======================================================================
 
 Raises:
@@ -32,7 +33,8 @@ from nvt_compat import cudf_names, dask_names  # noqa: E402
 dask_names.apply()
 cudf_names.apply()
 
-from nvt_compat import merlin_io, values  # noqa: E402
+from nvt_compat import merlin_io, moments, values  # noqa: E402
 
 merlin_io.apply()
 values.apply()
+moments.apply()

@@ -18,11 +18,12 @@ def apply() -> None:
             "optimization.tune.active": False,
         }
     )
-    # Merlin warns of frameworks that nobody asked for, and of running without a GPU.
+    # Merlin warns of frameworks nobody asked for and of having no GPU, pyarrow of old calls.
     for message in (
         "Tensorflow dtype mappings did not load",
         "Triton dtype mappings did not load",
         "Initializing an NVTabular Dataset in CPU mode",
+        "promote has been superseded",
     ):
         warnings.filterwarnings("ignore", message=message)
     # pandas 3 reads strings as dtype `str`; Merlin maps `object` to its string type.

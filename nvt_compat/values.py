@@ -22,7 +22,14 @@ def key_like_vocabulary(column, dtype):
 
     pandas keeps integers with missing values as float64. Every 32-bit category is exact there,
     and merging float64 with int64 keys compares by value.
+
+    Raises:
+        TypeError: strings for a vocabulary of numbers; a cast would read hexadecimal digits as
+            decimal ones, silently.
     """
+    numbers = np.dtype(dtype).kind in "iuf"
+    if numbers and isinstance(column, pd.Series) and not pd.api.types.is_numeric_dtype(column):
+        raise TypeError(f"column {column.name}: {column.dtype} values, numbers are needed")
     if isinstance(column, pd.Series) and column.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
         return column
     return column.astype(dtype)

@@ -101,7 +101,7 @@ def inspect(path: Path | str) -> WorkflowDescription:
             "pickles are not opened; fit it again with `python -m etl run`",
         )
     value = read_json(path / WORKFLOW_FILE, "a workflow saved by `python -m etl run`")
-    if value.get("format") != FORMAT:
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise BadInputError(f"{path / WORKFLOW_FILE}: not a saved workflow")
     if value.get("format_version") != FORMAT_VERSION:
         raise SchemaError(
@@ -110,13 +110,18 @@ def inspect(path: Path | str) -> WorkflowDescription:
             "use the version that saved it "
             f"({value.get('versions', {}).get('nvt-torchrec', 'unknown')}), or fit it again",
         )
-    description = WorkflowDescription(
-        spec=FeatureSpec.from_dict(value["spec"]),
-        statistics=value["statistics"],
-        vocabularies={name: Vocabulary(**v) for name, v in value["vocabularies"].items()},
-        versions=value["versions"],
-        digest=value["digest"],
-    )
+    try:
+        description = WorkflowDescription(
+            spec=FeatureSpec.from_dict(value["spec"]),
+            statistics=value["statistics"],
+            vocabularies={name: Vocabulary(**v) for name, v in value["vocabularies"].items()},
+            versions=value["versions"],
+            digest=value["digest"],
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise BadInputError(
+            f"{path / WORKFLOW_FILE}: damaged: {error!r}", "copy it again, or fit it again"
+        ) from error
     for name, vocabulary in description.vocabularies.items():
         if not (path / vocabulary.file).is_file():
             raise BadInputError(

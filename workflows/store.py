@@ -38,8 +38,9 @@ def save(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path | str) -> W
         OutputError: the directory cannot be written.
     """
     path = Path(path)
+    (path / WORKFLOW_FILE).unlink(missing_ok=True)
     statistics = _statistics(workflow)
-    digest = hashlib.sha256(json.dumps([spec.to_dict(), statistics], sort_keys=True).encode())
+    digest = _begin_digest(spec, statistics)
     files = _vocabulary_files(workflow)
     vocabularies = {}
     for column in spec.categorical:
@@ -71,8 +72,15 @@ def load(path: Path | str, *, label: bool = True) -> nvtabular.Workflow:
     path = Path(path).resolve()
     description = inspect(path)
     spec = description.spec
+    digest = _begin_digest(spec, description.statistics)
     for name, vocabulary in description.vocabularies.items():
-        _check_vocabulary(path / vocabulary.file, name, vocabulary)
+        _add_to_digest(digest, name, _read_vocabulary(path / vocabulary.file, name))
+    if digest.hexdigest() != description.digest:
+        raise BadInputError(
+            f"{path}: its files are not those it was saved with (digest {digest.hexdigest()[:12]}…"
+            f", {WORKFLOW_FILE} says {description.digest[:12]}…)",
+            "copy the whole workflow directory again, or fit it again",
+        )
     workflow = build(spec, str(path), label=label)
     # Each operator gets the state of all columns; it looks up those it is selected for.
     files = {name: str(path / v.file) for name, v in description.vocabularies.items()}
@@ -128,8 +136,7 @@ def _save_vocabulary(
     table = pq.read_table(source, columns=[name, f"{name}_size"])
     values = table[name].cast(pa.int64()).combine_chunks()
     sizes = table[f"{name}_size"].cast(pa.int64()).combine_chunks()
-    digest.update(name.encode())
-    digest.update(values.to_numpy().astype("<i8").tobytes())
+    _add_to_digest(digest, name, values)
     index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + len(values)}
     described = {"index_columns": [{**index, "step": 1}], "column_indexes": [], "columns": []}
     canonical = pa.table({name: values, f"{name}_size": sizes}).replace_schema_metadata(
@@ -154,19 +161,23 @@ def _save_vocabulary(
     return Vocabulary(str(file), len(values), first_id + len(values), observed)
 
 
-def _check_vocabulary(file: Path, name: str, vocabulary: Vocabulary) -> None:
+def _read_vocabulary(file: Path, name: str) -> pa.Array:
     try:
-        footer = pq.read_metadata(file)
-    except (OSError, pa.ArrowInvalid) as error:
+        return pq.read_table(file, columns=[name])[name].combine_chunks()
+    except (OSError, KeyError, pa.ArrowException) as error:
         raise BadInputError(
             f"{file}: cannot be read, the vocabulary of column {name}: {error}",
             "copy the whole workflow directory again, or fit it again",
         ) from error
-    if footer.num_rows != vocabulary.values:
-        raise BadInputError(
-            f"{file}: {footer.num_rows} values, workflow.json says {vocabulary.values}",
-            "files of two workflows are mixed; copy the whole directory again",
-        )
+
+
+def _begin_digest(spec: FeatureSpec, statistics: dict) -> hashlib._Hash:
+    return hashlib.sha256(json.dumps([spec.to_dict(), statistics], sort_keys=True).encode())
+
+
+def _add_to_digest(digest: hashlib._Hash, name: str, values: pa.Array) -> None:
+    digest.update(name.encode())
+    digest.update(values.to_numpy().astype("<i8", copy=False).tobytes())
 
 
 def _versions() -> dict[str, str]:

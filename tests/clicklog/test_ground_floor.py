@@ -65,6 +65,10 @@ def test_spec_file(tmp_path: Path) -> None:
             "[[categorical]]\nnames = 'x'\nfreq_threshold = 1\nmax_table_size = 9",
             "both freq_threshold and max_table_size",
         ),
+        ("label = 'x'\n[[categorical]]\nnames = 'x'", "not a feature spec"),
+        ("[[categorical]]\nnames = 'x'\nfreq_threshold = '5'", "not a feature spec"),
+        ("[[dense]]\nnames = 'd'\nfill = 'a'\n[[categorical]]\nnames = 'x'", "fill = 'a'"),
+        ("[[dense]]\nnames = 'd{0..64}'\n[[categorical]]\nnames = 'x'", "has 65 dense columns"),
         ("dense_transform = 'sqrt'\n[[categorical]]\nnames = 'x'", "'sqrt' is unknown"),
     ],
 )

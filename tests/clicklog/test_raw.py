@@ -65,10 +65,23 @@ def test_empty_file_and_no_directory(tmp_path: Path) -> None:
         find_days(str(tmp_path / "none"))
 
 
+def test_linked_days_are_days(tmp_path: Path) -> None:
+    write_log(tmp_path / "elsewhere", [1, 2])
+    (tmp_path / "raw").mkdir()
+    for day in range(2):
+        (tmp_path / "raw" / f"day_{day}").symlink_to(tmp_path / "elsewhere" / f"day_{day}")
+    days = find_days(str(tmp_path / "raw"))
+    assert [day.size for day in days] == [
+        (tmp_path / "elsewhere" / f"day_{day}").stat().st_size for day in range(2)
+    ]
+
+
 def test_parse_days() -> None:
     assert parse_days("0-3, 7") == {0, 1, 2, 3, 7}
     with pytest.raises(SettingsError, match="cannot read 'x'"):
         parse_days("1,x")
+    with pytest.raises(SettingsError, match="'3-1' ends before it begins"):
+        parse_days("3-1")
 
 
 @given(
@@ -119,11 +132,14 @@ def test_a_file_that_shrank(tmp_path: Path) -> None:
 
 
 def test_label_or_not(tmp_path: Path) -> None:
-    rows = random_rows(2, 0)
-    for name, cut, expected in (("a", 0, True), ("b", 1, False)):
-        write_day(tmp_path / name, [row[cut:] for row in rows])
-        path = tmp_path / name
-        assert has_label(str(path), path.stat().st_size, CRITEO) is expected
+    """Most of the first lines decide, not the first one alone."""
+    rows = random_rows(5, 0)
+    for name, cut, expected in (("day_0", 0, True), ("day_1", 1, False)):
+        cut_rows = [row[cut:] for row in rows]
+        for first in (cut_rows[0], cut_rows[0][1:], ["x"]):
+            write_day(tmp_path / name, [first, *cut_rows[1:]])
+            (day,) = find_days(str(tmp_path), {int(name[-1])})
+            assert has_label(day, CRITEO) is expected
     write_day(tmp_path / "c", [row[2:] for row in rows])
     with pytest.raises(BadRowError, match="line 1: 38 tab-separated fields"):
         list(stream_rows(str(tmp_path / "c"), CRITEO, block_bytes=100))
@@ -149,7 +165,11 @@ def test_stream_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(whole[:-6])
     (tmp_path / "no.gz").write_bytes(b"no gzip")
     (tmp_path / "empty").touch()
+    flipped = bytearray(gzip.compress(bytes(range(256)) * 40))
+    flipped[12] ^= 0xFF
+    (tmp_path / "flipped.gz").write_bytes(flipped)
     for name, message in (
+        ("flipped.gz", "flipped.gz: truncated, or not what its name says"),
         ("cut.gz", "cut.gz: truncated"),
         ("no.gz", "no.gz: truncated, or not what its name says"),
         ("empty", "empty: empty file"),

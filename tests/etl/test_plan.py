@@ -56,7 +56,7 @@ def test_too_few_rows(tmp_path: Path) -> None:
 def test_no_label(tmp_path: Path) -> None:
     rows = write_log(tmp_path, [5, 5])[0]
     write_day(tmp_path / "day_0", [row[1:] for row in rows])
-    with pytest.raises(BadRowError, match="day_0, line 1: 39 fields, so there is no label"):
+    with pytest.raises(BadRowError, match="day_0: rows of 39 fields, so there is no label"):
         make_plan(find_days(str(tmp_path)), CRITEO, block_bytes=1000)
 
 

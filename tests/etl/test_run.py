@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import workflows
-from clicklog.errors import BadInputError, BadRowError, OutputError, SettingsError
+from clicklog.errors import BadRowError, ClickLogError, OutputError, SettingsError
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 from etl.__main__ import main
@@ -220,6 +220,42 @@ def test_a_bad_row_stops_the_run(raw, scheduler, tmp_path: Path, day: int) -> No
     assert not (tmp_path / "out" / ".unfinished").exists()
 
 
+def test_an_output_made_again_with_other_settings(raw, scheduler, tmp_path: Path) -> None:
+    """Workers that live on must not remember the workflow that was there before."""
+    for policy, dense in (({}, "log_normalize"), ({"max_table_size": 9}, "log")):
+        spec = dataclasses.replace(CRITEO.with_policy(**policy), dense_transform=dense)
+        run(EtlSettings(str(raw[0]), tmp_path / "out", spec, scheduler=scheduler))
+        _assert_is(tmp_path / "out", raw[1], spec)
+        shutil.rmtree(tmp_path / "out")
+
+
+def test_relative_output(raw, scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(EtlSettings(str(raw[0]), Path("out"), CRITEO, scheduler=scheduler))
+    _assert_is(tmp_path / "out", raw[1])
+
+
+def test_many_bad_rows(raw, scheduler, tmp_path: Path) -> None:
+    days = [[list(row) for row in rows] for rows in raw[1]]
+    days[1] = days[1] + [["x"]] * 150 + days[1]
+    days[2][0] = ["y"]
+    for number, rows in enumerate(days):
+        write_day(tmp_path / "raw" / f"day_{number}", rows)
+    text = (tmp_path / "raw" / "day_1").read_bytes()
+    (tmp_path / "raw" / "day_1").unlink()
+    (tmp_path / "raw" / "day_1.gz").write_bytes(gzip.compress(text))
+    settings = EtlSettings(
+        str(tmp_path / "raw"), tmp_path / "out", CRITEO, scheduler=scheduler, reject=True
+    )
+    assert run(settings)["rows"]["rejected"] == 151
+    rejected = (tmp_path / "out" / "rejected.tsv").read_text().split("\n")
+    assert len(rejected) == 1 + 100 + 1 + 1 + 1
+    source = tmp_path / "raw" / "day_1.gz"
+    assert rejected[1] == f"{source}\t51\t1 fields instead of 40"
+    assert rejected[101] == f"{source}\t\tand 50 more up to line 250"
+    assert rejected[102].endswith("day_2\t1\t1 fields instead of 40")
+
+
 def test_bad_rows_can_be_left_out(raw, scheduler, tmp_path: Path) -> None:
     days = [[list(row) for row in rows] for rows in raw[1]]
     days[1][10][0] = "7"
@@ -314,8 +350,16 @@ def test_dry_run_writes_nothing(raw, tmp_path: Path, capsys) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_dry_run_of_a_bad_log(raw, tmp_path: Path, capsys) -> None:
+    write_log(tmp_path / "raw", [5, 5])
+    text = (tmp_path / "raw" / "day_0").read_text().replace("\n", "\tmore\n", 2)
+    (tmp_path / "raw" / "day_0").write_text(text)
+    flags = ["--input_path", str(tmp_path / "raw"), "--output_path", str(tmp_path / "out")]
+    assert main(["run", *flags, "--dry_run"]) == 2
+    assert "day_0, line 1: 41 fields instead of 40" in capsys.readouterr().err
+
+
 def test_truncated_parquet_is_noticed(done: Path, tmp_path: Path) -> None:
-    from clicklog.errors import ClickLogError
     from nvt_loader import KJTLoader
 
     copy = shutil.copytree(done / "criteo_binary" / "split", tmp_path / "split")
@@ -323,4 +367,3 @@ def test_truncated_parquet_is_noticed(done: Path, tmp_path: Path) -> None:
     part.write_bytes(part.read_bytes()[:-100])
     with pytest.raises(ClickLogError, match=r"part.0.parquet"):
         list(KJTLoader(copy / "valid", 8, device="cpu"))
-    assert issubclass(BadInputError, ClickLogError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -148,15 +149,36 @@ def test_dense_operators(client) -> None:
     assert result["x"].dtype == np.float32
 
 
-def test_statistics_are_exact_to_float64(client) -> None:
-    """Large counts: sums in float32 would be off in the fifth digit."""
-    rng = np.random.default_rng(1)
-    values = rng.integers(0, 2**31, 5000).astype(float)
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.random.default_rng(1).integers(0, 2**31, 5000).astype(float),
+        # large beside their spread: a difference of sums of squares would be noise
+        1.6e9 + np.arange(5000.0) % 10,
+        np.full(200_000, np.log(3.0)),
+        np.where(np.arange(5000) < 4000, np.nan, 1e8 + np.arange(5000.0)),
+    ],
+)
+def test_statistics_are_exact_to_float64(client, values: np.ndarray) -> None:
     workflow = nvtabular.Workflow(["x"] >> (normalize := ops.Normalize()))
     ddf = dd.from_pandas(pd.DataFrame({"x": values}), npartitions=7)
     workflow.fit(nvtabular.Dataset(ddf, cpu=True))
-    np.testing.assert_allclose(normalize.means["x"], values.mean(), rtol=1e-14)
-    np.testing.assert_allclose(normalize.stds["x"], values.std(ddof=1), rtol=1e-12)
+    present = values[~np.isnan(values)]
+    mean = math.fsum(present) / len(present)
+    variance = math.fsum((present - mean) ** 2) / (len(present) - 1)
+    constant = np.ptp(present) == 0
+    np.testing.assert_allclose(normalize.means["x"], mean, rtol=1e-14)
+    np.testing.assert_allclose(
+        normalize.stds["x"], 0.0 if constant else math.sqrt(variance), rtol=1e-12
+    )
+
+
+def test_strings_are_not_read_as_decimal_numbers(tmp_path: Path) -> None:
+    workflow = nvtabular.Workflow(["c"] >> ops.Categorify(out_path=str(tmp_path)))
+    workflow.fit(nvtabular.Dataset(pd.DataFrame({"c": [16, 16, 10]}), cpu=True))
+    with pytest.raises(RuntimeError) as caught:
+        workflow.transform(pd.DataFrame({"c": ["10", "16"]}))
+    assert "numbers are needed" in str(caught.value.__cause__)
 
 
 def test_lambda(client) -> None:

@@ -163,13 +163,22 @@ def test_damaged_and_foreign_workflows(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"unique.cat_3.parquet: cannot be read.*cat_3"):
         load(path)
     path = damaged("mixed")
-    shutil.copy(
-        path / "categories" / "unique.cat_1.parquet", path / "categories/unique.cat_9.parquet"
-    )
-    with pytest.raises(
-        BadInputError, match=r"unique.cat_9.parquet: \d+ values, workflow.json says"
-    ):
+    shutil.copy(path / "categories/unique.cat_1.parquet", path / "categories/unique.cat_9.parquet")
+    with pytest.raises(BadInputError, match=r"unique.cat_9.parquet: cannot be read"):
         load(path)
+    path = damaged("changed")
+    file = path / "categories" / "unique.cat_9.parquet"
+    table = pq.read_table(file)
+    values = table["cat_9"].to_numpy().copy()
+    values[0] += 1
+    pq.write_table(table.set_column(0, "cat_9", [values]), file)
+    with pytest.raises(BadInputError, match="not those it was saved with"):
+        load(path)
+    for text in ("[]", '{"format": "nvt-torchrec workflow", "format_version": 1}'):
+        path = damaged(f"json{len(text)}")
+        (path / "workflow.json").write_text(text)
+        with pytest.raises(BadInputError, match=r"workflow.json: (not a saved workflow|damaged)"):
+            load(path)
     path = damaged("pickle")
     (path / "workflow.pkl").write_bytes(b"")
     with pytest.raises(BadInputError, match="pickles are not opened"):
