@@ -74,4 +74,6 @@ def read_json(path: Path | str, what: str) -> Any:
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file", f"is this the path of {what}?") from None
     except (OSError, ValueError) as error:
-        raise BadInputError(f"{path}: cannot be read as {what}: {error}") from error
+        raise BadInputError(
+            f"{path}: cannot be read as {what}: {error}", "copy it again, or make it again"
+        ) from error

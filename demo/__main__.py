@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 import shutil
 import subprocess
@@ -22,6 +23,8 @@ log = logging.getLogger("demo")
 
 MARKER = ".demo"
 LAST_DAY = 23
+#: How far scores of the same rows may be apart, and how far the model usually is from the oracle.
+TOLERANCE, GAP = 1e-5, 0.02
 
 
 class StageFailedError(ClickLogError):
@@ -64,6 +67,13 @@ def _run(args: argparse.Namespace) -> None:
     draw(paths, summary)
     write_json(paths["summary"], summary)
     print_table(summary)
+    if max(summary["predict_max_abs_diff"], summary["predict_auroc_max_abs_diff"]) > TOLERANCE:
+        raise StageFailedError(
+            "the scores of raw rows are not those of training's evaluation", "this is a defect"
+        )
+    gap = summary["oracle_auroc_test"] - summary["auroc_test"]
+    if gap > GAP:
+        log.warning("the model is %.3f AUROC below the oracle; more rows bring it closer", gap)
 
 
 def _fresh(output: Path) -> Path:
@@ -118,7 +128,9 @@ def _torchx(arguments: str) -> list[str]:
 def _stage(name: str, command: list[str]) -> float:
     log.info("\n== %s: %s", name, shlex.join([Path(command[0]).name, *command[1:]]))
     begin = time.perf_counter()
-    status = subprocess.run(command, check=False).returncode
+    # torchx starts torchrun by its name
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    status = subprocess.run(command, check=False, env={**os.environ, "PATH": path}).returncode
     seconds = round(time.perf_counter() - begin, 1)
     if status:
         raise StageFailedError(f"{name}: exit status {status} after {seconds} s", "see above")

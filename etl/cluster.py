@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,10 @@ from clicklog.errors import SettingsError
 #: Shares of a GPU's memory: RMM's pool, and where Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8
 CONNECT_SECONDS = 10
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def cores() -> int:
@@ -104,4 +109,6 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
     else:
         started = LocalCluster(**options, processes=True)
     with started, Client(started) as client:
+        # Ctrl-C reaches them too; it is ours to stop them, without tracebacks.
+        client.run(_ignore_interrupts)
         yield client
