@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace) -> None:
     draw(paths, summary)
     write_json(paths["summary"], summary)
     print_table(summary)
-    if max(summary["predict_max_abs_diff"], summary["predict_auroc_max_abs_diff"]) > TOLERANCE:
+    if max(summary["predict_max_abs_diff"], summary["predict_log_loss_diff"]) > TOLERANCE:
         raise StageFailedError(
             "the scores of raw rows are not those of training's evaluation", "this is a defect"
         )

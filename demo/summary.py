@@ -20,7 +20,7 @@ def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
     last = {event["split"]: event for event in events if event["event"] == "evaluation"}
     end = next(event for event in events if event["event"] == "end")
     oracle = planted["oracle"]
-    score_diff, auroc_diff = _check_scores(paths, last)
+    score_diff, loss_diff = _check_scores(paths, last)
     return {
         "rows_in": manifest["rows"]["in"],
         "rows_out": manifest["rows"]["out"],
@@ -32,7 +32,7 @@ def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
         "oracle_auroc_valid": oracle["valid"]["auroc"],
         "oracle_auroc_test": oracle["test"]["auroc"],
         "predict_max_abs_diff": score_diff,
-        "predict_auroc_max_abs_diff": auroc_diff,
+        "predict_log_loss_diff": loss_diff,
     }
 
 
@@ -43,33 +43,32 @@ def read_training_log(directory: Path) -> list[dict[str, Any]]:
 
 
 def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple[float, float]:
-    """How far the scores of raw rows are from training's: row by row, and in AUROC.
+    """How far the scores of raw rows are from training's: row by row, and in log loss.
 
     Raw rows went through the saved workflow. Row by row they are compared with the ETL's parquet,
-    through the loader and the checkpoint's model; their AUROC with what the sharded model reached
-    in training's last evaluation.
+    through the loader and the checkpoint's model; their log loss with that of the sharded model in
+    training's last evaluation.
     """
     from dlrm.startup import prepare_torch
 
     prepare_torch()
     from dlrm.checkpoint import load_model
     from dlrm.evaluate import score
-    from dlrm.metrics import auroc
     from nvt_loader import KJTLoader
 
     model, _ = load_model(paths["checkpoint"])
     predictions = pq.read_table(paths["predictions"])
     scores, labels = predictions["probability"].to_numpy(), predictions["label"].to_numpy()
-    begin, score_diffs, auroc_diffs = 0, [], []
+    begin, score_diffs, loss_diffs = 0, [], []
     for split in ("valid", "test"):
         in_file_order = KJTLoader(paths["parquet"] / split, 8192, device="cpu", virtual_shards=1)
         logits = score(model, in_file_order)[0].astype(np.float64)
         rows = slice(begin, begin + len(logits))
         score_diffs.append(np.abs(1 / (1 + np.exp(-logits)) - scores[rows]).max())
-        of_predictions = auroc(scores[rows], labels[rows])
-        auroc_diffs.append(abs(of_predictions - evaluations[split]["auroc"]))
+        of_label = np.where(labels[rows] == 1, scores[rows], 1 - scores[rows].astype(np.float64))
+        loss_diffs.append(abs(-np.log(of_label).mean() - evaluations[split]["log_loss"]))
         begin += len(logits)
-    return float(max(score_diffs)), float(max(auroc_diffs))
+    return float(max(score_diffs)), float(max(loss_diffs))
 
 
 def print_table(summary: dict[str, Any]) -> None:
@@ -87,8 +86,8 @@ AUROC               model   oracle      gap
         s["oracle_auroc_test"] - s["auroc_test"]:7.4f}
 
 raw rows scored with the saved workflow differ from the trainer's scores by at most {
-        s["predict_max_abs_diff"]:.1e}, their AUROC from its evaluation's by {
-        s["predict_auroc_max_abs_diff"]:.1e}
+        s["predict_max_abs_diff"]:.1e}, their log loss from its evaluation's by {
+        s["predict_log_loss_diff"]:.1e}
 """)
     for name, seconds in s["seconds"].items():
         print(f"{name:18} {seconds:8.1f} s")

@@ -41,7 +41,7 @@ def test_summary(finished: Path) -> None:
     assert summary["rows_in"] == summary["rows_out"] == 24 * 300
     assert summary["rows_rejected"] == 0
     assert summary["predict_max_abs_diff"] < 1e-5
-    assert summary["predict_auroc_max_abs_diff"] < 1e-5
+    assert summary["predict_log_loss_diff"] < 1e-5
     assert 0.7 < summary["oracle_auroc_test"] < 0.9
     for name in summary["paths"]:
         assert Path(summary["paths"][name]).exists(), name
