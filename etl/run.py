@@ -118,16 +118,12 @@ def _claimed(output: Path) -> Iterator[None]:
         output.mkdir(parents=True, exist_ok=True)
         present = {path.name for path in output.iterdir()}
         if present and UNFINISHED_FILE not in present:
-            finished = " (a finished run)" if MANIFEST_FILE in present else ""
-            raise OutputError(
-                f"{output}: holds {', '.join(sorted(present)[:5])}{finished}",
-                "choose an empty --output_path, or remove it first",
-            )
+            raise _occupied(output, present)
         marker = open(output / UNFINISHED_FILE, "a", encoding="utf-8")  # noqa: SIM115
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A run that finished meanwhile has removed the marker that we opened, or a moment before.
-        if not (output / UNFINISHED_FILE).exists() or (output / MANIFEST_FILE).exists():
-            raise BlockingIOError
+        if (output / MANIFEST_FILE).exists():  # it finished before it, or we, could take a breath
+            (output / UNFINISHED_FILE).unlink()
+            raise _occupied(output, {MANIFEST_FILE})
         if present:
             log.info("%s: starting again a run that did not finish", output)
             _remove_own(output)
@@ -141,6 +137,14 @@ def _claimed(output: Path) -> Iterator[None]:
         ) from error
     with marker:
         yield
+
+
+def _occupied(output: Path, present: set[str]) -> OutputError:
+    finished = " (a finished run)" if MANIFEST_FILE in present else ""
+    return OutputError(
+        f"{output}: holds {', '.join(sorted(present)[:5])}{finished}",
+        "choose an empty --output_path, or remove it first",
+    )
 
 
 def _remove_own(output: Path) -> None:

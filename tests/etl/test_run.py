@@ -307,6 +307,15 @@ def test_two_runs_in_one_output(raw, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "workflow").exists()
 
 
+def test_a_run_killed_after_its_manifest_is_finished(raw, done: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(done, tmp_path / "out")
+    (copy / ".unfinished").touch()
+    with pytest.raises(OutputError, match="a finished run"):
+        run(EtlSettings(str(raw[0]), copy, CRITEO))
+    assert {path.name for path in copy.iterdir()} == {path.name for path in done.iterdir()}
+    assert len(list(copy.rglob("*"))) == len(list(done.rglob("*")))
+
+
 def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -> None:
     write_log(tmp_path / "raw", [5, 5, 5])
     (tmp_path / "raw" / "day_1").unlink()

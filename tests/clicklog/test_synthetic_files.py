@@ -1,0 +1,174 @@
+"""What the synthetic log does to a directory and to processes, and its command line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clicklog.errors import OutputError, SettingsError
+from clicklog.synthetic import SUMMARY_FILE, synthesize
+from clicklog.synthetic_model import SyntheticSettings
+from tests.clicklog.directories import contents
+
+SETTINGS = SyntheticSettings(days=3, rows_per_day=500, seed=5)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("synthetic") / "raw"
+    synthesize(directory, SETTINGS, workers=2)
+    return directory
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "day_0", SUMMARY_FILE, "day_0.gz"])
+def test_an_occupied_directory_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("precious")
+    (tmp_path / "half.tmp").write_text("half")
+    with pytest.raises(OutputError, match=rf"holds 1 files already, {name} first"):
+        synthesize(tmp_path, SETTINGS)
+    assert contents(tmp_path) == {name: b"precious", "half.tmp": b"half"}
+
+
+def test_a_finished_log_is_not_overwritten(log: Path) -> None:
+    before = contents(log)
+    with pytest.raises(OutputError, match="holds 4 files already"):
+        synthesize(log, SETTINGS)
+    assert contents(log) == before
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_text("precious")
+    with pytest.raises(OutputError, match="raw: cannot be written"):
+        synthesize(tmp_path / "raw", SETTINGS)
+    assert (tmp_path / "raw").read_text() == "precious"
+
+
+def test_unfinished_files_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / ".day_0.1234.tmp").write_text("half")
+    synthesize(tmp_path, SyntheticSettings(days=1, rows_per_day=3))
+    assert set(os.listdir(tmp_path)) == {"day_0", SUMMARY_FILE}
+
+
+ENDLESS = """
+from clicklog.synthetic import synthesize
+from clicklog.synthetic_model import SyntheticSettings
+import sys
+synthesize(sys.argv[1], SyntheticSettings(rows_per_day=10**9, days=2), workers=2)
+"""
+
+
+def test_a_killed_run_can_be_repeated_and_a_running_one_not_disturbed(tmp_path: Path) -> None:
+    small = SyntheticSettings(days=2, rows_per_day=50)
+    synthesize(tmp_path / "fresh", small)
+    raw = tmp_path / "raw"
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(raw)], cwd=ROOT) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not any(raw.glob(".day_1.*.tmp")):
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.05)
+            running = set(os.listdir(raw))
+            with pytest.raises(OutputError, match="another run is writing here"):
+                synthesize(raw, small)
+            assert set(os.listdir(raw)) == running
+        finally:
+            process.send_signal(signal.SIGKILL)
+    (raw / "day_0").write_text("as if a day had been finished")
+    synthesize(raw, small)
+    assert contents(raw) == contents(tmp_path / "fresh")
+
+
+FULL_DISK = """
+import resource, sys
+from clicklog.errors import OutputError
+from clicklog.synthetic import synthesize
+from clicklog.synthetic_model import SyntheticSettings
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    synthesize(sys.argv[1], SyntheticSettings(days=2, rows_per_day=8192), workers=2)
+except OutputError as error:
+    print(error)
+"""
+
+
+def test_a_failed_write_is_reported_and_leaves_no_day(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk."""
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert re.search(r"day_[01]: cannot be written: File too large\n  -> free space", done.stdout)
+    assert not [name for name in os.listdir(tmp_path) if name != ".synthesize.tmp"]
+    synthesize(tmp_path, SyntheticSettings(days=1, rows_per_day=3))
+    assert set(os.listdir(tmp_path)) == {"day_0", SUMMARY_FILE}
+
+
+# ---- settings and command line
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("days", 0), ("days", 25), ("rows_per_day", 0), ("seed", -1), ("seed", 2**63)),
+        *(("cardinality_scale", 0.0), ("cardinality_scale", 1.5)),
+        *(("cardinality_scale", float("nan")), ("base_rate", 0.0), ("base_rate", 1.0)),
+    ],
+)
+def test_settings_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(SettingsError, match=re.escape(f"{name} = {value}")) as raised:
+        SyntheticSettings(**{name: value})
+    assert raised.value.remedy
+
+
+def test_workers_out_of_range(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="workers = 0"):
+        synthesize(tmp_path / "raw", SETTINGS, workers=0)
+    assert not (tmp_path / "raw").exists()
+
+
+def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:
+    from etl.synthesize import add_arguments, run
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args(
+        f"--output_path {tmp_path}/raw --days 2 --rows_per_day 40 --seed 9 "
+        "--cardinality_scale 0.01 --base_rate 0.3 --workers 1".split()
+    )
+    with caplog.at_level(logging.INFO):
+        run(args)
+    synthesize(tmp_path / "again", SyntheticSettings(2, 40, 9, 0.01, 0.3))
+    assert contents(tmp_path / "raw") == contents(tmp_path / "again")
+    assert "2 days, 80 rows" in caplog.text
+    assert "oracle AUROC test" in caplog.text
+    assert capfd.readouterr().err == ""  # no progress bar in a log
+
+
+def test_command_line_defaults_are_the_settings(tmp_path: Path) -> None:
+    from etl.synthesize import add_arguments
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = vars(parser.parse_args(["--output_path", str(tmp_path)]))
+    for field in dataclasses.fields(SyntheticSettings):
+        assert args[field.name] == field.default
+
+
+def test_the_ground_floor_knows_no_framework() -> None:
+    code = "import clicklog.synthetic, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "clicklog" in loaded
+    assert not loaded & {"torch", "dask", "nvtabular", "merlin", "pandas", "numba", "sklearn"}
