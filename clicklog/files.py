@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from clicklog.errors import BadInputError, OutputError
 
@@ -50,6 +51,22 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def lock(marker: IO, directory: Path) -> None:
+    """Lock an open marker file, so that two running programs keep apart in ``directory``.
+
+    The lock ends when the file is closed or the process ends, however it ends.
+
+    Raises:
+        OutputError: another process holds it.
+    """
+    try:
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputError(
+            f"{directory}: another run is writing here", "wait for it, or choose another directory"
+        ) from None
 
 
 def write_text(path: Path | str, text: str) -> None:

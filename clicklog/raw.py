@@ -234,7 +234,7 @@ def read_block(
     """
     rows = parse_rows(read_bytes(block.path, block.begin, block.end), spec, label=label)
     if rows.bad_count and not reject:
-        _raise_bad_row(rows, block.source, line_number(block, 0))
+        _raise_bad_row(rows, block.source, count_lines(block.path, 0, block.begin) + 1)
     return rows
 
 
@@ -304,8 +304,3 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
         raise BadInputError(
             f"{path}: truncated, or not what its name says: {error}", "fetch it again"
         ) from error
-
-
-def line_number(block: Block, line: int) -> int:
-    """Number, from 1, in the whole file of a block's line (reads the file up to the block)."""
-    return count_lines(block.path, 0, block.begin) + line + 1

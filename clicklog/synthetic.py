@@ -10,7 +10,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import fcntl
 import math
 import os
 import re
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from clicklog.errors import OutputError, SettingsError
-from clicklog.files import TEMPORARY, atomic_path, write_json
+from clicklog.files import TEMPORARY, atomic_path, lock, write_json
 from clicklog.splits import SPLITS, cut_last_day
 from clicklog.synthetic_model import (
     BLOCK_ROWS,
@@ -228,12 +227,7 @@ def _claimed(directory: Path) -> Iterator[None]:
             f"{directory}: cannot be written: {error.strerror}", "choose another directory"
         ) from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputError(
-                f"{directory}: another run is writing here", "wait for it, or choose another one"
-            ) from None
+        lock(file, directory)
         try:
             _clear(directory, days_are_ours=not fresh)
         except OutputError:

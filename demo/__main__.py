@@ -62,7 +62,8 @@ def _run(args: argparse.Namespace) -> None:
     seconds = {name: _stage(name, command) for name, command in _commands(args, paths).items()}
     begin = time.perf_counter()
     summary = make_summary(paths)
-    summary["seconds"] = {**seconds, "check": round(time.perf_counter() - begin, 1)}
+    seconds["check"] = round(time.perf_counter() - begin, 1)
+    summary["seconds"] = {**seconds, "total": round(sum(seconds.values()), 1)}
     summary["paths"] = {name: str(path) for name, path in paths.items()}
     draw(paths, summary)
     write_json(paths["summary"], summary)

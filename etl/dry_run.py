@@ -13,7 +13,7 @@ from clicklog.errors import BadInputError
 from clicklog.raw import find_days, read_block, read_bytes
 from clicklog.splits import SPLITS
 from etl.plan import Plan, make_plan
-from etl.run import EtlSettings
+from etl.run import EtlSettings, check_output
 
 SAMPLE_BYTES = 4 << 20
 #: Peak memory of a worker over the size of its block: raw text, typed columns, merged codes.
@@ -26,7 +26,7 @@ class Needs:
 
     Attributes:
         rows: estimated from the first lines.
-        disk_bytes: parquet and decompressed days.
+        disk_bytes: of the parquet.
         memory_bytes: all workers together.
         seconds: fit and transform, by the speed of this machine on the sample.
     """
@@ -40,13 +40,13 @@ class Needs:
 def dry_run(settings: EtlSettings) -> str:
     """A text that says what a run would do. Writes nothing below the output path."""
     days = find_days(settings.input_path, settings.days)
+    check_output(settings.output_path)
     packed = [day for day in days if day.compressed]
     if packed:
         listed = "\n".join(f"  {day.path}: {day.size / 1e6:.1f} MB" for day in days)
         return (
-            f"{listed}\n{len(packed)} of {len(days)} days are compressed; they would be "
-            f"decompressed below {settings.output_path}/.work first, about four times "
-            f"{sum(day.size for day in packed) / 1e9:.1f} GB. Nothing more can be said before."
+            f"{listed}\n{len(packed)} of {len(days)} days are compressed: a run decompresses them "
+            f"below {settings.output_path}/.work first. Decompress them yourself to see more."
         )
     plan = make_plan(
         days, settings.spec, block_bytes=settings.block_mb << 20, limit_rows=settings.limit_rows
@@ -77,9 +77,9 @@ def _measure(plan: Plan, settings: EtlSettings) -> Needs:
 
     gpus = gpu_count()
     import nvtabular
-    import pyarrow as pa
 
-    from workflows import to_frame
+    from etl.engine_dask import transform_rows
+    from workflows import save, to_frame
     from workflows.graph import build
 
     spec = settings.spec
@@ -89,18 +89,14 @@ def _measure(plan: Plan, settings: EtlSettings) -> Needs:
     rows = read_block(sample, spec, reject=settings.reject)
     if not len(rows):
         raise BadInputError(f"{block.source}: no good row in its first {len(text)} bytes")
-    frame = to_frame(rows, spec, gpu=gpus > 0)
+    gpu = gpus > 0
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         begin = time.perf_counter()
         workflow = build(spec, directory)
-        workflow.fit(nvtabular.Dataset(frame, cpu=not gpus))
-        table = workflow.transform(frame)[spec.columns]
-        table = (
-            table.to_arrow(preserve_index=False)
-            if gpus
-            else pa.Table.from_pandas(table, preserve_index=False)
-        )
+        workflow.fit(nvtabular.Dataset(to_frame(rows, spec, gpu=gpu), cpu=not gpu))
+        schema = save(workflow, spec, Path(directory) / "workflow").table_schema
+        table = transform_rows(rows, workflow, schema, spec, gpu=gpu)
         write_part(table, Path(directory) / "part.parquet")
         seconds = time.perf_counter() - begin
         size = (Path(directory) / "part.parquet").stat().st_size

@@ -21,8 +21,9 @@ from nvtabular.ops import StatOperator
 
 from clicklog.errors import ClickLogError
 from clicklog.raw import Block, read_block
+from clicklog.schema import TableSchema
 from clicklog.spec import FIRST_OOV_ID, NULL_ID, FeatureSpec
-from clicklog.tokenizer import parse_rows
+from clicklog.tokenizer import RawRows, parse_rows
 from etl.parquet import arrow_schema, write_part
 from etl.plan import Unit
 from workflows import inspect, to_frame
@@ -98,7 +99,7 @@ def fit(
     passes = len(Graph.get_nodes_by_op_type([workflow.output_node], StatOperator))
     client.subscribe_topic(_PROGRESS, lambda event: report(event[1] / passes))
     try:
-        with _readable_errors():
+        with readable_errors():
             return workflow.fit(nvtabular.Dataset(frame, cpu=not gpu))
     finally:
         client.unsubscribe_topic(_PROGRESS)
@@ -140,7 +141,7 @@ def transform(
         batch_size=1000,
     )
     try:
-        with _readable_errors():
+        with readable_errors():
             for future in as_completed(futures):
                 yield future.result()
                 future.release()
@@ -154,7 +155,7 @@ def transform_unit(
     """Transform one unit and write its part."""
     workflow, schema, spec = _loaded(workflow_path, digest)
     rows = read_block(unit.block, spec, reject=reject)
-    table = _transform_rows(rows, workflow, schema, spec, gpu)
+    table = transform_rows(rows, workflow, schema, spec, gpu=gpu)
     write_part(table, Path(split_root) / unit.file)
     ids = [table[name].to_numpy() for name in schema.categorical]
     first_ids = [column.reserved_ids for column in spec.categorical]
@@ -175,7 +176,15 @@ def transform_unit(
     )
 
 
-def _transform_rows(rows, workflow, schema, spec, gpu) -> pa.Table:
+def transform_rows(
+    rows: RawRows,
+    workflow: nvtabular.Workflow,
+    schema: TableSchema,
+    spec: FeatureSpec,
+    *,
+    gpu: bool,
+) -> pa.Table:
+    """The columns of the training parquet for parsed rows with labels."""
     if not len(rows):  # NVTabular's operators look at a first value
         return arrow_schema(schema).empty_table()
     frame = workflow.transform(to_frame(rows, spec, gpu=gpu))[spec.columns]
@@ -199,7 +208,7 @@ def _loaded(path: str, digest: str):
 
 
 @contextlib.contextmanager
-def _readable_errors() -> Iterator[None]:
+def readable_errors() -> Iterator[None]:
     """Silence NVTabular's own logging of tracebacks; name the cause of lost workers."""
     loggers = [logging.getLogger(name) for name in ("merlin", "nvtabular")]
     levels = [logger.level for logger in loggers]
@@ -209,7 +218,7 @@ def _readable_errors() -> Iterator[None]:
         yield
     except (KilledWorker, MemoryError) as error:
         raise WorkerLostError(
-            f"Dask workers ran out of memory, most likely: {str(error).splitlines()[0]}",
+            f"Dask workers ran out of memory, most likely: {error!r}",
             "use a smaller --block_mb, fewer --workers, or cap the vocabularies",
         ) from error
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import logging
 import shutil
 import time
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from clicklog.errors import OutputError, SettingsError
-from clicklog.files import write_json, write_text
+from clicklog.files import lock, write_json, write_text
 from clicklog.raw import DayFile, find_days
 from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS
@@ -114,23 +113,17 @@ def _claimed(output: Path) -> Iterator[None]:
 
     The marker is locked while we run; the lock ends with the process, however that ends.
     """
+    present = check_output(output)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        present = {path.name for path in output.iterdir()}
-        if present and UNFINISHED_FILE not in present:
-            raise _occupied(output, present)
         marker = open(output / UNFINISHED_FILE, "a", encoding="utf-8")  # noqa: SIM115
-        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(marker, output)
         if (output / MANIFEST_FILE).exists():  # it finished before it, or we, could take a breath
             (output / UNFINISHED_FILE).unlink()
-            raise _occupied(output, {MANIFEST_FILE})
+            check_output(output)
         if present:
             log.info("%s: starting again a run that did not finish", output)
             _remove_own(output)
-    except BlockingIOError:
-        raise OutputError(
-            f"{output}: another run is writing there", "wait for it, or choose another"
-        ) from None
     except OSError as error:
         raise OutputError(
             f"{output}: cannot be written: {error.strerror}", "choose another --output_path"
@@ -139,12 +132,20 @@ def _claimed(output: Path) -> Iterator[None]:
         yield
 
 
-def _occupied(output: Path, present: set[str]) -> OutputError:
-    finished = " (a finished run)" if MANIFEST_FILE in present else ""
-    return OutputError(
-        f"{output}: holds {', '.join(sorted(present)[:5])}{finished}",
-        "choose an empty --output_path, or remove it first",
-    )
+def check_output(output: Path) -> set[str]:
+    """The names in an output directory that a run may use: absent, empty, or not finished.
+
+    Raises:
+        OutputError: it holds something else, a finished run for example.
+    """
+    present = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    if present and UNFINISHED_FILE not in present:
+        finished = " (a finished run)" if MANIFEST_FILE in present else ""
+        raise OutputError(
+            f"{output}: holds {', '.join(sorted(present)[:5])}{finished}",
+            "choose an empty --output_path, or remove it first",
+        )
+    return present
 
 
 def _remove_own(output: Path) -> None:

@@ -45,7 +45,7 @@ def test_summary(finished: Path) -> None:
     assert 0.7 < summary["oracle_auroc_test"] < 0.9
     for name in summary["paths"]:
         assert Path(summary["paths"][name]).exists(), name
-    assert {"synthesize", "etl", "train", "predict", "check"} == set(summary["seconds"])
+    assert {"synthesize", "etl", "train", "predict", "check", "total"} == set(summary["seconds"])
 
 
 def test_wrong_scores_are_seen(finished: Path) -> None:

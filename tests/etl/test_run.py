@@ -17,6 +17,7 @@ from clicklog.errors import BadRowError, ClickLogError, OutputError, SettingsErr
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 from etl.__main__ import main
+from etl.engine_dask import WorkerLostError, readable_errors
 from etl.run import EtlSettings, run
 from tests.logs import CRITEO, Reference, write_day, write_log
 
@@ -299,7 +300,7 @@ def test_two_runs_in_one_output(raw, tmp_path: Path) -> None:
     (tmp_path / "out" / "workflow").mkdir(parents=True)
     with open(tmp_path / "out" / ".unfinished", "w") as marker:
         fcntl.flock(marker, fcntl.LOCK_EX)
-        with pytest.raises(OutputError, match="another run is writing there"):
+        with pytest.raises(OutputError, match="another run is writing here"):
             run(settings)
         assert (tmp_path / "out" / "workflow").exists()
     with pytest.raises(SettingsError, match="--scheduler"):
@@ -357,6 +358,21 @@ def test_dry_run_writes_nothing(raw, tmp_path: Path, capsys) -> None:
     rows = int(text.split("rows  : about ")[1].split("\n")[0].replace(",", ""))
     assert abs(rows - sum(ROWS)) < 20
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_refuses_what_the_run_would(raw, done: Path, capsys) -> None:
+    flags = ["--input_path", str(raw[0]), "--output_path", str(done), "--dry_run"]
+    assert main(["run", *flags]) == 2
+    assert "a finished run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("cudaErrorMemoryAllocation")])
+def test_memory_that_runs_out_has_a_remedy(error: MemoryError) -> None:
+    with (
+        pytest.raises(WorkerLostError, match=r"out of memory[^\n]*\n.*--block_mb"),
+        readable_errors(),
+    ):
+        raise error
 
 
 def test_dry_run_of_a_bad_log(raw, tmp_path: Path, capsys) -> None:
