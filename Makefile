@@ -3,7 +3,7 @@
 #   PYTHON      interpreters to try, in turn; the first that is Python 3.11 or 3.12 and has venv
 #   LOCK        the lock file; by default gpu.txt where nvidia-smi lists a GPU, else cpu.txt
 #   WHEELS      folders with wheels that pip may take too, say PyTorch's CPU build
-#   TEST_FLAGS  more arguments for pytest; DEMO_FLAGS, for the demo
+#   TEST_FLAGS  more arguments for pytest; DEMO_FLAGS, for the demo; BENCH_FLAGS, for benchmarks
 
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
@@ -23,7 +23,7 @@ endif
 BUILT := $(VENV)/built-from-$(notdir $(LOCK))
 LINKED := $(VENV)/linked
 
-.PHONY: help env demo test lint clean
+.PHONY: help env demo test lint bench-etl bench-loader clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
@@ -40,6 +40,12 @@ test: $(LINKED) ## run the tests
 lint: $(LINKED) ## check style and formatting
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+bench-etl: $(LINKED) ## the ETL beside NVTabular, Polars and DuckDB; minutes
+	@$(ON_PATH) python -m benchmarks.etl $(BENCH_FLAGS)
+
+bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes
+	@$(ON_PATH) python -m benchmarks.loader $(BENCH_FLAGS)
 
 clean: ## remove the environment and everything built
 	@rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,305 @@
+"""Measure systems side by side: the same data, runs interleaved, medians and ratios.
+
+A benchmark lists :class:`System` entries and :class:`Metric` columns and calls::
+
+    table = Table("etl", "2 M rows, TSV to parquet", metrics, base="polars")
+    table.measure(systems, repeats=3)   # each system once, then each again, in turn
+    table.print()
+    table.write()                       # build/bench/etl.json
+
+Each system is a command that prints one JSON object as its last line; its numbers are metrics, to
+which ``wall_s``, ``cpu_s`` and ``peak_rss_mb`` of its whole process tree are added, and, if it
+says how many ``rows`` it did and not how fast, ``rows_per_s`` over the whole process. Runs are
+interleaved because machines are shared: a noisy minute then hits every system. A system that
+fails stays in the table, as failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import logging
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.process import Run, run
+from benchmarks.venvs import BUILD
+from clicklog.errors import ClickLogError
+from clicklog.files import write_json
+
+log = logging.getLogger("benchmarks")
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """One way to do the work.
+
+    Attributes:
+        name: of the system.
+        case: what it is measured on, "B=2048" for example; ratios are within a case.
+        command: program and arguments; see :mod:`benchmarks.process` for what it prints.
+        env: added to its environment.
+        prepare: called once, before anything is measured: builds an environment, compiles. A
+            :class:`ClickLogError` makes the system a failed one.
+        before: called before each run: removes what the last one wrote, for example.
+        repeats: runs at most, if fewer than the others' (for systems that take minutes).
+        timeout: seconds after which a run is killed.
+        result: reads a run's JSON object from the files it wrote, for programs that print none.
+    """
+
+    name: str
+    case: str
+    command: Sequence[str | os.PathLike]
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prepare: Callable[[], object] = lambda: None
+    before: Callable[[], object] = lambda: None
+    repeats: int | None = None
+    timeout: float = 1800
+    result: Callable[[], dict[str, Any]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A column of the table.
+
+    Attributes:
+        key: in the JSON object of a run, or ``wall_s``, ``cpu_s``, ``peak_rss_mb``.
+        heading: with its unit.
+        form: format of a number.
+        ratio: show it as a multiple of the base's, too.
+        scale: a number is shown times this.
+    """
+
+    key: str
+    heading: str
+    form: str = ",.0f"
+    ratio: bool = False
+    scale: float = 1.0
+
+    def show(self, value: float | None) -> str:
+        """The number as the table has it."""
+        return "-" if value is None else format(value * self.scale, self.form)
+
+
+WALL = Metric("wall_s", "wall s", ".1f")
+CPU = Metric("cpu_s", "CPU s", ".1f")
+MEMORY = Metric("peak_rss_mb", "peak MB")
+
+
+class Table:
+    """The systems of a benchmark and their runs.
+
+    Attributes:
+        runs: by (system, case), in the order they were measured first.
+        notes: lines below the table.
+    """
+
+    def __init__(self, name: str, title: str, metrics: Sequence[Metric], *, base: str) -> None:
+        self.name, self.title, self.metrics, self.base = name, title, tuple(metrics), base
+        self.runs: dict[tuple[str, str], list[Run]] = {}
+        self.notes: list[str] = []
+
+    def measure(self, systems: Sequence[System], *, repeats: int = 3) -> None:
+        """Run every system ``repeats`` times, in turn."""
+        alive = {}
+        for system in systems:
+            self.runs[system.name, system.case] = []
+            try:
+                system.prepare()
+                alive[system.name, system.case] = system
+            except ClickLogError as error:
+                log.warning("%s: %s", system.name, error)
+                self.fail(system.name, system.case, error.what)
+        for repeat in range(repeats):
+            for key, system in list(alive.items()):
+                if repeat >= (system.repeats or repeats):
+                    continue
+                system.before()
+                one = run(
+                    system.command,
+                    env=system.env,
+                    cwd=ROOT,
+                    timeout=system.timeout,
+                    result=system.result,
+                )
+                if "rows" in one.output:
+                    one.output.setdefault("rows_per_s", one.output["rows"] / one.wall_s)
+                self.runs[key].append(one)
+                log.info("run %d of %s: %s", repeat + 1, " ".join(key).strip(), self._said(one))
+                if one.error:
+                    del alive[key]
+
+    def fail(self, system: str, case: str, error: str) -> None:
+        """Count a system as failed, for a reason that shows only when results are compared."""
+        self.runs.setdefault((system, case), []).append(Run(0.0, 0.0, 0.0, {}, error))
+
+    @property
+    def failed(self) -> dict[tuple[str, str], str]:
+        """Why, per (system, case) that failed."""
+        errors = {
+            key: next((one.error for one in runs if one.error), "")
+            for key, runs in self.runs.items()
+        }
+        return {key: error for key, error in errors.items() if error}
+
+    def outputs(self, system: str, case: str) -> list[dict[str, Any]]:
+        """What the runs of a system printed."""
+        return [one.output for one in self.runs.get((system, case), []) if not one.error]
+
+    def values(self, system: str, case: str, key: str) -> list[float]:
+        """A metric in each run; empty if the system failed or does not measure it."""
+        if (system, case) in self.failed:
+            return []
+        runs = self.runs.get((system, case), [])
+        found = [_value(one, key) for one in runs]
+        return [value for value in found if value is not None]
+
+    def median(self, system: str, case: str, key: str) -> float | None:
+        """Median of a metric over the runs, or None."""
+        values = self.values(system, case, key)
+        return statistics.median(values) if values else None
+
+    def ratio(self, system: str, case: str, key: str) -> float | None:
+        """A metric's median as a multiple of the base's in the same case, or None."""
+        own, base = self.median(system, case, key), self.median(self.base, case, key)
+        return None if own is None or not base else own / base
+
+    def text(self) -> str:
+        """The table of medians and ratios."""
+        named = ["system", "case"] if any(case for _, case in self.runs) else ["system"]
+        table = [list(named)]
+        for metric in self.metrics:
+            table[0] += [metric.heading, f"x {self.base}"] if metric.ratio else [metric.heading]
+        for key in self.runs:
+            row = list(key[: len(named)])
+            for metric in self.metrics:
+                row.append(metric.show(self.median(*key, metric.key)))
+                if metric.ratio:
+                    ratio = self.ratio(*key, metric.key)
+                    row.append("-" if ratio is None else format(ratio, ".2f"))
+            table.append(row)
+        counts = {len(runs) for key, runs in self.runs.items() if key not in self.failed} or {0}
+        runs = f"{min(counts)}-{max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+        lines = [f"{self.title}; medians of {runs} interleaved runs", describe_machine(), ""]
+        lines += _aligned(table, len(named))
+        lines += [f"failed: {' '.join(key).strip()}: {why}" for key, why in self.failed.items()]
+        return "\n".join([*lines, *self.notes])
+
+    def print(self) -> None:
+        """Print the table."""
+        print(self.text(), flush=True)
+
+    def write(self, **more: Any) -> Path:
+        """Write ``build/bench/NAME.json``; ``more`` goes in beside the results."""
+        results = []
+        for system, case in self.runs:
+            for key in [metric.key for metric in self.metrics]:
+                values = self.values(system, case, key)
+                if not values:
+                    continue
+                results.append(
+                    {
+                        "system": system,
+                        "case": case,
+                        "metric": key,
+                        "median": statistics.median(values),
+                        "runs": values,
+                        "ratio": self.ratio(system, case, key),
+                        "wall_s": self.median(system, case, "wall_s"),
+                        "cpu_s": self.median(system, case, "cpu_s"),
+                        "peak_rss_mb": self.median(system, case, "peak_rss_mb"),
+                    }
+                )
+        path = BUILD / f"{self.name}.json"
+        write_json(
+            path,
+            {
+                "benchmark": self.name,
+                "title": self.title,
+                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "machine": machine(),
+                "versions": self._versions(),
+                "base": self.base,
+                "results": results,
+                "failed": [
+                    {"system": system, "case": case, "error": why}
+                    for (system, case), why in self.failed.items()
+                ],
+                "notes": self.notes,
+                **more,
+            },
+        )
+        return path
+
+    def _versions(self) -> dict[str, Any]:
+        """Per system, what its runs printed as ``versions``; and this interpreter."""
+        found: dict[str, Any] = {"python": platform.python_version()}
+        for system, case in self.runs:
+            for output in self.outputs(system, case):
+                if "versions" in output:
+                    found[system] = output["versions"]
+        return found
+
+    def _said(self, one: Run) -> str:
+        if one.error:
+            return f"failed: {one.error}"
+        values = {metric: _value(one, metric.key) for metric in self.metrics}
+        return ", ".join(f"{metric.heading} {metric.show(v)}" for metric, v in values.items())
+
+
+def _value(one: Run, key: str) -> float | None:
+    value = one.output.get(key, getattr(one, key, None))
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _aligned(rows: list[list[str]], named: int) -> list[str]:
+    """Rows as lines; the first ``named`` columns are text, aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < named else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on: processor, cores, memory, system, and how busy it is."""
+    return {
+        "cpu": _from_proc("cpuinfo", "model name") or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": platform.platform(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def describe_machine() -> str:
+    """The machine and the date, in one line."""
+    found = machine()
+    return (
+        f"{found['cpu']}, {found['cores']} cores, {found['memory_gib']:.0f} GiB, "
+        f"Python {platform.python_version()}; {datetime.date.today().isoformat()}"
+    )
+
+
+def _from_proc(file: str, key: str) -> str:
+    try:
+        lines = Path("/proc", file).read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
+
+
+def start_logging() -> None:
+    """Say on stderr what is being run."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
