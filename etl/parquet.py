@@ -27,8 +27,8 @@ def arrow_schema(schema: TableSchema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def write_part(table: pa.Table, path: Path) -> None:
-    """Write one part, durably. Raises :class:`clicklog.errors.OutputError`."""
+def write_part(table: pa.Table, path: Path) -> int:
+    """Write one part, durably; its bytes. Raises :class:`clicklog.errors.OutputError`."""
     with atomic_path(path) as temporary:
         pq.write_table(
             table,
@@ -38,6 +38,7 @@ def write_part(table: pa.Table, path: Path) -> None:
             use_dictionary=True,
             write_page_checksum=True,
         )
+        return temporary.stat().st_size
 
 
 def write_descriptions(split_root: Path, files: list[str], schema: TableSchema) -> None:

@@ -1,0 +1,72 @@
+"""What became of one unit of work: the counts that the manifest and the report add up."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from etl.plan import Unit
+
+_COUNTS = ("rows", "bad_count", "positives", "size")
+_BY_COLUMN = ("dense_missing", "null", "oov")
+
+
+@dataclasses.dataclass
+class UnitResult:
+    """What became of a unit.
+
+    Attributes:
+        unit: the unit.
+        rows: rows written.
+        bad_count: rows left out.
+        bad: line in the unit, from 0, and reason of the first of them.
+        positives: rows with label 1.
+        size: bytes of the part.
+        dense_missing: int64 [dense columns], rows in which each was missing.
+        null: int64 [categorical columns], rows in which each was missing.
+        oov: int64 [categorical columns], out-of-vocabulary ids.
+    """
+
+    unit: Unit
+    rows: int
+    bad_count: int
+    bad: list[tuple[int, str]]
+    positives: int
+    size: int
+    dense_missing: np.ndarray
+    null: np.ndarray
+    oov: np.ndarray
+
+    @property
+    def lines(self) -> int:
+        """Rows read."""
+        return self.rows + self.bad_count
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form, with the unit's name only."""
+        return {
+            "unit": self.unit.file,
+            **{name: getattr(self, name) for name in _COUNTS},
+            "bad": [list(one) for one in self.bad],
+            **{name: getattr(self, name).tolist() for name in _BY_COLUMN},
+        }
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any], unit: Unit) -> UnitResult:
+        """Inverse of :meth:`to_dict`. Raises KeyError or ValueError if it is another unit's."""
+        if value["unit"] != unit.file:
+            raise ValueError(f"{value['unit']} instead of {unit.file}")
+        return cls(
+            unit=unit,
+            bad=[(line, what) for line, what in value["bad"]],
+            **{name: value[name] for name in _COUNTS},
+            **{name: np.array(value[name], np.int64) for name in _BY_COLUMN},
+        )
+
+
+def count_bits(mask: np.ndarray, bits: int) -> np.ndarray:
+    """How often each of the lowest bits is set: uint64 [n] → int64 [bits]."""
+    counts = [np.count_nonzero(mask & (np.uint64(1) << np.uint64(j))) for j in range(bits)]
+    return np.array(counts, np.int64)

@@ -1,0 +1,90 @@
+"""What of a run is done already: durable records of its units, below ``OUT/.work``.
+
+A unit's files come first (its rejected rows, its part), then its record; each is written beside,
+synced and renamed. So a unit with a record is done for good, and one without is done again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from clicklog.files import atomic_path, write_json
+from clicklog.tokenizer import RawRows
+from etl.parquet import write_part
+from etl.plan import Unit
+from etl.results import UnitResult, count_bits
+
+#: Bad rows of a unit that its record describes; all of them are in its file of rejected rows.
+DESCRIBED = 5
+
+
+def finish_unit(
+    unit: Unit, rows: RawRows, table: pa.Table, oov: np.ndarray, parts: Path, work: Path
+) -> UnitResult:
+    """Write a unit's part, its rejected rows and its record, durably and in this order.
+
+    Args:
+        unit: the unit.
+        rows: what was read; with labels.
+        table: what is to be written.
+        oov: int64 [categorical columns], out-of-vocabulary ids.
+        parts: directory of the splits' parts.
+        work: directory of the run's state.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    size = write_part(table, parts / unit.file)
+    if rows.bad_count:
+        _write_rejected(rejected_file(work, unit), rows)
+    result = UnitResult(
+        unit=unit,
+        rows=len(rows),
+        bad_count=rows.bad_count,
+        bad=[(bad.line, bad.what) for bad in rows.bad[:DESCRIBED]],
+        positives=int(np.count_nonzero(rows.label)),
+        size=size,
+        dense_missing=count_bits(rows.dense_missing, len(rows.dense)),
+        null=count_bits(rows.categorical_missing, len(rows.categorical)),
+        oov=np.asarray(oov, np.int64),
+    )
+    record(work, result)
+    return result
+
+
+def record(work: Path, result: UnitResult) -> None:
+    """Write the record of a unit whose files are in place. Raises :class:`OutputError`."""
+    write_json(_record_file(work, result.unit), result.to_dict())
+
+
+def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
+    """The results of those units that are done, in the order given."""
+    results = []
+    for unit in units:
+        try:
+            value = json.loads(_record_file(work, unit).read_text(encoding="utf-8"))
+            results.append(UnitResult.from_dict(value, unit))
+        except (FileNotFoundError, ValueError, KeyError):  # not done, or a damaged disk
+            continue
+    return results
+
+
+def _record_file(work: Path, unit: Unit) -> Path:
+    return work / "units" / f"{unit.split}.{unit.part}.json"
+
+
+def rejected_file(work: Path, unit: Unit) -> Path:
+    """Where a unit's rejected rows are: line in the unit, from 0; reason; the raw line."""
+    return work / "rejected" / f"{unit.split}.{unit.part}.tsv"
+
+
+def _write_rejected(path: Path, rows: RawRows) -> None:
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        for bad in rows.bad:
+            text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
+            file.write(b"%d\t%s\t%s\n" % (bad.line, bad.what.encode(), text))
