@@ -1,0 +1,107 @@
+"""From counted values to a vocabulary: which values get an id of their own, and in which order.
+
+Needs numpy and pyarrow only. What NVTabular's Categorify does with the same counts, and ties in
+one order: by value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clicklog.spec import CategoricalColumn
+
+#: Values as they are held: int64 [n] (raw hex32 and int) or a string array without nulls.
+Values = np.ndarray | pa.StringArray
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedVocabulary:
+    """The values that get ids ``column.reserved_ids``, + 1, …, in this order.
+
+    Attributes:
+        values: int64 [n] or ``pa.StringArray`` [n] without nulls; by falling count, ties by value
+            (numbers by size, strings by their UTF-8 bytes).
+        counts: int64 [n], how often each occurred in the training days.
+        observed: rows of the training days (for lists: ids) that were ``null``, ``oov`` (too rare
+            for an id of their own) and ``unique`` (in the vocabulary). Missing lists have no ids:
+            they count nowhere. All 0 for a hashed column, whose values nobody counts.
+    """
+
+    values: Values
+    counts: np.ndarray
+    observed: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+def finish(
+    values: Values, counts: np.ndarray, column: CategoricalColumn, nulls: int
+) -> FittedVocabulary:
+    """Apply a column's policy to the counts of its values.
+
+    ``freq_threshold`` drops what occurred less often; ``max_table_size`` keeps the most frequent
+    values, as many as the table has rows beside the reserved ones. Columns that share a vocabulary
+    share a policy: pass any of them, and what was counted in all of them.
+
+    Args:
+        values: distinct values, in any order: int64 [n] or a string array without nulls.
+        counts: int64 [n], at least 1.
+        column: whose policy it is.
+        nulls: rows in which a single-hot column was missing.
+    """
+    if column.hash_buckets:
+        return FittedVocabulary(values[:0], np.empty(0, np.int64), dict.fromkeys(_KINDS, 0))
+    counts = np.asarray(counts, np.int64)
+    total = int(counts.sum())
+    keep = len(counts)
+    least = column.freq_threshold
+    if column.max_table_size:
+        keep = min(keep, column.max_table_size - column.reserved_ids)
+        # What cannot be among the first `keep` need not be sorted.
+        least = int(np.partition(counts, -keep)[-keep]) if keep else int(counts.max(initial=0)) + 1
+    if least > 1:
+        frequent = counts >= least
+        if not frequent.all():
+            counts = counts[frequent]
+            values = values.filter(pa.array(frequent)) if _text(values) else values[frequent]
+    values, counts = _sorted(values, counts)
+    values, counts = values[:keep], counts[:keep]
+    unique = int(counts.sum())
+    return FittedVocabulary(
+        values, counts, {"null": int(nulls), "oov": total - unique, "unique": unique}
+    )
+
+
+_KINDS = ("null", "oov", "unique")
+
+
+def _text(values: Values) -> bool:
+    return isinstance(values, pa.Array)
+
+
+def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
+    """By falling count; equal counts by value."""
+    if len(counts) < 2:
+        return values, counts
+    if _text(values):
+        table = pa.table({"count": counts, "value": values})
+        order = pc.sort_indices(table, [("count", "descending"), ("value", "ascending")])
+        return values.take(order), counts[order.to_numpy()]
+    lowest, most = int(values.min()), int(counts.max())
+    bits = (int(values.max()) - lowest).bit_length()
+    if bits + most.bit_length() > 64:
+        order = np.lexsort((values, -counts))
+        return values[order], counts[order]
+    # One key holds both: sorting 64-bit integers is many times faster than two indirect sorts.
+    key = (most - counts).astype(np.uint64) << np.uint64(bits)
+    key |= (values - lowest).astype(np.uint64)
+    key.sort()
+    low = np.uint64((1 << bits) - 1)
+    sorted_values = (key & low).astype(np.int64) + lowest
+    key >>= np.uint64(bits)
+    return sorted_values, most - key.astype(np.int64)
