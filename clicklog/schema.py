@@ -24,18 +24,23 @@ class TableSchema:
         dense: names of the dense columns (float32).
         categorical: names of the id columns (int32).
         table_sizes: per categorical column, 1 + its largest possible id.
+        multi_hot: the categorical columns that hold a list of ids in each row (list<int32>).
     """
 
     label: str
     dense: tuple[str, ...]
     categorical: tuple[str, ...]
     table_sizes: tuple[int, ...]
+    multi_hot: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.categorical) != len(self.table_sizes):
             raise SchemaError(
                 f"{len(self.categorical)} categorical columns, {len(self.table_sizes)} table sizes"
             )
+        unknown = set(self.multi_hot) - set(self.categorical)
+        if unknown:
+            raise SchemaError(f"multi-hot columns {sorted(unknown)} are no categorical columns")
 
     @property
     def columns(self) -> list[str]:
@@ -55,6 +60,8 @@ class TableSchema:
             feature = _feature(name, "INT", ["categorical"])
             feature["intDomain"] = {"name": name, "max": str(size - 1), "isCategorical": True}
             properties = feature["annotation"]["extraMetadata"][0]
+            if name in self.multi_hot:  # a second dimension without bounds: how Merlin says ragged
+                properties |= {"is_list": True, "is_ragged": True, "_dims": [[0.0, None]] * 2}
             properties["embedding_sizes"] = {"cardinality": size, "dimension": _dimension(size)}
             features.append(feature)
         write_json(Path(directory) / SCHEMA_FILE, {"feature": features})
@@ -69,7 +76,7 @@ class TableSchema:
         """
         path = Path(directory) / SCHEMA_FILE
         value = read_json(path, "the schema that the ETL writes beside the parquet files")
-        label, dense, categorical, sizes = "", [], [], []
+        label, dense, categorical, sizes, multi_hot = "", [], [], [], []
         for feature in value.get("feature", []):
             tags = feature.get("annotation", {}).get("tag", [])
             name = feature["name"]
@@ -83,9 +90,12 @@ class TableSchema:
                     raise SchemaError(f"{path}: column {name} has no table size (intDomain.max)")
                 categorical.append(name)
                 sizes.append(size)
+                properties = feature["annotation"].get("extraMetadata") or [{}]
+                if properties[0].get("is_list"):
+                    multi_hot.append(name)
         if not label or not categorical:
             raise SchemaError(f"{path}: no label or no categorical column", "run the ETL again")
-        return cls(label, tuple(dense), tuple(categorical), tuple(sizes))
+        return cls(label, tuple(dense), tuple(categorical), tuple(sizes), tuple(multi_hot))
 
 
 def _feature(name: str, kind: str, tags: list[str]) -> dict:

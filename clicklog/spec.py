@@ -2,21 +2,32 @@
 
 A spec is a TOML file::
 
+    [input]                       # optional
+    format = "csv"                # tsv (default), csv or parquet
+    header = true                 # the first line names the columns; default: csv true, tsv false
+    delimiter = ";"               # csv only; default ","
+    list_separator = "|"          # in text: between the values of a multi-hot column
+
     [label]
     name = "label"
 
-    [[dense]]                     # integers; missing values become `fill`
+    [[dense]]                     # numbers; missing values become `fill`
     names = "int_{0..12}"
+    raw = "int32"                 # or "float"
     fill = 0
 
     [[categorical]]               # categories; missing values keep an id of their own
     names = ["cat_0", "cat_1"]
-    raw = "hex32"                 # up to 8 hexadecimal digits: unsigned 32 bit, held in int64
+    raw = "hex32"                 # up to 8 hexadecimal digits; or "int", or "string" (UTF-8)
+    multi_hot = false             # true: a list of values in each row
+    vocabulary = "cats"           # optional: columns with the same name here share ids
     freq_threshold = 5            # optional: rarer values count as out of vocabulary
     max_table_size = 40000000     # optional: rows of the table, reserved ids included
     num_buckets = 10              # optional, with one of the two: ids for hashed rare values
+    hash_buckets = 1000           # instead of the three: no vocabulary, ids by hash alone
 
-The columns of a raw row come in the order label, dense, categorical.
+Without a header, the columns of a text file come in the order label, dense, categorical. With one,
+and in parquet, they are found by name; further columns are ignored.
 """
 
 from __future__ import annotations
@@ -29,84 +40,57 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from clicklog.columns import (
+    FIRST_OOV_ID,
+    LARGEST_INT,
+    NULL_ID,
+    PADDING_ID,
+    CategoricalColumn,
+    DenseColumn,
+    InputFormat,
+)
 from clicklog.errors import SettingsError
+
+__all__ = [
+    "DENSE_TRANSFORMS",
+    "FIRST_OOV_ID",
+    "LARGEST_INT",
+    "NULL_ID",
+    "PADDING_ID",
+    "POLICIES",
+    "CategoricalColumn",
+    "DenseColumn",
+    "FeatureSpec",
+    "InputFormat",
+    "load_spec",
+    "shipped_specs",
+]
 
 #: How dense columns are transformed; see :mod:`workflows.graph` for the formulas.
 DENSE_TRANSFORMS = ("log_normalize", "log", "normalize")
 
-#: Ids that no value of the vocabulary gets: 0 padding, 1 null, then out of vocabulary.
-PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
-
-RAW_TYPES = ("hex32",)
 #: Columns of a kind: their missing values are bits of a 64-bit mask.
 MAX_COLUMNS = 64
 
-
-@dataclasses.dataclass(frozen=True)
-class DenseColumn:
-    """A count. ``fill`` replaces missing values."""
-
-    name: str
-    fill: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.fill, int):
-            raise SettingsError(f"column {self.name}: fill = {self.fill!r}", "give an integer")
-
-
-@dataclasses.dataclass(frozen=True)
-class CategoricalColumn:
-    """A category and the policy of its vocabulary; 0 means no bound."""
-
-    name: str
-    raw: str = "hex32"
-    freq_threshold: int = 0
-    max_table_size: int = 0
-    num_buckets: int = 0
-
-    def __post_init__(self) -> None:
-        if self.raw not in RAW_TYPES:
-            raise SettingsError(
-                f"column {self.name}: raw = {self.raw!r}", f"one of {', '.join(RAW_TYPES)}"
-            )
-        for field in ("freq_threshold", "max_table_size", "num_buckets"):
-            if getattr(self, field) < 0:
-                raise SettingsError(f"column {self.name}: {field} = {getattr(self, field)} < 0")
-        if self.freq_threshold and self.max_table_size:
-            raise SettingsError(
-                f"column {self.name}: both freq_threshold and max_table_size are set",
-                "NVTabular's Categorify takes one of them",
-            )
-        if self.num_buckets and not (self.freq_threshold or self.max_table_size):
-            raise SettingsError(
-                f"column {self.name}: num_buckets = {self.num_buckets} without a cap",
-                "it only spreads rare values over more ids; set max_table_size to cap the table",
-            )
-        if self.max_table_size and self.max_table_size < self.reserved_ids:
-            raise SettingsError(
-                f"column {self.name}: max_table_size = {self.max_table_size} leaves no room",
-                f"{self.reserved_ids} ids are reserved for padding, null and out of vocabulary",
-            )
-
-    @property
-    def oov_ids(self) -> int:
-        """How many ids out-of-vocabulary values share."""
-        return self.num_buckets or 1
-
-    @property
-    def reserved_ids(self) -> int:
-        """The first id of the vocabulary: padding, null and the out-of-vocabulary ids go before."""
-        return FIRST_OOV_ID + self.oov_ids
+#: NVIDIA DLRM's presets (frequency limits of 2, 3 and 15) and MLPerf's cap, by name.
+POLICIES = {
+    "nvidia-2": {"freq_threshold": 2, "max_table_size": 0},
+    "nvidia-3": {"freq_threshold": 3, "max_table_size": 0},
+    "nvidia-15": {"freq_threshold": 15, "max_table_size": 0},
+    "mlperf-40m": {"freq_threshold": 0, "max_table_size": 40_000_000},
+}
+DEFAULT_SPEC = "criteo_1tb"
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """The columns of a raw log in file order, and the transform of the dense ones."""
+    """The columns of a raw log in file order, the transform of the dense ones, the file format."""
 
     label: str
     dense: tuple[DenseColumn, ...]
     categorical: tuple[CategoricalColumn, ...]
     dense_transform: str = "log_normalize"
+    input: InputFormat = dataclasses.field(default_factory=InputFormat)
 
     def __post_init__(self) -> None:
         if self.dense_transform not in DENSE_TRANSFORMS:
@@ -126,6 +110,8 @@ class FeatureSpec:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SettingsError(f"column names used twice: {', '.join(twice)}")
+        for name, columns in self.vocabularies.items():
+            _check_shared(name, columns)
 
     @property
     def columns(self) -> list[str]:
@@ -142,10 +128,41 @@ class FeatureSpec:
         """Names of the categorical columns."""
         return [column.name for column in self.categorical]
 
+    @property
+    def vocabularies(self) -> dict[str, tuple[CategoricalColumn, ...]]:
+        """The columns of each vocabulary, in spec order; hashed columns have empty ones."""
+        groups: dict[str, tuple[CategoricalColumn, ...]] = {}
+        for column in self.categorical:
+            name = column.vocabulary_name
+            groups[name] = (*groups.get(name, ()), column)
+        return groups
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether the files look like Criteo's, which a tokenizer of its own reads fastest."""
+        return (
+            self.input.format == "tsv"
+            and not self.input.header
+            and all(column.raw == "int32" for column in self.dense)
+            and all(column.raw == "hex32" and not column.multi_hot for column in self.categorical)
+        )
+
     def with_policy(self, **policy: int) -> FeatureSpec:
-        """The same spec with vocabulary settings (``freq_threshold=…`` …) on every column."""
-        columns = tuple(dataclasses.replace(column, **policy) for column in self.categorical)
+        """The same spec with vocabulary settings (``freq_threshold=…`` …) on every vocabulary.
+
+        Hashed columns have none and stay as they are.
+        """
+        columns = tuple(
+            column if column.hash_buckets else dataclasses.replace(column, **policy)
+            for column in self.categorical
+        )
         return dataclasses.replace(self, categorical=columns)
+
+    def with_policy_named(self, name: str) -> FeatureSpec:
+        """The same spec with a policy of :data:`POLICIES`. Raises :class:`SettingsError`."""
+        if name not in POLICIES:
+            raise SettingsError(f"policy {name!r} is unknown", _known(name, POLICIES))
+        return self.with_policy(**POLICIES[name])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; :meth:`from_dict` reads it."""
@@ -159,36 +176,71 @@ class FeatureSpec:
             dense=tuple(DenseColumn(**column) for column in value["dense"]),
             categorical=tuple(CategoricalColumn(**column) for column in value["categorical"]),
             dense_transform=value["dense_transform"],
+            input=InputFormat(**value.get("input", {})),
         )
 
 
+def _check_shared(vocabulary: str, columns: tuple[CategoricalColumn, ...]) -> None:
+    first = columns[0]
+    for column in columns[1:]:
+        if (column.raw, column.policy) != (first.raw, first.policy):
+            raise SettingsError(
+                f"columns {first.name} and {column.name} share the vocabulary {vocabulary!r}, "
+                "but not the raw type and the policy",
+                "give them the same raw, freq_threshold, max_table_size and num_buckets",
+            )
+
+
+def shipped_specs() -> dict[str, Any]:
+    """The specs that come with this project, by name (paths that may be inside an archive)."""
+    folder = resources.files("workflows.specs")  # data only: nothing is imported from there
+    files = (file for file in folder.iterdir() if file.name.endswith(".toml"))
+    return {file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda f: f.name)}
+
+
 def load_spec(path: Path | str | None = None) -> FeatureSpec:
-    """Read a feature spec; without a path the built-in one of the Criteo log.
+    """Read a feature spec: a TOML file, or by name one that is shipped; Criteo's by default.
 
     Raises:
         SettingsError: the file is missing, is no TOML, or has an unknown or contradictory key.
     """
-    source = Path(path) if path else resources.files("clicklog") / "criteo.toml"
+    source = _source(path or DEFAULT_SPEC)
     try:
         value = tomllib.loads(source.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # no TOML, or no UTF-8
         raise SettingsError(f"{source}: not a feature spec: {error}") from error
-    _check_keys(value, {"label", "dense", "categorical", "dense_transform"}, str(source))
+    _check_keys(value, {"label", "dense", "categorical", "dense_transform", "input"}, str(source))
     try:
+        _check_keys(value.get("input", {}), _fields(InputFormat), str(source))
         return FeatureSpec(
             label=value.get("label", {}).get("name", "label"),
             dense=_columns(value.get("dense", []), DenseColumn, str(source)),
             categorical=_columns(value.get("categorical", []), CategoricalColumn, str(source)),
             dense_transform=value.get("dense_transform", "log_normalize"),
+            input=InputFormat(**value.get("input", {})),
         )
     except SettingsError as error:
-        raise SettingsError(f"{source}: {error.what}", error.remedy) from None
+        what = error.what.removeprefix(f"{source}: ")
+        raise SettingsError(f"{source}: {what}", error.remedy) from None
     except (AttributeError, TypeError) as error:
         raise SettingsError(f"{source}: not a feature spec: {error}") from error
 
 
+def _source(path: Path | str) -> Any:
+    """Where a spec is read from: a name has no folder and no ending."""
+    if isinstance(path, Path) or "/" in path or "." in path or Path(path).is_file():
+        return Path(path)
+    shipped = shipped_specs()
+    if path not in shipped:
+        raise SettingsError(
+            f"spec {path!r}: not a feature spec: neither a file nor a spec that is shipped",
+            _known(path, shipped),
+        )
+    return shipped[path]
+
+
 def _columns(blocks: list[dict], kind: type, source: str) -> tuple:
-    allowed = {field.name for field in dataclasses.fields(kind)} - {"name"} | {"names"}
+    allowed = _fields(kind) - {"name"} | {"names"}
     columns = []
     for block in blocks:
         _check_keys(block, allowed, source)
@@ -208,11 +260,16 @@ def _expand(pattern: str) -> list[str]:
     return [f"{head}{i}{tail}" for i in range(int(first), int(last) + 1)]
 
 
+def _fields(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
 def _check_keys(value: dict, allowed: set[str], source: str) -> None:
     for key in value:
         if key not in allowed:
-            close = difflib.get_close_matches(key, allowed, n=1)
-            hint = (
-                f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(allowed))}"
-            )
-            raise SettingsError(f"{source}: unknown key {key!r}", hint)
+            raise SettingsError(f"{source}: unknown key {key!r}", _known(key, allowed))
+
+
+def _known(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

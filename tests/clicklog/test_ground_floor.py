@@ -66,7 +66,7 @@ def test_spec_file(tmp_path: Path) -> None:
             "both freq_threshold and max_table_size",
         ),
         ("label = 'x'\n[[categorical]]\nnames = 'x'", "not a feature spec"),
-        ("[[categorical]]\nnames = 'x'\nfreq_threshold = '5'", "not a feature spec"),
+        ("[[categorical]]\nnames = 'x'\nfreq_threshold = '5'", "freq_threshold = '5'"),
         ("[[dense]]\nnames = 'd'\nfill = 'a'\n[[categorical]]\nnames = 'x'", "fill = 'a'"),
         ("[[dense]]\nnames = 'd{0..64}'\n[[categorical]]\nnames = 'x'", "has 65 dense columns"),
         ("dense_transform = 'sqrt'\n[[categorical]]\nnames = 'x'", "'sqrt' is unknown"),
@@ -83,23 +83,29 @@ def test_spec_that_is_not_there(tmp_path: Path) -> None:
         load_spec(tmp_path / "none.toml")
 
 
-SCHEMA = TableSchema("label", ("int_0", "int_1"), ("cat_0", "cat_1"), (10, 3))
+SCHEMA = TableSchema("label", ("int_0", "int_1"), ("cat_0", "cat_1", "tags"), (10, 3, 7), ("tags",))
 
 
 def test_schema_round_trip(tmp_path: Path) -> None:
     SCHEMA.write(tmp_path)
     assert TableSchema.read(tmp_path) == SCHEMA
-    assert SCHEMA.num_embeddings_per_feature == "10,3"
+    assert SCHEMA.num_embeddings_per_feature == "10,3,7"
 
 
 def test_merlin_reads_the_schema(tmp_path: Path) -> None:
     import nvt_compat  # noqa: F401
 
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from merlin.io import Dataset
     from merlin.schema import Tags
-    from merlin.schema.io.tensorflow_metadata import TensorflowMetadata
 
     SCHEMA.write(tmp_path)
-    schema = TensorflowMetadata.from_json_file(str(tmp_path / ".merlin")).to_merlin_schema()
+    ids, lists = pa.array([3], pa.int32()), pa.array([[4, 5]], pa.list_(pa.int32()))
+    dense = pa.array([0.5], pa.float32())
+    columns = dict(zip(SCHEMA.columns, (dense, dense, dense, ids, ids, lists), strict=True))
+    pq.write_table(pa.table(columns), tmp_path / "part.0.parquet")
+    schema = Dataset(str(tmp_path), engine="parquet").schema
     assert schema.column_names == SCHEMA.columns
     assert schema.select_by_tag(Tags.CATEGORICAL).column_names == list(SCHEMA.categorical)
     assert schema.select_by_tag(Tags.CONTINUOUS).column_names == list(SCHEMA.dense)
@@ -107,6 +113,9 @@ def test_merlin_reads_the_schema(tmp_path: Path) -> None:
     assert schema["cat_0"].properties["embedding_sizes"]["cardinality"] == 10
     assert schema["cat_0"].dtype.name == "int32"
     assert schema["int_0"].dtype.name == "float32"
+    assert [schema[name].is_list for name in SCHEMA.categorical] == [False, False, True]
+    assert [schema[name].is_ragged for name in SCHEMA.categorical] == [False, False, True]
+    assert schema["tags"].dtype.name == "int32"
 
 
 def test_schema_that_is_none(tmp_path: Path) -> None:
