@@ -6,21 +6,28 @@ synced and renamed. So a unit with a record is done for good, and one without is
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from clicklog.files import atomic_path, write_json
+from clicklog.raw import DayFile, read_bytes
 from clicklog.tokenizer import RawRows
+from clicklog.versions import installed_version
 from etl.parquet import write_part
 from etl.plan import Unit
 from etl.results import UnitResult, count_bits
 
 #: Bad rows of a unit that its record describes; all of them are in its file of rejected rows.
 DESCRIBED = 5
+#: Packages of other versions may write other bytes.
+_VERSIONS_OF = ("nvt-torchrec", "pyarrow", "numpy", "numba", "nvtabular", "pandas")
+_ENDS = 1 << 20
 
 
 def finish_unit(
@@ -88,3 +95,56 @@ def _write_rejected(path: Path, rows: RawRows) -> None:
         for bad in rows.bad:
             text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
             file.write(b"%d\t%s\t%s\n" % (bad.line, bad.what.encode(), text))
+
+
+def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:
+    """What a run depends on, in JSON: settings, inputs, versions of what writes the output."""
+    versions = {name: installed_version(name) for name in _VERSIONS_OF}
+    return {
+        "settings": settings,
+        "inputs": {day.path: fingerprint(day) for day in days},
+        "versions": versions,
+    }
+
+
+def fingerprint(day: DayFile) -> dict[str, Any]:
+    """What tells that a file is still the same: size and time of change.
+
+    Where a file system tells no time: a checksum of its first and last bytes.
+
+    Raises:
+        BadInputError: it cannot be read.
+    """
+    if day.modified is not None:
+        return {"size": day.size, "modified": str(day.modified)}
+    ends = {(0, min(day.size, _ENDS)), (max(0, day.size - _ENDS), day.size)}
+    digest = hashlib.sha256(b"".join(read_bytes(day.path, *cut) for cut in sorted(ends)))
+    return {"size": day.size, "sha256 of its ends": digest.hexdigest()}
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What is different between two plan records, one line for each."""
+    old, new = _leaves(before), _leaves(now)
+    lines = []
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) == new.get(key):
+            continue
+        kind, *rest = key
+        name = ".".join(rest) if kind != "inputs" else " ".join(rest)
+        if key not in old or key not in new:
+            lines.append(f"{name}: {'not there before' if key not in old else 'no longer there'}")
+        else:
+            lines.append(f"{name}: {old[key]!r} before, {new[key]!r} now")
+    return lines
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """The leaves of nested dicts and lists by their path; columns go by their names."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        named = all(isinstance(one, dict) and "name" in one for one in value)
+        items = [(one["name"] if named else str(i), one) for i, one in enumerate(value)]
+    else:
+        return {path: value}
+    return {k: v for name, one in items for k, v in _leaves(one, (*path, str(name))).items()}

@@ -1,0 +1,160 @@
+"""The output directory of a run: whose it is, and whether what it holds may be used.
+
+A run that has not finished leaves a marker, which is locked while it runs; the lock ends with the
+process, however that ends. The marker names the directory of the run's state, below ``.work``:
+another name after each ``--restart``, so that a worker which outlived its run writes to nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from clicklog.errors import OutputError
+from clicklog.files import TEMPORARY, lock
+
+MANIFEST_FILE = "manifest.json"
+UNFINISHED_FILE = ".unfinished"
+WORK_DIRECTORY = ".work"
+#: What a run creates in its output directory.
+OWN = (
+    WORK_DIRECTORY, "criteo_binary", "workflow", "rejected", "report.html", "timings.json",
+    MANIFEST_FILE,
+)  # fmt: skip
+#: Where a run's state has what it need not do again.
+_DONE = ("decompressed", "fit", "units")
+
+
+def check_output(output: Path, *, resume: bool = False, restart: bool = False) -> set[str]:
+    """The names in an output directory that a run may use.
+
+    Args:
+        output: absent, empty, or a run's.
+        resume: it may hold an unfinished or a finished run.
+        restart: it may hold an unfinished run.
+
+    Raises:
+        OutputError: it holds something else.
+    """
+    present = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    if not present:
+        return present
+    if MANIFEST_FILE in present:
+        if resume:
+            return present
+        raise OutputError(
+            f"{output}: holds {', '.join(sorted(present)[:5])} (a finished run)",
+            "choose an empty --output_path, or remove it first",
+        )
+    if UNFINISHED_FILE not in present:
+        raise OutputError(
+            f"{output}: holds {', '.join(sorted(present)[:5])}",
+            "choose an empty --output_path, or remove it first",
+        )
+    if not resume and not restart:
+        raise OutputError(
+            f"{output}: holds a run that did not finish",
+            "finish it with --resume, or discard what it did and begin again with --restart",
+        )
+    return present
+
+
+@contextlib.contextmanager
+def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
+    """Make an output directory ours; yields the directory of the run's state.
+
+    If nothing was done when the caller fails, nothing stays.
+
+    Args:
+        output: see :func:`check_output`.
+        resume: keep what an unfinished run did.
+        restart: discard it.
+
+    Raises:
+        OutputError: it holds something else, another process writes there, or nobody can.
+    """
+    with contextlib.ExitStack() as stack:
+        with _named_errors(output):
+            work = _take(output, stack, resume, restart)
+        try:
+            yield work
+        except BaseException:
+            if not any(path.is_file() for part in _DONE for path in (work / part).rglob("*")):
+                with contextlib.suppress(OSError):
+                    _remove(output, (*OWN, UNFINISHED_FILE))
+            raise
+
+
+def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool) -> Path:
+    """Lock the output directory for as long as ``stack`` lives; where the run's state is."""
+    if not is_finished(output):
+        check_output(output, resume=resume, restart=restart)
+        output.mkdir(parents=True, exist_ok=True)
+    elif not (output / UNFINISHED_FILE).exists():
+        check_output(output, resume=resume)
+        return output / WORK_DIRECTORY
+    marker = stack.enter_context(_locked(output))
+    if is_finished(output):  # before it, or we, could take a breath
+        release(output)
+        check_output(output, resume=resume)
+        return output / WORK_DIRECTORY
+    if restart:
+        _remove(output, OWN)
+    for path in output.rglob(f".*{TEMPORARY}"):
+        path.unlink()
+    marker.seek(0)
+    name = "" if restart else marker.read()
+    if not name:
+        name = secrets.token_hex(4)
+        marker.seek(0)
+        marker.truncate()
+        marker.write(name)
+        marker.flush()
+    return output / WORK_DIRECTORY / name
+
+
+def is_finished(output: Path) -> bool:
+    """Whether the output directory holds a whole run."""
+    return (output / MANIFEST_FILE).exists()
+
+
+def release(output: Path) -> None:
+    """Remove what only an unfinished run needs; its manifest is there."""
+    _remove(output, (WORK_DIRECTORY, UNFINISHED_FILE))
+
+
+@contextlib.contextmanager
+def _locked(output: Path) -> Iterator:
+    """The marker, open and locked."""
+    path = output / UNFINISHED_FILE
+    while True:
+        with open(path, "a+", encoding="utf-8") as marker:
+            lock(marker, output)
+            # who had it before may have removed it, and a third made another
+            if path.exists() and os.path.samestat(os.fstat(marker.fileno()), path.stat()):
+                yield marker
+                return
+
+
+@contextlib.contextmanager
+def _named_errors(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{output}: cannot be written: {error.strerror or error}",
+            "free space, make it writable, or choose another --output_path",
+        ) from error
+
+
+def _remove(output: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        path = output / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
