@@ -232,7 +232,8 @@ def read_block(
     Raises:
         BadRowError: a row breaks the spec, with file, line, column and value.
     """
-    rows = parse_rows(read_bytes(block.path, block.begin, block.end), spec, label=label)
+    text = read_bytes(block.path, block.begin, block.end)
+    rows = parse_rows(text, spec, label=label, reject=reject)
     if rows.bad_count and not reject:
         _raise_bad_row(rows, block.source, count_lines(block.path, 0, block.begin) + 1)
     return rows
@@ -280,7 +281,7 @@ def stream_rows(
 def _numbered(
     text: bytes, spec: FeatureSpec, label: bool, source: str, first_line: int, reject: bool
 ) -> tuple[np.ndarray, RawRows]:
-    rows = parse_rows(text, spec, label=label)
+    rows = parse_rows(text, spec, label=label, reject=reject)
     if rows.bad_count and not reject:
         _raise_bad_row(rows, source, first_line + 1)
     return first_line + rows.line, rows

@@ -1,16 +1,17 @@
-"""From the bytes of a tab-separated log to typed columns, checking every field.
+"""From the bytes of a Criteo-like log to typed columns, checking every field.
 
 One pass, compiled by numba without the interpreter lock: threads of one process parse in parallel.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
 import numba
 import numpy as np
 
+from clicklog.rows import BadRow, Ragged, RawRows
 from clicklog.spec import FeatureSpec
+
+__all__ = ["BadRow", "Ragged", "RawRows", "parse_rows"]
 
 #: Bad rows of a block that are described; further ones are only counted.
 DESCRIBED_BAD_ROWS = 100
@@ -19,48 +20,9 @@ _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 _BAD_LABEL, _BAD_INTEGER, _BIG_INTEGER, _BAD_HEX, _BAD_FIELD_COUNT = 1, 2, 3, 4, 5
 
 
-@dataclasses.dataclass(frozen=True)
-class BadRow:
-    """A row that breaks the spec.
-
-    Attributes:
-        line: index of the line within the parsed bytes, from 0.
-        what: which column holds which value, and what belongs there.
-    """
-
-    line: int
-    what: str
-
-
-@dataclasses.dataclass
-class RawRows:
-    """Typed columns of ``n`` well-formed rows, in the order of the file.
-
-    Attributes:
-        label: uint8 [n], 0 or 1; None for a log without a label column.
-        dense: int32 [dense columns, n]; 0 where missing.
-        dense_missing: uint64 [n], bit j set where dense column j is missing.
-        categorical: uint32 [categorical columns, n]; 0 where missing.
-        categorical_missing: uint64 [n], bit j set where categorical column j is missing.
-        line: int64 [n], the line each row stood on, from 0; lines of bad rows are left out.
-        bad: the first bad rows; bad rows are in none of the columns.
-        bad_count: how many bad rows there were.
-    """
-
-    label: np.ndarray | None
-    dense: np.ndarray
-    dense_missing: np.ndarray
-    categorical: np.ndarray
-    categorical_missing: np.ndarray
-    line: np.ndarray
-    bad: list[BadRow]
-    bad_count: int
-
-    def __len__(self) -> int:
-        return self.dense_missing.shape[0]
-
-
-def parse_rows(data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, label: bool) -> RawRows:
+def parse_rows(
+    data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, label: bool, reject: bool = False
+) -> RawRows:
     """Parse whole lines.
 
     Args:
@@ -68,6 +30,7 @@ def parse_rows(data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, labe
         spec: the columns, in order. Categories are up to 8 hexadecimal digits, dense values 32-bit
             integers, labels 0 or 1; an empty field is missing (a label may not be).
         label: whether the rows begin with the label.
+        reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
     """
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
@@ -79,8 +42,12 @@ def parse_rows(data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, labe
     categorical = np.zeros((categorical_count, lines), np.uint32)
     missing = np.zeros((2, lines), np.uint64)
     line = np.empty(lines, np.int64)
-    bad = np.zeros((DESCRIBED_BAD_ROWS, 5), np.int64)
-    rows, bad_count = _parse(buffer, label, labels, dense, categorical, missing, line, bad)
+    bad = np.zeros((DESCRIBED_BAD_ROWS, 7), np.int64)
+    columns = (labels, dense, categorical, missing, line)
+    rows, bad_count = _parse(buffer, label, *columns, bad)
+    if reject and bad_count > len(bad):  # so rare that parsing twice is the cheaper way
+        bad = np.zeros((bad_count, 7), np.int64)
+        _parse(buffer, label, *columns, bad)
     names = spec.columns if label else spec.columns[1:]
     described = [_describe(buffer, names, *map(int, entry)) for entry in bad[:bad_count]]
     return RawRows(
@@ -96,10 +63,19 @@ def parse_rows(data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, labe
 
 
 def _describe(
-    buffer: np.ndarray, names: list[str], line: int, code: int, column: int, begin: int, end: int
+    buffer: np.ndarray,
+    names: list[str],
+    line: int,
+    code: int,
+    column: int,
+    begin: int,
+    end: int,
+    line_begin: int,
+    line_end: int,
 ) -> BadRow:
+    text = bytes(buffer[line_begin:line_end]).removesuffix(b"\r")
     if code == _BAD_FIELD_COUNT:
-        return BadRow(line, f"{column} fields instead of {len(names)}")
+        return BadRow(line, f"{column} fields instead of {len(names)}", "", text)
     value = bytes(buffer[begin : min(end, begin + 40)]).decode("utf-8", "replace")
     expected = {
         _BAD_LABEL: "a label is 0 or 1",
@@ -107,7 +83,8 @@ def _describe(
         _BIG_INTEGER: "it does not fit 32 bits",
         _BAD_HEX: "1 to 8 hexadecimal digits are needed, or nothing",
     }[code]
-    return BadRow(line, f"column {names[column]}: {value!r}: {expected}")
+    name = names[column]
+    return BadRow(line, f"column {name}: {value!r}: {expected}", name, text)
 
 
 #: Value of each byte as a hexadecimal digit; 255: it is none. A table, because branches on the
@@ -243,6 +220,7 @@ def _note_bad_row(buffer, begin, line, code, column, columns, bad, bad_count):
                 field_begin = end + 1
             fields += 1
         end += 1
+    line_end = end
     if bad_count < bad.shape[0]:
         field_end = field_begin
         while field_end < end and buffer[field_end] != _TAB:
@@ -253,4 +231,6 @@ def _note_bad_row(buffer, begin, line, code, column, columns, bad, bad_count):
         bad[bad_count, 2] = column if fields == columns else fields
         bad[bad_count, 3] = field_begin
         bad[bad_count, 4] = field_end
+        bad[bad_count, 5] = begin
+        bad[bad_count, 6] = line_end
     return end + 1

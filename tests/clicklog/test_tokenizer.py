@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
@@ -28,6 +28,7 @@ def _text(row, digits: int, upper: bool) -> str:
     return "\t".join([str(label), *dense, *categorical])
 
 
+@settings(deadline=None)  # the first call compiles
 @given(ROWS, st.integers(1, 8), st.booleans(), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_values_come_back(rows, digits, upper, newline, last_newline) -> None:
     text = newline.join(_text(row, digits, upper) for row in rows)
@@ -76,6 +77,8 @@ def test_bad_rows_are_described_and_left_out(row: str, what: str) -> None:
     assert parsed.bad_count == 1
     assert what in parsed.bad[0].what
     assert parsed.bad[0].line == 1
+    assert parsed.bad[0].text == row.encode()
+    assert parsed.bad[0].column == (what.split(":")[0].split()[1] if "column" in what else "")
     assert parsed.line.tolist() == [0, 2]
     assert parsed.label.tolist() == [1, 0]
     assert parsed.categorical[:, 0].tolist() == [0xAA, 0xBB]
@@ -94,3 +97,13 @@ def test_many_bad_rows_are_counted() -> None:
     assert len(parsed) == 0
     assert parsed.bad_count == DESCRIBED_BAD_ROWS + 5
     assert len(parsed.bad) == DESCRIBED_BAD_ROWS
+
+
+def test_rejecting_describes_every_bad_row() -> None:
+    lines = [f"x{i}" if i % 3 else f"0\t{i}\t\tff\t" for i in range(3 * DESCRIBED_BAD_ROWS)]
+    parsed = parse_rows("\r\n".join(lines).encode(), SPEC, label=True, reject=True)
+    assert parsed.bad_count == len(parsed.bad) == 2 * DESCRIBED_BAD_ROWS
+    assert [(bad.line, bad.text.decode()) for bad in parsed.bad] == [
+        (i, line) for i, line in enumerate(lines) if i % 3
+    ]
+    assert parsed.dense[0].tolist() == list(range(0, 3 * DESCRIBED_BAD_ROWS, 3))

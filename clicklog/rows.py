@@ -1,0 +1,110 @@
+"""Rows of a raw log as typed columns: what every reader returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from clicklog.spec import CategoricalColumn, FeatureSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Ragged:
+    """A list of values in each of ``n`` rows.
+
+    Attributes:
+        offsets: integers [n + 1]: row i holds ``values[offsets[i]:offsets[i + 1]]``. The first is
+            0, the last the number of values. int64 in raw rows.
+        values: of all rows, one after the other.
+    """
+
+    offsets: np.ndarray
+    values: np.ndarray | pa.StringArray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+#: uint32 [n] (raw hex32), int64 [n] (int), string array [n] without nulls (string), or lists.
+CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Ragged
+
+
+@dataclasses.dataclass(frozen=True)
+class BadRow:
+    """A row that breaks the spec.
+
+    Attributes:
+        line: index of the line (in parquet, of the row) within the block, from 0.
+        what: which column holds which value, and what belongs there.
+        column: name of the column; "" if the row as a whole is wrong.
+        text: the raw line without its end; of parquet, the row's columns as JSON.
+    """
+
+    line: int
+    what: str
+    column: str = ""
+    text: bytes = b""
+
+
+@dataclasses.dataclass
+class RawRows:
+    """Typed columns of ``n`` well-formed rows, in the order of the file.
+
+    Attributes:
+        label: uint8 [n], 0 or 1; None for a log without a label column.
+        dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
+        dense_missing: uint64 [n], bit j set where dense column j is missing.
+        categorical: by column, the values (:data:`CategoryValues`); 0, "" or the empty list where
+            missing. For specs that are ``tokenized`` uint32 [categorical columns, n].
+        categorical_missing: uint64 [n], bit j set where categorical column j is missing.
+        line: int64 [n], the line each row stood on, from 0; lines of bad rows are left out.
+        bad: bad rows; they are in none of the columns. Without ``reject`` the first ones only.
+        bad_count: how many bad rows there were.
+    """
+
+    label: np.ndarray | None
+    dense: np.ndarray
+    dense_missing: np.ndarray
+    categorical: np.ndarray | Sequence[CategoryValues]
+    categorical_missing: np.ndarray
+    line: np.ndarray
+    bad: list[BadRow]
+    bad_count: int
+
+    def __len__(self) -> int:
+        return self.dense_missing.shape[0]
+
+
+def dense_dtype(spec: FeatureSpec) -> type:
+    """Of ``RawRows.dense``."""
+    return np.int32 if all(column.raw == "int32" for column in spec.dense) else np.float64
+
+
+def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
+    """No rows, with the types that rows of this spec have."""
+    columns: np.ndarray | list[CategoryValues] = [_empty(column) for column in spec.categorical]
+    if spec.tokenized:
+        columns = np.empty((len(spec.categorical), 0), np.uint32)
+    return RawRows(
+        label=np.empty(0, np.uint8) if label else None,
+        dense=np.empty((len(spec.dense), 0), dense_dtype(spec)),
+        dense_missing=np.empty(0, np.uint64),
+        categorical=columns,
+        categorical_missing=np.empty(0, np.uint64),
+        line=np.empty(0, np.int64),
+        bad=[],
+        bad_count=0,
+    )
+
+
+def _empty(column: CategoricalColumn) -> CategoryValues:
+    values: np.ndarray | pa.StringArray
+    if column.raw == "string":
+        values = pa.array([], pa.string())
+    else:
+        values = np.empty(0, np.uint32 if column.raw == "hex32" else np.int64)
+    return Ragged(np.zeros(1, np.int64), values) if column.multi_hot else values

@@ -1,0 +1,26 @@
+"""Arrow's string arrays as NumPy arrays, and back, without a copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+
+def string_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets (int32 or int64 [n + 1]) and bytes (uint8) of a string or binary array; nulls aside.
+
+    Value i is ``bytes[offsets[i]:offsets[i + 1]]``; the first offset of a slice is not 0.
+    """
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    kind = np.dtype(np.int64 if wide else np.int32)
+    _, offsets, data = array.buffers()
+    if not len(array):  # Arrow allows it to have no offsets then
+        return np.zeros(1, kind), np.empty(0, np.uint8)
+    numbers = np.frombuffer(offsets, kind, len(array) + 1, array.offset * kind.itemsize)
+    return numbers, np.frombuffer(data if data is not None else b"", np.uint8)
+
+
+def string_array(offsets: np.ndarray, data: np.ndarray) -> pa.StringArray:
+    """The inverse: int32 offsets [n + 1] and UTF-8 bytes become a string array without nulls."""
+    length = len(offsets) - 1
+    return pa.StringArray.from_buffers(length, pa.py_buffer(offsets), pa.py_buffer(data))
