@@ -7,6 +7,8 @@ error instead of a wrong id.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,17 +30,53 @@ def arrow_schema(schema: TableSchema) -> pa.Schema:
 
 
 def write_part(table: pa.Table, path: Path) -> int:
-    """Write one part, durably; its bytes. Raises :class:`clicklog.errors.OutputError`."""
+    """Write one part, durably; bytes written. Raises :class:`clicklog.errors.OutputError`."""
+    return write_tables([table], path)
+
+
+def write_tables(tables: Iterable[pa.Table], path: Path) -> int:
+    """Write one part from tables of one schema, however long each is; bytes written.
+
+    Row groups are of :data:`ROW_GROUP_ROWS`, the last one of what is left; no more than that waits
+    in memory.
+
+    Args:
+        tables: at least one; what raises in there leaves no part behind.
+        path: of the part.
+
+    Raises:
+        OutputError: the part cannot be written.
+    """
+    tables = iter(tables)
+    first = next(tables)
     with atomic_path(path) as temporary:
-        pq.write_table(
-            table,
+        with pq.ParquetWriter(
             temporary,
-            row_group_size=ROW_GROUP_ROWS,
+            first.schema,
             compression="snappy",
             use_dictionary=True,
             write_page_checksum=True,
-        )
+        ) as writer:
+            for group in _row_groups(itertools.chain([first], tables)):
+                writer.write_table(group, row_group_size=ROW_GROUP_ROWS)
         return temporary.stat().st_size
+
+
+def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in tables of ``ROW_GROUP_ROWS``; one empty table if there are no rows."""
+    waiting: list[pa.Table] = []
+    rows = groups = 0
+    for table in tables:
+        waiting.append(table)
+        rows += len(table)
+        while rows >= ROW_GROUP_ROWS:
+            joined = pa.concat_tables(waiting)
+            yield joined.slice(0, ROW_GROUP_ROWS)
+            groups += 1
+            waiting = [joined.slice(ROW_GROUP_ROWS)]
+            rows -= ROW_GROUP_ROWS
+    if rows or not groups:
+        yield pa.concat_tables(waiting)
 
 
 def write_descriptions(split_root: Path, files: list[str], schema: TableSchema) -> None:

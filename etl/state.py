@@ -6,20 +6,21 @@ synced and renamed. So a unit with a record is done for good, and one without is
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from clicklog.files import atomic_path, write_json
 from clicklog.raw import DayFile, read_bytes
-from clicklog.tokenizer import RawRows
+from clicklog.rows import BadRow, RawRows
 from clicklog.versions import installed_version
-from etl.parquet import write_part
+from etl.parquet import write_tables
 from etl.plan import Unit
 from etl.results import UnitResult, count_bits
 
@@ -28,40 +29,65 @@ DESCRIBED = 5
 #: Packages of other versions may write other bytes.
 _VERSIONS_OF = ("nvt-torchrec", "pyarrow", "numpy", "numba", "nvtabular", "pandas")
 _ENDS = 1 << 20
+#: What of a unit is the sum over its pieces.
+_SUMS = ("rows", "bad_count", "positives", "dense_missing", "null", "oov")
 
 
-def finish_unit(
-    unit: Unit, rows: RawRows, table: pa.Table, oov: np.ndarray, parts: Path, work: Path
-) -> UnitResult:
+#: Rows read (with labels), what is written for them, and int64 [categorical columns]:
+#: out-of-vocabulary ids.
+Piece: TypeAlias = tuple[RawRows, pa.Table, np.ndarray]
+
+
+def finish_unit(unit: Unit, pieces: Iterable[Piece], parts: Path, work: Path) -> UnitResult:
     """Write a unit's part, its rejected rows and its record, durably and in this order.
 
     Args:
         unit: the unit.
-        rows: what was read; with labels.
-        table: what is to be written.
-        oov: int64 [categorical columns], out-of-vocabulary ids.
+        pieces: all rows of the unit in their order, in one or more pieces, which are taken as they
+            are written; what raises in there leaves nothing behind.
         parts: directory of the splits' parts.
         work: directory of the run's state.
 
     Raises:
         OutputError: a file cannot be written.
     """
-    size = write_part(table, parts / unit.file)
-    if rows.bad_count:
-        _write_rejected(rejected_file(work, unit), rows)
+    tallies: list[UnitResult] = []
+    bad: list[BadRow] = []
+
+    def tables() -> Iterator[pa.Table]:
+        lines = 0
+        for rows, table, oov in pieces:
+            tally = _tally(unit, rows, oov)
+            tallies.append(tally)
+            bad.extend(dataclasses.replace(one, line=lines + one.line) for one in rows.bad)
+            lines += tally.lines
+            yield table
+
+    size = write_tables(tables(), parts / unit.file)
+    if bad:
+        _write_rejected(rejected_file(work, unit), bad)
     result = UnitResult(
+        unit=unit,
+        bad=[(one.line, one.what) for one in bad[:DESCRIBED]],
+        size=size,
+        **{name: sum(getattr(tally, name) for tally in tallies) for name in _SUMS},
+    )
+    record(work, result)
+    return result
+
+
+def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> UnitResult:
+    return UnitResult(
         unit=unit,
         rows=len(rows),
         bad_count=rows.bad_count,
-        bad=[(bad.line, bad.what) for bad in rows.bad[:DESCRIBED]],
+        bad=[],
         positives=int(np.count_nonzero(rows.label)),
-        size=size,
+        size=0,
         dense_missing=count_bits(rows.dense_missing, len(rows.dense)),
         null=count_bits(rows.categorical_missing, len(rows.categorical)),
         oov=np.asarray(oov, np.int64),
     )
-    record(work, result)
-    return result
 
 
 def record(work: Path, result: UnitResult) -> None:
@@ -90,9 +116,9 @@ def rejected_file(work: Path, unit: Unit) -> Path:
     return work / "rejected" / f"{unit.split}.{unit.part}.tsv"
 
 
-def _write_rejected(path: Path, rows: RawRows) -> None:
+def _write_rejected(path: Path, rows: list[BadRow]) -> None:
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        for bad in rows.bad:
+        for bad in rows:
             text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
             file.write(b"%d\t%s\t%s\n" % (bad.line, bad.what.encode(), text))
 
