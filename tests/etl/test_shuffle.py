@@ -1,0 +1,346 @@
+"""Shuffling: where rows go, in what memory, and what is left when it is interrupted."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import etl.shuffle
+from clicklog.errors import BadInputError, OutputError, SettingsError
+from etl.parquet import ROW_GROUP_ROWS, write_part
+from etl.permutation import permute, round_keys
+from etl.shuffle import Part, shuffle
+
+SCHEMA = pa.schema(
+    [
+        pa.field("label", pa.float32(), nullable=False),
+        pa.field("row", pa.int32(), nullable=False),
+        pa.field("ids", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
+    ]
+)
+
+
+def _table(rows: range) -> pa.Table:
+    """Row g holds g, and a list that tells g, of 0 to 4 ids."""
+    lists = [[g * 7 + i for i in range(g % 5)] for g in rows]
+    label = np.array([g % 3 == 0 for g in rows], np.float32)
+    return pa.table([label, np.array(rows, np.int32), lists], schema=SCHEMA)
+
+
+def _write(root: Path, rows_by_part: list[int], days: list[int] | None = None) -> list[Part]:
+    parts, begin = [], 0
+    for i, rows in enumerate(rows_by_part):
+        file = f"train/part.{i}.parquet"
+        write_part(_table(range(begin, begin + rows)), root / file)
+        parts.append(Part(file, rows, days[i] if days else 0))
+        begin += rows
+    return parts
+
+
+def _read(root: Path, parts: list[Part]) -> list[int]:
+    """The rows in their order; each must be whole."""
+    order = []
+    for part in parts:
+        file = pq.ParquetFile(root / part.file, page_checksum_verification=True)
+        assert file.schema_arrow == SCHEMA
+        table = file.read()
+        assert len(table) == part.rows
+        order += table["row"].to_pylist()
+        for row, label, ids in zip(*(table[i].to_pylist() for i in (1, 0, 2)), strict=True):
+            assert label == (row % 3 == 0)
+            assert ids == [row * 7 + i for i in range(row % 5)]
+    return order
+
+
+def _shuffled(root: Path, rows_by_part, days=None, *, mode="full", seed=0, workers=2, at_once=None):
+    parts = _write(root, rows_by_part, days)
+    shuffle(
+        root,
+        root,
+        parts,
+        mode=mode,
+        seed=seed,
+        work=root / "work",
+        workers=workers,
+        bytes_at_once=at_once,
+    )
+    return _read(root, parts)
+
+
+@given(st.integers(1, 5000), st.integers(0, 2**70), st.data())
+@settings(max_examples=60, deadline=None)
+def test_permutation(n: int, seed: int, data) -> None:
+    keys = round_keys(seed)
+    whole = permute(0, n, n, keys)
+    assert np.array_equal(np.sort(whole), np.arange(n))
+    begin = data.draw(st.integers(0, n))
+    end = data.draw(st.integers(begin, n))
+    assert np.array_equal(permute(begin, end, n, keys), whole[begin:end])
+
+
+def test_permutation_of_large_domains_stays_inside_and_apart() -> None:
+    for n in (2**32 - 1, 2**32, 4_195_197_692, 2**60 + 1):
+        images = permute(n - 5000, n, n, round_keys(3))
+        assert images.min() >= 0
+        assert images.max() < n
+        assert len(np.unique(images)) == 5000
+
+
+def test_permutation_stays_what_it_is() -> None:
+    """An output must not change with the version of this program or of NumPy."""
+    assert permute(0, 10, 10, round_keys(7)).tolist() == EXPECTED_OF_TEN
+
+
+EXPECTED_OF_TEN = [1, 9, 0, 3, 5, 4, 2, 8, 7, 6]
+
+
+def _chi_square(counts: np.ndarray) -> float:
+    expected = counts.mean()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_every_order_of_four_is_equally_likely() -> None:
+    counts = dict.fromkeys(itertools.permutations(range(4)), 0)
+    for seed in range(12_000):
+        counts[tuple(permute(0, 4, 4, round_keys(seed)).tolist())] += 1
+    # 23 degrees of freedom: above 49.7 once in a thousand random generators
+    assert _chi_square(np.array(list(counts.values()))) < 49.7
+
+
+def test_neighbours_are_parted() -> None:
+    """From each tenth of the rows, equally many to each tenth; no trace of the old order."""
+    n = 200_000
+    images = permute(0, n, n, round_keys(5))
+    tenths = np.arange(n) // (n // 10) * 10 + images // (n // 10)
+    counts = np.bincount(tenths, minlength=100)
+    # margins are fixed, so (10 - 1)² = 81 degrees of freedom: above 125.6 once in a thousand
+    assert _chi_square(counts) < 125.6
+    assert abs(np.corrcoef(np.arange(n), images)[0, 1]) < 0.01
+    steps = np.diff(images)
+    assert np.count_nonzero(np.abs(steps) < 10) < 3 * 20  # 20 expected
+    assert len(np.unique(steps % 64)) == 64
+
+
+@pytest.mark.parametrize("mode", ["full", "file"])
+def test_order_is_of_seed_and_rows_alone(mode: str, tmp_path: Path) -> None:
+    """Other parts, workers, memory: the same order; another seed: another."""
+    first = _shuffled(tmp_path / "a", [300, 200, 500], [0, 0, 1], mode=mode)
+    assert sorted(first) == list(range(1000))
+    assert first != sorted(first)
+    for i, (rows, days, workers, at_once) in enumerate(
+        [
+            ([500, 500], [0, 1], 1, None),
+            ([100] * 10, [0] * 5 + [1] * 5, 4, 3000),
+            ([0, 499, 1, 0, 500, 0], [0, 0, 0, 0, 1, 1], 3, 1),
+        ]
+    ):
+        root = tmp_path / str(i)
+        got = _shuffled(root, rows, days, mode=mode, workers=workers, at_once=at_once)
+        assert got == first
+    assert _shuffled(tmp_path / "seed", [300, 200, 500], [0, 0, 1], mode=mode, seed=1) != first
+
+
+def test_mode_file_keeps_days_apart_and_in_order(tmp_path: Path) -> None:
+    days = [3, 3, 4, 6]
+    order = _shuffled(tmp_path / "file", [100, 50, 200, 1], days, mode="file", at_once=500)
+    assert sorted(order[:150]) == list(range(150))
+    assert sorted(order[150:350]) == list(range(150, 350))
+    assert order[350] == 350
+    assert order[:150] != list(range(150))
+    again = _shuffled(tmp_path / "other", [150, 150], [3, 4], mode="file")
+    assert again[:150] == order[:150]  # of the rows of that day alone
+    assert [row - 150 for row in again[150:]] != again[:150]  # days have orders of their own
+    full = _shuffled(tmp_path / "full", [100, 50, 200, 1], days, mode="full", at_once=500)
+    assert any(row >= 150 for row in full[:150])
+
+
+def test_into_another_directory(tmp_path: Path) -> None:
+    """The source stays; the same rows come out as in place."""
+    expected = _shuffled(tmp_path / "in_place", [30, 40])
+    parts = _write(tmp_path / "source", [30, 40])
+    arguments = {"mode": "full", "seed": 0, "work": tmp_path / "work", "workers": 1}
+    shuffle(tmp_path / "source", tmp_path / "target", parts, **arguments)
+    assert _read(tmp_path / "target", parts) == expected
+    assert _read(tmp_path / "source", parts) == list(range(70))
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    assert _shuffled(tmp_path / "none", []) == []
+    assert _shuffled(tmp_path / "empty", [0, 0]) == []
+    assert _shuffled(tmp_path / "one", [1]) == [0]
+
+
+def test_parts_are_written_as_the_engines_do(tmp_path: Path) -> None:
+    """Row groups, checksums, encodings: those of a part that was written at once."""
+    rows = ROW_GROUP_ROWS + 1000
+    root = tmp_path / "big"
+    table = pa.table(
+        [np.zeros(rows, np.float32), np.arange(rows, dtype=np.int32), [[]] * rows], schema=SCHEMA
+    )
+    write_part(table, root / "train" / "part.0.parquet")
+    parts = [Part("train/part.0.parquet", rows, 0)]
+    shuffle(root, root, parts, mode="full", seed=0, work=root / "work", workers=1)
+    got = pq.read_table(root / parts[0].file)
+    write_part(got, root / "again.parquet")
+    assert (root / parts[0].file).read_bytes() == (root / "again.parquet").read_bytes()
+    assert pq.read_metadata(root / parts[0].file).num_row_groups == 2
+    assert np.array_equal(np.sort(got["row"].to_numpy()), np.arange(rows))
+
+
+def test_progress_sums_to_the_rows(tmp_path: Path) -> None:
+    parts = _write(tmp_path, [100, 100, 50])
+    for _ in range(2):  # the second finds all done
+        done: list[float] = []
+        shuffle(
+            tmp_path,
+            tmp_path,
+            parts,
+            mode="full",
+            seed=0,
+            work=tmp_path / "work",
+            workers=2,
+            report=done.append,
+            bytes_at_once=1000,
+        )
+        assert sum(done) == 250
+
+
+class _Pulled(BaseException):
+    """The plug: no handler of the code under test may take it."""
+
+
+def test_interrupted_at_every_file_and_continued(tmp_path: Path, monkeypatch) -> None:
+    """The process may end before or after any of its renames: the bytes come out the same."""
+    rows = [40, 30, 0, 60, 20]
+    parts = _write(tmp_path / "whole", rows)
+    arguments = {"mode": "full", "seed": 3, "workers": 1, "bytes_at_once": 800}
+    shuffle(
+        tmp_path / "whole", tmp_path / "whole", parts, work=tmp_path / "whole" / "work", **arguments
+    )
+    expected = [(tmp_path / "whole" / part.file).read_bytes() for part in parts]
+
+    replace = etl.shuffle.os.replace
+    for when in itertools.product(range(1000), ("before", "after")):
+        root = tmp_path / "-".join(map(str, when))
+        _write(root, rows)
+        count, pulled = itertools.count(), False
+
+        def pull(source, target, *, count=count, when=when) -> None:
+            now = next(count) == when[0]
+            if now and when[1] == "before":
+                raise _Pulled
+            replace(source, target)
+            if now:
+                raise _Pulled
+
+        with monkeypatch.context() as patch:
+            patch.setattr("os.replace", pull)
+            try:
+                shuffle(root, root, parts, work=root / "work", **arguments)
+            except _Pulled:
+                pulled = True
+        shuffle(root, root, parts, work=root / "work", **arguments)
+        assert [(root / part.file).read_bytes() for part in parts] == expected, when
+        if not pulled:
+            break
+    assert when[0] > 15  # plan, runs, marker, parts, buckets, marker
+
+
+def test_a_continued_shuffle_does_not_repeat_what_is_done(tmp_path: Path, monkeypatch) -> None:
+    parts = _write(tmp_path, [50] * 6)
+    arguments = {"mode": "full", "seed": 0, "work": tmp_path / "work", "workers": 1}
+    written: list[str] = []
+
+    def write(table: pa.Table, path: Path) -> None:
+        if len(written) == 3:
+            raise OutputError("disk full")
+        written.append(path.name)
+        write_part(table, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("etl.shuffle.write_part", write)
+        with pytest.raises(OutputError, match="disk full"):
+            shuffle(tmp_path, tmp_path, parts, bytes_at_once=1000, **arguments)
+    monkeypatch.setattr("etl.shuffle._scatter", None)  # it would have to read replaced parts
+    written = ["none"] * 4
+    monkeypatch.setattr("etl.shuffle.write_part", write)
+    shuffle(tmp_path, tmp_path, parts, bytes_at_once=1000, **arguments)
+    assert 3 <= len(written) - 4 <= 4  # of six; one bucket may be repeated
+    assert sorted(_read(tmp_path, parts)) == list(range(300))
+
+
+def test_refused(tmp_path: Path) -> None:
+    parts = _write(tmp_path, [50, 50])
+    arguments = {"mode": "full", "seed": 0, "work": tmp_path / "work", "workers": 1}
+    with pytest.raises(SettingsError, match="unknown"):
+        shuffle(tmp_path, tmp_path, parts, **{**arguments, "mode": "none"})
+    with pytest.raises(SettingsError, match="negative"):
+        shuffle(tmp_path, tmp_path, parts, **{**arguments, "seed": -1})
+    with pytest.raises(BadInputError, match=r"part\.1\.parquet: 50 rows instead of 51"):
+        shuffle(tmp_path, tmp_path, [parts[0], Part(parts[1].file, 51, 0)], **arguments)
+    shuffle(tmp_path, tmp_path, parts, **arguments)
+    with pytest.raises(OutputError, match="other rows or settings"):
+        shuffle(tmp_path, tmp_path, parts, **{**arguments, "seed": 1})
+
+
+def test_damage_is_not_shuffled(tmp_path: Path) -> None:
+    """A flipped byte in a part stops it before any part is replaced."""
+    parts = _write(tmp_path, [5000, 5000])
+    path = tmp_path / parts[1].file
+    data = bytearray(path.read_bytes())
+    data[pq.read_metadata(path).row_group(0).column(1).data_page_offset + 40] ^= 4
+    path.write_bytes(data)
+    before = (tmp_path / parts[0].file).read_bytes()
+    with pytest.raises(BadInputError, match=r"part\.1\.parquet: cannot be read"):
+        shuffle(tmp_path, tmp_path, parts, mode="full", seed=0, work=tmp_path / "work", workers=2)
+    assert (tmp_path / parts[0].file).read_bytes() == before
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """120 MB of rows pass through a process that may take a fraction of it."""
+    program = """
+        import resource, sys
+        from pathlib import Path
+        import numpy as np, pyarrow as pa
+        from etl.parquet import write_part
+        from etl.permutation import permute, round_keys
+        from etl.shuffle import Part, shuffle
+        root, rows = Path(sys.argv[1]), 25_000
+        rng = np.random.default_rng(0)
+        parts = []
+        for i in range(40):
+            columns = [rng.integers(0, 1000, rows, np.int32) for j in range(30)]
+            columns = [pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(c)])
+                       for c in columns]
+            table = pa.Table.from_arrays(columns, [f"c{j}" for j in range(30)])
+            write_part(table, root / f"train/part.{i}.parquet")
+            parts.append(Part(f"train/part.{i}.parquet", rows, 0))
+        permute(0, 1, 1, round_keys(0))
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        before = peak()
+        shuffle(root, root, parts, mode="full", seed=0, work=root / "work", workers=1,
+                bytes_at_once=6 << 20)
+        print(peak() - before, sum(file.stat().st_size for file in (root / "work").iterdir()))
+        heavy = {"nvtabular", "dask", "pandas", "torch"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    grown, left = map(float, done.stdout.split())
+    assert grown < 40  # MiB; with everything in memory it would be 120 or more
+    assert left < 1 << 20  # the space on disk is given back
