@@ -1,0 +1,235 @@
+"""Fitting and transforming blocks in threads of one process, without NVTabular.
+
+Every heavy step (reading, parsing, sorting, encoding, writing parquet) runs without the
+interpreter lock. A block is read in pieces that fit the processor's caches, and nothing larger
+than a piece and a row group is held per thread, so memory does not depend on the size of blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from clicklog.errors import BadInputError, SettingsError
+from clicklog.raw import Block, cut_blocks, read_block
+from clicklog.rows import CategoryValues, Ragged, RawRows
+from clicklog.spec import CategoricalColumn, FeatureSpec
+from etl.counting import Counts, count, merge
+from etl.cpu_runs import Run, RunFile, Runs
+from etl.moments import merge_moments, moments, normalized, statistics
+from etl.plan import Unit
+from etl.results import UnitResult, count_bits
+from etl.state import Piece, finish_unit
+from workflows import compiled
+from workflows.vocabulary import FittedVocabulary, finish
+from workflows.writer import Fitted
+
+if TYPE_CHECKING:
+    from workflows.compiled import CompiledWorkflow
+
+log = logging.getLogger(__name__)
+
+#: Text that is parsed at once: with what it becomes it stays in a core's caches, and freed memory
+#: is used again instead of going back to the system (twice as fast as pieces of 64 MiB).
+PIECE_BYTES = 8 << 20
+#: The same for parquet, in rows.
+PIECE_ROWS = 32 << 10
+#: Changes when the partial results of another version cannot be used.
+_RUNS_VERSION = 1
+
+
+def fit(
+    blocks: list[Block],
+    spec: FeatureSpec,
+    directory: Path,
+    *,
+    workers: int,
+    reject: bool,
+    report: Callable[[float], object] = lambda rows: None,
+) -> Fitted:
+    """Count the categories and measure the dense columns of some blocks.
+
+    What is counted is durable in ``directory`` block by block. Called again with the same
+    arguments, after whatever end the first call took, it does what is missing. The result depends
+    on the blocks and the spec alone.
+
+    Args:
+        blocks: of the training days.
+        spec: the columns.
+        directory: for partial results: one small file per block, later one of many blocks.
+        workers: threads.
+        reject: leave bad rows out instead of raising.
+        report: called with the rows that were done since the last call.
+
+    Raises:
+        BadRowError: a row breaks the spec: of the bad rows, the first in the order of ``blocks``.
+        BadInputError: a block cannot be read, or there are no rows.
+        OutputError: ``directory`` cannot be written.
+    """
+    key = _key(blocks, spec, reject)
+    runs = Runs(directory, len(blocks), len(spec.vocabularies), key)
+    runs.compact()
+    report(sum(int(run.array("rows")) for run in runs.files))
+
+    def fit_block(index: int) -> int:
+        log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
+        run = _count_block(blocks[index], spec, reject)
+        runs.add(index, run)
+        return run.rows
+
+    with _threads(workers) as pool:
+        # In the order of blocks, so that of several errors it is always the same one that is told.
+        for future in [pool.submit(fit_block, index) for index in runs.missing]:
+            report(future.result())
+        return _finish(runs.files, spec, pool)
+
+
+@contextlib.contextmanager
+def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads; at the end, whatever it is, work that has not begun is dropped."""
+    pool = ThreadPoolExecutor(workers, "etl")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _key(blocks: list[Block], spec: FeatureSpec, reject: bool) -> str:
+    """A digest of everything that partial results depend on."""
+    described = [_RUNS_VERSION, PIECE_BYTES, spec.to_dict(), reject]
+    described += [dataclasses.astuple(block) for block in blocks]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _read(block: Block, spec: FeatureSpec, reject: bool) -> Iterator[RawRows]:
+    """The rows of a block, in pieces."""
+    for piece in _pieces(block, spec):
+        yield read_block(piece, spec, reject=reject)
+
+
+def _pieces(block: Block, spec: FeatureSpec) -> list[Block]:
+    if spec.input.format != "parquet":
+        return cut_blocks(block.path, block.begin, block.end, PIECE_BYTES, block.source)
+    cuts = [*range(block.begin, block.end, PIECE_ROWS), block.end]
+    return [
+        dataclasses.replace(block, begin=begin, end=end) for begin, end in itertools.pairwise(cuts)
+    ]
+
+
+def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
+    names = [column.vocabulary_name for column in spec.categorical]
+    vocabularies = list(spec.vocabularies)
+    counts: dict[str, list[Counts]] = {name: [] for name in vocabularies}
+    nulls = dict.fromkeys(vocabularies, 0)
+    measured = []
+    rows_read = 0
+    for rows in _read(block, spec, reject):
+        rows_read += len(rows)
+        missing = count_bits(rows.categorical_missing, len(names))
+        for j, column in enumerate(spec.categorical):
+            counts[names[j]].append(_count_column(rows.categorical[j], column, int(missing[j])))
+            nulls[names[j]] += 0 if column.multi_hot else int(missing[j])
+        if normalized(spec):
+            measured.append(moments(rows, spec))
+    merged = merge_moments(measured) if measured else np.zeros((len(spec.dense), 4))
+    return Run(
+        rows=rows_read,
+        nulls=np.array([nulls[name] for name in vocabularies], np.int64),
+        moments=merged,
+        counts=[merge(counts[name]) for name in vocabularies],
+    )
+
+
+def _count_column(values: CategoryValues, column: CategoricalColumn, missing: int) -> Counts:
+    if column.hash_buckets:  # ids by a formula: nothing to learn
+        return count(values[:0] if not isinstance(values, Ragged) else values.values[:0])
+    if isinstance(values, Ragged):
+        return count(values.values)
+    return count(values, placeholders=missing)
+
+
+def _finish(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor) -> Fitted:
+    rows = sum(int(file.array("rows")) for file in files)
+    if not rows:
+        raise BadInputError("the training days have no well-formed row", "look at their first line")
+    files = sorted(files, key=lambda file: file.path.stat().st_size)  # merges small ones first
+    nulls = sum(file.array("nulls") for file in files)
+
+    def vocabulary(v: int, columns: tuple[CategoricalColumn, ...]) -> FittedVocabulary:
+        counts = merge(file.counts(v) for file in files)
+        return finish(_plain(counts, columns[0]), counts.counts, columns[0], int(nulls[v]))
+
+    found = pool.map(vocabulary, range(len(nulls)), spec.vocabularies.values())
+    in_order = sorted(files, key=lambda file: file.first_block)
+    merged = merge_moments([file.array("moments") for file in in_order])
+    return Fitted(
+        statistics=statistics(merged, spec) if normalized(spec) else {},
+        vocabularies=dict(zip(spec.vocabularies, found, strict=True)),
+    )
+
+
+def _plain(counts: Counts, column: CategoricalColumn) -> np.ndarray | pa.StringArray:
+    """Values as vocabularies hold them: int64, or strings with 32-bit offsets."""
+    if not isinstance(counts.values, pa.Array):
+        return counts.values.astype(np.int64)
+    try:
+        return counts.values.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise SettingsError(
+            f"column {column.name}: {len(counts)} different strings, over 2 GiB together",
+            "set hash_buckets for this column in the spec",
+        ) from None
+
+
+def transform(
+    units: list[Unit],
+    workflow_path: Path,
+    parts: Path,
+    work: Path,
+    *,
+    workers: int,
+    reject: bool,
+) -> Iterator[UnitResult]:
+    """Transform units with a saved workflow; write their parts and records.
+
+    Args:
+        units: what to do.
+        workflow_path: the saved workflow: training data are made by what inference will load.
+        parts: directory of the splits' parts.
+        work: directory of the run's state; see :func:`etl.state.finish_unit`.
+        workers: threads; each does whole units.
+        reject: leave bad rows out instead of raising.
+
+    Yields:
+        Results in the order of ``units``.
+
+    Raises:
+        BadRowError, BadInputError, OutputError: of the first unit that fails; units that were not
+            begun are left.
+    """
+    workflow = compiled.load(workflow_path)
+
+    def transform_unit(unit: Unit) -> UnitResult:
+        log.debug("begin %s", unit.file)
+        return finish_unit(unit, _encoded(unit.block, workflow, reject), parts, work)
+
+    with _threads(workers) as pool:
+        for future in [pool.submit(transform_unit, unit) for unit in units]:
+            yield future.result()
+
+
+def _encoded(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
+    for rows in _read(block, workflow.spec, reject):
+        encoded = workflow.transform(rows)
+        yield rows, compiled.to_table(encoded, workflow.schema), encoded.oov
