@@ -54,13 +54,38 @@ def _finish(hashed, length):
     return np.uint32(hashed ^ (hashed >> np.uint32(16)))
 
 
+@numba.njit(nogil=True, inline="always")
+def murmur3_of_int(value):
+    """The hash of one int64, for compiled code."""
+    bits = np.uint64(value)
+    hashed = _mix(np.uint32(0), np.uint32(bits & np.uint64(0xFFFFFFFF)))
+    return _finish(_mix(hashed, np.uint32(bits >> np.uint64(32))), 8)
+
+
+@numba.njit(nogil=True, inline="always")
+def murmur3_of_bytes(data, at, end):
+    """The hash of the bytes ``data[at:end]``, for compiled code."""
+    length = end - at
+    hashed = np.uint32(0)
+    while at + 4 <= end:
+        word = np.uint32(data[at])
+        for k in range(1, 4):
+            word = np.uint32(word | (np.uint32(data[at + k]) << np.uint32(8 * k)))
+        hashed = _mix(hashed, word)
+        at += 4
+    if at < end:
+        word = np.uint32(0)
+        for k in range(end - at):
+            word = np.uint32(word | (np.uint32(data[at + k]) << np.uint32(8 * k)))
+        hashed = np.uint32(hashed ^ _scramble(word))
+    return _finish(hashed, length)
+
+
 @numba.njit(nogil=True, cache=True)
 def _hash_ints(values):
     hashes = np.empty(len(values), np.uint32)
     for i in range(len(values)):
-        bits = np.uint64(values[i])
-        hashed = _mix(np.uint32(0), np.uint32(bits & np.uint64(0xFFFFFFFF)))
-        hashes[i] = _finish(_mix(hashed, np.uint32(bits >> np.uint64(32))), 8)
+        hashes[i] = murmur3_of_int(values[i])
     return hashes
 
 
@@ -68,19 +93,5 @@ def _hash_ints(values):
 def _hash_strings(offsets, data):
     hashes = np.empty(len(offsets) - 1, np.uint32)
     for i in range(len(hashes)):
-        at, end = offsets[i], offsets[i + 1]
-        length = end - at
-        hashed = np.uint32(0)
-        while at + 4 <= end:
-            word = np.uint32(data[at])
-            for k in range(1, 4):
-                word = np.uint32(word | (np.uint32(data[at + k]) << np.uint32(8 * k)))
-            hashed = _mix(hashed, word)
-            at += 4
-        if at < end:
-            word = np.uint32(0)
-            for k in range(end - at):
-                word = np.uint32(word | (np.uint32(data[at + k]) << np.uint32(8 * k)))
-            hashed = np.uint32(hashed ^ _scramble(word))
-        hashes[i] = _finish(hashed, length)
+        hashes[i] = murmur3_of_bytes(data, offsets[i], offsets[i + 1])
     return hashes
