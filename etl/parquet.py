@@ -22,11 +22,8 @@ ROW_GROUP_ROWS = 128 << 10
 
 
 def arrow_schema(schema: TableSchema) -> pa.Schema:
-    """label float32, dense float32, ids int32; nothing nullable."""
-    names = [schema.label, *schema.dense]
-    fields = [pa.field(name, pa.float32(), nullable=False) for name in names]
-    fields += [pa.field(name, pa.int32(), nullable=False) for name in schema.categorical]
-    return pa.schema(fields)
+    """See :attr:`clicklog.schema.TableSchema.arrow`."""
+    return schema.arrow
 
 
 def write_part(table: pa.Table, path: Path) -> int:
