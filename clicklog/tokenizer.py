@@ -8,6 +8,15 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from clicklog.complaints import (
+    BAD_HEX,
+    BAD_INTEGER,
+    BAD_LABEL,
+    BIG_INT32,
+    FIELD_COUNT,
+    complaint,
+    shown,
+)
 from clicklog.rows import BadRow, Ragged, RawRows
 from clicklog.spec import FeatureSpec
 
@@ -17,7 +26,6 @@ __all__ = ["BadRow", "Ragged", "RawRows", "parse_rows"]
 DESCRIBED_BAD_ROWS = 100
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
-_BAD_LABEL, _BAD_INTEGER, _BIG_INTEGER, _BAD_HEX, _BAD_FIELD_COUNT = 1, 2, 3, 4, 5
 
 
 def parse_rows(
@@ -31,7 +39,13 @@ def parse_rows(
             integers, labels 0 or 1; an empty field is missing (a label may not be).
         label: whether the rows begin with the label.
         reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
+
+    Specs that are not ``tokenized`` have more raw types; see :func:`clicklog.text.parse_text`.
     """
+    if not spec.tokenized:
+        from clicklog.text import parse_text, plain_layout
+
+        return parse_text(data, spec, plain_layout(spec, label=label), reject=reject)
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
         buffer = np.append(buffer, np.uint8(_NEWLINE))
@@ -74,24 +88,18 @@ def _describe(
     line_end: int,
 ) -> BadRow:
     text = bytes(buffer[line_begin:line_end]).removesuffix(b"\r")
-    if code == _BAD_FIELD_COUNT:
+    if code == FIELD_COUNT:
         return BadRow(line, f"{column} fields instead of {len(names)}", "", text)
-    value = bytes(buffer[begin : min(end, begin + 40)]).decode("utf-8", "replace")
-    expected = {
-        _BAD_LABEL: "a label is 0 or 1",
-        _BAD_INTEGER: "an integer is needed, or nothing",
-        _BIG_INTEGER: "it does not fit 32 bits",
-        _BAD_HEX: "1 to 8 hexadecimal digits are needed, or nothing",
-    }[code]
     name = names[column]
-    return BadRow(line, f"column {name}: {value!r}: {expected}", name, text)
+    value = shown(bytes(buffer[begin:end]))
+    return BadRow(line, complaint(name, value, code), name, text)
 
 
 #: Value of each byte as a hexadecimal digit; 255: it is none. A table, because branches on the
 #: digits of hashes are mispredicted half of the time.
-_HEX_DIGIT = np.full(256, 255, np.uint8)
-_HEX_DIGIT[48:58] = np.arange(10)
-_HEX_DIGIT[65:71] = _HEX_DIGIT[97:103] = np.arange(10, 16)
+HEX_DIGIT = np.full(256, 255, np.uint8)
+HEX_DIGIT[48:58] = np.arange(10)
+HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -117,9 +125,9 @@ def _parse(buffer, has_label, labels, dense, categorical, missing, row_line, bad
             if buffer[at] == 48 or buffer[at] == 49:
                 labels[row] = buffer[at] - 48
                 at += 1
-                code = _next_field(buffer, at, columns == 1, _BAD_LABEL)
+                code = _next_field(buffer, at, columns == 1, BAD_LABEL)
             else:
-                code = _BAD_LABEL
+                code = BAD_LABEL
             at += 1
             column = 1
         mask = np.uint64(0)
@@ -139,15 +147,15 @@ def _parse(buffer, has_label, labels, dense, categorical, missing, row_line, bad
             if at == field:
                 mask |= np.uint64(1) << np.uint64(column - dense_begin)
             elif at == digits:
-                code = _BAD_INTEGER
+                code = BAD_INTEGER
             if negative:
                 value = -value
             if np.uint8(byte - 48) < 10 or value != np.int32(value):
-                code = _BIG_INTEGER if _is_integer(buffer, digits) else _BAD_INTEGER
+                code = BIG_INT32 if _is_integer(buffer, digits) else BAD_INTEGER
             dense[column - dense_begin, row] = np.int32(value)
             column += 1
             if code == 0 and (byte != _TAB or column == columns):
-                code = _next_field(buffer, at, column == columns, _BAD_INTEGER)
+                code = _next_field(buffer, at, column == columns, BAD_INTEGER)
             at = field if code else at + 1
         missing[0, row] = mask
         mask = np.uint64(0)
@@ -158,22 +166,22 @@ def _parse(buffer, has_label, labels, dense, categorical, missing, row_line, bad
             if at + 8 < size:  # nearly always 8 digits
                 invalid = np.uint8(0)
                 for i in range(8):
-                    digit = _HEX_DIGIT[buffer[at + i]]
+                    digit = HEX_DIGIT[buffer[at + i]]
                     invalid |= digit
                     value32 = np.uint32((value32 << np.uint32(4)) | np.uint32(digit))
             if invalid < 16:
                 at += 8
             else:
                 value32 = np.uint32(0)
-                while _HEX_DIGIT[buffer[at]] < 16 and at - field < 8:
-                    value32 = np.uint32((value32 << np.uint32(4)) | _HEX_DIGIT[buffer[at]])
+                while HEX_DIGIT[buffer[at]] < 16 and at - field < 8:
+                    value32 = np.uint32((value32 << np.uint32(4)) | HEX_DIGIT[buffer[at]])
                     at += 1
                 if at == field:
                     mask |= np.uint64(1) << np.uint64(column - categorical_begin)
             categorical[column - categorical_begin, row] = value32
             column += 1
             if buffer[at] != _TAB or column == columns:
-                code = _next_field(buffer, at, column == columns, _BAD_HEX)
+                code = _next_field(buffer, at, column == columns, BAD_HEX)
             at = field if code else at + 1
         missing[1, row] = mask
         if code == 0:
@@ -194,9 +202,9 @@ def _next_field(buffer, at, last, otherwise):
     """0 if the field ends at ``at`` as it should; else an error code."""
     byte = buffer[at]
     if byte == _NEWLINE or (byte == _RETURN and buffer[at + 1] == _NEWLINE):
-        return 0 if last else _BAD_FIELD_COUNT
+        return 0 if last else FIELD_COUNT
     if byte == _TAB:
-        return _BAD_FIELD_COUNT if last else 0
+        return FIELD_COUNT if last else 0
     return otherwise
 
 
@@ -227,7 +235,7 @@ def _note_bad_row(buffer, begin, line, code, column, columns, bad, bad_count):
             field_end += 1
         # A wrong number of fields explains any other error of the row.
         bad[bad_count, 0] = line
-        bad[bad_count, 1] = code if fields == columns else _BAD_FIELD_COUNT
+        bad[bad_count, 1] = code if fields == columns else FIELD_COUNT
         bad[bad_count, 2] = column if fields == columns else fields
         bad[bad_count, 3] = field_begin
         bad[bad_count, 4] = field_end
