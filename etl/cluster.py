@@ -6,8 +6,8 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterator
-from importlib.util import find_spec
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nvt_compat  # noqa: F401
@@ -15,33 +15,16 @@ import nvt_compat  # noqa: F401
 from distributed import Client, LocalCluster
 
 from clicklog.errors import SettingsError
+from etl.engines import cores, gpu_count
 
 #: Shares of a GPU's memory: RMM's pool, and where Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8
 CONNECT_SECONDS = 10
 
 
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def gpu_count() -> int:
-    """GPUs that cuDF can use here (``CUDA_VISIBLE_DEVICES`` counts); 0 without cuDF."""
-    if find_spec("cudf") is None or find_spec("dask_cuda") is None:
-        return 0
-    from numba import cuda
-
-    return len(cuda.gpus) if cuda.is_available() else 0
-
-
 @contextlib.contextmanager
 def cluster(
-    scheduler: str | None, workers: int | None, directory: Path
+    scheduler: str | None, workers: int | None, directory: Path, shared: Path
 ) -> Iterator[tuple[Client, bool]]:
     """A client, and whether its workers have GPUs.
 
@@ -50,9 +33,11 @@ def cluster(
             :func:`local_cluster`.
         workers: see :func:`local_cluster`.
         directory: see :func:`local_cluster`.
+        shared: a directory that every worker must see.
 
     Raises:
-        SettingsError: no scheduler answers at the address, or it has no workers.
+        SettingsError: no scheduler answers at the address, it has no workers, they do not see
+            the shared directory, or they have GPUs and this machine has none.
     """
     if not scheduler:
         with local_cluster(workers, directory) as client:
@@ -65,10 +50,39 @@ def cluster(
             f"--scheduler {scheduler}: {error}", "start one with `dask scheduler`"
         ) from error
     with client:
+        yield client, _checked(client, f"--scheduler {scheduler}", shared)
+
+
+def _checked(client: Client, name: str, shared: Path) -> bool:
+    """Whether the workers of a cluster that runs already have GPUs."""
+    try:
         gpus = client.run(gpu_count)
         if not gpus:
-            raise SettingsError(f"--scheduler {scheduler}: no workers", "start some for it")
-        yield client, all(gpus.values())
+            raise SettingsError(f"{name}: no workers", "start some for it")
+        sees = client.run(os.path.isdir, str(shared))
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"{name}: its workers have no module {error.name}",
+            "install this project on every host of the cluster, or put it into PYTHONPATH there",
+        ) from error
+    blind = sorted(worker for worker, seen in sees.items() if not seen)
+    if blind:
+        raise SettingsError(
+            f"{name}: {len(blind)} of {len(sees)} workers do not see {shared}: {blind[0]} …",
+            "choose an --output_path on a file system that all hosts share at the same path",
+        )
+    if any(gpus.values()) and not all(gpus.values()):
+        raise SettingsError(
+            f"{name}: {sum(map(bool, gpus.values()))} of {len(gpus)} workers have GPUs",
+            "use workers of one kind; without GPUs: CUDA_VISIBLE_DEVICES='' for each",
+        )
+    gpu = all(gpus.values())
+    if gpu and not gpu_count():
+        raise SettingsError(
+            f"{name}: its workers have GPUs, and this machine has none that cuDF can use",
+            "start the run on one of the cluster's hosts: the workflow is built here, with cuDF",
+        )
+    return gpu
 
 
 @contextlib.contextmanager
@@ -100,15 +114,43 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
         from dask_cuda import LocalCUDACluster
 
         # It sets a preload of its own, so nvt_compat reaches its workers by pre_import.
-        started = LocalCUDACluster(
-            **options,
-            rmm_pool_size=POOL_SHARE,
-            device_memory_limit=SPILL_SHARE,
-            pre_import="nvt_compat",
-        )
+        options |= {
+            "rmm_pool_size": POOL_SHARE,
+            "device_memory_limit": SPILL_SHARE,
+            "pre_import": "nvt_compat",
+        }
+        started = _uninterrupted(lambda: LocalCUDACluster(**options))
     else:
-        started = LocalCluster(**options, processes=True)
+        started = _uninterrupted(lambda: LocalCluster(**options, processes=True))
     with started, Client(started) as client:
-        # Ctrl-C reaches them too; it is ours to stop them, without tracebacks.
-        client.run(_ignore_interrupts)
         yield client
+
+
+def _uninterrupted(start: Callable):
+    """``start()``, the processes of which never see Ctrl-C.
+
+    It reaches all processes of a terminal; it is ours to stop the workers, without tracebacks.
+    They inherit the signal mask of the thread that starts them, so it is another than this one:
+    Ctrl-C still reaches us, and is raised once there is something to stop.
+    """
+    outcome: dict = {}
+
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            outcome["value"] = start()
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, name="start-workers")
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        thread.join()
+        if "value" in outcome:
+            outcome["value"].close()
+        raise
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["value"]

@@ -12,8 +12,9 @@ from pathlib import Path
 from clicklog.errors import BadInputError
 from clicklog.raw import find_days, read_block, read_bytes
 from clicklog.splits import SPLITS
+from etl.output import check_output
 from etl.plan import Plan, make_plan
-from etl.run import EtlSettings, check_output
+from etl.settings import EtlSettings
 
 SAMPLE_BYTES = 4 << 20
 #: Peak memory of a worker over the size of its block: raw text, typed columns, merged codes.
@@ -40,7 +41,7 @@ class Needs:
 def dry_run(settings: EtlSettings) -> str:
     """A text that says what a run would do. Writes nothing below the output path."""
     days = find_days(settings.input_path, settings.days)
-    check_output(settings.output_path)
+    check_output(settings.output_path, resume=settings.resume, restart=settings.restart)
     packed = [day for day in days if day.compressed]
     if packed:
         listed = "\n".join(f"  {day.path}: {day.size / 1e6:.1f} MB" for day in days)
@@ -72,7 +73,7 @@ def dry_run(settings: EtlSettings) -> str:
 
 def _measure(plan: Plan, settings: EtlSettings) -> Needs:
     """Fit and transform the first rows in this process."""
-    from etl.cluster import cores, gpu_count
+    from etl.engines import cores, gpu_count
     from etl.parquet import write_part
 
     gpus = gpu_count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -15,51 +14,30 @@ import dask.dataframe as dd
 import numpy as np
 import nvtabular
 import pyarrow as pa
+import pyarrow.compute as pc
 from distributed import Client, KilledWorker, as_completed, get_worker
 from merlin.dag import Graph
 from nvtabular.ops import StatOperator
 
 from clicklog.errors import ClickLogError
 from clicklog.raw import Block, read_block
+from clicklog.rows import RawRows, empty_rows
 from clicklog.schema import TableSchema
-from clicklog.spec import FIRST_OOV_ID, NULL_ID, FeatureSpec
-from clicklog.tokenizer import RawRows, parse_rows
-from etl.parquet import arrow_schema, write_part
+from clicklog.spec import FIRST_OOV_ID, FeatureSpec
 from etl.plan import Unit
+from etl.results import UnitResult
+from etl.state import finish_unit
 from workflows import inspect, to_frame
 from workflows.graph import build
 from workflows.store import load
+
+log = logging.getLogger(__name__)
 
 _PROGRESS = "etl-rows"
 
 
 class WorkerLostError(ClickLogError):
     """A Dask worker died again and again, in nearly all cases for want of memory."""
-
-
-@dataclasses.dataclass
-class UnitResult:
-    """What became of a unit.
-
-    Attributes:
-        unit: the unit.
-        rows: rows written.
-        bad_count: rows left out.
-        bad: line in the unit, from 0, and reason of the first of them.
-        positives: rows with label 1.
-        dense_missing: per dense column, rows in which it was missing.
-        null: per categorical column, rows in which it was missing.
-        oov: per categorical column, rows with an out-of-vocabulary value.
-    """
-
-    unit: Unit
-    rows: int
-    bad_count: int
-    bad: list[tuple[int, str]]
-    positives: int
-    dense_missing: np.ndarray
-    null: np.ndarray
-    oov: np.ndarray
 
 
 def fit(
@@ -90,7 +68,7 @@ def fit(
         BadRowError: a row breaks the spec.
         WorkerLostError: workers run out of memory.
     """
-    empty = to_frame(parse_rows(b"", spec, label=True), spec, gpu=gpu)
+    empty = to_frame(empty_rows(spec, label=True), spec, gpu=gpu)
     frame = dd.from_map(
         _read_frame, blocks, spec=spec, gpu=gpu, reject=reject, meta=empty, enforce_metadata=False
     )
@@ -115,7 +93,8 @@ def _read_frame(block: Block, spec: FeatureSpec, gpu: bool, reject: bool):
 def transform(
     units: list[Unit],
     workflow_path: Path,
-    split_root: Path,
+    parts: Path,
+    work: Path,
     client: Client,
     *,
     gpu: bool,
@@ -124,6 +103,15 @@ def transform(
     """Transform units with a saved workflow and write their parts; yields as they finish.
 
     The workflow is the saved one, so that training data are made by what inference will load.
+
+    Args:
+        units: what to do.
+        workflow_path: of the saved workflow.
+        parts: directory of the splits' parts.
+        work: for the records of finished units.
+        client: of a Dask cluster.
+        gpu: use cuDF frames.
+        reject: leave bad rows out instead of raising.
 
     Raises:
         BadRowError, OutputError: of the first unit that fails; the others are cancelled.
@@ -134,7 +122,8 @@ def transform(
         units,
         workflow_path=str(workflow_path),
         digest=inspect(workflow_path).digest,
-        split_root=str(split_root),
+        parts=parts,
+        work=work,
         gpu=gpu,
         reject=reject,
         pure=False,
@@ -150,30 +139,24 @@ def transform(
 
 
 def transform_unit(
-    unit: Unit, *, workflow_path: str, digest: str, split_root: str, gpu: bool, reject: bool
+    unit: Unit, *, workflow_path: str, digest: str, parts: Path, work: Path, gpu: bool, reject: bool
 ) -> UnitResult:
-    """Transform one unit and write its part."""
+    """Transform one unit and write its part and its record."""
+    log.debug("begin %s", unit.file)
     workflow, schema, spec = _loaded(workflow_path, digest)
     rows = read_block(unit.block, spec, reject=reject)
     table = transform_rows(rows, workflow, schema, spec, gpu=gpu)
-    write_part(table, Path(split_root) / unit.file)
-    ids = [table[name].to_numpy() for name in schema.categorical]
-    first_ids = [column.reserved_ids for column in spec.categorical]
-    return UnitResult(
-        unit=unit,
-        rows=len(rows),
-        bad_count=rows.bad_count,
-        bad=[(bad.line, bad.what) for bad in rows.bad],
-        positives=int(rows.label.sum()),
-        dense_missing=_count_bits(rows.dense_missing, len(spec.dense)),
-        null=np.array([np.count_nonzero(column == NULL_ID) for column in ids]),
-        oov=np.array(
-            [
-                np.count_nonzero((column >= FIRST_OOV_ID) & (column < first))
-                for column, first in zip(ids, first_ids, strict=True)
-            ]
-        ),
-    )
+    return finish_unit(unit, [(rows, table, _count_oov(table, spec))], parts, work)
+
+
+def _count_oov(table: pa.Table, spec: FeatureSpec) -> np.ndarray:
+    """Out-of-vocabulary ids per categorical column: int64 [categorical columns]."""
+    counts = []
+    for column in spec.categorical:
+        ids = table[column.name]
+        ids = (pc.list_flatten(ids) if column.multi_hot else ids).to_numpy()
+        counts.append(np.count_nonzero((ids >= FIRST_OOV_ID) & (ids < column.reserved_ids)))
+    return np.array(counts, np.int64)
 
 
 def transform_rows(
@@ -186,18 +169,14 @@ def transform_rows(
 ) -> pa.Table:
     """The columns of the training parquet for parsed rows with labels."""
     if not len(rows):  # NVTabular's operators look at a first value
-        return arrow_schema(schema).empty_table()
+        return schema.arrow.empty_table()
     frame = workflow.transform(to_frame(rows, spec, gpu=gpu))[spec.columns]
     table = (
         frame.to_arrow(preserve_index=False)
         if gpu
         else pa.Table.from_pandas(frame, preserve_index=False)
     )
-    return table.replace_schema_metadata(None).cast(arrow_schema(schema))
-
-
-def _count_bits(mask: np.ndarray, bits: int) -> np.ndarray:
-    return np.array([np.count_nonzero(mask & (np.uint64(1) << np.uint64(j))) for j in range(bits)])
+    return table.replace_schema_metadata(None).cast(schema.arrow)
 
 
 @functools.lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from etl.plan import Unit
 from etl.results import UnitResult
 
 if TYPE_CHECKING:
-    from etl.run import EtlSettings
+    from etl.settings import EtlSettings
 
 ENGINES = ("auto", "cpu", "dask")
 
@@ -66,9 +66,9 @@ def choose(engine: str, scheduler: str | None) -> str:
 
 
 @contextlib.contextmanager
-def started(settings: EtlSettings, engine: str, work: Path) -> Iterator[Engine]:
+def started(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     """The engine, ready to work; ``work`` is the directory of the run's state."""
-    with (_dask if engine == "dask" else _cpu)(settings, work) as ready:
+    with (_dask if settings.engine == "dask" else _cpu)(settings, work) as ready:
         yield ready
 
 

@@ -1,59 +1,86 @@
-"""What a run read, did and wrote, as ``manifest.json``: the last file of an output directory."""
+"""What a run read, did and wrote, as ``manifest.json``: the last file of an output directory.
+
+The same run writes the same bytes; how long it took is in ``timings.json``.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clicklog.raw import DayFile
+from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS
-from workflows import WorkflowDescription
+from etl.results import UnitResult, by_source
+from workflows.description import WorkflowDescription
 
 if TYPE_CHECKING:
-    from etl.engine_dask import UnitResult
-    from etl.run import EtlSettings
+    from etl.settings import EtlSettings
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 
 
 def make_manifest(
     settings: EtlSettings,
+    record: dict[str, Any],
     days: list[DayFile],
     results: list[UnitResult],
+    sizes: dict[str, int],
     description: WorkflowDescription,
-    seconds: dict[str, float],
 ) -> dict[str, Any]:
     """The manifest.
 
-    ``rows``: read, written, rejected; ``splits`` has per split rows, positives and, per column,
-    rows that were missing or out of vocabulary; ``by_day`` the click rate of each day.
+    ``inputs`` has per file its fingerprint and rows in, out and rejected; ``splits`` per split
+    rows, positives and, per column, rows that were missing and ids out of vocabulary; ``by_day``
+    the click rate of each day; ``files`` rows and bytes of each part.
+
+    Args:
+        settings: of the run.
+        record: see :func:`etl.state.plan_record`.
+        days: the input files.
+        results: of all units, in order.
+        sizes: bytes of each part.
+        description: of the saved workflow.
     """
     schema, spec = description.table_schema, description.spec
-    written = sum(result.rows for result in results)
-    rejected = sum(result.bad_count for result in results)
-    work = seconds.get("fit", 0.0) + seconds.get("transform", 0.0)
+    rows = {source: _rows(own) for source, own in by_source(results).items()}
     return {
         "format_version": MANIFEST_VERSION,
         "settings": settings.to_dict(),
-        "inputs": [dataclasses.asdict(day) for day in days],
-        "rows": {"in": written + rejected, "out": written, "rejected": rejected},
-        "rows_per_s": round(written / work) if work else None,
-        "seconds": seconds,
+        "inputs": [
+            {
+                "day": day.day,
+                "path": day.path,
+                "fingerprint": record["inputs"][day.path],
+                "rows": rows.get(day.source, _rows([])),
+            }
+            for day in days
+        ],
+        "rows": _rows(results),
         "splits": {split: _of_split(split, results, spec) for split in SPLITS},
         "by_day": _by_day(results),
         "num_embeddings_per_feature": schema.num_embeddings_per_feature,
         "workflow_digest": description.digest,
         "versions": description.versions,
         "files": [
-            {"file": result.unit.file, "rows": result.rows, "rejected": result.bad_count}
-            for result in results
+            {"file": r.unit.file, "rows": r.rows, "bytes": sizes[r.unit.file]} for r in results
         ],
     }
 
 
-def _of_split(split: str, results: list[UnitResult], spec) -> dict[str, Any]:
+def inputs_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The fingerprints of a finished run's inputs, as a plan record has them."""
+    return {one["path"]: one["fingerprint"] for one in manifest["inputs"]}
+
+
+def _rows(results: list[UnitResult]) -> dict[str, int]:
+    written = sum(result.rows for result in results)
+    rejected = sum(result.bad_count for result in results)
+    return {"in": written + rejected, "out": written, "rejected": rejected}
+
+
+def _of_split(split: str, results: list[UnitResult], spec: FeatureSpec) -> dict[str, Any]:
     own = [result for result in results if result.unit.split == split]
 
     def total(field: str, names: list[str]) -> dict[str, int]:

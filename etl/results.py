@@ -66,6 +66,14 @@ class UnitResult:
         )
 
 
+def by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
+    """The results of each input file, in the order of its lines."""
+    own: dict[str, list[UnitResult]] = {}
+    for result in results:
+        own.setdefault(result.unit.block.source, []).append(result)
+    return own
+
+
 def count_bits(mask: np.ndarray, bits: int) -> np.ndarray:
     """How often each of the lowest bits is set: uint64 [n] → int64 [bits]."""
     counts = [np.count_nonzero(mask & (np.uint64(1) << np.uint64(j))) for j in range(bits)]

@@ -3,82 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
-from clicklog.errors import OutputError, SettingsError
-from clicklog.files import lock, write_json, write_text
+from clicklog.errors import BadInputError, ClickLogError, OutputError
+from clicklog.files import read_json, write_json
 from clicklog.raw import DayFile, find_days
-from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS
+from etl import engines, output
+from etl.finish import check_rows, move_parts, quarantine
+from etl.manifest import inputs_of
 from etl.plan import Plan, make_plan, stage
-
-if TYPE_CHECKING:
-    from etl.engine_dask import UnitResult
+from etl.results import UnitResult
+from etl.settings import EtlSettings
+from etl.state import changes, plan_record, recorded
 
 log = logging.getLogger(__name__)
-
-MANIFEST_FILE = "manifest.json"
-#: Marks a directory whose run has not finished; everything below it may be replaced.
-UNFINISHED_FILE = ".unfinished"
-#: What a run creates in its output directory.
-_OWN = (
-    ".work", "criteo_binary", "workflow", "rejected.tsv", "report.html", MANIFEST_FILE
-)  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class EtlSettings:
-    """What a run is asked for.
-
-    Attributes:
-        input_path: directory of the days, local or remote.
-        output_path: local directory, absent or empty.
-        spec: the columns, vocabulary policies and dense transform.
-        days: which days to use; None: all there are, without a gap.
-        limit_rows: use the first so many lines of each day only.
-        block_mb: MiB of text per unit of work.
-        workers: processes; None: one per GPU, or per core.
-        scheduler: address of a running Dask cluster to use instead of starting one.
-        reject: leave bad rows out instead of stopping at the first.
-    """
-
-    input_path: str
-    output_path: Path
-    spec: FeatureSpec
-    days: frozenset[int] | None = None
-    limit_rows: int | None = None
-    block_mb: int = 64
-    workers: int | None = None
-    scheduler: str | None = None
-    reject: bool = False
-
-    def __post_init__(self) -> None:
-        # workers of another cluster may run elsewhere
-        object.__setattr__(self, "output_path", self.output_path.absolute())
-        for name, least in (("limit_rows", 1), ("block_mb", 1), ("workers", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise SettingsError(f"--{name} {value}: at least {least}")
-        if self.workers and self.scheduler:
-            raise SettingsError("--workers and --scheduler are both set", "a cluster has its own")
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form, without what cannot change the result."""
-        return {
-            "spec": self.spec.to_dict(),
-            "days": None if self.days is None else sorted(self.days),
-            "limit_rows": self.limit_rows,
-            "block_mb": self.block_mb,
-            "reject": self.reject,
-        }
 
 
 def run(settings: EtlSettings) -> dict[str, Any]:
@@ -88,80 +35,221 @@ def run(settings: EtlSettings) -> dict[str, Any]:
         BadInputError, BadRowError: the input, naming file, line, column and value.
         OutputError: the output directory holds something else, or cannot be written.
     """
-    output = settings.output_path
     days = find_days(settings.input_path, settings.days)
-    work, clock = output / ".work", _Clock()
-    with _claimed(output):
-        with clock("read the input"):
-            plan = make_plan(
-                _stage(days, work),
-                settings.spec,
-                block_bytes=settings.block_mb << 20,
-                limit_rows=settings.limit_rows,
-            )
-        _log_plan(plan)
-        results = _fit_and_transform(plan, settings, work, clock)
-        with clock("describe"):
-            manifest = _finish(settings, days, results, clock)
-    log.info("wrote %s", output / MANIFEST_FILE)
+    now = plan_record(settings.to_dict(), days)
+    with output.claimed(
+        settings.output_path, resume=settings.resume, restart=settings.restart
+    ) as work:
+        if output.is_finished(settings.output_path):
+            return _already_finished(settings.output_path, now)
+        resumed = _compare(work / "plan.json", now, settings.output_path)
+        return _Run(settings, days, work, now, resumed).all()
+
+
+def _already_finished(path: Path, now: dict[str, Any]) -> dict[str, Any]:
+    manifest = read_json(path / output.MANIFEST_FILE, "the ETL's manifest")
+    before = {"settings": manifest["settings"], "inputs": inputs_of(manifest)}
+    now = {key: now[key] for key in before}  # other versions may read it
+    _refuse_changes(before, now, path, "choose another --output_path")
+    log.info("%s: finished already, nothing to do", path)
     return manifest
 
 
-@contextlib.contextmanager
-def _claimed(output: Path) -> Iterator[None]:
-    """Make the output directory ours: absent, empty, or left by a run that did not finish.
-
-    The marker is locked while we run; the lock ends with the process, however that ends.
-    """
-    present = check_output(output)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        marker = open(output / UNFINISHED_FILE, "a", encoding="utf-8")  # noqa: SIM115
-        lock(marker, output)
-        if (output / MANIFEST_FILE).exists():  # it finished before it, or we, could take a breath
-            (output / UNFINISHED_FILE).unlink()
-            check_output(output)
-        if present:
-            log.info("%s: starting again a run that did not finish", output)
-            _remove_own(output)
-    except OSError as error:
-        raise OutputError(
-            f"{output}: cannot be written: {error.strerror}", "choose another --output_path"
-        ) from error
-    with marker:
-        yield
-
-
-def check_output(output: Path) -> set[str]:
-    """The names in an output directory that a run may use: absent, empty, or not finished.
-
-    Raises:
-        OutputError: it holds something else, a finished run for example.
-    """
-    present = {path.name for path in output.iterdir()} if output.is_dir() else set()
-    if present and UNFINISHED_FILE not in present:
-        finished = " (a finished run)" if MANIFEST_FILE in present else ""
-        raise OutputError(
-            f"{output}: holds {', '.join(sorted(present)[:5])}{finished}",
-            "choose an empty --output_path, or remove it first",
+def _compare(record: Path, now: dict[str, Any], path: Path) -> bool:
+    """Whether a run is resumed; its settings and inputs must be those of its beginning."""
+    resumed = record.exists()
+    if resumed:
+        before = read_json(record, "the record of an unfinished run")
+        if now["settings"]["on_bad_rows"] == "quarantine":
+            # whatever is done had no bad rows: quarantine would have done the same
+            before["settings"]["on_bad_rows"] = "quarantine"
+        _refuse_changes(
+            before, now, path, "undo that, or discard what the run did and begin with --restart"
         )
-    return present
+        log.info("%s: going on with a run that did not finish", path)
+    write_json(record, now)
+    return resumed
 
 
-def _remove_own(output: Path) -> None:
-    for name in _OWN:
-        path = output / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def _refuse_changes(before: dict, now: dict, path: Path, remedy: str) -> None:
+    changed = changes(before, now)
+    if changed:
+        more = [f"and {len(changed) - 8} more"] if len(changed) > 8 else []
+        listed = "".join(f"\n  {line}" for line in changed[:8] + more)
+        raise OutputError(f"{path}: begun with something else:{listed}", remedy)
 
 
-def _stage(days: list[DayFile], work: Path) -> list[DayFile]:
-    if not any(day.compressed for day in days):
-        return days
-    with tqdm(desc="decompress", unit="B", unit_scale=True, disable=None) as bar:
-        return stage(days, work / "decompressed", bar.update)
+class _Run:
+    """The stages of a run; each finds what an earlier process did of it."""
+
+    def __init__(
+        self,
+        settings: EtlSettings,
+        days: list[DayFile],
+        work: Path,
+        record: dict[str, Any],
+        resumed: bool,
+    ) -> None:
+        self.settings, self.days, self.work = settings, days, work
+        self.record, self.resumed = record, resumed
+        self.output = settings.output_path
+        self.workflow = self.output / "workflow"
+        self.split_root = self.output / "criteo_binary" / "split"
+        self.parts = engines.parts_root(work)
+        self.clock = _Clock()
+
+    def all(self) -> dict[str, Any]:
+        with self.clock("read the input"):
+            plan = make_plan(
+                self._staged(),
+                self.settings.spec,
+                block_bytes=self.settings.block_mb << 20,
+                limit_rows=self.settings.limit_rows,
+            )
+        _log_plan(plan)
+        self._check_cuts(plan)
+        done = self._fit_and_transform(plan)
+        quarantine(done, self.work, self.output, self.settings.max_bad_fraction)
+        if self.settings.shuffle != "none":
+            with self.clock("shuffle"):
+                self._shuffle(done)
+        with self.clock("describe"):
+            return self._finish(plan, done)
+
+    def _staged(self) -> list[DayFile]:
+        """The days, decompressed; blocks need random access."""
+        packed = [day for day in self.days if day.compressed]
+        if not packed:
+            return self.days
+        threads = min(len(packed), self.settings.workers or engines.cores())
+        with (
+            tqdm(desc="decompress", unit="B", unit_scale=True, disable=None) as bar,
+            ThreadPoolExecutor(threads) as pool,
+        ):
+            futures = [
+                pool.submit(stage, [day], self.work / "decompressed", bar.update)
+                for day in self.days
+            ]
+            try:
+                return [day for future in futures for day in future.result()]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _check_cuts(self, plan: Plan) -> None:
+        """The units of a resumed run are those that it began with."""
+        cuts = [[u.file, u.block.source, u.block.begin, u.block.end] for u in plan.units]
+        path = self.work / "cuts.json"
+        if path.exists() and read_json(path, "the cuts of an unfinished run") != cuts:
+            raise BadInputError(
+                f"{self.settings.input_path}: its lines are not where they were, though sizes and "
+                "times of its files are the same",
+                "begin again with --restart",
+            )
+        write_json(path, cuts)
+
+    def _fit_and_transform(self, plan: Plan) -> list[UnitResult]:
+        """The results of all units, in their order."""
+        results = recorded(self.work, plan.units)
+        have = {result.unit for result in results}
+        missing = [unit for unit in plan.units if unit not in have]
+        fitted = self._is_fitted()
+        if self.resumed:
+            log.info(
+                "%s; %d of %d parts are there",
+                "fitted" if fitted else "not fitted",
+                len(have),
+                len(plan.units),
+            )
+        with contextlib.ExitStack() as stack:
+            if missing or not fitted:
+                with self.clock("start workers"):
+                    engine = stack.enter_context(engines.started(self.settings, self.work))
+            if not fitted:
+                with self.clock("fit"), RowsBar("fit", plan, "train") as bar:
+                    self._fit(engine, plan, bar)
+            if missing:
+                done = sum(result.lines for result in results)
+                with self.clock("transform"), RowsBar("transform", plan, initial=done) as bar:
+                    for result in engine.transform(missing, self.workflow):
+                        bar.update(result.lines)
+                        results.append(result)
+        order = {unit: i for i, unit in enumerate(plan.units)}
+        return sorted(results, key=lambda result: order[result.unit])
+
+    def _is_fitted(self) -> bool:
+        """Whether the saved workflow is the one that this run has fitted."""
+        from workflows import inspect
+
+        try:
+            digest = read_json(self.work / "fit.json", "the record of a fit")["digest"]
+            return inspect(self.workflow).digest == digest
+        except (ClickLogError, KeyError):
+            return False
+
+    def _fit(self, engine: engines.Engine, plan: Plan, bar: RowsBar) -> None:
+        from workflows import inspect
+
+        shutil.rmtree(self.workflow, ignore_errors=True)
+        engine.fit(plan.train_blocks, self.workflow, bar.update)
+        write_json(self.work / "fit.json", {"digest": inspect(self.workflow).digest})
+
+    def _shuffle(self, results: list[UnitResult]) -> None:
+        from etl.shuffle import Part, shuffle
+
+        own = [result for result in results if result.unit.split == "train"]
+        total = sum(result.rows for result in own)
+        with tqdm(desc="shuffle", total=total, unit="rows", unit_scale=True, disable=None) as bar:
+            shuffle(
+                self.parts,
+                self.parts,
+                [Part(result.unit.file, result.rows, result.unit.day) for result in own],
+                mode=self.settings.shuffle,
+                seed=self.settings.seed,
+                work=self.work / "shuffle",
+                workers=self.settings.workers or engines.cores(),
+                report=bar.update,
+            )
+
+    def _finish(self, plan: Plan, results: list[UnitResult]) -> dict[str, Any]:
+        from etl.manifest import make_manifest
+        from etl.parquet import write_descriptions
+        from etl.report import write_report
+        from workflows import inspect
+
+        description = inspect(self.workflow)
+        files = [result.unit.file for result in results]
+        move_parts(self.parts, self.split_root, files)
+        sizes = check_rows(plan, results, self.split_root)
+        write_descriptions(self.split_root, files, description.table_schema)
+        _refuse_changes(
+            self.record,
+            plan_record(self.settings.to_dict(), self._days_now()),
+            self.output,
+            "they were written to during the run; begin again with --restart",
+        )
+        manifest = make_manifest(self.settings, self.record, self.days, results, sizes, description)
+        timings = self._timings(plan, manifest)
+        write_json(self.output / "timings.json", timings)
+        with_speed = {**manifest, "rows_per_s": timings["rows_per_s"]}
+        write_report(self.output / "report.html", with_speed, description)
+        write_json(self.output / output.MANIFEST_FILE, manifest)
+        output.release(self.output)
+        log.info("wrote %s", self.output / output.MANIFEST_FILE)
+        return manifest
+
+    def _days_now(self) -> list[DayFile]:
+        return find_days(self.settings.input_path, self.settings.days)
+
+    def _timings(self, plan: Plan, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Seconds per stage of this process; speeds only of a run without an interruption."""
+        seconds = self.clock.seconds
+        work = seconds.get("fit", 0.0) + seconds.get("transform", 0.0)
+        speeds: dict[str, Any] = {"rows_per_s": None, "text_mb_per_s": None}
+        if work and not self.resumed:
+            speeds["rows_per_s"] = round(manifest["rows"]["in"] / work)
+            speeds["text_mb_per_s"] = round(plan.text_bytes() / work / 1e6, 1)
+        return {"resumed": self.resumed, "seconds": dict(seconds), **speeds}
 
 
 def _log_plan(plan: Plan) -> None:
@@ -179,91 +267,23 @@ def _log_plan(plan: Plan) -> None:
         log.info("one day only: its first four fifths for training, the rest halved")
 
 
-def _fit_and_transform(plan: Plan, settings: EtlSettings, work: Path, clock: _Clock) -> list:
-    from etl import engine_dask  # takes seconds to import: after the input was checked
-    from etl.cluster import cluster
-    from workflows import save
+class RowsBar(tqdm):
+    """Progress of a stage on a terminal: rows/s, MB of input/s, time left."""
 
-    workflow_path = settings.output_path / "workflow"
-    with contextlib.ExitStack() as stack:
-        with clock("start workers"):
-            client, gpu = stack.enter_context(
-                cluster(settings.scheduler, settings.workers, work / "dask")
-            )
-        with clock("fit"), _rows_bar("fit", plan, "train") as bar:
-            workflow = engine_dask.fit(
-                plan.train_blocks,
-                settings.spec,
-                work / "fit",
-                client,
-                gpu=gpu,
-                reject=settings.reject,
-                report=bar.update,
-            )
-            save(workflow, settings.spec, workflow_path)
-        results = []
-        with clock("transform"), _rows_bar("transform", plan) as bar:
-            for result in engine_dask.transform(
-                plan.units,
-                workflow_path,
-                _split_root(settings.output_path),
-                client,
-                gpu=gpu,
-                reject=settings.reject,
-            ):
-                bar.update(result.rows)
-                results.append(result)
-    order = {unit: i for i, unit in enumerate(plan.units)}
-    return sorted(results, key=lambda result: order[result.unit])
+    def __init__(self, what: str, plan: Plan, split: str | None = None, initial: int = 0) -> None:
+        self.mb_per_row = plan.text_bytes(split) / max(1, plan.estimated_rows(split)) / 1e6
+        total = plan.estimated_rows(split)
+        super().__init__(
+            desc=what, total=total, initial=initial, unit="rows", unit_scale=True, disable=None
+        )
 
-
-def _rows_bar(what: str, plan: Plan, split: str | None = None) -> tqdm:
-    total = plan.estimated_rows(split)
-    return tqdm(desc=what, total=total, unit="rows", unit_scale=True, disable=None)
-
-
-def _split_root(output: Path) -> Path:
-    return output / "criteo_binary" / "split"
-
-
-def _finish(settings: EtlSettings, days: list[DayFile], results: list, clock: _Clock) -> dict:
-    from etl.manifest import make_manifest
-    from etl.parquet import write_descriptions
-    from etl.report import write_report
-    from workflows import inspect
-
-    output = settings.output_path
-    description = inspect(output / "workflow")
-    schema = description.table_schema
-    write_descriptions(_split_root(output), [result.unit.file for result in results], schema)
-    rejected = _rejected_lines(results)
-    if rejected:
-        write_text(output / "rejected.tsv", "\n".join(["file\tline\twhat", *rejected, ""]))
-    manifest = make_manifest(settings, days, results, description, clock.seconds)
-    write_report(output / "report.html", manifest, description)
-    shutil.rmtree(output / ".work", ignore_errors=True)
-    write_json(output / MANIFEST_FILE, manifest)
-    (output / UNFINISHED_FILE).unlink()
-    return manifest
-
-
-def _rejected_lines(results: list[UnitResult]) -> list[str]:
-    """File, line number from 1, and reason of rejected rows; ``results`` in the order of files."""
-    lines: list[str] = []
-    seen: dict[str, int] = {}  # lines of each file before the unit
-    for result in results:
-        source = result.unit.block.source
-        first = seen.get(source, 0) + 1
-        lines += [f"{source}\t{first + line}\t{what}" for line, what in result.bad]
-        if result.bad_count > len(result.bad):
-            more = result.bad_count - len(result.bad)
-            lines.append(f"{source}\t\tand {more} more up to line {first + _lines(result) - 1}")
-        seen[source] = first - 1 + _lines(result)
-    return lines
-
-
-def _lines(result: UnitResult) -> int:
-    return result.rows + result.bad_count
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """tqdm's, and the speed in MB/s."""
+        value = super().format_dict
+        rate = value["rate"] or (value["n"] - value["initial"]) / max(value["elapsed"], 1e-9)
+        value["postfix"] = f"{rate * self.mb_per_row:.0f} MB/s"
+        return value
 
 
 class _Clock:

@@ -126,11 +126,9 @@ def _write_rejected(path: Path, rows: list[BadRow]) -> None:
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:
     """What a run depends on, in JSON: settings, inputs, versions of what writes the output."""
     versions = {name: installed_version(name) for name in _VERSIONS_OF}
-    return {
-        "settings": settings,
-        "inputs": {day.path: fingerprint(day) for day in days},
-        "versions": versions,
-    }
+    inputs = {day.path: fingerprint(day) for day in days}
+    value = {"settings": settings, "inputs": inputs, "versions": versions}
+    return json.loads(json.dumps(value))  # tuples are lists in there
 
 
 def fingerprint(day: DayFile) -> dict[str, Any]:
@@ -153,15 +151,25 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     old, new = _leaves(before), _leaves(now)
     lines = []
     for key in sorted(old.keys() | new.keys()):
-        if old.get(key) == new.get(key):
+        if key in old and key in new:
+            if old[key] != new[key]:
+                lines.append(f"{_name(key)}: {old[key]!r} before, {new[key]!r} now")
             continue
-        kind, *rest = key
-        name = ".".join(rest) if kind != "inputs" else " ".join(rest)
-        if key not in old or key not in new:
-            lines.append(f"{name}: {'not there before' if key not in old else 'no longer there'}")
-        else:
-            lines.append(f"{name}: {old[key]!r} before, {new[key]!r} now")
-    return lines
+        there, what = (old, "new") if key in new else (new, "no longer there")
+        shared = max(_shared(key, other) for other in there)
+        lines.append(f"{_name(key[: shared + 1])}: {what}")
+    return list(dict.fromkeys(lines))
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """How many first steps of two paths are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _name(path: tuple[str, ...]) -> str:
+    kind, *rest = path
+    return " ".join(rest) if kind == "inputs" else ".".join(rest)
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:

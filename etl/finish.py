@@ -1,0 +1,134 @@
+"""After the last unit: are all rows accounted for, and their parts in place?"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from clicklog.errors import BadInputError, BadRowError
+from clicklog.files import atomic_path, fsync_directory
+from clicklog.raw import Block, count_lines
+from clicklog.splits import SPLITS
+from etl.plan import Plan, Unit
+from etl.results import UnitResult, by_source
+from etl.state import rejected_file
+
+log = logging.getLogger(__name__)
+
+
+class LostRowsError(BadInputError):
+    """Rows that were read are neither in the parquet nor among the rejected ones."""
+
+
+def quarantine(results: list[UnitResult], work: Path, output: Path, most: float) -> None:
+    """Write ``rejected/``: file, line, reason and raw line of bad rows, a file per input file.
+
+    Raises:
+        BadRowError: they are more than the share ``most`` of all rows.
+        OutputError: the directory cannot be written.
+    """
+    directory = output / "rejected"
+    shutil.rmtree(directory, ignore_errors=True)
+    for source, own in by_source(results).items():
+        if any(result.bad_count for result in own):
+            _merge_rejected(directory / f"{Path(source).name}.tsv", source, own, work)
+    bad = sum(result.bad_count for result in results)
+    lines = sum(result.lines for result in results)
+    if bad:
+        log.info("%d of %d rows rejected: %s", bad, lines, directory)
+    if bad > most * lines:
+        raise BadRowError(
+            f"{bad} of {lines} rows ({bad / lines:.2%}) break the spec, more than "
+            f"--max_bad_fraction {most}; {_worst(results)}",
+            f"all of them are in {directory}; correct the input, or allow more: with --resume "
+            "nothing is done again",
+        )
+
+
+def _merge_rejected(path: Path, source: str, results: list[UnitResult], work: Path) -> None:
+    first = first_line(results[0].unit.block)
+    with atomic_path(path) as temporary, open(temporary, "wb") as out:
+        out.write(b"file\tline\treason\traw\n")
+        for result in results:
+            if result.bad_count:
+                with open(rejected_file(work, result.unit), "rb") as lines:
+                    for line in lines:
+                        number, rest = line.split(b"\t", 1)
+                        out.write(b"%s\t%d\t%s" % (source.encode(), first + int(number), rest))
+            first += result.lines
+
+
+def _worst(results: list[UnitResult]) -> str:
+    """The file with most bad rows, and why the first of them are."""
+    own = max(by_source(results).values(), key=lambda own: sum(r.bad_count for r in own))
+    bad = sum(result.bad_count for result in own)
+    lines = sum(result.lines for result in own)
+    source = own[0].unit.block.source
+    reasons, first = [], first_line(own[0].unit.block)
+    for result in own:
+        reasons += [f"\n  line {first + line}: {what}" for line, what in result.bad]
+        first += result.lines
+    return f"most in {source}, {bad} of {lines}:{''.join(reasons[:5])}"
+
+
+def move_parts(parts: Path, split_root: Path, files: list[str]) -> None:
+    """Move all parts to where they belong; those that are there already stay.
+
+    Raises:
+        OutputError: the directory cannot be written.
+    """
+    for split in SPLITS:
+        (split_root / split).mkdir(parents=True, exist_ok=True)
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):  # moved by an earlier process
+            os.replace(parts / file, split_root / file)
+    for split in SPLITS:
+        fsync_directory(split_root / split)
+
+
+def check_rows(plan: Plan, results: list[UnitResult], split_root: Path) -> dict[str, int]:
+    """Every line of the input is in a part or rejected: by the parts' own footers.
+
+    Returns:
+        Bytes of each part.
+
+    Raises:
+        LostRowsError: not so.
+    """
+    if [result.unit for result in results] != plan.units:
+        raise LostRowsError(f"{len(results)} of {len(plan.units)} units are done", _REMEDY)
+    sizes = {}
+    for result in results:
+        path = split_root / result.unit.file
+        try:
+            rows = pq.read_metadata(path).num_rows
+            sizes[result.unit.file] = path.stat().st_size
+        except (OSError, ValueError) as error:
+            raise LostRowsError(f"{path}: cannot be read back: {error}", _REMEDY) from error
+        if rows != result.rows:
+            raise LostRowsError(f"{path}: {rows} rows, {result.rows} were written", _REMEDY)
+    for source, own in by_source(results).items():
+        _check_tiling(source, [result.unit for result in own])
+    return sizes
+
+
+def _check_tiling(source: str, units: list[Unit]) -> None:
+    for one, other in itertools.pairwise(units):
+        if one.block.end != other.block.begin:
+            raise LostRowsError(
+                f"{source}: a gap between {one.block.end} and {other.block.begin}", _REMEDY
+            )
+
+
+_REMEDY = "begin again with --restart; if it comes again, this is a defect"
+
+
+def first_line(block: Block) -> int:
+    """The number of a block's first line, from 1."""
+    return 1 + (count_lines(block.path, 0, block.begin) if block.begin else 0)
