@@ -147,7 +147,7 @@ class Runs:
         return [path for path in self._directory.glob("*.npz") if _NAME.fullmatch(path.name)]
 
     def _recover(self) -> set[tuple[int, int]]:
-        """The ranges there are, after deleting what a larger one covers and what is half written."""
+        """The ranges there are, once what is half written or covered by a larger one is gone."""
         for path in self._directory.glob(f".*{TEMPORARY}"):
             path.unlink()
         found = {tuple(map(int, _NAME.fullmatch(path.name).groups())) for path in self._files()}
