@@ -1,0 +1,216 @@
+"""Building the compiled form of a saved workflow, beside it.
+
+Layout, below the workflow's directory::
+
+    compiled/compiled.json    where the table of each vocabulary is, digests of the files, and the
+                              digest of the workflow it was built from; written last
+    compiled/tables.npy       uint64, all hash tables (see :mod:`workflows.compiled.tables`)
+    compiled/text.npy         uint8, the strings of all vocabularies, one after the other
+    compiled/text_begins.npy  int64, where each string begins, and an end
+
+The same workflow gives the same bytes. Building needs memory for the largest table and a batch of
+its vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clicklog.errors import BadInputError
+from clicklog.files import atomic_path, write_json
+from clicklog.spec import CategoricalColumn
+from clicklog.strings import string_parts
+from workflows.arrays import int64_values
+from workflows.compiled import tables
+from workflows.description import WorkflowDescription, inspect
+
+FORMAT = "nvt-torchrec compiled workflow"
+FORMAT_VERSION = 1
+DIRECTORY, PLAN_FILE = "compiled", "compiled.json"
+#: The arrays and their types.
+FILES = {"tables.npy": np.uint64, "text.npy": np.uint8, "text_begins.npy": np.int64}
+
+_BATCH_VALUES = 1 << 20
+_HEADER_BYTES = 128  # enough for the header of any one-dimensional array
+_AGAIN = "copy the whole workflow directory again, or fit it again"
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePlace:
+    """Where the table of a vocabulary is.
+
+    Attributes:
+        begin: its first word in ``tables.npy``.
+        slots: how many slots it has.
+        wide: whether a slot is two words.
+        values: how many values it holds.
+        text: which string of ``text_begins.npy`` is its first; -1 for numbers.
+    """
+
+    begin: int
+    slots: int
+    wide: bool
+    values: int
+    text: int
+
+
+def build(path: Path | str, description: WorkflowDescription | None = None) -> None:
+    """Compile the workflow saved at ``path`` into ``path/compiled``.
+
+    Args:
+        path: the directory, with the vocabularies in it.
+        description: what is saved there; needed only while it is not written yet.
+
+    Raises:
+        BadInputError: no saved workflow there, or a vocabulary that is damaged or not what the
+            description says.
+        OutputError: the directory cannot be written.
+    """
+    path = Path(path)
+    description = description or inspect(path)
+    directory = path / DIRECTORY
+    (directory / PLAN_FILE).unlink(missing_ok=True)
+    with ExitStack() as stack:
+        writers = {
+            name: _ArrayWriter(stack, directory / name, dtype) for name, dtype in FILES.items()
+        }
+        places = {
+            name: _add_table(columns[0], path, description, writers)
+            for name, columns in description.spec.vocabularies.items()
+        }
+        writers["text_begins.npy"].append(np.array([writers["text.npy"].length], np.int64))
+        files = {name: writer.finish() for name, writer in writers.items()}
+    plan = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "workflow_digest": description.digest,
+        "tables": {name: dataclasses.asdict(place) for name, place in places.items()},
+        "files": files,
+    }
+    write_json(directory / PLAN_FILE, plan)
+
+
+class _ArrayWriter:
+    """A one-dimensional ``.npy`` file that is appended to."""
+
+    def __init__(self, stack: ExitStack, path: Path, dtype: type) -> None:
+        self.length = 0
+        self._dtype = np.dtype(dtype)
+        temporary = stack.enter_context(atomic_path(path))
+        self._file: IO[bytes] = stack.enter_context(open(temporary, "wb+"))  # noqa: SIM115
+        self._file.write(bytes(_HEADER_BYTES))
+
+    def append(self, array: np.ndarray) -> None:
+        self._file.write(np.ascontiguousarray(array, self._dtype))
+        self.length += len(array)
+
+    def finish(self) -> dict[str, int | str]:
+        """Write the header; what the plan says of the file."""
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header,
+            {"descr": self._dtype.str, "fortran_order": False, "shape": (self.length,)},
+        )
+        assert header.tell() == _HEADER_BYTES
+        self._file.seek(0)
+        self._file.write(header.getvalue())
+        self._file.seek(0)
+        digest = hashlib.file_digest(self._file, "sha256")
+        self._file.flush()
+        return {"bytes": self._file.seek(0, 2), "sha256": digest.hexdigest()}
+
+
+def _add_table(
+    column: CategoricalColumn, path: Path, description: WorkflowDescription, writers: dict
+) -> TablePlace:
+    vocabulary = description.vocabularies[column.name]
+    file = path / vocabulary.file
+    is_text = column.raw == "string"
+    wide = is_text or not _fits_32_bits(file, column.name)
+    slots = tables.slots_for(vocabulary.values)
+    place = TablePlace(
+        begin=writers["tables.npy"].length,
+        slots=slots,
+        wide=wide,
+        values=vocabulary.values,
+        text=writers["text_begins.npy"].length if is_text else -1,
+    )
+    words = np.zeros(tables.words_for(slots, wide=wide), np.uint64)
+    insert = tables.insert_wide if wide else tables.insert_narrow
+    seen = 0
+    for values in _batches(file, column.name, text=is_text):
+        if seen + len(values) > vocabulary.values:
+            break
+        first_id = column.reserved_ids + seen
+        if is_text:
+            found = _insert_text(words, slots, values, first_id, writers)
+        else:
+            found = insert(words, slots, int64_values(values), first_id)
+        if found >= 0:
+            raise BadInputError(
+                f"{file}: {values[found].as_py()} is in the vocabulary of column {column.name} "
+                "twice",
+                _AGAIN,
+            )
+        seen += len(values)
+    if seen != vocabulary.values:
+        raise BadInputError(
+            f"{file}: not the {vocabulary.values} values that the vocabulary of column "
+            f"{column.name} should have",
+            _AGAIN,
+        )
+    writers["tables.npy"].append(words)
+    return place
+
+
+def _insert_text(
+    words: np.ndarray, slots: int, values: pa.Array, first_id: int, writers: dict
+) -> int:
+    offsets, data = string_parts(values)
+    begins = offsets.astype(np.int64)
+    text = writers["text.npy"]
+    found = tables.insert_text(words, slots, begins, data, first_id)
+    writers["text_begins.npy"].append(begins[:-1] - begins[0] + text.length)
+    text.append(data[begins[0] : begins[-1]])
+    return found
+
+
+def _fits_32_bits(file: Path, name: str) -> bool:
+    """Whether all values of a vocabulary are in [0, 2³²)."""
+    for values in _batches(file, name, text=False):
+        numbers = int64_values(values)
+        if numbers.min() < 0 or numbers.max() >> 32:
+            return False
+    return True
+
+
+def _batches(file: Path, name: str, *, text: bool) -> Iterator[pa.Array]:
+    """The first column of a vocabulary file, in pieces of at least one value."""
+    kind = pa.string() if text else pa.int64()
+    try:
+        with pq.ParquetFile(file) as parquet:
+            column = parquet.schema_arrow.names[0]
+            for batch in parquet.iter_batches(_BATCH_VALUES, columns=[column]):
+                values = batch.column(0)
+                if values.type != kind or values.null_count:
+                    raise BadInputError(
+                        f"{file}: {values.type} with {values.null_count} nulls, the vocabulary of "
+                        f"column {name} should be {kind} without",
+                        _AGAIN,
+                    )
+                if len(values):
+                    yield values
+    except (OSError, IndexError, pa.ArrowException) as error:
+        raise BadInputError(
+            f"{file}: cannot be read, the vocabulary of column {name}: {error}", _AGAIN
+        ) from error

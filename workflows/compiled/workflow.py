@@ -1,0 +1,269 @@
+"""Opening a compiled workflow, and transforming rows with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from clicklog.errors import BadInputError, SchemaError
+from clicklog.files import read_json
+from clicklog.rows import CategoryValues, Ragged, RawRows
+from clicklog.schema import TableSchema
+from clicklog.spec import CategoricalColumn, FeatureSpec
+from clicklog.strings import string_parts
+from workflows.compiled import tables
+from workflows.compiled.builder import (
+    DIRECTORY,
+    FILES,
+    FORMAT,
+    FORMAT_VERSION,
+    PLAN_FILE,
+    TablePlace,
+)
+from workflows.compiled.dense import DensePlan
+from workflows.description import WorkflowDescription, inspect
+
+#: int32 [n], or lists: offsets int32 [n + 1], values int32.
+Ids: TypeAlias = np.ndarray | Ragged
+
+_AGAIN = "make it again with `python -m workflows.compiled {}`"
+_NO_BITS = np.empty(0, np.uint64)
+
+
+@dataclasses.dataclass
+class EncodedRows:
+    """What a workflow makes of ``n`` rows.
+
+    Attributes:
+        label: float32 [n], or None where the rows had none.
+        dense: float32 [dense columns, n].
+        ids: int32 [categorical columns, n]; by column, if one of them is a list (:data:`Ids`).
+        null: int64 [categorical columns], in how many rows each was missing (a missing list
+            becomes an empty one, any other missing value id 1).
+        oov: int64 [categorical columns], how many ids stand for values outside of the vocabulary:
+            for a hashed column all but the null ones.
+    """
+
+    label: np.ndarray | None
+    dense: np.ndarray
+    ids: np.ndarray | list[Ids]
+    null: np.ndarray
+    oov: np.ndarray
+
+    def __len__(self) -> int:
+        return self.dense.shape[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledWorkflow:
+    """A fitted workflow without NVTabular: the same ids, the same float32.
+
+    Attributes:
+        spec: the columns.
+        schema: of the data it writes.
+        digest: of the workflow it was compiled from; see :mod:`workflows.description`.
+    """
+
+    spec: FeatureSpec
+    schema: TableSchema
+    digest: str
+    _dense: DensePlan
+    _words: np.ndarray
+    _text: np.ndarray
+    _text_begins: np.ndarray
+    _places: np.ndarray
+
+    def transform(self, rows: RawRows) -> EncodedRows:
+        """Encode rows that were read with this spec.
+
+        Thread-safe, and without the interpreter lock but for a few µs a column. Lists and strings
+        aside, nothing is allocated but the result.
+        """
+        dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
+        self._dense.transform(rows.dense, rows.dense_missing, dense)
+        tallies = np.zeros((len(self.spec.categorical), 2), np.int64)
+        missing = rows.categorical_missing
+        ids: np.ndarray | list[Ids]
+        if isinstance(rows.categorical, np.ndarray):
+            ids = np.empty(rows.categorical.shape, np.int32)
+            tables.encode_hex_columns(
+                rows.categorical, missing, self._words, self._places, ids, tallies
+            )
+        else:
+            ids = [
+                self._encode(j, column, rows.categorical[j], missing, tallies[j])
+                for j, column in enumerate(self.spec.categorical)
+            ]
+            if not self.schema.multi_hot:
+                ids = np.stack(ids)
+        return EncodedRows(
+            label=None if rows.label is None else rows.label.astype(np.float32),
+            dense=dense,
+            ids=ids,
+            null=tallies[:, 0],
+            oov=tallies[:, 1],
+        )
+
+    def _encode(
+        self,
+        j: int,
+        column: CategoricalColumn,
+        values: CategoryValues,
+        missing: np.ndarray,
+        tally: np.ndarray,
+    ) -> Ids:
+        if isinstance(values, Ragged):
+            ids = self._encode(j, column, values.values, _NO_BITS, tally)
+            tally[0] += np.count_nonzero((missing >> np.uint64(j)) & np.uint64(1))
+            return Ragged(values.offsets.astype(np.int32), ids)
+        ids = np.empty(len(values), np.int32)
+        place = self._places[j]
+        if column.raw == "string":
+            begins, data = string_parts(values)
+            texts = self._text_begins, self._text
+            tables.encode_text(begins, data, missing, j, self._words, place, *texts, ids, tally)
+        elif column.raw == "int":
+            tables.encode_int(values, missing, j, self._words, place, ids, tally)
+        else:
+            tables.encode_hex(values, missing, j, self._words, place, ids, tally)
+        return ids
+
+
+def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
+    """Open the compiled form of the workflow saved at ``path``.
+
+    Tables are mapped, not read: opening takes milliseconds whatever their size, processes share
+    them, and the first lookups bring in the pages they touch.
+
+    Args:
+        path: the workflow's directory.
+        verify: read the files and compare them with the digests they were built with.
+
+    Raises:
+        BadInputError: no saved workflow there, or not compiled, or a file missing or damaged.
+        SchemaError: compiled from another workflow, or by another version of this program.
+    """
+    path = Path(path)
+    description = inspect(path)
+    plan = _read_plan(path, description)
+    arrays = [_open(path, name, plan["files"], verify) for name in FILES]
+    try:
+        places = _places(description.spec, plan["tables"], *map(len, arrays))
+        dense = DensePlan.make(description.spec, description.statistics)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _damaged(path, path / DIRECTORY / PLAN_FILE, error) from error
+    words, text, text_begins = arrays
+    return CompiledWorkflow(
+        spec=description.spec,
+        schema=description.table_schema,
+        digest=description.digest,
+        _dense=dense,
+        _words=words,
+        _text=text,
+        _text_begins=text_begins,
+        _places=places,
+    )
+
+
+def _read_plan(path: Path, description: WorkflowDescription) -> dict:
+    file = path / DIRECTORY / PLAN_FILE
+    if not file.exists():
+        raise BadInputError(f"{path}: the workflow is not compiled", _AGAIN.format(path))
+    plan = read_json(file, "a compiled workflow")
+    if not isinstance(plan, dict) or plan.get("format") != FORMAT:
+        raise BadInputError(f"{file}: not a compiled workflow", _AGAIN.format(path))
+    if plan.get("format_version") != FORMAT_VERSION:
+        raise SchemaError(
+            f"{file}: format version {plan.get('format_version')}, this program reads "
+            f"{FORMAT_VERSION}",
+            _AGAIN.format(path),
+        )
+    if plan.get("workflow_digest") != description.digest:
+        raise SchemaError(
+            f"{file}: compiled from another workflow ({str(plan.get('workflow_digest'))[:12]}…) "
+            f"than the one it lies beside ({description.digest[:12]}…)",
+            _AGAIN.format(path),
+        )
+    if not isinstance(plan.get("files"), dict) or not isinstance(plan.get("tables"), dict):
+        raise BadInputError(f"{file}: damaged", _AGAIN.format(path))
+    return plan
+
+
+def _open(path: Path, name: str, files: dict, verify: bool) -> np.ndarray:
+    file = path / DIRECTORY / name
+    try:
+        if file.stat().st_size != files[name]["bytes"]:
+            raise ValueError(f"{file.stat().st_size} bytes instead of {files[name]['bytes']}")
+        if verify:
+            with open(file, "rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            if digest != files[name]["sha256"]:
+                raise ValueError(f"its digest is {digest[:12]}…, not {files[name]['sha256'][:12]}…")
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, file, error) from error
+    if array.dtype != FILES[name] or array.ndim != 1:
+        raise _damaged(path, file, f"{array.dtype} {array.shape}")
+    return np.asarray(array)  # a plain array: numba and slicing are slower on numpy.memmap
+
+
+def _damaged(path: Path, file: Path, error: object) -> BadInputError:
+    return BadInputError(f"{file}: missing or damaged: {error}", _AGAIN.format(path))
+
+
+def _places(
+    spec: FeatureSpec, plan: dict[str, dict], words: int, texts: int, text_begins: int
+) -> np.ndarray:
+    """int64 [columns, fields], checked: kernels look nowhere else. Raises ValueError."""
+    places = np.zeros((len(spec.categorical), tables.PLACE_FIELDS), np.int64)
+    for j, column in enumerate(spec.categorical):
+        place = TablePlace(**plan[column.vocabulary_name])
+        end = place.begin + tables.words_for(place.slots, wide=place.wide)
+        inside = 0 <= place.begin < end <= words and place.slots < 2**32
+        if column.raw == "string":
+            inside &= place.wide and 0 <= place.text <= text_begins - 1 - place.values
+        elif column.raw == "hex32":
+            inside &= not place.wide
+        if not inside:
+            raise ValueError(f"the table of column {column.name} is not in the files")
+        places[j, tables.PLACE_BEGIN] = place.begin
+        places[j, tables.PLACE_SLOTS] = place.slots
+        places[j, tables.PLACE_WIDE] = place.wide
+        places[j, tables.PLACE_OOV_IDS] = column.oov_ids
+        places[j, tables.PLACE_FIRST_ID] = column.reserved_ids
+        places[j, tables.PLACE_TEXT] = place.text
+    return places
+
+
+def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
+    """The rows as a table of :attr:`TableSchema.arrow`, without a copy.
+
+    Raises:
+        SchemaError: the rows have no label.
+    """
+    if rows.label is None:
+        raise SchemaError("rows without a label", "read them with their label to write them")
+    columns = [_arrow(pa.float32(), rows.label)]
+    columns += [_arrow(pa.float32(), values) for values in rows.dense]
+    fields = schema.arrow
+    for name, ids in zip(schema.categorical, rows.ids, strict=True):
+        if isinstance(ids, Ragged):
+            values = _arrow(pa.int32(), ids.values)
+            offsets = pa.py_buffer(np.ascontiguousarray(ids.offsets))
+            kind = fields.field(name).type
+            column = pa.ListArray.from_buffers(kind, len(ids), [None, offsets], children=[values])
+        else:
+            column = _arrow(pa.int32(), ids)
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=fields)
+
+
+def _arrow(kind: pa.DataType, values: np.ndarray) -> pa.Array:
+    # not pa.array(values): that imports pandas, where there is one
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [None, buffer])
