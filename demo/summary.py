@@ -15,6 +15,7 @@ from clicklog.files import read_json
 def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
     """Rows, speeds, AUROCs beside the oracle's, and how far two ways of scoring are apart."""
     manifest = read_json(paths["etl"] / "manifest.json", "the ETL's manifest")
+    timings = read_json(paths["etl"] / "timings.json", "the ETL's timings")
     planted = read_json(paths["raw"] / "synthetic.json", "the synthetic log's description")
     events = read_training_log(paths["training_log"])
     last = {event["split"]: event for event in events if event["event"] == "evaluation"}
@@ -25,7 +26,7 @@ def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
         "rows_in": manifest["rows"]["in"],
         "rows_out": manifest["rows"]["out"],
         "rows_rejected": manifest["rows"]["rejected"],
-        "etl_rows_per_s": manifest["rows_per_s"],
+        "etl_rows_per_s": timings["rows_per_s"],
         "train_samples_per_s": round(end["samples_per_s"]),
         "auroc_valid": last["valid"]["auroc"],
         "auroc_test": last["test"]["auroc"],
