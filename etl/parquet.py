@@ -84,33 +84,33 @@ def write_descriptions(split_root: Path, files: list[str], schema: TableSchema) 
         files: all parts, relative to it, in order.
         schema: columns and table sizes.
     """
-    columns = arrow_schema(schema)
-    footers = {file: pq.read_metadata(split_root / file) for file in files}
-    _write_metadata(split_root, files, footers, columns)
+    _write_metadata(split_root, files, schema)
     schema.write(split_root)
     for split in SPLITS:
-        own = [file for file in files if file.startswith(f"{split}/")]
+        own = [Path(file).name for file in files if file.startswith(f"{split}/")]
         directory = split_root / split
-        _write_metadata(directory, [Path(file).name for file in own], footers, columns, split)
+        rows = _write_metadata(directory, own, schema)
         schema.write(directory)
-        _write_hugectr(directory, own, footers, schema)
+        _write_hugectr(directory, own, rows, schema)
 
 
-def _write_metadata(
-    directory: Path, files: list[str], footers: dict, columns: pa.Schema, split: str = ""
-) -> None:
-    collected = []
-    for file in files:
-        footer = footers[f"{split}/{file}" if split else file]
-        footer.set_file_path(file)
-        collected.append(footer)
+def _write_metadata(directory: Path, files: list[str], schema: TableSchema) -> list[int]:
+    """Write ``_metadata``; the rows of each file. Holds one footer beside what it writes."""
+    rows = []
     with atomic_path(directory / "_metadata") as temporary:
-        pq.write_metadata(columns, temporary, metadata_collector=collected)
+        pq.write_metadata(schema.arrow, temporary)
+        metadata = pq.read_metadata(temporary)
+        for file in files:
+            footer = pq.read_metadata(directory / file)
+            footer.set_file_path(file)
+            metadata.append_row_groups(footer)
+            rows.append(footer.num_rows)
+        metadata.write_metadata_file(temporary)
+    return rows
 
 
-def _write_hugectr(directory: Path, files: list[str], footers: dict, schema: TableSchema) -> None:
+def _write_hugectr(directory: Path, names: list[str], rows: list[int], schema: TableSchema) -> None:
     """``_file_list.txt`` and ``_metadata.json`` as HugeCTR's parquet reader wants them."""
-    names = [Path(file).name for file in files]
     paths = [str((directory / name).resolve()) for name in names]
     write_text(directory / "_file_list.txt", "\n".join([str(len(paths)), *paths]) + "\n")
     index = {name: i for i, name in enumerate(schema.columns)}
@@ -118,7 +118,6 @@ def _write_hugectr(directory: Path, files: list[str], footers: dict, schema: Tab
     def described(columns):
         return [{"col_name": name, "index": index[name]} for name in columns]
 
-    rows = [footers[file].num_rows for file in files]
     write_json(
         directory / "_metadata.json",
         {
