@@ -11,6 +11,8 @@ which value came out wrong, and can be deleted by itself once upstream does not 
 ``frozen``         collections with fixed keys, for graphs written against key names
 ``merlin_io``      merlin-core's reader and writer of datasets
 ``cudf_names``     names that left cuDF and dask-cuDF (only where cuDF is installed)
+``lists``          list columns of pandas frames
+``hashes``         one hash on the CPU and on the GPU
 ``values``         wrong values that stock NVTabular gives silently
 ``moments``        variances that are rounding noise
 =================  =======================================================================
@@ -32,6 +34,11 @@ from nvt_compat import cudf_names, dask_names  # noqa: E402
 
 dask_names.apply()
 cudf_names.apply()
+
+from nvt_compat import hashes, lists  # noqa: E402
+
+lists.apply()
+hashes.apply()
 
 from nvt_compat import merlin_io, moments, values  # noqa: E402
 

@@ -13,11 +13,6 @@ from dask.dataframe import core, dispatch, multi, shuffle
 from dask.dataframe.dask_expr import _shuffle
 
 
-def _hash_object(frame, *args, **kwargs):
-    """Hash of the values. (Merlin never passes ``index=False``; see ``values``.)"""
-    return dispatch.hash_object_dispatch(frame, index=False)
-
-
 def _calculate_divisions(df, by, repartition, npartitions, ascending=True, **kwargs):
     by = getattr(by, "expr", by)
     return _shuffle._calculate_divisions(df.expr, by, npartitions, ascending)
@@ -28,7 +23,7 @@ def apply() -> None:
     supply(
         core,
         new_dd_object=new_dd_object,
-        hash_object_dispatch=_hash_object,
+        hash_object_dispatch=dispatch.hash_object_dispatch,
         DataFrame=dd.DataFrame,
         Series=dd.Series,
         Index=dd.Index,

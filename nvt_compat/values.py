@@ -1,7 +1,5 @@
 """Wrong values that stock NVTabular 23.8 gives silently, or errors on valid data.
 
-* ``hash_series`` hashed the row index too, on the CPU: equal values in two rows got different
-  buckets (HashBucket, HashedCross, Categorify's ``num_buckets``).
 * Under pandas 3 (copy-on-write) a chained ``fillna(inplace=True)`` does nothing, and arrays of a
   frame are read-only.
 * Equal counts came in any order: two runs gave the same value different ids.
@@ -11,7 +9,7 @@
 
 from __future__ import annotations
 
-from nvt_compat.patching import PatchError, edit
+from nvt_compat.patching import edit
 
 import numpy as np
 import pandas as pd
@@ -20,17 +18,24 @@ import pandas as pd
 def key_like_vocabulary(column, dtype):
     """A column to be looked up in a vocabulary of ``dtype``: cast, if that loses no null.
 
-    pandas keeps integers with missing values as float64. Every 32-bit category is exact there,
-    and merging float64 with int64 keys compares by value.
+    pandas keeps integers with missing values as float64. The integers that a vocabulary may hold
+    are exact there, and merging float64 with int64 keys compares by value.
 
     Raises:
-        TypeError: strings for a vocabulary of numbers; a cast would read hexadecimal digits as
-            decimal ones, silently.
+        TypeError: strings for a vocabulary of numbers (a cast would read hexadecimal digits as
+            decimal ones), or numbers for one of strings (none would be found); both silently.
     """
-    numbers = np.dtype(dtype).kind in "iuf"
-    if numbers and isinstance(column, pd.Series) and not pd.api.types.is_numeric_dtype(column):
+    if not isinstance(column, pd.Series):
+        return column.astype(dtype)
+    kind = np.dtype(dtype).kind
+    numbers = kind in "iuf"
+    if column.isna().all():
+        return column.astype("float64" if numbers else dtype)
+    if numbers and not pd.api.types.is_numeric_dtype(column):
         raise TypeError(f"column {column.name}: {column.dtype} values, numbers are needed")
-    if isinstance(column, pd.Series) and column.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
+    if not numbers and pd.api.types.infer_dtype(column, skipna=True) != "string":
+        raise TypeError(f"column {column.name}: {column.dtype} values, strings are needed")
+    if column.dtype.kind == "f" and kind in "iu":
         return column
     return column.astype(dtype)
 
@@ -41,6 +46,10 @@ def _mend_encode(categorify) -> None:
         categorify._encode,
         # all null: `iloc[0]` of nothing; whether it is a list column is known by now
         ("if isinstance(df[cl].dropna().iloc[0], (np.ndarray, list)):", "if list_col:"),
+        (
+            "codes[cl] = dispatch.flatten_list_column_values(ser).astype(value[cr].dtype)",
+            "codes[cl] = key_like_vocabulary(codes[cl], value[cr].dtype)",
+        ),
         (
             "codes[cl] = df[cl].copy().astype(value[cr].dtype)",
             "codes[cl] = key_like_vocabulary(df[cl], value[cr].dtype)",
@@ -85,18 +94,9 @@ def _mend_vocabulary(categorify) -> None:
     )
 
 
-def _check_hash() -> None:
-    """``dask_names`` supplied the hash without the index before Merlin imported it."""
-    from merlin.core.dispatch import hash_series
-
-    if len(set(hash_series(pd.Series([5, 5, 5])))) != 1:
-        raise PatchError("nvt_compat: merlin's hash_series still hashes the row index")
-
-
 def apply() -> None:
-    """Mend NVTabular's Categorify; check the hash."""
+    """Mend NVTabular's Categorify."""
     from nvtabular.ops import categorify
 
-    _check_hash()
     _mend_encode(categorify)
     _mend_vocabulary(categorify)

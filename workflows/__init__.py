@@ -14,7 +14,12 @@ _HOME = {
     "load": "workflows.store",
     "save": "workflows.store",
     "inspect": "workflows.description",
+    "verify": "workflows.description",
     "WorkflowDescription": "workflows.description",
+    "Fitted": "workflows.writer",
+    "write_workflow": "workflows.writer",
+    "FittedVocabulary": "workflows.vocabulary",
+    "finish": "workflows.vocabulary",
 }
 __all__ = sorted(_HOME)
 

@@ -1,16 +1,34 @@
 """What a saved workflow holds, read without NVTabular.
 
-Layout of the directory, JSON and parquet only (NVTabular's own ``Workflow.save`` pickles)::
+Layout of the directory, JSON and parquet only, that of NVTabular's main branch of 2026 (its
+released versions pickle)::
 
-    workflow.json                         spec, statistics, sizes of the vocabularies, digest
-    categories/unique.<column>.parquet    value int64, <column>_size int64; row i has the id
-                                          reserved ids + i
-    categories/meta.<column>.parquet      NVTabular's account of the ids
+    metadata.json                  versions; feature spec, statistics, vocabularies, digest; size
+                                   and SHA-256 of every other file. Written last
+    graph.json                     operators, their parameters and fitted state, schemas
+    artifacts/node_<id>/categories/unique.<vocabulary>.parquet
+                                   <vocabulary> int64 or string, <vocabulary>_size int64 (how often
+                                   it occurred); row i has the id reserved ids + i
+    artifacts/node_<id>/categories/meta.<vocabulary>.parquet
+                                   NVTabular's account of the ids
+    compiled/                      made from the above, see :mod:`workflows.compiled`; with digests
+                                   of its own
+
+No path in it is absolute: move the directory, or copy it. The spec in ``metadata.json`` says what
+the graph is; a ``graph.json`` that is not the graph of that spec and that state is refused. What is
+read is never executed: operators and functions are names, looked up in :mod:`workflows.graph` and
+:mod:`workflows.functions`.
+
+NVTabular's main branch opens the directory with its own ``Workflow.load``, if this package is
+importable there: ``graph.json`` names functions of :mod:`workflows.functions`. (On a CPU its hash
+differs from cuDF's; without ``nvt_compat`` hashed ids are others.) NVTabular 23.8 cannot.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +36,13 @@ from clicklog.errors import BadInputError, SchemaError
 from clicklog.files import read_json
 from clicklog.schema import TableSchema
 from clicklog.spec import FeatureSpec
+from workflows import nodes
 
 FORMAT = "nvt-torchrec workflow"
-FORMAT_VERSION = 1
-WORKFLOW_FILE = "workflow.json"
+FORMAT_VERSION = 2
+METADATA_FILE = "metadata.json"
+GRAPH_FILE = "graph.json"
+_COPY_AGAIN = "copy the whole workflow directory again, or fit it again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +50,16 @@ class Vocabulary:
     """A column's vocabulary.
 
     Attributes:
+        name: of the vocabulary: the column's, or the one that columns share.
         file: path of its values, relative to the workflow's directory.
         values: how many values have an id of their own.
         table_size: rows of the embedding table: ``values`` + reserved ids.
-        observed: rows of the training days that were null, out of vocabulary (too rare), and in
-            the vocabulary.
+        observed: rows of the training days (for lists: ids) that were ``null``, ``oov`` (too rare)
+            and ``unique`` (in the vocabulary), over all columns that share it; all 0 for a hashed
+            column.
     """
 
+    name: str
     file: str
     values: int
     table_size: int
@@ -51,7 +75,9 @@ class WorkflowDescription:
         statistics: mean and std per normalized dense column, float64.
         vocabularies: per categorical column.
         versions: of the packages that fitted it.
-        digest: SHA-256 of spec, statistics and vocabulary values: equal for equal transforms.
+        digest: SHA-256 of spec (but for the file format), statistics and vocabulary values: equal
+            for equal transforms.
+        files: size in bytes and SHA-256 of the other files, by relative path.
     """
 
     spec: FeatureSpec
@@ -59,17 +85,25 @@ class WorkflowDescription:
     vocabularies: dict[str, Vocabulary]
     versions: dict[str, str]
     digest: str
+    files: dict[str, dict[str, Any]]
 
     @property
     def table_schema(self) -> TableSchema:
         """The schema of the data it writes."""
-        names = self.spec.categorical_names
+        columns = self.spec.categorical
         return TableSchema(
             label=self.spec.label,
             dense=tuple(self.spec.dense_names),
-            categorical=tuple(names),
-            table_sizes=tuple(self.vocabularies[name].table_size for name in names),
+            categorical=tuple(self.spec.categorical_names),
+            table_sizes=tuple(self.vocabularies[c.name].table_size for c in columns),
+            multi_hot=tuple(column.name for column in columns if column.multi_hot),
         )
+
+    @property
+    def graph(self) -> dict[str, Any]:
+        """What ``graph.json`` has to hold."""
+        sizes = {vocabulary.name: vocabulary.values for vocabulary in self.vocabularies.values()}
+        return nodes.fitted(self.spec, self.statistics, sizes)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -81,28 +115,116 @@ class WorkflowDescription:
             "spec": self.spec.to_dict(),
             "statistics": self.statistics,
             "vocabularies": {
-                name: dataclasses.asdict(vocabulary)
-                for name, vocabulary in self.vocabularies.items()
+                vocabulary.name: {"values": vocabulary.values, "observed": vocabulary.observed}
+                for vocabulary in self.vocabularies.values()
             },
+            "files": self.files,
         }
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> WorkflowDescription:
+        """Inverse of :meth:`to_dict`."""
+        spec = FeatureSpec.from_dict(value["spec"])
+        return cls(
+            spec=spec,
+            statistics={
+                name: {kind: float(values[kind]) for kind in ("mean", "std")}
+                for name, values in value["statistics"].items()
+            },
+            vocabularies=describe_vocabularies(spec, value["vocabularies"]),
+            versions=value["versions"],
+            digest=value["digest"],
+            files=value["files"],
+        )
+
+
+def describe_vocabularies(
+    spec: FeatureSpec, counted: dict[str, dict[str, Any]]
+) -> dict[str, Vocabulary]:
+    """By column, from ``values`` and ``observed`` by vocabulary."""
+    directories = nodes.vocabulary_directories(spec)
+    return {
+        column.name: Vocabulary(
+            name=(name := column.vocabulary_name),
+            file=f"{directories[name]}/unique.{name}.parquet",
+            values=(values := int(counted[name]["values"])),
+            table_size=column.reserved_ids + values,
+            observed={kind: int(n) for kind, n in counted[name]["observed"].items()},
+        )
+        for column in spec.categorical
+    }
 
 
 def inspect(path: Path | str) -> WorkflowDescription:
-    """Read a saved workflow's description.
+    """Read a saved workflow's description; its files are there, but their bytes are not checked.
 
     Raises:
-        BadInputError: no saved workflow there, or a vocabulary file missing.
+        BadInputError: no saved workflow there, or a file missing or damaged.
         SchemaError: saved in a format of another version.
     """
     path = Path(path)
+    metadata = _read_metadata(path)
+    try:
+        description = WorkflowDescription.from_dict(metadata)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadInputError(f"{path / METADATA_FILE}: damaged: {error!r}", _COPY_AGAIN) from error
+    wanted = {GRAPH_FILE, *(vocabulary.file for vocabulary in description.vocabularies.values())}
+    for name in sorted(wanted - description.files.keys()):
+        raise BadInputError(f"{path / METADATA_FILE}: damaged: no digest of {name}", _COPY_AGAIN)
+    for name, expected in description.files.items():
+        if not (path / name).is_file():
+            raise BadInputError(f"{path / name}: missing", _COPY_AGAIN)
+        size = (path / name).stat().st_size
+        if size != expected["bytes"]:
+            raise BadInputError(
+                f"{path / name}: {size} bytes instead of {expected['bytes']}", _COPY_AGAIN
+            )
+    _check_graph(path, description)
+    return description
+
+
+def verify(path: Path | str, description: WorkflowDescription) -> None:
+    """Read every file and compare its SHA-256 with the description's.
+
+    Raises:
+        BadInputError: a file differs from the one that was saved.
+    """
+    for name, expected in description.files.items():
+        if sha256(Path(path) / name) != expected["sha256"]:
+            raise BadInputError(
+                f"{Path(path) / name}: not the file that was saved (its SHA-256 differs from "
+                f"{METADATA_FILE}'s)",
+                _COPY_AGAIN,
+            )
+
+
+def sha256(file: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    try:
+        with open(file, "rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise BadInputError(f"{file}: cannot be read: {error}", _COPY_AGAIN) from error
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
     if (path / "workflow.pkl").exists():
         raise BadInputError(
             f"{path}: saved by NVTabular's own Workflow.save, as a pickle",
-            "pickles are not opened; fit it again with `python -m etl run`",
+            "pickles are not opened; fit it again with `python -m etl run`, or, if you trust "
+            "where it comes from, convert it with `python -m etl import --trust_pickle`",
         )
-    value = read_json(path / WORKFLOW_FILE, "a workflow saved by `python -m etl run`")
+    if (path / "workflow.json").exists() and not (path / METADATA_FILE).exists():
+        raise SchemaError(
+            f"{path}: format version 1, this program reads {FORMAT_VERSION}",
+            "fit it again with `python -m etl run`",
+        )
+    value = read_json(path / METADATA_FILE, "a workflow saved by `python -m etl run`")
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise BadInputError(f"{path / WORKFLOW_FILE}: not a saved workflow")
+        raise BadInputError(
+            f"{path / METADATA_FILE}: not a saved workflow of `python -m etl run`",
+            "NVTabular's own saved workflows are opened with nvtabular.Workflow.load",
+        )
     if value.get("format_version") != FORMAT_VERSION:
         raise SchemaError(
             f"{path}: format version {value.get('format_version')}, this program reads "
@@ -110,22 +232,37 @@ def inspect(path: Path | str) -> WorkflowDescription:
             "use the version that saved it "
             f"({value.get('versions', {}).get('nvt-torchrec', 'unknown')}), or fit it again",
         )
-    try:
-        description = WorkflowDescription(
-            spec=FeatureSpec.from_dict(value["spec"]),
-            statistics=value["statistics"],
-            vocabularies={name: Vocabulary(**v) for name, v in value["vocabularies"].items()},
-            versions=value["versions"],
-            digest=value["digest"],
-        )
-    except (AttributeError, KeyError, TypeError) as error:
+    return value
+
+
+def _check_graph(path: Path, description: WorkflowDescription) -> None:
+    """``graph.json`` is the graph of the spec, the statistics and the vocabularies."""
+    found = read_json(path / GRAPH_FILE, "the graph of a saved workflow")
+    # through JSON, so that tuples and whole floats compare as they are read back
+    difference = _difference(found, json.loads(json.dumps(description.graph)))
+    if difference:
         raise BadInputError(
-            f"{path / WORKFLOW_FILE}: damaged: {error!r}", "copy it again, or fit it again"
-        ) from error
-    for name, vocabulary in description.vocabularies.items():
-        if not (path / vocabulary.file).is_file():
-            raise BadInputError(
-                f"{path / vocabulary.file}: missing, the vocabulary of column {name}",
-                "copy the whole workflow directory, or fit it again",
-            )
-    return description
+            f"{path / GRAPH_FILE}: not the graph of the spec in {METADATA_FILE}: {difference}",
+            _COPY_AGAIN,
+        )
+
+
+def _difference(found: Any, expected: Any, where: str = "") -> str:
+    """The first difference of two JSON values, in words; "" if they are equal."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in sorted(found.keys() | expected.keys()):
+            if key not in found or key not in expected:
+                return f"{where}.{key} is {'missing' if key not in found else 'unknown'}"
+            if difference := _difference(found[key], expected[key], f"{where}.{key}"):
+                return difference
+        return ""
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for i, pair in enumerate(zip(found, expected, strict=True)):
+            if difference := _difference(*pair, f"{where}[{i}]"):
+                return difference
+        return ""
+    if isinstance(found, list) and isinstance(expected, list):
+        return f"{where} has {len(found)} entries instead of {len(expected)}"
+    if type(found) is type(expected) and found == expected:
+        return ""
+    return f"{where} is {found!r:.60} instead of {expected!r:.60}"

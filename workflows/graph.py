@@ -1,109 +1,148 @@
-"""Feature spec → NVTabular Workflow.
-
-Categorical columns: ``Categorify``. Missing values keep id 1, so nothing is filled before it.
-
-Dense columns, for a value x, missing values filled first:
-
-* ``log_normalize``: z = (y − mean) / std with y = log(max(x, −2) + 3)
-* ``log``: y alone, float32, what TorchRec's NVTabular script does (its FillMissing, +2, LogOp)
-* ``normalize``: (x − mean) / std
-
-Mean and standard deviation (n − 1 in the denominator) are of the training days, in float64.
-The bound −2 is below every value of the real log but a handful; without it the logarithm of
-x ≤ −3 is −inf or NaN, and Normalize turns the whole column into NaN.
-"""
+"""Records of operators (:mod:`workflows.nodes`) → NVTabular Workflow."""
 
 from __future__ import annotations
 
 import warnings
-from itertools import groupby
+from collections.abc import Callable
+from pathlib import Path
 
 import nvt_compat  # noqa: F401
 
 import numpy as np
 import nvtabular
+import pandas as pd
+from merlin.dag import Graph
+from merlin.dag.ops.concat_columns import ConcatColumns
+from merlin.dag.ops.selection import SelectionOp
 from nvtabular import ops
+from nvtabular.workflow.node import WorkflowNode
 
+from clicklog.errors import BadInputError
 from clicklog.spec import FeatureSpec
-
-DENSE_MINIMUM = -2
-DENSE_SHIFT = 3
+from workflows import functions, nodes
 
 
-def log_of_shifted(column):
-    """log(x + 3) in float64; x ≥ −2 keeps it ≥ 0."""
-    return np.log(column.astype("float64") + DENSE_SHIFT)
-
-
-def build(
-    spec: FeatureSpec, categories_path: str = "./", *, label: bool = True
-) -> nvtabular.Workflow:
+def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Workflow:
     """An unfitted Workflow.
 
-    Output columns: ids int32, dense float32, label float32 as it comes; order as in the spec only
-    after selecting ``spec.columns``.
+    Output columns: ids int32 (lists of them for multi-hot columns), dense float32, label float32
+    as it comes; order as in the spec only after selecting ``spec.columns``.
+
+    Hashed columns have nothing to fit: they get an empty vocabulary at once, a file below
+    ``categories_path``.
 
     Args:
         spec: columns, vocabulary policies and the dense transform.
         categories_path: directory in which fitting writes the vocabularies.
-        label: pass the label through (training), or work without such a column (inference).
+
+    Raises:
+        SettingsError: names of columns that NVTabular would confuse.
     """
-    nodes = [
-        *_categorical(spec, categories_path),
-        *_dense(spec),
-        *([nvtabular.ColumnSelector([spec.label])] if label else []),
-    ]
-    output = nodes[0]
-    for node in nodes[1:]:
-        output = output + node
-    return nvtabular.Workflow(output)
+    workflow = realize(nodes.unfitted(spec))
+    hashed = {column.name: column.raw for column in spec.categorical if column.hash_buckets}
+    for node in nodes_of(workflow, ops.Categorify):
+        node.op.out_path = str(categories_path)
+        names = [name for name in node.parents[0].selector.names if name in hashed]
+        empty = {name: pd.Series([], dtype=_VALUES[hashed[name]]) for name in names}
+        node.op.vocabs = node.op.process_vocabs(empty)
+        node.op.clear()  # takes them over
+    return workflow
 
 
-def _categorical(spec: FeatureSpec, categories_path: str) -> list:
-    """One Categorify for each vocabulary policy."""
+#: Values of a raw type in an empty vocabulary.
+_VALUES = {"hex32": "int64", "int": "int64", "string": "object"}
 
-    def policy(column):
-        return column.freq_threshold, column.max_table_size, column.num_buckets
 
-    nodes = []
-    for key, columns in groupby(sorted(spec.categorical, key=policy), key=policy):
-        freq_threshold, max_table_size, num_buckets = key
-        with warnings.catch_warnings():
-            # "do not expect CPU and GPU hashes to agree": documented where num_buckets is.
-            warnings.filterwarnings("ignore", message="Performing a hash-based transformation")
-            operator = ops.Categorify(
-                freq_threshold=freq_threshold,
-                max_size=max_table_size,
-                num_buckets=num_buckets or None,
-                out_path=str(categories_path),
-                dtype=np.dtype("int32"),
-                cat_cache="host",
+def realize(records: list[nodes.Record], directory: Path | None = None) -> nvtabular.Workflow:
+    """The Workflow of a list of records; only operators and functions that are known here.
+
+    Args:
+        records: parents before children, the output last.
+        directory: where the artifacts of fitted records are; without, the Workflow is unfitted.
+
+    Raises:
+        BadInputError: an unknown operator or function.
+    """
+    made: dict[int, WorkflowNode] = {}
+    for record in records:
+        if record["op_class"] not in _OPERATORS:
+            raise BadInputError(
+                f"operator {record['op_class']!r} is none of those a workflow here is made of",
+                "fit the workflow again with `python -m etl run`",
             )
-        nodes.append([column.name for column in columns] >> operator)
-    return nodes
+        node = WorkflowNode()
+        node.op = _OPERATORS[record["op_class"]](record["op_params"])
+        if isinstance(node.op, SelectionOp):
+            node.selector = node.op.selector
+        if directory is not None:
+            _restore(node.op, record, directory)
+        for parent in record["parent_ids"]:
+            node.add_parent(made[parent])
+        for other in record["dependency_ids"]:
+            node.add_dependency(made[other])
+        made[record["id"]] = node
+    return nvtabular.Workflow(node)
 
 
-def _dense(spec: FeatureSpec) -> list:
-    """One chain for each fill value."""
-    nodes = []
-    by_fill = sorted(spec.dense, key=lambda column: column.fill)
-    for fill, columns in groupby(by_fill, key=lambda column: column.fill):
-        node = [column.name for column in columns] >> ops.FillMissing(fill)
-        if spec.dense_transform in ("log_normalize", "log"):
-            last = spec.dense_transform == "log"
-            node = (
-                node
-                >> ops.Clip(min_value=DENSE_MINIMUM)
-                >> ops.LambdaOp(log_of_shifted, dtype=np.float64)
-            )
-            if last:
-                node = node >> ops.LambdaOp(as_float32, dtype=np.float32)
-        if spec.dense_transform in ("log_normalize", "normalize"):
-            node = node >> ops.Normalize(out_dtype=np.float32)
-        nodes.append(node)
-    return nodes
+def _restore(operator: object, record: nodes.Record, directory: Path) -> None:
+    """Give an operator its fitted state."""
+    state = record["op_state"]
+    if isinstance(operator, ops.Normalize):
+        operator.means, operator.stds = state["means"], state["stds"]
+        operator.fitted = True
+    if isinstance(operator, ops.Categorify):
+        artifacts = directory / "artifacts" / f"node_{record['id']}"
+        operator.out_path = str(artifacts)
+        operator.categories = {
+            category["key"][0]: str(artifacts / category["path"])
+            for category in state["categories"]
+        }
+        operator.storage_name = state["storage_name"]
+        operator.fitted = True
 
 
-def as_float32(column):
-    """The training parquet holds float32."""
-    return column.astype("float32")
+def nodes_of(workflow: nvtabular.Workflow, kind: type) -> list[WorkflowNode]:
+    """The nodes with a kind of operator."""
+    return Graph.get_nodes_by_op_type([workflow.output_node], kind)
+
+
+def _select(params: nodes.Record) -> SelectionOp:
+    names, groups = params["selector"]["names"], params["selector"].get("groups", [])
+    grouped = {name for group in groups for name in group}
+    alone = [name for name in names if name not in grouped]
+    return SelectionOp(nvtabular.ColumnSelector([*alone, *map(tuple, groups)]))
+
+
+def _categorify(params: nodes.Record) -> ops.Categorify:
+    with warnings.catch_warnings():
+        # That CPU and GPU hash differently, which nvt_compat mends; and that buckets without a
+        # cap are no cap, which the spec forbids.
+        warnings.filterwarnings("ignore", message="Performing a hash-based transformation")
+        return ops.Categorify(**params | {"dtype": np.dtype(params["dtype"]["name"])})
+
+
+def _call(params: nodes.Record) -> ops.LambdaOp:
+    named = params["f"]
+    function = functions.NAMED.get(named["qualname"])
+    if named["module"] != functions.__name__ or function is None:
+        raise BadInputError(
+            f"function {named['module']}.{named['qualname']} is none of those in "
+            f"{functions.__name__}",
+            "fit the workflow again with `python -m etl run`",
+        )
+    return ops.LambdaOp(function, dtype=np.dtype(params["dtype"]["name"]))
+
+
+def _normalize(params: nodes.Record) -> ops.Normalize:
+    return ops.Normalize(out_dtype=np.dtype(params["out_dtype"]["name"]))
+
+
+_OPERATORS: dict[str, Callable[[nodes.Record], object]] = {
+    nodes.SELECT: _select,
+    nodes.CONCAT: lambda params: ConcatColumns(label="+"),
+    nodes.CATEGORIFY: _categorify,
+    nodes.FILL: lambda params: ops.FillMissing(**params),
+    nodes.CLIP: lambda params: ops.Clip(**params),
+    nodes.LAMBDA: _call,
+    nodes.NORMALIZE: _normalize,
+}

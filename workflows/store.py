@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from importlib import metadata
 from pathlib import Path
 
 import nvt_compat  # noqa: F401
@@ -14,177 +11,113 @@ import numpy as np
 import nvtabular
 import pyarrow as pa
 import pyarrow.parquet as pq
-from merlin.dag import Graph
 from merlin.io.worker import clean_worker_cache
 from merlin.schema import ColumnSchema, Schema
 from nvtabular import ops
 
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.files import atomic_path, write_json
-from clicklog.spec import FIRST_OOV_ID, NULL_ID, PADDING_ID, CategoricalColumn, FeatureSpec
-from workflows.description import WORKFLOW_FILE, Vocabulary, WorkflowDescription, inspect
-from workflows.graph import build
-
-_VERSIONS_OF = ("nvt-torchrec", "nvtabular", "merlin-core", "dask", "pandas", "cudf-cu13", "numpy")
+from clicklog.errors import SchemaError
+from clicklog.files import read_json
+from clicklog.spec import CategoricalColumn, FeatureSpec
+from workflows import nodes
+from workflows.description import GRAPH_FILE, WorkflowDescription, inspect, verify
+from workflows.graph import nodes_of, realize
+from workflows.vocabulary import OBSERVED, FittedVocabulary, finish
+from workflows.writer import Fitted, write_workflow
 
 
 def save(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:
     """Write a fitted workflow that :func:`workflows.graph.build` made from ``spec``.
 
-    The description is written last: a directory without it is no saved workflow.
-
     Raises:
         SchemaError: the workflow is not fitted, or a statistic is not finite.
         OutputError: the directory cannot be written.
     """
-    path = Path(path)
-    (path / WORKFLOW_FILE).unlink(missing_ok=True)
-    statistics = _statistics(workflow)
-    digest = _begin_digest(spec, statistics)
-    files = _vocabulary_files(workflow)
-    vocabularies = {}
-    for column in spec.categorical:
-        if column.name not in files:
-            raise SchemaError(f"column {column.name}: the workflow is not fitted")
-        vocabularies[column.name] = _save_vocabulary(column, files[column.name], path, digest)
-    description = WorkflowDescription(
-        spec=spec,
-        statistics=statistics,
-        vocabularies=vocabularies,
-        versions=_versions(),
-        digest=digest.hexdigest(),
-    )
-    write_json(path / WORKFLOW_FILE, description.to_dict())
-    return description
+    return write_workflow(path, spec, fitted_state(workflow, spec))
 
 
 def load(path: Path | str, *, label: bool = True) -> nvtabular.Workflow:
     """The Workflow a directory holds, fitted, ready to ``transform`` frames or Datasets.
+
+    Every file is compared with its digest. Nothing that is read is executed: operators and
+    functions are names that :mod:`workflows.graph` and :mod:`workflows.functions` know.
 
     Args:
         path: directory that :func:`save` wrote, here or elsewhere.
         label: pass the label through (training), or expect no such column (inference).
 
     Raises:
-        BadInputError: no saved workflow there, or a file of it missing or damaged.
+        BadInputError: no saved workflow there, or a file of it missing, damaged or exchanged.
         SchemaError: saved in a format of another version.
     """
     path = Path(path).resolve()
     description = inspect(path)
-    spec = description.spec
-    digest = _begin_digest(spec, description.statistics)
-    for name, vocabulary in description.vocabularies.items():
-        _add_to_digest(digest, name, _read_vocabulary(path / vocabulary.file, name))
-    if digest.hexdigest() != description.digest:
-        raise BadInputError(
-            f"{path}: its files are not those it was saved with (digest {digest.hexdigest()[:12]}…"
-            f", {WORKFLOW_FILE} says {description.digest[:12]}…)",
-            "copy the whole workflow directory again, or fit it again",
-        )
-    workflow = build(spec, str(path), label=label)
-    # Each operator gets the state of all columns; it looks up those it is selected for.
-    files = {name: str(path / v.file) for name, v in description.vocabularies.items()}
-    for node in _nodes(workflow, ops.Categorify):
-        node.op.vocabs = files
-        node.op.clear()  # takes them over
-        node.op.fitted = True
-    for node in _nodes(workflow, ops.Normalize):
-        node.op.means = {name: s["mean"] for name, s in description.statistics.items()}
-        node.op.stds = {name: s["std"] for name, s in description.statistics.items()}
-        node.op.fitted = True
+    verify(path, description)
+    records = read_json(path / GRAPH_FILE, "the graph of a saved workflow")["nodes"]
+    workflow = realize(records, path).fit_schema(_input_schema(records))
     # NVTabular caches vocabularies by path; this path may have held another workflow.
     clean_worker_cache()
-    return workflow.fit_schema(input_schema(spec, label=label))
+    return workflow if label else workflow.remove_inputs([description.spec.label])
 
 
-def input_schema(spec: FeatureSpec, *, label: bool = True) -> Schema:
-    """Merlin's schema of the frames of :func:`workflows.frames.to_frame` (pandas)."""
-    columns = [ColumnSchema(spec.label, dtype=np.float32)] if label else []
-    names = spec.dense_names + spec.categorical_names
-    return Schema(columns + [ColumnSchema(name, dtype=np.float64) for name in names])
+def fitted_state(workflow: nvtabular.Workflow, spec: FeatureSpec) -> Fitted:
+    """What a Workflow that :func:`workflows.graph.build` made from ``spec`` was fitted to.
 
-
-def _nodes(workflow: nvtabular.Workflow, kind: type) -> list:
-    return Graph.get_nodes_by_op_type([workflow.output_node], kind)
-
-
-def _statistics(workflow: nvtabular.Workflow) -> dict[str, dict[str, float]]:
+    Raises:
+        SchemaError: it is not fitted.
+    """
     statistics = {}
-    for node in _nodes(workflow, ops.Normalize):
+    for node in nodes_of(workflow, ops.Normalize):
         for name in node.op.means:
             # With one row, or none, there is no spread: NVTabular then only subtracts the mean.
             std = node.op.stds[name]
-            values = {"mean": node.op.means[name], "std": 0.0 if math.isnan(std) else std}
-            if not all(map(math.isfinite, values.values())):
-                raise SchemaError(f"column {name}: its statistics are not finite: {values}")
-            statistics[name] = values
-    return dict(sorted(statistics.items()))
+            statistics[name] = {"mean": node.op.means[name], "std": 0.0 if math.isnan(std) else std}
+    vocabularies = {}
+    for name, columns in spec.vocabularies.items():
+        # what Categorify calls it: after the column, or the columns it was counted over
+        stored = nodes.joint_name([column.name for column in columns])
+        files = [
+            node.op.categories[stored]
+            for node in nodes_of(workflow, ops.Categorify)
+            if stored in node.op.categories
+        ]
+        if not files:
+            raise SchemaError(f"column {columns[0].name}: the workflow is not fitted")
+        vocabularies[name] = _vocabulary(columns[0], stored, Path(files[0]))
+    return Fitted(statistics, vocabularies)
 
 
-def _vocabulary_files(workflow: nvtabular.Workflow) -> dict[str, str]:
-    files = {}
-    for node in _nodes(workflow, ops.Categorify):
-        files.update(node.op.categories)
-    return files
-
-
-def _save_vocabulary(
-    column: CategoricalColumn, source: str, path: Path, digest: hashlib._Hash
-) -> Vocabulary:
-    """Copy one vocabulary in canonical form: integers, ids as pandas' index, no padding."""
-    name, first_id = column.name, column.reserved_ids
-    table = pq.read_table(source, columns=[name, f"{name}_size"])
-    values = table[name].cast(pa.int64()).combine_chunks()
-    sizes = table[f"{name}_size"].cast(pa.int64()).combine_chunks()
-    _add_to_digest(digest, name, values)
-    index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + len(values)}
-    described = {"index_columns": [{**index, "step": 1}], "column_indexes": [], "columns": []}
-    canonical = pa.table({name: values, f"{name}_size": sizes}).replace_schema_metadata(
-        {b"pandas": json.dumps(described).encode()}
-    )
-    file = Path("categories") / f"unique.{name}.parquet"
-    with atomic_path(path / file) as temporary:
-        pq.write_table(canonical, temporary, compression="none")
-    meta = pq.read_table(Path(source).with_name(f"meta.{name}.parquet"))
+def _vocabulary(column: CategoricalColumn, stored: str, file: Path) -> FittedVocabulary:
+    """Read a vocabulary that Categorify wrote; integers were counted as float64 by pandas."""
+    text = column.raw == "string"
+    table = pq.read_table(file)
+    values = table[stored].cast(pa.string() if text else pa.int64()).combine_chunks()
+    if column.hash_buckets:
+        return finish(values if text else values.to_numpy(), np.empty(0, np.int64), column, 0)
+    counts = table[f"{stored}_size"].cast(pa.int64()).combine_chunks().to_numpy()
+    meta = pq.read_table(file.with_name(f"meta.{stored}.parquet"))
     observed = dict(zip(meta["kind"].to_pylist(), meta["num_observed"].to_pylist(), strict=True))
-    observed = {kind: int(observed[kind] or 0) for kind in ("null", "oov", "unique")}
-    meta = pa.table(
-        {
-            "kind": ["pad", "null", "oov", "unique"],
-            "offset": [PADDING_ID, NULL_ID, FIRST_OOV_ID, first_id],
-            "num_indices": [1, 1, column.oov_ids, len(values)],
-            "num_observed": [0, observed["null"], observed["oov"], observed["unique"]],
-        }
+    return FittedVocabulary(
+        values if text else values.to_numpy(),
+        counts,
+        {kind: int(observed[kind] or 0) for kind in OBSERVED},
     )
-    with atomic_path(path / "categories" / f"meta.{name}.parquet") as temporary:
-        pq.write_table(meta, temporary)
-    return Vocabulary(str(file), len(values), first_id + len(values), observed)
 
 
-def _read_vocabulary(file: Path, name: str) -> pa.Array:
-    try:
-        return pq.read_table(file, columns=[name])[name].combine_chunks()
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise BadInputError(
-            f"{file}: cannot be read, the vocabulary of column {name}: {error}",
-            "copy the whole workflow directory again, or fit it again",
-        ) from error
-
-
-def _begin_digest(spec: FeatureSpec, statistics: dict) -> hashlib._Hash:
-    return hashlib.sha256(json.dumps([spec.to_dict(), statistics], sort_keys=True).encode())
-
-
-def _add_to_digest(digest: hashlib._Hash, name: str, values: pa.Array) -> None:
-    digest.update(name.encode())
-    digest.update(values.to_numpy().astype("<i8", copy=False).tobytes())
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _VERSIONS_OF:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+def _input_schema(records: list[nodes.Record]) -> Schema:
+    """Merlin's schema of the frames of :func:`workflows.frames.to_frame` (pandas)."""
+    columns = [
+        column
+        for record in records
+        if record["op_class"] == nodes.SELECT
+        for column in record["input_schema"]
+    ]
+    return Schema(
+        [
+            ColumnSchema(
+                column["name"],
+                dtype=column["dtype"]["name"],
+                dims=tuple((size["min"], size["max"]) for size in column["dtype"]["shape"]),
+            )
+            for column in columns
+        ]
+    )

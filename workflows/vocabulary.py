@@ -13,9 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clicklog.spec import CategoricalColumn
+from workflows.arrays import int64_array, int64_values
 
 #: Values as they are held: int64 [n] (raw hex32 and int) or a string array without nulls.
 Values = np.ndarray | pa.StringArray
+
+#: What :attr:`FittedVocabulary.observed` counts.
+OBSERVED = ("null", "oov", "unique")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +59,7 @@ def finish(
         nulls: rows in which a single-hot column was missing.
     """
     if column.hash_buckets:
-        return FittedVocabulary(values[:0], np.empty(0, np.int64), dict.fromkeys(_KINDS, 0))
+        return FittedVocabulary(values[:0], np.empty(0, np.int64), dict.fromkeys(OBSERVED, 0))
     counts = np.asarray(counts, np.int64)
     total = int(counts.sum())
     keep = len(counts)
@@ -67,8 +71,7 @@ def finish(
     if least > 1:
         frequent = counts >= least
         if not frequent.all():
-            counts = counts[frequent]
-            values = values.filter(pa.array(frequent)) if _text(values) else values[frequent]
+            values, counts = _take(values, np.flatnonzero(frequent)), counts[frequent]
     values, counts = _sorted(values, counts)
     values, counts = values[:keep], counts[:keep]
     unique = int(counts.sum())
@@ -77,11 +80,12 @@ def finish(
     )
 
 
-_KINDS = ("null", "oov", "unique")
-
-
 def _text(values: Values) -> bool:
     return isinstance(values, pa.Array)
+
+
+def _take(values: Values, indices: np.ndarray) -> Values:
+    return values.take(int64_array(indices)) if _text(values) else values[indices]
 
 
 def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
@@ -89,9 +93,9 @@ def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
     if len(counts) < 2:
         return values, counts
     if _text(values):
-        table = pa.table({"count": counts, "value": values})
+        table = pa.table({"count": int64_array(counts), "value": values})
         order = pc.sort_indices(table, [("count", "descending"), ("value", "ascending")])
-        return values.take(order), counts[order.to_numpy()]
+        return values.take(order), counts[int64_values(order)]
     lowest, most = int(values.min()), int(counts.max())
     bits = (int(values.max()) - lowest).bit_length()
     if bits + most.bit_length() > 64:

@@ -1,30 +1,48 @@
-"""Writing a fitted workflow, by whichever engine it was fitted. Imports no NVTabular.
+"""Writing a fitted workflow, whichever engine fitted it. Imports no NVTabular.
 
-The layout is in :mod:`workflows.description`.
+The layout is in :mod:`workflows.description`. The same state gives the same bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
+import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.errors import SchemaError
 from clicklog.files import atomic_path, write_json
 from clicklog.spec import FIRST_OOV_ID, NULL_ID, PADDING_ID, CategoricalColumn, FeatureSpec
-from workflows.description import WORKFLOW_FILE, Vocabulary, WorkflowDescription
-from workflows.vocabulary import FittedVocabulary, finish
+from clicklog.strings import string_parts
+from workflows.arrays import int64_array, int64_values, strings
+from workflows.description import (
+    GRAPH_FILE,
+    METADATA_FILE,
+    Vocabulary,
+    WorkflowDescription,
+    describe_vocabularies,
+    sha256,
+)
+from workflows.vocabulary import FittedVocabulary
 
-__all__ = ["Fitted", "FittedVocabulary", "finish", "write_workflow"]
-
-_VERSIONS_OF = ("nvt-torchrec", "nvtabular", "merlin-core", "dask", "pandas", "cudf-cu13", "numpy")
+_VERSIONS_OF = (
+    "nvt-torchrec",
+    "nvtabular",
+    "merlin-core",
+    "dask",
+    "pandas",
+    "cudf",
+    "numpy",
+    "pyarrow",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,78 +61,128 @@ class Fitted:
 
 
 def write_workflow(path: Path | str, spec: FeatureSpec, fitted: Fitted) -> WorkflowDescription:
-    """Write a fitted workflow; the description is written last.
+    """Write a fitted workflow and its compiled form.
+
+    ``metadata.json`` goes first if it is there, and comes last: a directory without it is no saved
+    workflow.
 
     Raises:
-        SchemaError: a vocabulary is missing, or a statistic is not finite.
+        SchemaError: a vocabulary or a statistic is missing, or a statistic is not finite.
         OutputError: the directory cannot be written.
     """
+    from workflows import compiled  # it reads saved workflows, and so imports this package
+
     path = Path(path)
-    (path / WORKFLOW_FILE).unlink(missing_ok=True)
-    statistics = {name: fitted.statistics[name] for name in sorted(fitted.statistics)}
-    for name, values in statistics.items():
-        if not all(map(math.isfinite, values.values())):
-            raise SchemaError(f"column {name}: its statistics are not finite: {values}")
-    digest = hashlib.sha256(json.dumps([spec.to_dict(), statistics], sort_keys=True).encode())
-    vocabularies = {}
-    for name, columns in spec.vocabularies.items():
-        if name not in fitted.vocabularies:
-            raise SchemaError(f"column {columns[0].name}: the workflow is not fitted")
-        written = _write_vocabulary(columns[0], name, fitted.vocabularies[name], path, digest)
-        vocabularies |= {column.name: written for column in columns}
+    (path / METADATA_FILE).unlink(missing_ok=True)
+    statistics = _statistics(spec, fitted)
+    vocabularies = _vocabularies(spec, fitted)
+    files = {}
+    for columns in spec.vocabularies.values():
+        described = vocabularies[columns[0].name]
+        files |= _write_vocabulary(path, described, columns[0], fitted.vocabularies[described.name])
     description = WorkflowDescription(
         spec=spec,
         statistics=statistics,
-        vocabularies={column.name: vocabularies[column.name] for column in spec.categorical},
+        vocabularies=vocabularies,
         versions=_versions(),
-        digest=digest.hexdigest(),
+        digest=_digest(spec, statistics, fitted),
+        files=files,
     )
-    write_json(path / WORKFLOW_FILE, description.to_dict())
+    write_json(path / GRAPH_FILE, description.graph)
+    files[GRAPH_FILE] = _digest_of_file(path / GRAPH_FILE)
+    compiled.build(path, description)
+    write_json(path / METADATA_FILE, description.to_dict())
     return description
 
 
+def _statistics(spec: FeatureSpec, fitted: Fitted) -> dict[str, dict[str, float]]:
+    if spec.dense_transform == "log":
+        return {}
+    statistics = {}
+    for name in spec.dense_names:
+        if name not in fitted.statistics:
+            raise SchemaError(f"column {name}: the workflow is not fitted")
+        values = {kind: float(fitted.statistics[name][kind]) for kind in ("mean", "std")}
+        if not all(map(math.isfinite, values.values())):
+            raise SchemaError(f"column {name}: its statistics are not finite: {values}")
+        statistics[name] = values
+    return statistics
+
+
+def _vocabularies(spec: FeatureSpec, fitted: Fitted) -> dict[str, Vocabulary]:
+    counted = {}
+    for name, columns in spec.vocabularies.items():
+        if name not in fitted.vocabularies:
+            raise SchemaError(f"column {columns[0].name}: the workflow is not fitted")
+        vocabulary = fitted.vocabularies[name]
+        counted[name] = {"values": len(vocabulary), "observed": vocabulary.observed}
+    return describe_vocabularies(spec, counted)
+
+
 def _write_vocabulary(
-    column: CategoricalColumn, name: str, fitted: FittedVocabulary, path: Path, digest
-) -> Vocabulary:
-    values = pa.array(fitted.values)
-    _add_to_digest(digest, name, values)
-    first_id = column.reserved_ids
-    index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + len(values)}
-    described = {"index_columns": [{**index, "step": 1}], "column_indexes": [], "columns": []}
-    table = pa.table({name: values, f"{name}_size": fitted.counts})
-    table = table.replace_schema_metadata({b"pandas": json.dumps(described).encode()})
-    file = Path("categories") / f"unique.{name}.parquet"
-    with atomic_path(path / file) as temporary:
-        pq.write_table(table, temporary, compression="none")
+    path: Path, described: Vocabulary, column: CategoricalColumn, fitted: FittedVocabulary
+) -> dict[str, dict[str, Any]]:
+    """Write a vocabulary's two files; their digests."""
+    name, first_id, count = described.name, column.reserved_ids, len(fitted)
+    # pandas' index is the id
+    index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + count, "step": 1}
+    pandas = {"index_columns": [index], "column_indexes": [], "columns": []}
+    values = pa.table({name: arrow_values(fitted), f"{name}_size": int64_array(fitted.counts)})
     observed = fitted.observed
-    meta = pa.table(
-        {
-            "kind": ["pad", "null", "oov", "unique"],
-            "offset": [PADDING_ID, NULL_ID, FIRST_OOV_ID, first_id],
-            "num_indices": [1, 1, column.oov_ids, len(values)],
-            "num_observed": [0, observed["null"], observed["oov"], observed["unique"]],
-        }
-    )
-    with atomic_path(path / "categories" / f"meta.{name}.parquet") as temporary:
-        pq.write_table(meta, temporary)
-    return Vocabulary(str(file), len(values), first_id + len(values), observed)
+    meta = {
+        "offset": [PADDING_ID, NULL_ID, FIRST_OOV_ID, first_id],
+        "num_indices": [1, 1, column.oov_ids, count],
+        "num_observed": [0, observed["null"], observed["oov"], observed["unique"]],
+    }
+    kinds = {"kind": strings(["pad", "null", "oov", "unique"])}
+    tables = {
+        described.file: values.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()}),
+        str(Path(described.file).with_name(f"meta.{name}.parquet")): pa.table(
+            kinds | {key: int64_array(numbers) for key, numbers in meta.items()}
+        ),
+    }
+    for file, table in tables.items():
+        with atomic_path(path / file) as temporary:
+            pq.write_table(
+                table,
+                temporary,
+                compression="none",
+                use_dictionary=False,
+                write_page_checksum=True,
+            )
+    return {file: _digest_of_file(path / file) for file in tables}
 
 
-def _add_to_digest(digest: hashlib._Hash, name: str, values: pa.Array) -> None:
-    digest.update(name.encode())
-    if pa.types.is_string(values.type):
-        lengths = np.array([len(v) for v in values.cast(pa.binary()).to_pylist()], "<i8")
-        digest.update(lengths.tobytes())
-        digest.update("".join(values.to_pylist()).encode())
-    else:
-        digest.update(values.to_numpy().astype("<i8", copy=False).tobytes())
+def arrow_values(vocabulary: FittedVocabulary) -> pa.Array:
+    """The values of a vocabulary as an Arrow array of int64 or string."""
+    values = vocabulary.values
+    return values if isinstance(values, pa.Array) else int64_array(values)
+
+
+def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
+    columns = {key: value for key, value in spec.to_dict().items() if key != "input"}
+    digest = hashlib.sha256(json.dumps([columns, statistics], sort_keys=True).encode())
+    for name in spec.vocabularies:
+        values = arrow_values(fitted.vocabularies[name])
+        digest.update(name.encode())
+        if pa.types.is_string(values.type):
+            offsets, data = string_parts(values)
+            begin, end = int(offsets[0]), int(offsets[-1])
+            digest.update((offsets - begin).astype("<i8").tobytes())
+            digest.update(data[begin:end])
+        else:
+            digest.update(int64_values(values).astype("<i8", copy=False).tobytes())
+    return digest.hexdigest()
+
+
+def _digest_of_file(file: Path) -> dict[str, Any]:
+    return {"bytes": file.stat().st_size, "sha256": sha256(file)}
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    """NVTabular's loader compares those of Python, nvtabular and pandas with its own."""
+    found = {"python": sys.version}
     for name in _VERSIONS_OF:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found

@@ -1,0 +1,53 @@
+"""One hash on the CPU and on the GPU: MurmurHash3 as ``cudf.Series.hash_values()`` computes it.
+
+Stock ``hash_series`` took pandas' hash on the CPU, which gives other buckets than cuDF's, hashed
+the row index too (equal values in two rows got different buckets), differed by input type (5 and
+5.0), and failed on lists. HashBucket, HashedCross and Categorify's ``num_buckets`` use it.
+"""
+
+from __future__ import annotations
+
+from nvt_compat.patching import replace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from clicklog.hashing import murmur3_int, murmur3_string
+
+
+def _hash_series(ser) -> np.ndarray:
+    """Hashes uint32 [n] of a series; of all elements, if it holds lists.
+
+    Whole numbers hash as int64, whatever holds them: pandas keeps integers with missing values as
+    float64. Strings hash as UTF-8. What a missing value gets means nothing.
+
+    Raises:
+        TypeError: a series of anything else.
+    """
+    from merlin.core import dispatch
+
+    if not isinstance(ser, pd.Series):
+        return (ser.list.leaves if dispatch.is_list_dtype(ser) else ser).hash_values()
+    if dispatch.is_list_dtype(ser):
+        ser = dispatch.flatten_list_column_values(ser)
+    if pd.api.types.is_numeric_dtype(ser):
+        values = ser.to_numpy(np.float64, na_value=0) if ser.hasnans else ser.to_numpy()
+        if values.dtype.kind == "f":
+            whole = values.astype(np.int64)
+            if (whole != values).any():
+                raise TypeError(f"column {ser.name}: fractions are no categories to hash")
+            values = whole
+        return murmur3_int(values)
+    if ser.isna().all():
+        return np.zeros(len(ser), np.uint32)
+    if pd.api.types.infer_dtype(ser, skipna=True) != "string":
+        raise TypeError(f"column {ser.name}: {ser.dtype} values, numbers or strings are needed")
+    return murmur3_string(pa.array(ser, pa.large_string(), from_pandas=True))
+
+
+def apply() -> None:
+    """Replace ``merlin.core.dispatch.hash_series``, before NVTabular's operators import it."""
+    from merlin.core import dispatch
+
+    replace(dispatch, "hash_series", _hash_series, expect="hash_object_dispatch(ser)")

@@ -1,0 +1,42 @@
+"""List columns of pandas frames, where each row holds an array.
+
+* Flattening lost the type where all lists were empty: a partition of them made a vocabulary of
+  objects. Arrays know their type even when empty.
+* What ``encode_list_column`` returned was numbered from 0, whatever the frame's index: put into a
+  slice of a frame, rows got other rows' lists, or none.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from nvt_compat.patching import edit
+
+import numpy as np
+import pandas as pd
+
+
+def flat_values(lists: pd.Series) -> pd.Series:
+    """The elements of all lists, one after the other."""
+    arrays = list(lists)
+    if arrays and all(isinstance(array, np.ndarray) for array in arrays):
+        return pd.Series(np.concatenate(arrays))
+    return pd.Series(list(itertools.chain(*arrays)))
+
+
+def apply() -> None:
+    """Mend ``merlin.core.dispatch``, before Merlin and NVTabular import its functions."""
+    from merlin.core import dispatch
+
+    dispatch.flat_values = flat_values
+    edit(
+        dispatch.flatten_list_column_values,
+        ("return pd.Series(itertools.chain(*s))", "return flat_values(s)"),
+    )
+    edit(
+        dispatch.encode_list_column,
+        (
+            "return pd.Series(new_data)",
+            "return pd.Series(new_data, index=original.index, dtype=object)",
+        ),
+    )

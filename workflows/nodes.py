@@ -1,0 +1,323 @@
+"""The graph of operators a feature spec stands for, as the plain records of ``graph.json``.
+
+The one definition of the graph: :mod:`workflows.graph` makes a Workflow of these records, and
+:mod:`workflows.writer` writes them beside the fitted state; both for any engine, so nothing here
+imports NVTabular. The form is that of NVTabular's main branch of 2026 (``format_version`` 1).
+
+Categorical columns: one ``Categorify`` for each vocabulary policy. Missing values keep id 1, so
+nothing is filled before it. Dense columns, for a value x, missing values filled first:
+
+* ``log_normalize``: z = (y − mean) / std with y = log(max(x, −2) + 3)
+* ``log``: y alone, float32, what TorchRec's NVTabular script does (its FillMissing, +2, LogOp)
+* ``normalize``: (x − mean) / std
+
+Mean and standard deviation (n − 1 in the denominator) are of the training days, in float64.
+The bound −2 is below every value of the real log but a handful; without it the logarithm of
+x ≤ −3 is −inf or NaN, and Normalize turns the whole column into NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from clicklog.errors import SettingsError
+from clicklog.spec import CategoricalColumn, FeatureSpec
+from workflows import functions
+from workflows.dense import DENSE_MINIMUM
+
+GRAPH_FORMAT_VERSION = 1
+
+SELECT = "merlin.dag.ops.selection.SelectionOp"
+CONCAT = "merlin.dag.ops.concat_columns.ConcatColumns"
+CATEGORIFY = "nvtabular.ops.categorify.Categorify"
+FILL = "nvtabular.ops.fill.FillMissing"
+CLIP = "nvtabular.ops.clip.Clip"
+LAMBDA = "nvtabular.ops.lambdaop.LambdaOp"
+NORMALIZE = "nvtabular.ops.normalize.Normalize"
+
+Record = dict[str, Any]
+
+
+def unfitted(spec: FeatureSpec) -> list[Record]:
+    """The nodes, parents before children, the output last; without fitted state and schemas."""
+    nodes = _Nodes()
+    ends = [*_categorical(spec, nodes), *_dense(spec, nodes), nodes.select([spec.label])]
+    nodes.add(CONCAT, {}, ends[:1], ends[1:])
+    return nodes.records
+
+
+def fitted(
+    spec: FeatureSpec, statistics: dict[str, dict[str, float]], sizes: dict[str, int]
+) -> Record:
+    """What ``graph.json`` holds.
+
+    Args:
+        spec: the columns.
+        statistics: mean and std per normalized dense column.
+        sizes: values in each vocabulary, by its name.
+    """
+    records = unfitted(spec)
+    known = {column["name"]: column for column in _input_schema(spec)}
+    for record in records:
+        names = record["selector"]["names"]
+        record["op_state"] = _state(record, spec, statistics)
+        record["input_schema"] = [known[name] for name in names]
+        change = _SCHEMA_CHANGES.get(record["op_class"], _unchanged)
+        known |= {name: change(known[name], record, spec, sizes) for name in names}
+        record["output_schema"] = [known[name] for name in names]
+    return {
+        "format_version": GRAPH_FORMAT_VERSION,
+        "output_node_id": records[-1]["id"],
+        "nodes": records,
+    }
+
+
+def vocabulary_directories(spec: FeatureSpec) -> dict[str, str]:
+    """Where the files of each vocabulary lie in a saved workflow: its Categorify's artifacts."""
+    return {
+        name: f"artifacts/node_{record['id']}/categories"
+        for record in unfitted(spec)
+        if record["op_class"] == CATEGORIFY
+        for name in _vocabularies_of(record, spec)
+    }
+
+
+class _Nodes:
+    """The records of a graph that is being made."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def select(self, names: list[str], groups: list[list[str]] | None = None) -> int:
+        """A node that selects input columns; ``groups`` of them are counted together."""
+        selector = {"names": names, "tags": []}
+        return self._add(
+            SELECT, {"selector": selector | ({"groups": groups} if groups else {})}, names
+        )
+
+    def add(self, kind: str, params: Record, parents: list[int], others: list[int] = ()) -> int:
+        """A node after others, of the columns they give; its id."""
+        names = [name for i in [*parents, *others] for name in self._names(i)]
+        return self._add(kind, params, names, parents, others)
+
+    def _names(self, node: int) -> list[str]:
+        return self.records[node]["selector"]["names"]
+
+    def _add(self, kind, params, names, parents=(), others=()) -> int:
+        self.records.append(
+            {
+                "id": len(self.records),
+                "op_class": kind,
+                "op_params": params,
+                "parent_ids": list(parents),
+                "dependency_ids": list(others),
+                "selector": {"names": names, "tags": []},
+            }
+        )
+        return len(self.records) - 1
+
+
+def _categorical(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
+    def policy(columns: tuple[CategoricalColumn, ...]) -> tuple[int, ...]:
+        return tuple(columns[0].policy.values())
+
+    ends = []
+    for _, vocabularies in groupby(sorted(spec.vocabularies.values(), key=policy), key=policy):
+        vocabularies = list(vocabularies)
+        names = [column.name for columns in vocabularies for column in columns]
+        groups = [[column.name for column in columns] for columns in vocabularies]
+        groups = [group for group in groups if len(group) > 1]
+        _check_joint_names(groups, spec)
+        params = _categorify(vocabularies, groups)
+        ends.append(nodes.add(CATEGORIFY, params, [nodes.select(names, groups)]))
+    return ends
+
+
+def joint_name(group: list[str]) -> str:
+    """Categorify's own name of a vocabulary that it counts over several columns."""
+    return "_".join(group)
+
+
+def _check_joint_names(groups: list[list[str]], spec: FeatureSpec) -> None:
+    """While fitting, Categorify names its files by the columns of a group, joined."""
+    for group in groups:
+        joined = joint_name(group)
+        if joined in spec.columns:
+            raise SettingsError(
+                f"columns {' and '.join(group)} share a vocabulary and column {joined} has the "
+                "name that NVTabular gives it",
+                "rename one of them",
+            )
+
+
+def _categorify(
+    vocabularies: list[tuple[CategoricalColumn, ...]], groups: list[list[str]]
+) -> Record:
+    """Parameters of one Categorify: its columns have one policy."""
+    first = vocabularies[0][0]
+    buckets = first.hash_buckets or first.num_buckets
+    # Categorify asks for a column, for a group that is being fitted, for a fitted vocabulary.
+    asked = [column.name for columns in vocabularies for column in columns]
+    asked += [joint_name(group) for group in groups]
+    asked += [columns[0].vocabulary_name for columns in vocabularies]
+    return {
+        "freq_threshold": first.freq_threshold,
+        "cat_cache": "host",
+        "dtype": {"name": "int32"},
+        "on_host": True,
+        "encode_type": "joint",
+        "name_sep": "_",
+        "search_sorted": False,
+        "num_buckets": dict.fromkeys(asked, buckets) if buckets else None,
+        # a table without a vocabulary: the hashed ids fill it
+        "max_size": first.reserved_ids if first.hash_buckets else first.max_table_size,
+        "single_table": False,
+        "cardinality_memory_limit": None,
+        "split_out": 1,
+        "split_every": 8,
+    }
+
+
+def _dense(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
+    """Fill values differ by column; the rest is one chain."""
+    filled = []
+    by_fill = sorted(spec.dense, key=lambda column: column.fill)
+    for fill, columns in groupby(by_fill, key=lambda column: column.fill):
+        selected = nodes.select([column.name for column in columns])
+        filled.append(nodes.add(FILL, {"fill_val": fill, "add_binary_cols": False}, [selected]))
+    if not filled:
+        return []
+    end = nodes.add(CONCAT, {}, filled[:1], filled[1:]) if len(filled) > 1 else filled[0]
+    if spec.dense_transform in ("log_normalize", "log"):
+        bounds = {"min_value": DENSE_MINIMUM, "max_value": None}
+        end = nodes.add(CLIP, bounds, [end])
+        end = nodes.add(LAMBDA, _calls(functions.log_of_shifted, "float64"), [end])
+    if spec.dense_transform == "log":
+        end = nodes.add(LAMBDA, _calls(functions.as_float32, "float32"), [end])
+    else:
+        end = nodes.add(NORMALIZE, {"out_dtype": {"name": "float32"}}, [end])
+    return [end]
+
+
+def _calls(function: Callable, dtype: str) -> Record:
+    return {
+        "f": {"module": function.__module__, "qualname": function.__qualname__},
+        "dependency": [],
+        "dtype": _dtype(dtype),
+        "tags": [],
+        "properties": {},
+    }
+
+
+def _vocabularies_of(record: Record, spec: FeatureSpec) -> dict[str, list[str]]:
+    """The vocabularies of a Categorify node: their columns, by their names."""
+    names = set(record["selector"]["names"])
+    return {
+        name: [column.name for column in columns]
+        for name, columns in spec.vocabularies.items()
+        if columns[0].name in names
+    }
+
+
+def _state(record: Record, spec: FeatureSpec, statistics: dict) -> Record:
+    if record["op_class"] == NORMALIZE:
+        return {
+            f"{kind}s": {name: statistics[name][kind] for name in record["selector"]["names"]}
+            for kind in ("mean", "std")
+        }
+    if record["op_class"] == CATEGORIFY:
+        vocabularies = _vocabularies_of(record, spec)
+        return {
+            "categories": [
+                {"key": [name], "path": f"categories/unique.{name}.parquet"}
+                for name in vocabularies
+            ],
+            "storage_name": {
+                column: name
+                for name, columns in vocabularies.items()
+                for column in columns
+                if column != name or len(columns) > 1
+            },
+        }
+    return {}
+
+
+def _input_schema(spec: FeatureSpec) -> list[Record]:
+    """Schema of the frames of :func:`workflows.frames.to_frame` (pandas)."""
+    dense = [_column(name, "float64") for name in spec.dense_names]
+    categorical = [
+        _column(column.name, raw_dtype(column), column.multi_hot) for column in spec.categorical
+    ]
+    return [_column(spec.label, "float32"), *dense, *categorical]
+
+
+def raw_dtype(column: CategoricalColumn) -> str:
+    """Of the values of a raw categorical column in a pandas frame.
+
+    A number that may be missing is a float64 there, which is exact for it; lists hold integers.
+    """
+    if column.raw == "string":
+        return "str"
+    return "int64" if column.multi_hot else "float64"
+
+
+def _column(name: str, dtype: str, is_list: bool = False) -> Record:
+    return {
+        "name": name,
+        "tags": [],
+        "properties": {"value_count": {"min": 0, "max": None}} if is_list else {},
+        "dtype": _dtype(dtype, 1 + is_list),
+        "is_list": is_list,
+        "is_ragged": is_list,
+    }
+
+
+def _dtype(name: str, dimensions: int = 0) -> Record:
+    kind = name.rstrip("0123456789")
+    described: Record = {"name": name, "element_type": "string" if kind == "str" else kind}
+    if kind != "str":
+        described |= {"element_size": int(name.removeprefix(kind)), "signed": True}
+    if dimensions:
+        described["shape"] = [{"min": 0, "max": None}] * dimensions
+    return described
+
+
+def _unchanged(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -> Record:
+    return column
+
+
+def _as_ids(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -> Record:
+    described = next(c for c in spec.categorical if c.name == column["name"])
+    rows = described.reserved_ids + sizes[described.vocabulary_name]
+    params = record["op_params"]
+    buckets = params["num_buckets"]
+    return column | {
+        "tags": ["Tags.CATEGORICAL"],
+        "dtype": _dtype("int32", 1 + described.multi_hot),
+        "properties": column["properties"]
+        | {
+            "num_buckets": buckets and buckets[described.name],
+            "freq_threshold": params["freq_threshold"],
+            "max_size": params["max_size"],
+            "domain": {"min": 0, "max": rows - 1, "name": described.vocabulary_name},
+            "embedding_sizes": {"cardinality": rows, "dimension": _dimension(rows)},
+        },
+    }
+
+
+def _as_continuous(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -> Record:
+    return column | {"tags": ["Tags.CONTINUOUS"], "dtype": _dtype("float32", 1)}
+
+
+def _as_called(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -> Record:
+    return column | {"dtype": record["op_params"]["dtype"] | {"shape": column["dtype"]["shape"]}}
+
+
+_SCHEMA_CHANGES = {CATEGORIFY: _as_ids, NORMALIZE: _as_continuous, LAMBDA: _as_called}
+
+
+def _dimension(rows: int) -> int:
+    """NVTabular's suggestion of an embedding dimension (its ``_emb_sz_rule``)."""
+    return min(max(16, round(1.6 * rows**0.56)), 512)
