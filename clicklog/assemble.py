@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pyarrow as pa
 
+from clicklog.arrays import mask_to_arrow
 from clicklog.complaints import complaint
 from clicklog.convert import Converted
 from clicklog.rows import BadRow, CategoryValues, Ragged, RawRows, dense_dtype
@@ -72,6 +73,7 @@ def assemble(
         line=line,
         bad=[BadRow(row, blames[row][1], blames[row][0], text(row)) for row in shown],
         bad_count=len(blames),
+        lines=rows,
     )
 
 
@@ -80,4 +82,4 @@ def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:
         lengths = np.diff(values.offsets)
         kept = _take(values.values, np.repeat(good, lengths))
         return Ragged(np.concatenate([[0], np.cumsum(lengths[good])]), kept)
-    return values.filter(pa.array(good)) if isinstance(values, pa.Array) else values[good]
+    return values.filter(mask_to_arrow(good)) if isinstance(values, pa.Array) else values[good]

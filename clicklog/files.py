@@ -44,6 +44,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         os.replace(temporary, path)
         fsync_directory(path.parent)
     except OSError as error:
+        ours = {str(one) for one in (temporary, path, *path.parents)}
+        if error.filename is not None and str(error.filename) not in ours:
+            raise  # of another file, one that is read meanwhile for example
         raise OutputError(
             f"{path}: cannot be written: {error.strerror or error}",
             "free space or choose a writable place; finished files are kept",

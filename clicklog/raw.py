@@ -1,58 +1,69 @@
-"""The files of a raw click log: which days there are, and their lines as blocks of bytes.
+"""The rows of a raw click log, in blocks, whatever the format of its files.
 
-Paths may be remote (anything fsspec opens). Rows are addressed by bytes: a :class:`Block` is a
-range of whole lines of one file, so the same log always falls into the same blocks, whoever
-reads them.
+Paths may be remote (anything fsspec opens). Rows of text are addressed by bytes, rows of parquet by
+their numbers: a :class:`Block` is a range of whole rows of one file, so the same log always falls
+into the same blocks, whoever reads them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
-import lzma
-import re
-import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
-import fsspec
 import numpy as np
 
-from clicklog.errors import BadInputError, BadRowError, SettingsError
+from clicklog.days import DayFile, find_days, parse_days
+from clicklog.errors import BadInputError, BadRowError
+from clicklog.lines import (
+    count_lines,
+    cut_lines,
+    filesystem_of,
+    offset_of_line,
+    read_bytes,
+    read_stream,
+    read_up_to,
+)
+from clicklog.parquet_rows import cut_rows, parquet_layout, read_parquet
+from clicklog.rows import RawRows
 from clicklog.spec import FeatureSpec
-from clicklog.tokenizer import RawRows, parse_rows
+from clicklog.text import Layout, layout_of, parse_text, plain_layout
+from clicklog.tokenizer import parse_rows
 
-_DAY_NAME = re.compile(r"day_(\d+)(\.tsv|\.txt)?(\.(gz|bz2|xz))?")
-_SCAN_BYTES = 8 << 20
-_LINE_BYTES = 64 << 10  # enough to hold the end of nearly every line
-#: Lines by whose fields the presence of a label is told: one broken line must not decide.
-_LABEL_LINES = 100
+__all__ = [
+    "Block",
+    "DayFile",
+    "OpenDay",
+    "count_lines",
+    "cut_blocks",
+    "find_days",
+    "first_line",
+    "first_rows",
+    "has_label",
+    "header_lines",
+    "offset_of_line",
+    "open_day",
+    "parse_days",
+    "read_block",
+    "read_bytes",
+    "read_pieces",
+    "read_stream",
+    "stream_rows",
+]
 
-
-@dataclasses.dataclass(frozen=True)
-class DayFile:
-    """One day of a log.
-
-    Attributes:
-        day: its number, from the name ``day_<number>``.
-        path: where its bytes are.
-        size: bytes of the file, compressed if it is.
-        source: the file as the user knows it; ``path`` may be a decompressed copy.
-        modified: seconds since 1970, where the file system tells.
-        compressed: whether it must be decompressed before blocks can be cut.
-    """
-
-    day: int
-    path: str
-    size: int
-    source: str
-    modified: float | None = None
-    compressed: bool = False
+#: The first lines of a file, by which its header and the presence of a label are told.
+_HEAD_BYTES = 1 << 16
+_LONGEST_HEADER = 1 << 24
+_PARQUET_MAGIC = b"PAR1"
+#: What a value of parquet takes about, decoded and as typed column.
+_VALUE_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Whole lines: the bytes ``[begin, end)`` of ``path``; ``source`` names the file in errors."""
+    """Whole rows of ``path``: the bytes ``[begin, end)``, of parquet the rows with these numbers.
+
+    ``source`` names the file in errors.
+    """
 
     path: str
     begin: int
@@ -60,162 +71,87 @@ class Block:
     source: str
 
 
-def parse_days(text: str) -> set[int]:
-    """``"0-3,7"`` → {0, 1, 2, 3, 7}. Raises :class:`SettingsError`."""
-    days: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not match:
-            raise SettingsError(f"days {text!r}: cannot read {part!r}", "write for example 0-3,7")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise SettingsError(f"days {text!r}: {part!r} ends before it begins", "write 0-3")
-        days.update(range(first, last + 1))
-    return days
+@dataclasses.dataclass(frozen=True)
+class OpenDay:
+    """A day that has been looked into, for cutting it into blocks.
+
+    Attributes:
+        file: the day; not compressed.
+        label: whether its rows have a label.
+        begin: where the first row begins: a byte, or row 0 of parquet.
+        end: where the last one ends.
+    """
+
+    file: DayFile
+    spec: FeatureSpec
+    label: bool
+    begin: int
+    end: int
+
+    @property
+    def _parquet(self) -> bool:
+        return self.spec.input.format == "parquet"
+
+    def count_rows(self, end: int) -> int:
+        """Rows before ``end``."""
+        return end if self._parquet else count_lines(self.file.path, self.begin, end)
+
+    def find_row(self, row: int, end: int) -> int:
+        """Where row ``row`` (from 0) begins; ``end`` if there are not so many."""
+        if self._parquet:
+            return min(row, end)
+        return offset_of_line(self.file.path, row, end, self.begin)
+
+    def cut(self, begin: int, end: int, block_bytes: int) -> list[Block]:
+        """Cut ``[begin, end)`` (whole rows) into blocks of about ``block_bytes``."""
+        path, source = self.file.path, self.file.source
+        if self._parquet:
+            cuts = cut_rows(parquet_layout(path, source, self.spec), begin, end, block_bytes)
+        else:
+            cuts = cut_lines(path, begin, end, block_bytes)
+        return [Block(path, *cut, source) for cut in cuts]
 
 
-def find_days(input_path: str, days: Collection[int] | None = None) -> list[DayFile]:
-    """The days of a log in a directory, by number.
-
-    Args:
-        input_path: a directory with ``day_0``, ``day_1.tsv``, ``day_2.gz`` …
-        days: which to take; without, all there are, which must have no gap.
+def open_day(day: DayFile, spec: FeatureSpec) -> OpenDay:
+    """Look into a file: does it have a label, where do its rows begin?
 
     Raises:
-        BadInputError: no such directory, no days in it, a day missing, empty or twice there.
+        BadInputError: it is in another format than the spec says, or lacks a column.
+        BadRowError: its lines have not as many fields as the spec.
     """
-    filesystem, root = fsspec.core.url_to_fs(str(input_path))
-    if not filesystem.exists(root):
-        raise BadInputError(f"{input_path}: no such directory", "pass the directory of day_0 …")
-    found: dict[int, DayFile] = {}
-    for info in filesystem.ls(root, detail=True):
-        match = _DAY_NAME.fullmatch(info["name"].rstrip("/").rsplit("/", 1)[-1])
-        if not match or info["type"] == "directory":  # links are files too
-            continue
-        day, path = int(match[1]), filesystem.unstrip_protocol(info["name"])
-        path = path.removeprefix("file://")
-        if days is not None and day not in days:
-            continue
-        if day in found:
-            raise BadInputError(
-                f"day {day} is there twice: {found[day].path}, {path}", "remove one"
-            )
-        info = filesystem.info(info["name"])  # of what a link points to
-        if not info["size"]:
-            raise BadInputError(f"{path}: empty file", f"fetch day {day} again, or leave it out")
-        modified = info.get("mtime")
-        found[day] = DayFile(day, path, info["size"], path, modified, bool(match[3]))
-    if not found and not days:
-        raise BadInputError(
-            f"{input_path}: no files day_0, day_1 … in it",
-            "make a log with `python -m etl synthesize`, or see README.md for the real one",
-        )
-    wanted = set(range(min(found), max(found) + 1)) if days is None else set(days)
-    missing = sorted(wanted - found.keys())
-    if missing:
-        present = ",".join(map(str, sorted(found)))
-        choose = f", or choose what is there with --days {present}" if found else ""
-        raise BadInputError(
-            f"{input_path}: missing {', '.join(f'day_{day}' for day in missing)}",
-            f"add the files{choose}",
-        )
-    return [found[day] for day in sorted(found)]
-
-
-@functools.lru_cache(maxsize=64)
-def _filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    return fsspec.core.url_to_fs(path)
-
-
-def read_bytes(path: str, begin: int, end: int) -> bytes:
-    """The bytes ``[begin, end)``. Raises :class:`BadInputError` if they are not there."""
-    filesystem, name = _filesystem(path)
-    try:
-        with filesystem.open(name, "rb") as file:
-            file.seek(begin)
-            data = file.read(end - begin)
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read: {error}") from error
-    if len(data) != end - begin:
-        raise BadInputError(
-            f"{path}: {begin + len(data)} bytes instead of {end}: it shrank while it was read",
-            "start again once nobody writes it",
-        )
-    return data
-
-
-def _chunks(
-    path: str, begin: int, end: int, size: int = _SCAN_BYTES
-) -> Iterator[tuple[int, np.ndarray]]:
-    for at in range(begin, end, size):
-        yield at, np.frombuffer(read_bytes(path, at, min(at + size, end)), np.uint8)
-
-
-def count_lines(path: str, begin: int, end: int) -> int:
-    """Lines in the bytes ``[begin, end)``; a last line without its newline counts."""
-    lines, last = 0, 10
-    for _, chunk in _chunks(path, begin, end):
-        lines += int(np.count_nonzero(chunk == 10))
-        last = int(chunk[-1])
-    return lines + (last != 10)
-
-
-def offset_of_line(path: str, line: int, size: int) -> int:
-    """Byte at which line ``line`` (from 0) begins; ``size`` if there are no more lines."""
-    if line <= 0:
-        return 0
-    seen = 0
-    for at, chunk in _chunks(path, 0, size):
-        lines = int(np.count_nonzero(chunk == 10))
-        if seen + lines >= line:
-            return at + int(np.flatnonzero(chunk == 10)[line - seen - 1]) + 1
-        seen += lines
-    return size
-
-
-def cut_blocks(path: str, begin: int, end: int, block_bytes: int, source: str) -> list[Block]:
-    """Cut ``[begin, end)`` (whole lines) into blocks of about ``block_bytes``.
-
-    Each cut is the first line end at or after a multiple of ``block_bytes``, so that a block does
-    not depend on the ones before it.
-    """
-    cuts = [begin]
-    for nominal in range(begin + block_bytes, end, block_bytes):
-        if nominal <= cuts[-1]:
-            continue
-        for at, chunk in _chunks(path, nominal - 1, end, _LINE_BYTES):
-            ends = np.flatnonzero(chunk == 10)
-            if len(ends):
-                cuts.append(at + int(ends[0]) + 1)
-                break
-    if cuts[-1] != end:
-        cuts.append(end)
-    return [Block(path, *cut, source) for cut in itertools.pairwise(cuts)]
+    if spec.input.format == "parquet":
+        there = parquet_layout(day.path, day.source, spec)
+        return OpenDay(day, spec, there.label, 0, there.rows)
+    layout = _layout(day.path, day.source, spec)
+    return OpenDay(day, spec, layout.label, min(layout.begin, day.size), day.size)
 
 
 def has_label(day: DayFile, spec: FeatureSpec) -> bool:
-    """Whether a day's rows begin with the label; see :func:`_begins_with_label`."""
-    return _begins_with_label(read_bytes(day.path, 0, min(day.size, 1 << 16)), day.source, spec)
+    """Whether a day's rows have a label; raises what :func:`open_day` does."""
+    return open_day(day, spec).label
 
 
-def _begins_with_label(head: bytes, source: str, spec: FeatureSpec) -> bool:
-    """Whether rows begin with the label: what the fields of most of the first lines say.
+def cut_blocks(path: str, begin: int, end: int, block_bytes: int, source: str) -> list[Block]:
+    """Cut the text ``[begin, end)`` into blocks of whole lines; see :mod:`clicklog.lines`."""
+    return [Block(path, *cut, source) for cut in cut_lines(path, begin, end, block_bytes)]
 
-    Raises:
-        BadRowError: none of them has as many fields as the spec, or one less.
-    """
-    columns = len(spec.columns)
-    lines = head.split(b"\n", _LABEL_LINES)
-    whole = lines[:-1] or lines  # the last one may be cut
-    fields = [line.count(b"\t") + 1 for line in whole]
-    with_label, without = fields.count(columns), fields.count(columns - 1)
-    if not with_label and not without:
-        raise BadRowError(
-            f"{source}, line 1: {fields[0]} tab-separated fields",
-            f"{columns} are needed ({columns - 1} without the label): {spec.columns[0]}, "
-            f"{spec.columns[1]} … {spec.columns[-1]}",
+
+def _layout(path: str, source: str, spec: FeatureSpec) -> Layout:
+    size = _HEAD_BYTES
+    head = read_up_to(path, 0, size)
+    while spec.input.header and b"\n" not in head and len(head) == size < _LONGEST_HEADER:
+        size *= 16
+        head = read_up_to(path, 0, size)
+    return _layout_of(head, source, spec)
+
+
+def _layout_of(head: bytes, source: str, spec: FeatureSpec) -> Layout:
+    if head.startswith(_PARQUET_MAGIC):
+        raise BadInputError(
+            f"{source}: a parquet file, where the spec says {spec.input.format}",
+            'set format = "parquet" in its [input]',
         )
-    return with_label >= without
+    return layout_of(head, source, spec)
 
 
 def read_block(
@@ -224,28 +160,104 @@ def read_block(
     """Read and parse a block.
 
     Args:
-        block: the lines.
-        spec: the columns.
-        label: whether rows begin with the label.
-        reject: leave bad rows out (they are in ``RawRows.bad``) instead of raising.
+        block: the rows.
+        spec: the columns, and the format of the file.
+        label: whether rows have the label.
+        reject: leave bad rows out (all are in ``RawRows.bad``) instead of raising.
 
     Raises:
+        BadInputError: the file is not there, damaged, or lacks a column.
         BadRowError: a row breaks the spec, with file, line, column and value.
     """
-    text = read_bytes(block.path, block.begin, block.end)
-    rows = parse_rows(text, spec, label=label, reject=reject)
-    if rows.bad_count and not reject:
-        _raise_bad_row(rows, block.source, count_lines(block.path, 0, block.begin) + 1)
+    (rows,) = _read(block, spec, label=label, reject=reject, piece_bytes=None)
     return rows
 
 
-def _raise_bad_row(rows: RawRows, source: str, first_line: int) -> None:
-    first = rows.bad[0]
+def read_pieces(
+    block: Block,
+    spec: FeatureSpec,
+    *,
+    label: bool = True,
+    reject: bool = False,
+    piece_bytes: int = 8 << 20,
+) -> Iterator[RawRows]:
+    """:func:`read_block` in pieces of about ``piece_bytes``, which bounds its memory.
+
+    Line numbers count from 0 in each piece; ``RawRows.lines`` adds up to the block's. Small pieces
+    also stay in a processor's cache.
+    """
+    return _read(block, spec, label=label, reject=reject, piece_bytes=piece_bytes)
+
+
+def _read(
+    block: Block, spec: FeatureSpec, *, label: bool, reject: bool, piece_bytes: int | None
+) -> Iterator[RawRows]:
+    path, begin, end, source = block.path, block.begin, block.end, block.source
+    if spec.input.format == "parquet":
+        size = (
+            None
+            if piece_bytes is None
+            else max(1, piece_bytes // (_VALUE_BYTES * len(spec.columns)))
+        )
+        unit = "row"
+        pieces = read_parquet(
+            path, begin, end, source, spec, label=label, reject=reject, piece_rows=size
+        )
+    else:
+        layout, unit = _block_layout(block, spec, label), "line"
+        cuts = [(begin, end)]
+        if piece_bytes is not None:
+            cuts = cut_lines(path, begin, end, piece_bytes)
+        pieces = (_parse(read_bytes(path, *cut), spec, layout, reject) for cut in cuts)
+    lines = 0
+    for rows in pieces:
+        if rows.bad_count and not reject:
+            _raise_bad_row(rows, source, first_line(block, spec) + lines, unit)
+        lines += rows.lines
+        yield rows
+
+
+def first_line(block: Block, spec: FeatureSpec) -> int:
+    """The number of a block's first line in its file (of parquet, its first row), from 1."""
+    if spec.input.format == "parquet":
+        return block.begin + 1
+    return 1 + count_lines(block.path, 0, block.begin)
+
+
+def _block_layout(block: Block, spec: FeatureSpec, label: bool) -> Layout:
+    if not spec.input.header:
+        return plain_layout(spec, label=label)
+    layout = _layout(block.path, block.source, spec)
+    if label and not layout.label:
+        raise BadInputError(f"{block.source}: column {spec.label} is not in the header")
+    return layout if label else layout.without_label()
+
+
+def _parse(text: bytes, spec: FeatureSpec, layout: Layout, reject: bool) -> RawRows:
+    if spec.tokenized:
+        return parse_rows(text, spec, label=layout.label, reject=reject)
+    return parse_text(text, spec, layout, reject=reject)
+
+
+def _raise_bad_row(rows: RawRows, source: str, first: int, unit: str = "line") -> None:
+    bad = rows.bad[0]
     more = f" (and {rows.bad_count - 1} more rows near it)" if rows.bad_count > 1 else ""
     raise BadRowError(
-        f"{source}, line {first_line + first.line}: {first.what}{more}",
-        "correct the file, or leave such rows out with --bad_rows reject",
+        f"{source}, {unit} {first + bad.line}: {bad.what}{more}",
+        "correct the file, or leave such rows out with --on_bad_rows quarantine",
     )
+
+
+def first_rows(block: Block, spec: FeatureSpec, size: int) -> Block:
+    """The first rows of a block, about ``size`` bytes, for a sample."""
+    if spec.input.format == "parquet":
+        rows = max(1, size // (_VALUE_BYTES * len(spec.columns)))
+        return dataclasses.replace(block, end=min(block.end, block.begin + rows))
+    if block.end - block.begin <= size:
+        return block
+    text = read_bytes(block.path, block.begin, block.begin + size)
+    cut = text.rfind(b"\n") + 1
+    return dataclasses.replace(block, end=block.begin + cut) if cut else block
 
 
 def stream_rows(
@@ -254,54 +266,59 @@ def stream_rows(
     """Read a log from begin to end, in blocks; also a compressed one, with or without labels.
 
     Yields:
-        Line numbers int64 [n] from 0, and the parsed rows.
+        Numbers of the rows, int64 [n] from 0 (a header is none), and the parsed rows.
 
     Raises:
         BadInputError: the file is missing, empty or truncated.
         BadRowError: a row breaks the spec (unless ``reject``).
     """
-    first_line, label, rest = 0, None, b""
+    if spec.input.format == "parquet":
+        yield from _stream_parquet(path, spec, block_bytes, reject)
+        return
+    layout, first, rest = None, 0, b""
     for chunk in read_stream(path, block_bytes):
         text = rest + chunk
         cut = text.rfind(b"\n") + 1
+        if cut and layout is None:
+            layout = _layout_of(text, path, spec)
+            text, cut = text[layout.begin :], cut - layout.begin
         if cut:
-            if label is None:
-                label = _begins_with_label(text, path, spec)
-            yield _numbered(text[:cut], spec, label, path, first_line, reject)
-            first_line += text.count(b"\n")
+            yield _numbered(text[:cut], spec, layout, path, first, reject)
+            first += text.count(b"\n")
         rest = text[cut:]
-    if label is None and not rest:
+    if layout is None and not rest:
         raise BadInputError(f"{path}: empty file", "there is nothing to read")
+    if layout is None:
+        layout = _layout_of(rest, path, spec)
+        rest = rest[layout.begin :]
     if rest:
-        if label is None:
-            label = _begins_with_label(rest, path, spec)
-        yield _numbered(rest, spec, label, path, first_line, reject)
+        yield _numbered(rest, spec, layout, path, first, reject)
 
 
 def _numbered(
-    text: bytes, spec: FeatureSpec, label: bool, source: str, first_line: int, reject: bool
+    text: bytes, spec: FeatureSpec, layout: Layout, source: str, first: int, reject: bool
 ) -> tuple[np.ndarray, RawRows]:
-    rows = parse_rows(text, spec, label=label, reject=reject)
+    rows = _parse(text, spec, layout, reject)
     if rows.bad_count and not reject:
-        _raise_bad_row(rows, source, first_line + 1)
-    return first_line + rows.line, rows
+        _raise_bad_row(rows, source, first + 1 + header_lines(spec))
+    return first + rows.line, rows
 
 
-def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
-    """The bytes of a file in chunks, decompressed by the ending of its name.
+def header_lines(spec: FeatureSpec) -> int:
+    """Lines of a text file before its first row."""
+    return int(bool(spec.input.header))
 
-    Raises:
-        BadInputError: it is missing, truncated, or not what its name says.
-    """
-    try:
-        with fsspec.open(path, "rb", compression="infer") as file:
-            while chunk := file.read(chunk_bytes):
-                yield chunk
-    except FileNotFoundError:
-        raise BadInputError(f"{path}: no such file", "check the path") from None
-    except IsADirectoryError:
-        raise BadInputError(f"{path}: a directory", f"pass one file, as {path}/day_23") from None
-    except (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error) as error:
-        raise BadInputError(
-            f"{path}: truncated, or not what its name says: {error}", "fetch it again"
-        ) from error
+
+def _stream_parquet(
+    path: str, spec: FeatureSpec, block_bytes: int, reject: bool
+) -> Iterator[tuple[np.ndarray, RawRows]]:
+    filesystem, name = filesystem_of(path)
+    if not filesystem.isfile(name):
+        raise BadInputError(f"{path}: no such file", "check the path")
+    layout = parquet_layout(path, path, spec)
+    if not layout.rows:
+        raise BadInputError(f"{path}: no rows", "there is nothing to read")
+    for begin, end in cut_rows(layout, 0, layout.rows, block_bytes):
+        block = Block(path, begin, end, path)
+        rows = read_block(block, spec, label=layout.label, reject=reject)
+        yield begin + rows.line, rows

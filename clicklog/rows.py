@@ -64,6 +64,8 @@ class RawRows:
         line: int64 [n], the line each row stood on, from 0; lines of bad rows are left out.
         bad: bad rows; they are in none of the columns. Without ``reject`` the first ones only.
         bad_count: how many bad rows there were.
+        lines: lines of the text, or rows of parquet, counted without regard to what is in them:
+            a reader that loses rows would show by it.
     """
 
     label: np.ndarray | None
@@ -74,6 +76,7 @@ class RawRows:
     line: np.ndarray
     bad: list[BadRow]
     bad_count: int
+    lines: int
 
     def __len__(self) -> int:
         return self.dense_missing.shape[0]
@@ -98,6 +101,7 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         line=np.empty(0, np.int64),
         bad=[],
         bad_count=0,
+        lines=0,
     )
 
 

@@ -110,8 +110,16 @@ class FeatureSpec:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SettingsError(f"column names used twice: {', '.join(twice)}")
+        for name in (*names, *self.vocabularies):
+            _check_name(name)
         for name, columns in self.vocabularies.items():
             _check_shared(name, columns)
+            if name in names and name not in {column.name for column in columns}:
+                raise SettingsError(
+                    f"the vocabulary {name!r} of column {columns[0].name} has the name of another "
+                    "column, which is not of this vocabulary",
+                    "choose another name",
+                )
 
     @property
     def columns(self) -> list[str]:
@@ -177,6 +185,16 @@ class FeatureSpec:
             categorical=tuple(CategoricalColumn(**column) for column in value["categorical"]),
             dense_transform=value["dense_transform"],
             input=InputFormat(**value.get("input", {})),
+        )
+
+
+def _check_name(name: str) -> None:
+    """Names become names of files."""
+    good = isinstance(name, str) and name.isprintable() and "/" not in name
+    if not good or not name or name.startswith("."):
+        raise SettingsError(
+            f"{name!r} cannot be the name of a column or a vocabulary",
+            "printable characters are needed, no '/', and no '.' at the beginning",
         )
 
 

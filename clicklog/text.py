@@ -36,6 +36,12 @@ class Layout:
     label: bool
     begin: int = 0
 
+    def without_label(self) -> Layout:
+        """The same, but for the label, which is ignored where it is there."""
+        if not self.label:
+            return self
+        return Layout(tuple(max(slot - 1, -1) for slot in self.slots), False, self.begin)
+
 
 def plain_layout(spec: FeatureSpec, *, label: bool) -> Layout:
     """Of a file without a header: the columns in spec order."""

@@ -73,6 +73,7 @@ def parse_rows(
         line=line[:rows],
         bad=described,
         bad_count=bad_count,
+        lines=lines,
     )
 
 

@@ -8,16 +8,8 @@ from pathlib import Path
 
 from clicklog.errors import BadInputError, BadRowError
 from clicklog.files import atomic_path
-from clicklog.raw import (
-    Block,
-    DayFile,
-    count_lines,
-    cut_blocks,
-    has_label,
-    offset_of_line,
-    read_bytes,
-    read_stream,
-)
+from clicklog.lines import read_bytes, read_stream
+from clicklog.raw import Block, DayFile, OpenDay, open_day
 from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS, cut_last_day
 
@@ -44,26 +36,32 @@ class Plan:
     Attributes:
         days: the input files, by day.
         units: in order: train by day, valid, test. Parts are numbered in each split.
-        rows_per_byte: of the first lines; see :meth:`estimated_rows`.
+        rows_per_step: by the first rows; a block's begin and end are counted in steps: bytes of
+            text, or rows of parquet.
+        bytes_per_step: of the files.
     """
 
     days: list[DayFile]
     units: list[Unit]
-    rows_per_byte: float
+    rows_per_step: float
+    bytes_per_step: float
 
     @property
     def train_blocks(self) -> list[Block]:
         """The blocks a workflow is fitted on."""
         return [unit.block for unit in self.units if unit.split == "train"]
 
-    def text_bytes(self, split: str | None = None) -> int:
-        """Bytes of raw text in one split, or in all."""
+    def _steps(self, split: str | None) -> int:
         blocks = [unit.block for unit in self.units if split in (None, unit.split)]
         return sum(block.end - block.begin for block in blocks)
 
+    def text_bytes(self, split: str | None = None) -> int:
+        """Bytes of (decompressed) input in one split, or in all; of parquet about so many."""
+        return round(self._steps(split) * self.bytes_per_step)
+
     def estimated_rows(self, split: str | None = None) -> int:
-        """About how many rows are in one split, or in all."""
-        return round(self.text_bytes(split) * self.rows_per_byte)
+        """About how many rows are in one split, or in all; of parquet exactly."""
+        return round(self._steps(split) * self.rows_per_step)
 
 
 def make_plan(
@@ -75,40 +73,38 @@ def make_plan(
 
     Args:
         days: uncompressed files; see :func:`stage`.
-        spec: the columns.
-        block_bytes: about how much text a unit takes.
-        limit_rows: use the first so many lines of each day only.
+        spec: the columns, and the format of the files.
+        block_bytes: about how much text, or how much of decoded parquet, a unit takes.
+        limit_rows: use the first so many rows of each day only.
 
     Raises:
         BadRowError: the rows have no label, or not as many fields as the spec.
-        BadInputError: too few rows for every split to get one.
+        BadInputError: a file lacks a column, or there are too few rows for every split to get one.
     """
     units: list[Unit] = []
     parts = dict.fromkeys(SPLITS, 0)
 
-    def add(day: DayFile, split: str, begin: int, end: int) -> None:
-        for block in cut_blocks(day.path, begin, end, block_bytes, day.source):
-            units.append(Unit(split, parts[split], day.day, block))
+    def add(day: OpenDay, split: str, begin: int, end: int) -> None:
+        for block in day.cut(begin, end, block_bytes):
+            units.append(Unit(split, parts[split], day.file.day, block))
             parts[split] += 1
 
-    for day in days:
-        if not has_label(day, spec):
-            raise BadRowError(
-                f"{day.source}: rows of {len(spec.columns) - 1} fields, so there is no label",
-                "training data needs the label as first column",
-            )
-        end = offset_of_line(day.path, limit_rows, day.size) if limit_rows else day.size
-        if day is not days[-1]:
-            add(day, "train", 0, end)
+    for file in days:
+        day = open_day(file, spec)
+        if not day.label:
+            raise BadRowError(f"{file.source}: {_no_label(spec)}", "training data needs the label")
+        end = day.find_row(limit_rows, day.end) if limit_rows else day.end
+        if file is not days[-1]:
+            add(day, "train", day.begin, end)
             continue
-        rows = count_lines(day.path, 0, end)
-        byte = {0: 0, rows: end}  # of a line; finding one takes a scan of the file
+        rows = day.count_rows(end)
+        place = {0: day.begin, rows: end}  # of a row; finding one takes a scan of the text
         for split, cut in cut_last_day(rows, only_day=len(days) == 1).items():
-            for line in cut:
-                if line not in byte:
-                    byte[line] = offset_of_line(day.path, line, end)
+            for row in cut:
+                if row not in place:
+                    place[row] = day.find_row(row, end)
             if cut[0] < cut[1]:
-                add(day, split, byte[cut[0]], byte[cut[1]])
+                add(day, split, place[cut[0]], place[cut[1]])
     empty = [split for split in SPLITS if not parts[split]]
     if empty:
         raise BadInputError(
@@ -116,7 +112,15 @@ def make_plan(
             "the last day is halved into valid and test (a log of one day 80/10/10); "
             "use a longer file or a larger --limit_rows",
         )
-    return Plan(days, units, _rows_per_byte(units[0].block))
+    if spec.input.format == "parquet":
+        return Plan(days, units, 1.0, days[-1].size / max(1, day.end))
+    return Plan(days, units, _rows_per_byte(units[0].block), 1.0)
+
+
+def _no_label(spec: FeatureSpec) -> str:
+    if spec.input.format == "parquet" or spec.input.header:
+        return f"no column {spec.label}, so there is no label"
+    return f"rows of {len(spec.columns) - 1} fields, so there is no label"
 
 
 def _rows_per_byte(block: Block) -> float:
@@ -131,7 +135,7 @@ def stage(
     """Decompress the compressed days into ``directory``: blocks need random access.
 
     Args:
-        days: as found.
+        days: as found; gzip, bzip2, xz and zstd by the endings of their names.
         directory: for the decompressed files; they keep their names.
         report: called with the bytes written since the last call.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 
@@ -86,7 +87,7 @@ def _rows(columns: np.ndarray, missing: np.ndarray):
         masks |= missing[j].astype(np.uint64) << np.uint64(j)
     columns = np.where(missing, columns.dtype.type(0), columns)
     empty = np.zeros(n, np.uint64)
-    return RawRows(None, columns, masks, [], empty, np.arange(n), [], 0)
+    return RawRows(None, columns, masks, [], empty, np.arange(n), [], 0, n)
 
 
 def _spec(transform: str, fills: list[int], raw: str = "int32") -> FeatureSpec:
@@ -120,7 +121,7 @@ def test_moments_of_pieces_are_those_of_the_whole(transform: str, raw: str, data
     edges = [0, *cuts, n]
     parts = [
         moments(_rows(columns[:, a:b], missing[:, a:b]), spec)
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
+        for a, b in itertools.pairwise(edges)
     ]
     got = statistics(merge_moments(parts), spec)
     for j, fill in enumerate(fills):
