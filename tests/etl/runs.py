@@ -1,0 +1,71 @@
+"""Runs of the ETL, read back and compared with what plain Python makes of the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from clicklog.schema import TableSchema
+from clicklog.splits import SPLITS
+from etl.settings import EtlSettings
+from tests.logs import CRITEO, Reference
+
+#: Files that tell of the run rather than of its result.
+OF_THE_RUN = {"timings.json", "report.html"}
+
+
+def settings(raw: Path, output: Path, spec=CRITEO, **options: Any) -> EtlSettings:
+    """Settings of a run with the cpu engine, or of dask with ``scheduler``."""
+    options.setdefault("engine", "dask" if "scheduler" in options else "cpu")
+    return EtlSettings(str(raw), output, spec, **options)
+
+
+def parts(output: Path, split: str) -> list[Path]:
+    """The parts of a split in their order."""
+    root = output / "criteo_binary" / "split" / split
+    return sorted(root.glob("part.*.parquet"), key=lambda path: int(path.name.split(".")[1]))
+
+
+def read_split(output: Path, split: str) -> pd.DataFrame:
+    """The rows of a split in their order."""
+    return pd.concat([pd.read_parquet(file) for file in parts(output, split)], ignore_index=True)
+
+
+def cut(days: list) -> dict[str, list]:
+    """The rows of each split."""
+    half = (len(days[-1]) + 1) // 2
+    return {
+        "train": [row for day in days[:-1] for row in day],
+        "valid": days[-1][:half],
+        "test": days[-1][half:],
+    }
+
+
+def assert_is(output: Path, days: list, spec=CRITEO) -> None:
+    """The parquet of ``output`` is what plain Python makes of ``days``."""
+    rows = cut(days)
+    reference = Reference(rows["train"], spec)
+    schema = TableSchema.read(output / "criteo_binary" / "split")
+    assert schema.table_sizes == reference.table_sizes()
+    for split in SPLITS:
+        expected = reference.transform(rows[split])
+        got = read_split(output, split)
+        assert got.columns.tolist() == spec.columns
+        assert got.dtypes.tolist() == expected.dtypes.tolist()
+        ids = [spec.label, *spec.categorical_names]
+        pd.testing.assert_frame_equal(got[ids], expected[ids])
+        np.testing.assert_allclose(
+            got[spec.dense_names], expected[spec.dense_names], rtol=3e-7, atol=1e-7
+        )
+
+
+def tree(output: Path) -> dict[str, bytes]:
+    """All files of an output directory but those of the run itself, by path."""
+    return {
+        str(path.relative_to(output)): path.read_bytes()
+        for path in sorted(output.rglob("*"))
+        if path.is_file() and path.name not in OF_THE_RUN
+    }

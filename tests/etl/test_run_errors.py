@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import fcntl
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clicklog.errors import BadInputError, OutputError, SettingsError
+from etl.__main__ import main
+from etl.engine_dask import WorkerLostError, readable_errors
+from etl.run import run
+from tests.etl.runs import settings
+from tests.logs import write_log
+
+ROWS = [60, 50, 41]
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("log") / "raw"
+    write_log(directory, ROWS)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def done(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("etl") / "out"
+    run(settings(raw, output))
+    return output
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("etl.cluster.CONNECT_SECONDS", 2)
+
+
+def test_an_output_that_holds_something_is_left_alone(raw, done: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    for options in ({}, {"resume": True}, {"restart": True}):
+        with pytest.raises(OutputError, match="holds precious"):
+            run(settings(raw, tmp_path, **options))
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+    before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
+    for options in ({}, {"restart": True}):
+        with pytest.raises(OutputError, match="a finished run"):
+            run(settings(raw, done, **options))
+    assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
+    with pytest.raises(OutputError, match="cannot be written"):
+        run(settings(raw, Path("/proc/none/out")))
+
+
+def test_two_runs_in_one_output(raw: Path, tmp_path: Path) -> None:
+    """The second is refused while the first lives, and takes over when it is gone."""
+    output = tmp_path / "out"
+    (output / "workflow").mkdir(parents=True)
+    with open(output / ".unfinished", "w") as marker:
+        fcntl.flock(marker, fcntl.LOCK_EX)
+        for options in ({"resume": True}, {"restart": True}):
+            with pytest.raises(OutputError, match="another run is writing here"):
+                run(settings(raw, output, **options))
+        assert (output / "workflow").exists()
+    nowhere = settings(raw, output, scheduler="tcp://127.0.0.1:1", restart=True)
+    with pytest.raises(SettingsError, match="--scheduler"):
+        run(nowhere)
+    assert list(output.iterdir()) == []  # nothing was done
+
+
+def test_a_run_killed_after_its_manifest_is_finished(raw, done: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(done, tmp_path / "out")
+    for options in ({}, {"restart": True}, {"resume": True}):
+        (copy / ".unfinished").touch()
+        (copy / ".work" / "1234").mkdir(parents=True)
+        if "resume" in options:
+            assert run(settings(raw, copy, **options))["rows"]["in"] == sum(ROWS)
+        else:
+            with pytest.raises(OutputError, match="a finished run"):
+                run(settings(raw, copy, **options))
+        assert {path.name for path in copy.iterdir()} == {path.name for path in done.iterdir()}
+    assert len(list(copy.rglob("*"))) == len(list(done.rglob("*")))
+
+
+def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -> None:
+    write_log(tmp_path / "raw", [5, 5, 5])
+    (tmp_path / "raw" / "day_1").unlink()
+    flags = ["run", "--input_path", str(tmp_path / "raw"), "--output_path", str(tmp_path / "out")]
+    assert main(flags) == 2
+    assert "missing day_1" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    for extra, message in (
+        (["--limit_rows", "0"], "--limit_rows 0: at least 1"),
+        (["--max_table_size", "2"], "max_table_size = 2 leaves no room"),
+        (["--days", "a"], "cannot read 'a'"),
+        (["--spec", "none.toml"], "none.toml"),
+        (["--policy", "nvidia-4"], "did you mean 'nvidia-"),
+        (["--scheduler", "x", "--workers", "2"], "--workers and --scheduler are both set"),
+        (["--scheduler", "x", "--engine", "cpu"], "--engine cpu and --scheduler x are both set"),
+        (["--max_bad_fraction", "1.5"], "--max_bad_fraction 1.5: from 0 to 1"),
+        (["--seed", "-1"], "--seed -1: at least 0"),
+    ):
+        assert main([*flags, *extra]) == 2
+        assert message in capsys.readouterr().err
+    (tmp_path / "raw" / "day_1").touch()
+    assert main(flags) == 2
+    assert "day_1: empty file" in capsys.readouterr().err
+
+
+def test_a_policy_by_name(raw: Path, tmp_path: Path) -> None:
+    flags = ["--input_path", str(raw), "--output_path", str(tmp_path / "out"), "--engine", "cpu"]
+    assert main(["run", *flags, "--policy", "nvidia-3"]) == 0
+    from workflows import inspect
+
+    spec = inspect(tmp_path / "out" / "workflow").spec
+    assert {column.freq_threshold for column in spec.categorical} == {3}
+
+
+def test_no_scheduler(raw: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"--scheduler tcp://127.0.0.1:1: "):
+        run(settings(raw, tmp_path / "out", scheduler="tcp://127.0.0.1:1"))
+
+
+@pytest.mark.parametrize("engine", ["cpu", "dask"])
+def test_dry_run_writes_nothing(raw: Path, engine: str, tmp_path: Path, capsys) -> None:
+    flags = ["--input_path", str(raw), "--output_path", str(tmp_path / "out"), "--dry_run"]
+    assert main(["run", *flags, "--engine", engine]) == 0
+    text = capsys.readouterr().out
+    for word in (f"engine: {engine}", "day_0", "train", "valid", "test", "disk", "memory", "time"):
+        assert word in text
+    rows = int(text.split("rows  : about ")[1].split("\n")[0].replace(",", ""))
+    assert abs(rows - sum(ROWS)) < 20
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_refuses_what_the_run_would(raw: Path, done: Path, capsys) -> None:
+    flags = ["--input_path", str(raw), "--output_path", str(done), "--dry_run"]
+    assert main(["run", *flags]) == 2
+    assert "a finished run" in capsys.readouterr().err
+
+
+def test_dry_run_of_a_bad_log(tmp_path: Path, capsys) -> None:
+    write_log(tmp_path / "raw", [5, 5])
+    text = (tmp_path / "raw" / "day_0").read_text().replace("\n", "\tmore\n", 2)
+    (tmp_path / "raw" / "day_0").write_text(text)
+    flags = ["--input_path", str(tmp_path / "raw"), "--output_path", str(tmp_path / "out")]
+    assert main(["run", *flags, "--dry_run"]) == 2
+    assert "day_0, line 1: 41 fields instead of 40" in capsys.readouterr().err
+
+
+def test_an_input_that_changes_during_the_run(tmp_path: Path, monkeypatch) -> None:
+    """What was fitted on is not what was transformed, or some rows would be lost."""
+    write_log(tmp_path / "raw", ROWS)
+    from etl import finish
+
+    move = finish.move_parts
+
+    def append(*arguments) -> None:
+        with open(tmp_path / "raw" / "day_1", "a") as file:
+            file.write("0" + "\t" * 39 + "\n")
+        move(*arguments)
+
+    monkeypatch.setattr("etl.run.move_parts", append)
+    with pytest.raises(OutputError, match=r"(?s)day_1 size: \d+ before, \d+ now.*--restart"):
+        run(settings(tmp_path / "raw", tmp_path / "out"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_rows_that_got_lost_are_noticed(raw: Path, tmp_path: Path, monkeypatch) -> None:
+    """A part that is not what was written, and a unit that is not there."""
+    import pyarrow.parquet as pq
+
+    from etl import finish
+
+    move = finish.move_parts
+
+    def lose(parts: Path, split_root: Path, files: list[str]) -> None:
+        table = pq.read_table(parts / files[0])
+        pq.write_table(table.slice(1), parts / files[0])
+        move(parts, split_root, files)
+
+    monkeypatch.setattr("etl.run.move_parts", lose)
+    with pytest.raises(BadInputError, match=r"part.0.parquet: 59 rows, 60 were written"):
+        run(settings(raw, tmp_path / "out"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("cudaErrorMemoryAllocation")])
+def test_memory_that_runs_out_has_a_remedy(error: MemoryError) -> None:
+    with (
+        pytest.raises(WorkerLostError, match=r"out of memory[^\n]*\n.*--block_mb"),
+        readable_errors(),
+    ):
+        raise error
