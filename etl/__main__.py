@@ -16,6 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     _add_synthesize(commands)
     _add_run(commands)
     _add_inspect(commands)
+    _add_check(commands)
     args = parser.parse_args(argv)
     return run_command(lambda: args.function(args))
 
@@ -42,6 +43,18 @@ def _add_run(commands) -> None:
     )
     run_command.add_arguments(parser)
     parser.set_defaults(function=run_command.run)
+
+
+def _add_check(commands) -> None:
+    from etl import check
+
+    parser = commands.add_parser(
+        "check",
+        help="verify an output: files, values, checksums, overlap of the splits",
+        description=check.__doc__,
+    )
+    check.add_arguments(parser)
+    parser.set_defaults(function=check.run)
 
 
 def _add_inspect(commands) -> None:

@@ -46,7 +46,7 @@ def _permute(begin, end, n, side, keys):
             left, right = x // side, x % side
             for key in keys:
                 # a 32-bit hash, scaled to [0, side) by a multiplication
-                mixed = ((_mix(right ^ key) >> np.uint64(32)) * side) >> np.uint64(32)
+                mixed = ((mix(right ^ key) >> np.uint64(32)) * side) >> np.uint64(32)
                 mixed += left
                 if mixed >= side:
                     mixed -= side
@@ -59,7 +59,7 @@ def _permute(begin, end, n, side, keys):
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
-def _mix(x):
+def mix(x):
     """The finalizer of MurmurHash3 (Appleby): every bit in moves about half of the bits out."""
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)

@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 
 from clicklog.errors import BadInputError, OutputError, SettingsError
 from clicklog.files import atomic_path, read_json, write_json, write_text
+from etl.arrow import to_arrow, to_numpy
 from etl.parquet import write_part
 from etl.permutation import permute, round_keys
 
@@ -240,11 +241,11 @@ def _scatter(plan: _Plan, source: Path, work: Path, run: int) -> float:
     order = np.argsort(buckets.astype(np.uint32), kind="stable")
     batch = _one_batch(
         pa.concat_tables(tables).append_column(
-            pa.field("", pa.int64(), nullable=False), _arrow(positions)
+            pa.field("", pa.int64(), nullable=False), to_arrow(positions)
         )
     )
     del tables
-    batch = batch.take(_arrow(order))
+    batch = batch.take(to_arrow(order))
     cuts = np.searchsorted(buckets[order], np.arange(len(plan.buckets) + 1))
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with atomic_path(_run_file(work, run)) as temporary, pa.OSFile(str(temporary), "wb") as file:
@@ -272,7 +273,7 @@ def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) ->
     pieces = [_piece(plan, work, run, bucket, moving) for run in range(len(plan.runs))]
     table = pa.Table.from_batches([piece for piece in pieces if piece], moving)
     del pieces
-    positions = np.concatenate([np.empty(0, np.int64), *map(_numpy, table[""].chunks)])
+    positions = np.concatenate([np.empty(0, np.int64), *map(to_numpy, table[""].chunks)])
     order = np.full(end - begin, -1)
     order[positions - begin] = np.arange(len(positions))
     if len(positions) != end - begin or (order < 0).any():
@@ -284,7 +285,7 @@ def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) ->
     del table
     for part in parts:
         own = slice(*(plan.starts[part : part + 2] - begin))
-        rows = batch.take(_arrow(order[own]))
+        rows = batch.take(to_arrow(order[own]))
         write_part(pa.Table.from_batches([rows], schema), target / plan.parts[part].file)
     write_text(done, "")
     return (end - begin) / 2
@@ -315,17 +316,6 @@ def _run_file(work: Path, run: int) -> Path:
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
     columns = [column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
-
-
-def _arrow(values: np.ndarray) -> pa.Array:
-    """int64, without a copy; ``pa.array`` of an ndarray would import pandas."""
-    values = np.ascontiguousarray(values, np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
-
-
-def _numpy(array: pa.Array) -> np.ndarray:
-    """int64 without nulls; ``Array.to_numpy`` would import pandas."""
-    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array)]
 
 
 def _read(path: Path, read: Callable[[Path], Any]) -> Any:
