@@ -1,0 +1,55 @@
+"""Look into a saved workflow."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from clicklog.errors import run_command
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a subcommand; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m workflows", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    inspect = commands.add_parser(
+        "inspect", help="operators, vocabularies, statistics, sizes on disk and of tables"
+    )
+    inspect.add_argument("workflow", type=Path, metavar="OUT/workflow")
+    inspect.set_defaults(function=_inspect)
+    lookup = commands.add_parser(
+        "lookup", help="what an id of a column stands for, or which id a value has"
+    )
+    lookup.add_argument("workflow", type=Path, metavar="OUT/workflow")
+    lookup.add_argument("column", metavar="COLUMN", help="name of a categorical column")
+    asked = lookup.add_mutually_exclusive_group(required=True)
+    asked.add_argument("id", type=int, nargs="?", metavar="ID")
+    asked.add_argument(
+        "--value", metavar="VALUE", help='as in the raw log, e.g. 0a1b2c3d; "" is a missing one'
+    )
+    lookup.set_defaults(function=_lookup)
+    args = parser.parse_args(argv)
+    return run_command(lambda: args.function(args))
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    from workflows.report import report
+
+    print(report(args.workflow))
+
+
+def _lookup(args: argparse.Namespace) -> None:
+    from workflows.lookup import id_of, meaning_of
+    from workflows.report import in_words
+
+    meaning = (
+        meaning_of(args.workflow, args.column, args.id)
+        if args.value is None
+        else id_of(args.workflow, args.column, args.value)
+    )
+    print(in_words(args.workflow, args.column, meaning))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

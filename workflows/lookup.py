@@ -1,0 +1,140 @@
+"""What an id of a saved workflow stands for, and which id a value has. Reads no NVTabular."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from clicklog.errors import BadInputError, SettingsError
+from clicklog.spec import FIRST_OOV_ID, LARGEST_INT, NULL_ID, PADDING_ID, CategoricalColumn
+from workflows.arrays import int64_array, strings
+from workflows.description import WorkflowDescription, inspect
+
+
+@dataclasses.dataclass(frozen=True)
+class Meaning:
+    """What an id stands for.
+
+    Attributes:
+        id: the id.
+        kind: ``padding``, ``null``, ``oov`` (out of vocabulary, or hashed) or ``value``.
+        value: as it stands in a raw log; None unless ``kind`` is ``value``.
+        count: how often it occurred in the training days, in all columns of its vocabulary; None
+            where nobody counted: padding, and the ids of hashed columns.
+    """
+
+    id: int
+    kind: str
+    value: str | None = None
+    count: int | None = None
+
+
+def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
+    """What an id of a column stands for.
+
+    Raises:
+        BadInputError: no saved workflow there, or a damaged one.
+        SettingsError: no such column, or an id that its table has not.
+    """
+    description = inspect(path)
+    spec, vocabulary = _column(description, column), description.vocabularies[column]
+    if not 0 <= number < vocabulary.table_size:
+        raise SettingsError(
+            f"column {column} has no id {number}", f"its ids are 0 to {vocabulary.table_size - 1}"
+        )
+    observed = None if spec.hash_buckets else vocabulary.observed
+    if number == PADDING_ID:
+        return Meaning(number, "padding")
+    if number == NULL_ID:
+        return Meaning(number, "null", count=observed and observed["null"])
+    if number < spec.reserved_ids:
+        alone = observed is not None and spec.oov_ids == 1
+        return Meaning(number, "oov", count=observed["oov"] if alone else None)
+    row = number - spec.reserved_ids
+    file = _open(Path(path) / vocabulary.file)
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if row < rows:
+            values, counts = file.read_row_group(group).slice(row, 1).columns
+            return Meaning(number, "value", _shown(values[0].as_py(), spec), counts[0].as_py())
+        row -= rows
+    raise BadInputError(
+        f"{Path(path) / vocabulary.file}: has no row for id {number} of column {column}",
+        "copy the whole workflow directory again, or fit it again",
+    )
+
+
+def id_of(path: Path | str, column: str, text: str) -> Meaning:
+    """The id of a value, written as in a raw log ("" is a missing one), and what it stands for.
+
+    Raises:
+        BadInputError: no saved workflow there, or a damaged one.
+        SettingsError: no such column, or a text that is no value of it.
+    """
+    description = inspect(path)
+    spec, vocabulary = _column(description, column), description.vocabularies[column]
+    if not text:
+        return meaning_of(path, column, NULL_ID)
+    value = _parsed(text, spec)
+    scalar = (strings([value]) if spec.raw == "string" else int64_array([value]))[0]
+    file, first = _open(Path(path) / vocabulary.file), spec.reserved_ids
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group)
+        row = pc.index(table.column(0), scalar).as_py()
+        if row >= 0:
+            return Meaning(first + row, "value", _shown(value, spec), table.column(1)[row].as_py())
+        first += len(table)
+    return meaning_of(path, column, FIRST_OOV_ID + _hash(value, spec) % spec.oov_ids)
+
+
+def _column(description: WorkflowDescription, name: str) -> CategoricalColumn:
+    for column in description.spec.categorical:
+        if column.name == name:
+            return column
+    raise SettingsError(
+        f"the workflow has no categorical column {name!r}",
+        f"one of {', '.join(description.spec.categorical_names)}",
+    )
+
+
+def _open(file: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        raise BadInputError(
+            f"{file}: cannot be read: {error}",
+            "copy the whole workflow directory again, or fit it again",
+        ) from error
+
+
+def _parsed(text: str, column: CategoricalColumn) -> int | str:
+    if column.raw == "string":
+        return text
+    if column.raw == "hex32":
+        value = int(text, 16) if re.fullmatch("[0-9a-fA-F]{1,8}", text) else None
+        wanted = "1 to 8 hexadecimal digits are needed"
+    else:
+        value = int(text) if re.fullmatch("[+-]?[0-9]+", text) else None
+        wanted = f"an integer of at most {LARGEST_INT} is needed"
+    if value is None or abs(value) > LARGEST_INT:
+        raise SettingsError(f"column {column.name}: {text!r}: {wanted}")
+    return value
+
+
+def _shown(value: int | str, column: CategoricalColumn) -> str:
+    return f"{value:08x}" if column.raw == "hex32" else str(value)
+
+
+def _hash(value: int | str, column: CategoricalColumn) -> int:
+    if column.oov_ids == 1:
+        return 0
+    from clicklog.hashing import murmur3_int, murmur3_string
+
+    hashed = murmur3_string(strings([value])) if isinstance(value, str) else None
+    return int((murmur3_int(np.array([value])) if hashed is None else hashed)[0])

@@ -1,0 +1,208 @@
+"""Saved workflows in words, for ``python -m workflows``."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from clicklog.spec import CategoricalColumn, FeatureSpec
+from workflows import nodes
+from workflows.description import FORMAT_VERSION, WorkflowDescription, inspect
+from workflows.lookup import Meaning
+
+
+def report(path: Path | str) -> str:
+    """Operators, vocabularies, out-of-vocabulary policy, statistics, sizes; several lines.
+
+    Raises:
+        BadInputError, SchemaError: see :func:`workflows.description.inspect`.
+    """
+    path = Path(path)
+    description = inspect(path)
+    sections = [
+        _head(path, description),
+        "operators\n" + _table(_operators(description)),
+        "categorical columns\n" + _table(_categorical(description)),
+    ]
+    if description.spec.dense:
+        sections.append("dense columns\n" + _table(_dense(description)))
+    sizes = description.table_schema.num_embeddings_per_feature
+    sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
+    return "\n\n".join(sections)
+
+
+def in_words(path: Path | str, column: str, meaning: Meaning) -> str:
+    """One line on what an id stands for."""
+    spec = next(c for c in inspect(path).spec.categorical if c.name == column)
+    what = {
+        "padding": "padding; no row of a log gets it",
+        "null": "missing",
+        "oov": _oov_in_words(spec, meaning.id),
+        "value": meaning.value,
+    }[meaning.kind]
+    counted = "" if meaning.count is None else f" ({_times(meaning, spec)})"
+    return f"{column} {meaning.id}: {what}{counted}"
+
+
+def _oov_in_words(column: CategoricalColumn, number: int) -> str:
+    if column.hash_buckets:
+        return f"hash bucket {number - 2} of {column.hash_buckets}"
+    if column.num_buckets:
+        return f"out of vocabulary, hash bucket {number - 2} of {column.num_buckets}"
+    return "out of vocabulary"
+
+
+def _times(meaning: Meaning, column: CategoricalColumn) -> str:
+    times = "once" if meaning.count == 1 else f"{meaning.count} times"
+    columns = f", in all columns of vocabulary {column.vocabulary}" if column.vocabulary else ""
+    return f"{times} in the training days{columns}"
+
+
+def _head(path: Path, description: WorkflowDescription) -> str:
+    own = sum(file["bytes"] for file in description.files.values())
+    compiled = sum(f.stat().st_size for f in (path / "compiled").rglob("*") if f.is_file())
+    versions = {name: version.split()[0] for name, version in description.versions.items()}
+    lines = [
+        ("workflow", f"{path} (format {FORMAT_VERSION})"),
+        ("digest", description.digest),
+        ("written by", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("on disk", f"{_mib(own)} MiB, and {_mib(compiled)} MiB compiled"),
+    ]
+    return "\n".join(f"{name:12}{value}" for name, value in lines)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f}"
+
+
+def _operators(description: WorkflowDescription) -> list[list[str]]:
+    rows = [["node", "operator", "columns", ""]]
+    for record in description.graph["nodes"]:
+        kind = record["op_class"]
+        names = _shortened(record["selector"]["names"])
+        rows.append([str(record["id"]), kind.rsplit(".", 1)[-1], names, _parameters(record)])
+    return rows
+
+
+def _parameters(record: nodes.Record) -> str:
+    """What matters of an operator's parameters."""
+    params = record["op_params"]
+    match record["op_class"]:
+        case nodes.CATEGORIFY:
+            limits = [
+                f"{name} = {params[name]}"
+                for name in ("freq_threshold", "max_size")
+                if params[name]
+            ]
+            if params["num_buckets"]:
+                limits.append(f"num_buckets = {next(iter(params['num_buckets'].values()))}")
+            return ", ".join(limits)
+        case nodes.FILL:
+            return f"missing = {params['fill_val']}"
+        case nodes.CLIP:
+            return f"at least {params['min_value']}"
+        case nodes.LAMBDA:
+            return f"{params['f']['module']}.{params['f']['qualname']}"
+        case nodes.NORMALIZE:
+            return "to mean 0, standard deviation 1"
+    return ""
+
+
+def _shortened(names: list[str]) -> str:
+    """``cat_0 … cat_25`` for names that count up; a few names; or the first and how many."""
+    runs = []
+    numbered = [(name.rstrip("0123456789"), name) for name in names]
+    for _, run in groupby(numbered, key=lambda pair: pair[0]):
+        run = [name for _, name in run]
+        runs.append(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(run))
+    shown = ", ".join(runs)
+    return shown if len(shown) <= 60 else f"{names[0]}, … ({len(names)} columns)"
+
+
+def _categorical(description: WorkflowDescription) -> list[list[str]]:
+    rows = [
+        [
+            "column",
+            "raw",
+            "vocabulary",
+            "values",
+            "table size",
+            "kept",
+            "out of vocabulary",
+            "null seen",
+            "oov seen",
+        ]
+    ]
+    for column in description.spec.categorical:
+        vocabulary = description.vocabularies[column.name]
+        counted = not column.hash_buckets
+        rows.append(
+            [
+                column.name,
+                f"list of {column.raw}" if column.multi_hot else column.raw,
+                "-" if column.hash_buckets else vocabulary.name,
+                str(vocabulary.values),
+                str(vocabulary.table_size),
+                _kept(column),
+                _oov_ids(column),
+                str(vocabulary.observed["null"]) if counted else "-",
+                str(vocabulary.observed["oov"]) if counted else "-",
+            ]
+        )
+    return rows
+
+
+def _kept(column: CategoricalColumn) -> str:
+    if column.hash_buckets:
+        return "none: all hashed"
+    if column.freq_threshold:
+        return f"seen >= {column.freq_threshold} times"
+    if column.max_table_size:
+        return f"table <= {column.max_table_size}"
+    return "all seen"
+
+
+def _oov_ids(column: CategoricalColumn) -> str:
+    last = column.reserved_ids - 1
+    return "id 2" if last == 2 else f"ids 2 to {last}, by hash"
+
+
+def _dense(description: WorkflowDescription) -> list[list[str]]:
+    rows = [["column", "raw", "missing", "transform", "mean", "std"]]
+    for column in description.spec.dense:
+        values = description.statistics.get(column.name)
+        shown = [f"{values[kind]:.6g}" for kind in ("mean", "std")] if values else ["-", "-"]
+        rows.append([column.name, column.raw, str(column.fill), _formula(description.spec), *shown])
+    return rows
+
+
+def _formula(spec: FeatureSpec) -> str:
+    logarithm = "log(max(x, -2) + 3)"
+    return {
+        "log_normalize": f"({logarithm} - mean) / std",
+        "log": logarithm,
+        "normalize": "(x - mean) / std",
+    }[spec.dense_transform]
+
+
+def _table(rows: list[list[str]]) -> str:
+    """Columns of numbers to the right, others to the left."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(map(_is_number, column[1:])) for column in columns]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if flush_right else cell.ljust(width)
+            for cell, width, flush_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return cell == "-"
+    return True
