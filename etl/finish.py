@@ -11,22 +11,21 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError, BadRowError
+from clicklog.errors import BadRowError
 from clicklog.files import atomic_path, fsync_directory
-from clicklog.raw import Block, count_lines
+from clicklog.raw import first_line
+from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS
 from etl.plan import Plan, Unit
-from etl.results import UnitResult, by_source
+from etl.results import LostRowsError, UnitResult, by_source
 from etl.state import rejected_file
 
 log = logging.getLogger(__name__)
 
 
-class LostRowsError(BadInputError):
-    """Rows that were read are neither in the parquet nor among the rejected ones."""
-
-
-def quarantine(results: list[UnitResult], work: Path, output: Path, most: float) -> None:
+def quarantine(
+    results: list[UnitResult], spec: FeatureSpec, work: Path, output: Path, most: float
+) -> None:
     """Write ``rejected/``: file, line, reason and raw line of bad rows, a file per input file.
 
     Raises:
@@ -37,7 +36,8 @@ def quarantine(results: list[UnitResult], work: Path, output: Path, most: float)
     shutil.rmtree(directory, ignore_errors=True)
     for source, own in by_source(results).items():
         if any(result.bad_count for result in own):
-            _merge_rejected(directory / f"{Path(source).name}.tsv", source, own, work)
+            first = first_line(own[0].unit.block, spec)
+            _merge_rejected(directory / f"{Path(source).name}.tsv", first, own, work)
     bad = sum(result.bad_count for result in results)
     lines = sum(result.lines for result in results)
     if bad:
@@ -45,14 +45,14 @@ def quarantine(results: list[UnitResult], work: Path, output: Path, most: float)
     if bad > most * lines:
         raise BadRowError(
             f"{bad} of {lines} rows ({bad / lines:.2%}) break the spec, more than "
-            f"--max_bad_fraction {most}; {_worst(results)}",
+            f"--max_bad_fraction {most}; {_worst(results, spec)}",
             f"all of them are in {directory}; correct the input, or allow more: with --resume "
             "nothing is done again",
         )
 
 
-def _merge_rejected(path: Path, source: str, results: list[UnitResult], work: Path) -> None:
-    first = first_line(results[0].unit.block)
+def _merge_rejected(path: Path, first: int, results: list[UnitResult], work: Path) -> None:
+    source = results[0].unit.block.source.encode()
     with atomic_path(path) as temporary, open(temporary, "wb") as out:
         out.write(b"file\tline\treason\traw\n")
         for result in results:
@@ -60,17 +60,17 @@ def _merge_rejected(path: Path, source: str, results: list[UnitResult], work: Pa
                 with open(rejected_file(work, result.unit), "rb") as lines:
                     for line in lines:
                         number, rest = line.split(b"\t", 1)
-                        out.write(b"%s\t%d\t%s" % (source.encode(), first + int(number), rest))
+                        out.write(b"%s\t%d\t%s" % (source, first + int(number), rest))
             first += result.lines
 
 
-def _worst(results: list[UnitResult]) -> str:
+def _worst(results: list[UnitResult], spec: FeatureSpec) -> str:
     """The file with most bad rows, and why the first of them are."""
     own = max(by_source(results).values(), key=lambda own: sum(r.bad_count for r in own))
     bad = sum(result.bad_count for result in own)
     lines = sum(result.lines for result in own)
     source = own[0].unit.block.source
-    reasons, first = [], first_line(own[0].unit.block)
+    reasons, first = [], first_line(own[0].unit.block, spec)
     for result in own:
         reasons += [f"\n  line {first + line}: {what}" for line, what in result.bad]
         first += result.lines
@@ -127,8 +127,3 @@ def _check_tiling(source: str, units: list[Unit]) -> None:
 
 
 _REMEDY = "begin again with --restart; if it comes again, this is a defect"
-
-
-def first_line(block: Block) -> int:
-    """The number of a block's first line, from 1."""
-    return 1 + (count_lines(block.path, 0, block.begin) if block.begin else 0)

@@ -136,7 +136,8 @@ def stage(
 
     Args:
         days: as found; gzip, bzip2, xz and zstd by the endings of their names.
-        directory: for the decompressed files; they keep their names.
+        directory: for the decompressed files; they keep their names. Those that are there
+            already, from an earlier call, are whole.
         report: called with the bytes written since the last call.
 
     Raises:
@@ -149,10 +150,11 @@ def stage(
             staged.append(day)
             continue
         target = directory / Path(day.path).name.rsplit(".", 1)[0]
-        with atomic_path(target) as temporary, open(temporary, "wb") as out:
-            for chunk in read_stream(day.path, 8 << 20):
-                out.write(chunk)
-                report(len(chunk))
+        if not target.exists():
+            with atomic_path(target) as temporary, open(temporary, "wb") as out:
+                for chunk in read_stream(day.path, 8 << 20):
+                    out.write(chunk)
+                    report(len(chunk))
         if not target.stat().st_size:
             raise BadInputError(f"{day.source}: empty file", f"fetch day {day.day} again")
         staged.append(dataclasses.replace(day, path=str(target), size=target.stat().st_size))

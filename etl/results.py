@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from clicklog.errors import BadInputError
 from etl.plan import Unit
 
 _COUNTS = ("rows", "bad_count", "positives", "size")
 _BY_COLUMN = ("dense_missing", "null", "oov")
+
+
+class LostRowsError(BadInputError):
+    """Rows of the input that are neither in the parquet nor among the rejected ones."""
 
 
 @dataclasses.dataclass

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,8 @@ class _Run:
         _log_plan(plan)
         self._check_cuts(plan)
         done = self._fit_and_transform(plan)
-        quarantine(done, self.work, self.output, self.settings.max_bad_fraction)
+        most = self.settings.max_bad_fraction
+        quarantine(done, self.settings.spec, self.work, self.output, most)
         if self.settings.shuffle != "none":
             with self.clock("shuffle"):
                 self._shuffle(done)
@@ -126,15 +127,17 @@ class _Run:
             tqdm(desc="decompress", unit="B", unit_scale=True, disable=None) as bar,
             ThreadPoolExecutor(threads) as pool,
         ):
-            futures = [
-                pool.submit(stage, [day], self.work / "decompressed", bar.update)
-                for day in self.days
-            ]
+            futures = [pool.submit(self._stage, day, bar.update) for day in self.days]
             try:
-                return [day for future in futures for day in future.result()]
+                return [future.result() for future in futures]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+
+    def _stage(self, day: DayFile, report: Callable[[int], object]) -> DayFile:
+        log.debug("begin decompress %s", day.path)
+        (staged,) = stage([day], self.work / "decompressed", report)
+        return staged
 
     def _check_cuts(self, plan: Plan) -> None:
         """The units of a resumed run are those that it began with."""

@@ -22,7 +22,7 @@ from clicklog.rows import BadRow, RawRows
 from clicklog.versions import installed_version
 from etl.parquet import write_tables
 from etl.plan import Unit
-from etl.results import UnitResult, count_bits
+from etl.results import LostRowsError, UnitResult, count_bits
 
 #: Bad rows of a unit that its record describes; all of them are in its file of rejected rows.
 DESCRIBED = 5
@@ -77,6 +77,12 @@ def finish_unit(unit: Unit, pieces: Iterable[Piece], parts: Path, work: Path) ->
 
 
 def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> UnitResult:
+    if rows.lines != len(rows) + rows.bad_count:
+        raise LostRowsError(
+            f"{unit.block.source}, bytes {unit.block.begin} to {unit.block.end}: {rows.lines} "
+            f"lines, but {len(rows)} rows and {rows.bad_count} rejected ones",
+            "this is a defect; nothing was written for them",
+        )
     return UnitResult(
         unit=unit,
         rows=len(rows),

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from clicklog.errors import BadRowError, OutputError
+from clicklog.spec import load_spec
+from etl.run import run
+from tests.etl.runs import assert_is, cut, read_split, settings, tree
+from tests.logs import CRITEO, Reference, write_day, write_log
+
+ROWS = [60, 50, 41]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> list:
+    return write_log(tmp_path_factory.mktemp("log") / "raw", ROWS)
+
+
+@pytest.fixture(scope="module", params=["cpu", "dask"])
+def options(request: pytest.FixtureRequest) -> dict:
+    if request.param == "cpu":
+        return {"engine": "cpu"}
+    return {"scheduler": request.getfixturevalue("dask_client").scheduler.address}
+
+
+def _write(directory: Path, days: list) -> Path:
+    for number, rows in enumerate(days):
+        write_day(directory / f"day_{number}", rows)
+    return directory
+
+
+def _copy(days: list) -> list:
+    return [[list(row) for row in rows] for rows in days]
+
+
+def _rejected(output: Path) -> dict[str, list[list[bytes]]]:
+    """file → lines of file, line, reason, raw."""
+    return {
+        path.name: [line.split(b"\t", 3) for line in path.read_bytes().split(b"\n")[1:-1]]
+        for path in sorted((output / "rejected").iterdir())
+    }
+
+
+def _written(directory: Path) -> dict[str, int]:
+    """When each part was written, by split and name."""
+    return {
+        "/".join(path.parts[-2:]): path.stat().st_mtime_ns for path in directory.rglob("part.*")
+    }
+
+
+@pytest.mark.parametrize("day", [0, 2], ids=["in fit", "in transform"])
+def test_a_bad_row_stops_the_run(log, options, tmp_path: Path, day: int) -> None:
+    days = _copy(log)
+    days[day][30][5] = "1.5"
+    raw, output = _write(tmp_path / "raw", days), tmp_path / "out"
+    with pytest.raises(BadRowError, match=rf"day_{day}, line 31: column int_4: '1.5'"):
+        run(settings(raw, output, **options))
+    assert not (output / "manifest.json").exists()
+    # corrected, the input is another
+    _write(raw, log)
+    with pytest.raises(OutputError, match=rf"day_{day} (size|modified): .* before.*--restart|--re"):
+        run(settings(raw, output, **options, resume=True))
+    run(settings(raw, output, **options, restart=True))
+    assert_is(output, log)
+    assert not (output / ".unfinished").exists()
+
+
+def test_bad_rows_can_be_left_out(log, options, tmp_path: Path) -> None:
+    days = _copy(log)
+    days[1][10][0] = "7"
+    days[2][40].append("\ufffd more")
+    raw, output = _write(tmp_path / "raw", days), tmp_path / "out"
+    last = raw / "day_2"
+    last.write_bytes(last.read_bytes().replace("\ufffd".encode(), b"\xff"))  # no UTF-8
+    manifest = run(
+        settings(raw, output, **options, on_bad_rows="quarantine", max_bad_fraction=0.02)
+    )
+    assert manifest["rows"] == {"in": 151, "out": 149, "rejected": 2}
+    assert [one["rows"]["rejected"] for one in manifest["inputs"]] == [0, 1, 1]
+    assert [one["rows"]["out"] for one in manifest["inputs"]] == [60, 49, 40]
+    raw_1 = "\t".join(days[1][10]).encode()
+    raw_2 = "\t".join(days[2][40]).encode().replace("\ufffd".encode(), b"\xff")
+    path_1, path_2 = str(raw / "day_1").encode(), str(raw / "day_2").encode()
+    assert _rejected(output) == {
+        "day_1.tsv": [[path_1, b"11", b"column label: '7': a label is 0 or 1", raw_1]],
+        "day_2.tsv": [[path_2, b"41", b"41 fields instead of 40", raw_2]],
+    }
+    rows = cut(days)
+    reference = Reference([row for row in rows["train"] if row[0] != "7"])
+    expected = reference.transform(rows["test"][:-1])
+    pd.testing.assert_frame_equal(
+        read_split(output, "test")[CRITEO.categorical_names], expected[CRITEO.categorical_names]
+    )
+
+
+def test_many_bad_rows(log, options, tmp_path: Path) -> None:
+    """All of them are kept, with their lines counted over the parts of a compressed file."""
+    days = _copy(log)
+    days[1] = (days[1] + [["x"]] * 150 + days[1]) * 60
+    raw, output = _write(tmp_path / "raw", days), tmp_path / "out"
+    text = (raw / "day_1").read_bytes()
+    (raw / "day_1").unlink()
+    (raw / "day_1.gz").write_bytes(gzip.compress(text))
+    quarantine = settings(raw, output, **options, on_bad_rows="quarantine", block_mb=1)
+    match = (
+        r"9000 of 15101 rows \(59.60%\).*max_bad_fraction 0.01; most in .*day_1.gz, 9000 of"
+    )
+    with pytest.raises(BadRowError, match=rf"{match} 15000:\n  line 51: 1 fields instead of 40\n"):
+        run(quarantine)
+    assert not (output / "manifest.json").exists()
+    written = _written(output / ".work")
+    assert len(written) == 5
+    # allowed, nothing is done again
+    options = {**options, "on_bad_rows": "quarantine", "block_mb": 1, "max_bad_fraction": 0.6}
+    manifest = run(settings(raw, output, **options, resume=True))
+    assert manifest["rows"] == {"in": 15101, "out": 6101, "rejected": 9000}
+    assert _written(output / "criteo_binary") == written
+    lines = _rejected(output)["day_1.gz.tsv"]
+    wrong = [1 + i for i, row in enumerate(days[1]) if row == ["x"]]
+    assert [int(line[1]) for line in lines] == wrong
+    assert {line[3] for line in lines} == {b"x"}
+
+
+def test_quarantine_after_an_error_keeps_what_was_done(log, tmp_path: Path) -> None:
+    """What is done had no bad rows; the other way round it might have had some."""
+    days = _copy(log)
+    days[2][40][3] = "zwölf"
+    raw = _write(tmp_path / "raw", days)
+    with pytest.raises(BadRowError, match="zwölf"):
+        run(settings(raw, tmp_path / "out"))
+    done = _written(tmp_path / "out" / ".work")
+    assert done
+    allow = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
+    strict = settings(raw, tmp_path / "other", on_bad_rows="quarantine", max_bad_fraction=0)
+    with pytest.raises(BadRowError, match="max_bad_fraction"):
+        run(strict)
+    with pytest.raises(OutputError, match="on_bad_rows: 'quarantine' before, 'error' now"):
+        run(settings(raw, tmp_path / "other", resume=True))
+    run(settings(raw, tmp_path / "whole", **allow))
+    run(settings(raw, tmp_path / "out", **allow, resume=True))
+    assert _written(tmp_path / "out" / "criteo_binary").items() >= done.items()
+    got = {k: v.replace(b"/out/", b"/whole/") for k, v in tree(tmp_path / "out").items()}
+    assert got == tree(tmp_path / "whole")
+    assert _rejected(tmp_path / "out")["day_2.tsv"][0][3] == "\t".join(days[2][40]).encode()
+
+
+def test_csv_with_a_header_and_crlf(tmp_path: Path) -> None:
+    """Line numbers count the header; the raw line comes without its line end."""
+    (tmp_path / "spec.toml").write_text(
+        '[input]\nformat = "csv"\n[[dense]]\nnames = ["x"]\nraw = "float"\n'
+        '[[categorical]]\nnames = ["shop"]\nraw = "string"\n'
+        '[[categorical]]\nnames = ["tags"]\nraw = "int"\nmulti_hot = true\n'
+    )
+    lines = [f"{i % 2},{i}.5,shop{i % 3},{i}|{i + 1}" for i in range(10)]
+    lines[4] = "0,zero,shop1,1|2"
+    text = "\r\n".join(["label,x,shop,tags", *lines, ""])
+    for day in range(3):
+        path = tmp_path / "raw" / f"day_{day}.csv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(text.encode())
+    spec = load_spec(tmp_path / "spec.toml")
+    allow = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
+    manifest = run(settings(tmp_path / "raw", tmp_path / "out", spec, **allow))
+    assert manifest["rows"] == {"in": 30, "out": 27, "rejected": 3}
+    (file, line, reason, raw) = _rejected(tmp_path / "out")["day_1.csv.tsv"][0]
+    assert (file, line, raw) == (str(tmp_path / "raw/day_1.csv").encode(), b"6", lines[4].encode())
+    assert b"column x: 'zero'" in reason
