@@ -184,12 +184,12 @@ def _markers(output: Output) -> None:
         )
     elif (output.path / WORK_DIRECTORY).exists():
         output.add(WARNING, "leftover", output.path / WORK_DIRECTORY, "left by a run", "delete it")
-    for place in {output.path, output.root}:
-        for path in sorted(place.rglob(f"*{TEMPORARY}")):
-            if WORK_DIRECTORY not in path.parts:
-                output.add(
-                    WARNING, "leftover", path, "half written, by a process that died", "delete it"
-                )
+    left = {path for place in (output.path, output.root) for path in place.rglob(f"*{TEMPORARY}")}
+    for path in sorted(left):
+        if WORK_DIRECTORY not in path.parts:
+            output.add(
+                WARNING, "leftover", path, "half written, by a process that died", "delete it"
+            )
 
 
 def _splits(output: Output) -> None:
