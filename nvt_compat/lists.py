@@ -2,6 +2,7 @@
 
 * Flattening lost the type where all lists were empty: a partition of them made a vocabulary of
   objects. Arrays know their type even when empty.
+* The type of a column was unknown, and that an error, if the first rows had empty lists.
 * What ``encode_list_column`` returned was numbered from 0, whatever the frame's index: put into a
   slice of a frame, rows got other rows' lists, or none.
 """
@@ -38,5 +39,12 @@ def apply() -> None:
         (
             "return pd.Series(new_data)",
             "return pd.Series(new_data, index=original.index, dtype=object)",
+        ),
+    )
+    edit(
+        dispatch.list_val_dtype,
+        (
+            "except StopIteration:\n                return None",
+            "except StopIteration:\n                return getattr(ser.iloc[0], 'dtype', None)",
         ),
     )

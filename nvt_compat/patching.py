@@ -44,8 +44,11 @@ def edit(function: Callable, *edits: tuple[str, str]) -> None:
         edits: pairs (expression, replacement); each expression must occur exactly once.
 
     Raises:
-        PatchError: an expression does not occur exactly once.
+        PatchError: an expression does not occur exactly once, or the function was edited before
+            (its file does not show that: the earlier edits would be lost).
     """
+    if getattr(function, "__nvt_compat__", False):
+        raise PatchError(f"nvt_compat: {function.__qualname__} is edited twice")
     function = inspect.unwrap(function)
     source = inspect.getsource(function)
     for old, new in edits:
@@ -58,3 +61,4 @@ def edit(function: Callable, *edits: tuple[str, str]) -> None:
     # Empty lines before it keep the line numbers of tracebacks where the file has them.
     source = "\n" * (function.__code__.co_firstlineno - 1) + source
     exec(compile(source, inspect.getfile(function), "exec"), function.__globals__)
+    function.__globals__[function.__name__].__nvt_compat__ = True

@@ -4,6 +4,7 @@
   frame are read-only.
 * Equal counts came in any order: two runs gave the same value different ids.
 * A partition whose column is all null, and a training set whose column is all null: IndexError.
+* A training set with nothing but empty lists in a column: a made-up null got an id of its own.
 * An integer vocabulary could not encode a column with missing values (float64 in pandas).
 """
 
@@ -82,6 +83,20 @@ def _mend_vocabulary(categorify) -> None:
             "df = df.sort_values(name_size_multi, ascending=False, ignore_index=True)",
             "df = df.sort_values([name_size_multi, *col_selector.names], "
             "ascending=[False] + [True] * len(col_selector.names), ignore_index=True)",
+        ),
+        (
+            # not even a null was seen (all lists empty): a null row made up instead got an id
+            """
+        if hasattr(df, "convert_dtypes"):
+            df = df.convert_dtypes()
+        df_null = type(df)({c: [None] for c in col_selector.names})
+        for c in col_selector.names:
+            df_null[c] = df_null[c].astype(df[c].dtype)
+        df_write = df_null
+""",
+            """
+        df_write, null_size = df, 0
+""",
         ),
     )
     edit(

@@ -1,0 +1,191 @@
+"""Random specs and rows of every raw type, and what must become of them, the slow way."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from clicklog.hashing import murmur3_int, murmur3_string
+from clicklog.rows import Ragged, RawRows, dense_dtype
+from clicklog.spec import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn, FeatureSpec
+
+
+@st.composite
+def feature_specs(draw: st.DrawFn) -> FeatureSpec:
+    """Up to five categorical columns, some sharing a vocabulary, and up to three dense ones."""
+    categorical = []
+    while not categorical or (len(categorical) < 5 and draw(st.booleans())):
+        policy = draw(
+            st.sampled_from(
+                [
+                    {},
+                    {},
+                    {"freq_threshold": 2},
+                    {"max_table_size": 6},
+                    {"max_table_size": 9, "num_buckets": 3},
+                    {"freq_threshold": 3, "num_buckets": 2},
+                    {"hash_buckets": 5},
+                ]
+            )
+        )
+        raw = draw(st.sampled_from(["hex32", "int", "string"]))
+        sharing = 1 if "hash_buckets" in policy else draw(st.integers(1, 3))
+        vocabulary = f"v{len(categorical)}" if sharing > 1 or draw(st.booleans()) else ""
+        for _ in range(sharing):
+            categorical.append(
+                CategoricalColumn(
+                    f"c{len(categorical)}",
+                    raw=raw,
+                    multi_hot=draw(st.booleans()),
+                    vocabulary="" if "hash_buckets" in policy else vocabulary,
+                    **policy,
+                )
+            )
+    dense = []
+    for i in range(draw(st.integers(0, 3))):
+        raw = draw(st.sampled_from(["int32", "float"]))
+        fill = draw(st.sampled_from([0, -1, 7] if raw == "int32" else [0, 0.25]))
+        dense.append(DenseColumn(f"d{i}", fill=fill, raw=raw))
+    transform = draw(st.sampled_from(DENSE_TRANSFORMS))
+    order = draw(st.permutations(categorical))
+    return FeatureSpec("label", tuple(dense), tuple(order), transform)
+
+
+def random_raw_rows(spec: FeatureSpec, rows: int, seed: int) -> RawRows:
+    """Rows in which some columns are missing throughout, some lists all empty, some values rare."""
+    rng = np.random.default_rng(seed)
+    columns, missing = [], np.zeros(rows, np.uint64)
+    for j, column in enumerate(spec.categorical):
+        absent = rng.random(rows) < rng.choice([0.0, 0.2, 1.0], p=[0.3, 0.6, 0.1])
+        if column.multi_hot:
+            lengths = np.where(absent, 0, rng.integers(0, 4, rows))
+            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            columns.append(Ragged(offsets, _values(column, int(offsets[-1]), rng)))
+            absent = lengths == 0
+        else:
+            columns.append(_values(column, rows, rng))
+        missing |= absent.astype(np.uint64) << np.uint64(j)
+    dense = rng.integers(-6, 50, (len(spec.dense), rows)).astype(dense_dtype(spec))
+    for values, column in zip(dense, spec.dense, strict=True):
+        if column.raw == "float":
+            values += rng.random(rows)
+    return RawRows(
+        label=rng.integers(0, 2, rows).astype(np.uint8),
+        dense=dense,
+        dense_missing=rng.integers(0, 2 ** len(spec.dense), rows).astype(np.uint64),
+        categorical=columns,
+        categorical_missing=missing,
+        line=np.arange(rows),
+        bad=[],
+        bad_count=0,
+        lines=rows,
+    )
+
+
+def _values(column: CategoricalColumn, count: int, rng: np.random.Generator):
+    draws = (rng.zipf(1.5, count) % 11).astype(np.int64)
+    if column.raw == "string":
+        words = ["é", "zz", "日本", "a", "b" * 20, "~", "0", "ß", "A", "\x01", "🙂"]
+        return pa.array([words[draw] for draw in draws], pa.string())
+    if column.raw == "hex32":
+        return (draws * 0x1F3D5B79 % 2**32).astype(np.uint32)
+    return draws**15 * np.where(draws % 2, -1, 1)  # up to 10^15, of either sign
+
+
+class Oracle:
+    """What must be fitted to rows, and what other rows then become; plain Python."""
+
+    def __init__(self, spec: FeatureSpec, parts: list[RawRows]) -> None:
+        self.spec = spec
+        self.counts = {name: Counter() for name in spec.vocabularies}
+        self.nulls = Counter()
+        for rows in parts:
+            for column, cells in zip(spec.categorical, self.cells(rows), strict=True):
+                for cell in cells:
+                    values = cell if column.multi_hot else [cell]
+                    for value in values:
+                        if value is None:
+                            self.nulls[column.vocabulary_name] += 1
+                        else:
+                            self.counts[column.vocabulary_name][value] += 1
+        self.ids = {name: self._ids(columns[0]) for name, columns in spec.vocabularies.items()}
+        columns = zip(*(self.dense(rows) for rows in parts), strict=True)
+        dense = [np.concatenate(column) for column in columns]
+        self.mean = [math.fsum(x) / len(x) for x in dense]
+        self.std = [
+            math.sqrt(math.fsum((x - mean) ** 2) / (len(x) - 1)) if len(x) > 1 else 0.0
+            for x, mean in zip(dense, self.mean, strict=True)
+        ]
+
+    def _ids(self, column: CategoricalColumn) -> dict:
+        if column.hash_buckets:
+            return {}
+        counts = self.counts[column.vocabulary_name]
+        kept = sorted(counts, key=lambda value: (-counts[value], _order(value)))
+        kept = [value for value in kept if counts[value] >= column.freq_threshold]
+        if column.max_table_size:
+            kept = kept[: column.max_table_size - column.reserved_ids]
+        return {value: column.reserved_ids + i for i, value in enumerate(kept)}
+
+    def cells(self, rows: RawRows) -> list[list]:
+        """By column, the value of each row: None where missing, a list for multi-hot columns."""
+        result = []
+        for j, (column, values) in enumerate(
+            zip(self.spec.categorical, rows.categorical, strict=True)
+        ):
+            if column.multi_hot:
+                flat, at = values.values.tolist(), values.offsets.tolist()
+                result.append([flat[at[i] : at[i + 1]] for i in range(len(values))])
+            else:
+                absent = (rows.categorical_missing >> np.uint64(j)) & np.uint64(1) != 0
+                result.append([None if a else v for v, a in zip(values.tolist(), absent)])
+        return result
+
+    def dense(self, rows: RawRows) -> list[np.ndarray]:
+        """By column, the values before normalization."""
+        result = []
+        for j, column in enumerate(self.spec.dense):
+            absent = (rows.dense_missing >> np.uint64(j)) & np.uint64(1) != 0
+            x = np.where(absent, column.fill, rows.dense[j].astype(np.float64))
+            if self.spec.dense_transform != "normalize":
+                x = np.log(np.maximum(x, -2) + 3)
+            result.append(x)
+        return result
+
+    def transform(self, rows: RawRows) -> dict[str, list]:
+        """By column: ids, lists of ids, floats."""
+        result = {self.spec.label: rows.label.tolist()}
+        for j, (column, x) in enumerate(zip(self.spec.dense, self.dense(rows), strict=True)):
+            if self.spec.dense_transform != "log":
+                x = (x - self.mean[j]) / (self.std[j] or 1.0)
+            result[column.name] = x.tolist()
+        for column, cells in zip(self.spec.categorical, self.cells(rows), strict=True):
+            result[column.name] = [
+                [self.id(column, value) for value in cell]
+                if column.multi_hot
+                else self.id(column, cell)
+                for cell in cells
+            ]
+        return result
+
+    def id(self, column: CategoricalColumn, value) -> int:
+        """The id of one value."""
+        if value is None:
+            return 1
+        known = self.ids[column.vocabulary_name].get(value)
+        if known is not None or column.oov_ids == 1:
+            return known or 2
+        hashed = (
+            murmur3_string(pa.array([value]))
+            if isinstance(value, str)
+            else murmur3_int(np.array([value]))
+        )
+        return 2 + int(hashed[0]) % column.oov_ids
+
+
+def _order(value):
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,223 @@
+"""Specs of every kind: what NVTabular fits and transforms, saved, loaded, against plain Python."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+from pathlib import Path
+
+import nvt_compat  # noqa: F401
+
+import dask.dataframe as dd
+import numpy as np
+import nvtabular
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import workflows
+from clicklog.rows import RawRows, empty_rows
+from clicklog.spec import FeatureSpec
+from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
+from workflows.graph import build
+from workflows.store import load, save
+
+_SETTINGS = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+_SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(any)
+
+
+def fit(spec: FeatureSpec, parts: list[RawRows], directory: Path) -> nvtabular.Workflow:
+    """As the ETL does: a Workflow over the partitions of a Dask DataFrame."""
+    meta = workflows.to_frame(empty_rows(spec), spec)
+    frame = dd.from_map(workflows.to_frame, parts, spec=spec, meta=meta, enforce_metadata=False)
+    workflow = build(spec, directory)
+    return workflow.fit(nvtabular.Dataset(frame, cpu=True))
+
+
+def check(frame: pd.DataFrame, expected: dict[str, list], spec: FeatureSpec) -> None:
+    for name in spec.columns:
+        got = frame[name].tolist()
+        if name in spec.categorical_names:
+            assert [list(x) if isinstance(x, np.ndarray) else x for x in got] == expected[name]
+        else:
+            np.testing.assert_allclose(got, expected[name], rtol=1e-5, atol=1e-5)
+
+
+@_SETTINGS
+@given(spec=feature_specs(), sizes=_SIZES, seed=st.integers(0, 10**6))
+def test_fit_save_load_transform(
+    tmp_path_factory: pytest.TempPathFactory, spec: FeatureSpec, sizes: list[int], seed: int
+) -> None:
+    directory = tmp_path_factory.mktemp("spec")
+    parts = [random_raw_rows(spec, rows, seed + i) for i, rows in enumerate(sizes)]
+    oracle = Oracle(spec, parts)
+    fitted = fit(spec, parts, directory / "fit")
+    description = save(fitted, spec, directory / "workflow")
+    assert workflows.inspect(directory / "workflow") == description
+    for column in spec.categorical:
+        ids, vocabulary = oracle.ids[column.vocabulary_name], description.vocabularies[column.name]
+        assert vocabulary.table_size == column.reserved_ids + len(ids)
+        counts = oracle.counts[column.vocabulary_name]
+        unique = sum(counts[value] for value in ids)
+        assert vocabulary.observed == (
+            {"null": 0, "oov": 0, "unique": 0}
+            if column.hash_buckets
+            else {
+                "null": oracle.nulls[column.vocabulary_name],
+                "oov": counts.total() - unique,
+                "unique": unique,
+            }
+        )
+    loaded = load(directory / "workflow")
+    for rows in [random_raw_rows(spec, 12, seed + 99), *(part for part in parts if len(part))]:
+        frame, expected = workflows.to_frame(rows, spec), oracle.transform(rows)
+        result = loaded.transform(frame)
+        check(result, expected, spec)
+        pd.testing.assert_frame_equal(result[spec.columns], fitted.transform(frame)[spec.columns])
+        dataset = loaded.transform(nvtabular.Dataset(frame, cpu=True)).to_ddf().compute()
+        pd.testing.assert_frame_equal(result[spec.columns], dataset[spec.columns])
+        without = load(directory / "workflow", label=False)
+        result = without.transform(frame.drop(columns=spec.label))
+        assert spec.label not in result
+        check(result.assign(**{spec.label: rows.label}), expected, spec)
+
+
+@_SETTINGS
+@given(spec=feature_specs(), sizes=_SIZES, seed=st.integers(0, 10**6))
+def test_written_without_nvtabular_is_the_same(
+    tmp_path_factory: pytest.TempPathFactory, spec: FeatureSpec, sizes: list[int], seed: int
+) -> None:
+    """Counts that another engine made: the same digest, and the same bytes in every file."""
+    directory = tmp_path_factory.mktemp("spec")
+    parts = [random_raw_rows(spec, rows, seed + i) for i, rows in enumerate(sizes)]
+    saved = save(fit(spec, parts, directory / "fit"), spec, directory / "saved")
+    counted, vocabularies = Oracle(spec, parts), {}
+    for name, columns in spec.vocabularies.items():
+        counts = dict(sorted(counted.counts[name].items(), key=lambda item: hash(item)))
+        text = columns[0].raw == "string"
+        vocabularies[name] = workflows.finish(
+            pa.array(list(counts), pa.string()) if text else np.array(list(counts), np.int64),
+            np.array(list(counts.values()), np.int64),
+            columns[0],
+            counted.nulls[name],
+        )
+    state = workflows.Fitted(saved.statistics, vocabularies)
+    written = workflows.write_workflow(directory / "written", spec, state)
+    assert written == saved
+    files = sorted(p.relative_to(directory / "saved") for p in (directory / "saved").rglob("*.*"))
+    match, mismatch, errors = filecmp.cmpfiles(
+        directory / "saved", directory / "written", [str(f) for f in files], shallow=False
+    )
+    assert not mismatch
+    assert not errors
+    assert set(written.files) <= set(match)
+
+
+@_SETTINGS
+@given(spec=feature_specs(), seed=st.integers(0, 10**6))
+def test_graph_json_is_the_graph(
+    tmp_path_factory: pytest.TempPathFactory, spec: FeatureSpec, seed: int
+) -> None:
+    """Operators, parents, columns and schemas of the records are those of the live Workflow."""
+    directory = tmp_path_factory.mktemp("spec")
+    save(fit(spec, [random_raw_rows(spec, 30, seed)], directory / "fit"), spec, directory / "saved")
+    workflow = load(directory / "saved")
+    graph = json.loads((directory / "saved" / "graph.json").read_text())
+    live, queue = {}, [workflow.output_node]
+    while queue:
+        node = queue.pop()
+        kind = f"{type(node.op).__module__}.{type(node.op).__qualname__}"
+        # LambdaOp is merlin's UDF in 23.8, a class of its own in NVTabular's main
+        kind = kind.replace("merlin.dag.ops.udf.UDF", "nvtabular.ops.lambdaop.LambdaOp")
+        parents = [_signature(n) for n in node.parents]
+        others = [_signature(n) for n in node.dependencies]
+        live[_signature(node)] = (kind, parents, others, *_schemas(node))
+        queue += node.parents_with_dependencies
+    assert len(live) == len(graph["nodes"])
+    by_id = {record["id"]: record for record in graph["nodes"]}
+    signatures = {i: _signature_of(record) for i, record in by_id.items()}
+    for record in graph["nodes"]:
+        kind, parents, others, inputs, outputs = live[signatures[record["id"]]]
+        assert record["op_class"] == kind
+        assert [signatures[i] for i in record["parent_ids"]] == parents
+        assert [signatures[i] for i in record["dependency_ids"]] == others
+        assert _described(record["input_schema"]) == inputs
+        assert _described(record["output_schema"]) == outputs
+    assert max(by_id) == graph["output_node_id"]
+
+
+def _signature(node) -> tuple:
+    kind = type(node.op).__name__.replace("UDF", "LambdaOp")
+    called = node.op.f.__name__ if kind == "LambdaOp" else ""
+    return kind, called, frozenset(node.output_schema.column_names)
+
+
+def _signature_of(record: dict) -> tuple:
+    called = record["op_params"].get("f", {}).get("qualname", "")
+    kind = record["op_class"].rsplit(".", 1)[-1]
+    return kind, called, frozenset(record["selector"]["names"])
+
+
+def _schemas(node) -> tuple[dict, dict]:
+    return tuple(
+        {
+            column.name: (
+                column.dtype.name,
+                column.dtype.shape.as_tuple,
+                column.is_list,
+                column.is_ragged,
+                sorted(f"Tags.{tag.name}" for tag in column.tags),
+                {k: v for k, v in column.properties.items() if k != "cat_path"},
+            )
+            for column in schema
+        }
+        for schema in (node.input_schema, node.output_schema)
+    )
+
+
+def _described(schema: list[dict]) -> dict:
+    return {
+        column["name"]: (
+            column["dtype"]["name"],
+            tuple((size["min"], size["max"]) for size in column["dtype"]["shape"]),
+            column["is_list"],
+            column["is_ragged"],
+            sorted(column["tags"]),
+            column["properties"],
+        )
+        for column in schema
+    }
+
+
+def test_moved_and_copied(tmp_path: Path) -> None:
+    """No path in the directory is absolute."""
+    spec = FeatureSpec.from_dict(_SHARED)
+    rows = random_raw_rows(spec, 50, 3)
+    save(fit(spec, [rows], tmp_path / "fit"), spec, tmp_path / "here")
+    before = load(tmp_path / "here").transform(workflows.to_frame(rows, spec))
+    shutil.rmtree(tmp_path / "fit")
+    copied = shutil.copytree(tmp_path / "here", tmp_path / "there" / "copy")
+    (tmp_path / "here").rename(tmp_path / "moved")
+    for path in (copied, tmp_path / "moved"):
+        after = load(path).transform(workflows.to_frame(rows, spec))
+        pd.testing.assert_frame_equal(before, after)
+        assert not any(str(tmp_path).encode() in f.read_bytes() for f in path.rglob("*.json"))
+
+
+_SHARED = {
+    "label": "clicked",
+    "dense": [{"name": "price", "raw": "float", "fill": 0.5}],
+    "categorical": [
+        {"name": "viewed", "raw": "string", "multi_hot": True, "vocabulary": "items"},
+        {"name": "item", "raw": "string", "vocabulary": "items"},
+        {"name": "user", "raw": "int", "hash_buckets": 7},
+    ],
+    "dense_transform": "log_normalize",
+}
