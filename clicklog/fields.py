@@ -66,20 +66,22 @@ def split_lines(
         buffer = np.append(buffer, np.uint8(_NEWLINE))
     line_ends = np.flatnonzero(buffer == _NEWLINE).astype(np.int32)
     count, columns = len(line_ends), int(slots.max()) + 1
-    if quoted and bool((buffer == _QUOTE).any()):
-        buffer = buffer.copy()  # quotes are taken out in place
-    else:
-        quoted = False
+    quoted = quoted and bool((buffer == _QUOTE).any())
+    kept = buffer.copy() if quoted else np.empty(0, np.uint8)  # without quotes, where there are any
+    buffer.flags.writeable = False  # one type of array, so that loops are compiled once
     begin = np.zeros((columns, count), np.int32)
     end = np.zeros((columns, count), np.int32)
     code, where = np.zeros(count, np.uint8), np.zeros(count, np.int32)
-    _split(buffer, line_ends, slots, ord(delimiter), quoted, begin, end, code, where)
+    _split(buffer, line_ends, slots, ord(delimiter), kept, begin, end, code, where)
+    data = kept if quoted else buffer
+    data.flags.writeable = False
     line_begin = np.concatenate([np.zeros(1, np.int32), line_ends + np.int32(1)])
-    return Lines(buffer, begin, end, code, where, line_begin)
+    return Lines(data, begin, end, code, where, line_begin)
 
 
 @numba.njit(nogil=True, cache=True)
-def _split(buffer, line_ends, slots, delimiter, quoted, begin, end, code, where):
+def _split(buffer, line_ends, slots, delimiter, kept, begin, end, code, where):
+    quoted = len(kept) > 0
     at = 0
     for line in range(len(line_ends)):
         stop = line_ends[line]
@@ -92,7 +94,7 @@ def _split(buffer, line_ends, slots, delimiter, quoted, begin, end, code, where)
             first = at
             last = at
             if quoted and at < stop and buffer[at] == _QUOTE:
-                first, last, at, wrong = _unquote(buffer, at, stop, delimiter)
+                first, last, at, wrong = _unquote(buffer, kept, at, stop, delimiter)
                 if wrong:
                     code[line] = wrong
                     where[line] = fields
@@ -114,7 +116,7 @@ def _split(buffer, line_ends, slots, delimiter, quoted, begin, end, code, where)
 
 
 @numba.njit(nogil=True, cache=True)
-def _unquote(buffer, at, stop, delimiter):
+def _unquote(buffer, kept, at, stop, delimiter):
     """Take the quotes out of the field at ``at``: (its begin, its end, behind it, what's wrong)."""
     first = at + 1
     last = first  # of what has been kept
@@ -129,7 +131,7 @@ def _unquote(buffer, at, stop, delimiter):
                 if at < stop and buffer[at] != delimiter:
                     wrong = AFTER_QUOTE
                 return first, last, at, wrong
-        buffer[last] = buffer[at]
+        kept[last] = buffer[at]
         last += 1
         at += 1
     return first, last, at, OPEN_QUOTE

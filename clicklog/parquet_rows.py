@@ -118,9 +118,9 @@ def cut_rows(
         if filled and filled + size > block_bytes:
             cuts.append(low)
             filled = 0
-        parts = -(-size // block_bytes)
+        parts = max(1, -(-size // block_bytes))
         cuts += [low + (high - low) * i // parts for i in range(1, parts)]
-        filled = size if parts == 1 else block_bytes
+        filled = filled + size if parts == 1 else block_bytes
     return [cut for cut in itertools.pairwise([*cuts, end]) if cut[0] < cut[1]]
 
 
@@ -279,7 +279,11 @@ def _values(array: pa.Array, raw: str) -> Converted:
     null = null_mask(array)
     if array.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
         offsets, data = string_parts(array)
-        return convert(Fields(data, offsets[:-1], np.where(null, offsets[:-1], offsets[1:])), raw)
+        begin = offsets[:-1].copy()  # writable, as those of text: loops are compiled once
+        column = convert(Fields(data, begin, np.where(null, begin, offsets[1:])), raw)
+        return dataclasses.replace(
+            column, show=lambda row: "None" if null[row] else column.show(row)
+        )
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     if not pa.types.is_integer(array.type):

@@ -86,7 +86,10 @@ def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
     """The fields of one line, with or without its line end."""
     text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "replace")
     if spec.input.format == "csv":
-        return next(csv.reader([text], delimiter=spec.input.delimiter), [""])
+        try:
+            return next(csv.reader([text], delimiter=spec.input.delimiter), []) or [""]
+        except csv.Error:  # longer than Python's csv module allows
+            return [text]
     return text.split(spec.input.delimiter)
 
 

@@ -1,0 +1,251 @@
+"""Parquet input, against the values that were written."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clicklog.errors import BadInputError, BadRowError
+from clicklog.parquet_rows import ParquetLayout, cut_rows, parquet_layout
+from clicklog.raw import (
+    Block,
+    find_days,
+    first_line,
+    open_day,
+    read_block,
+    read_pieces,
+    stream_rows,
+)
+from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from tests.clicklog.reference_reader import as_lists
+
+SPEC = FeatureSpec(
+    label="click",
+    dense=(DenseColumn("n"), DenseColumn("price", raw="float")),
+    categorical=(
+        CategoricalColumn("hash"),
+        CategoricalColumn("brand", raw="int"),
+        CategoricalColumn("name", raw="string"),
+        CategoricalColumn("tags", raw="string", multi_hot=True),
+        CategoricalColumn("ids", raw="int", multi_hot=True),
+    ),
+    input=InputFormat("parquet"),
+)
+#: What each column may be held as, and with which values; None: missing.
+HELD = {
+    "click": {
+        pa.int64(): st.integers(0, 1),
+        pa.bool_(): st.booleans(),
+        pa.float32(): st.sampled_from([0.0, 1.0]),
+    },
+    "n": {
+        pa.int32(): st.integers(-(2**31), 2**31 - 1),
+        pa.uint8(): st.integers(0, 255),
+        pa.float64(): st.integers(-(2**31), 2**31 - 1).map(float),
+    },
+    "price": {
+        pa.float64(): st.floats(allow_nan=False, allow_infinity=False),
+        pa.float32(): st.floats(width=32, allow_nan=False, allow_infinity=False),
+        pa.int16(): st.integers(-(2**15), 2**15 - 1),
+        pa.decimal128(9, 2): st.integers(-(10**6), 10**6).map(lambda n: decimal.Decimal(n) / 100),
+    },
+    "hash": {
+        pa.int64(): st.integers(0, 2**32 - 1),
+        pa.uint32(): st.integers(0, 2**32 - 1),
+        pa.string(): st.integers(0, 2**32 - 1).map("{:08x}".format),
+        pa.dictionary(pa.int8(), pa.string()): st.sampled_from(["a", "ff", "12345678"]),
+    },
+    "brand": {
+        pa.int64(): st.integers(-(2**53), 2**53),
+        pa.uint64(): st.integers(0, 2**53),
+        pa.int8(): st.integers(-128, 127),
+    },
+    "name": {
+        pa.string(): st.text(min_size=1),
+        pa.large_string(): st.text(min_size=1),
+        pa.string_view(): st.text(min_size=1),
+        pa.binary(): st.text(min_size=1).map(str.encode),
+        pa.dictionary(pa.int32(), pa.string()): st.sampled_from(["x", "yy", "ü"]),
+    },
+    "tags": {
+        pa.list_(pa.string()): st.lists(st.text(min_size=1), max_size=4),
+        pa.large_list(pa.large_string()): st.lists(st.text(min_size=1), max_size=4),
+    },
+    "ids": {
+        pa.list_(pa.int32()): st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4),
+        pa.list_(pa.int16(), 2): st.lists(st.integers(0, 99), min_size=2, max_size=2),
+    },
+}
+
+
+def _expected(name: str, value):
+    if value is None or value == []:
+        return None
+    if name == "hash" and isinstance(value, str):
+        return int(value, 16)
+    if isinstance(value, bytes):
+        return value.decode()
+    return float(value) if name == "price" else value
+
+
+@st.composite
+def _tables(draw) -> pa.Table:
+    rows = draw(st.integers(0, 12))
+    columns = {}
+    for name in draw(st.permutations(list(HELD))):
+        kind = draw(st.sampled_from(list(HELD[name])))
+        values = HELD[name][kind]
+        values = values if name == "click" else st.none() | values
+        columns[name] = pa.array(draw(st.lists(values, min_size=rows, max_size=rows)), kind)
+    return pa.table(columns).append_column("other", pa.nulls(rows))
+
+
+@settings(deadline=None, max_examples=60)
+@given(_tables(), st.integers(1, 13), st.data())
+def test_parquet_is_what_was_written(tmp_path_factory, table, group_rows, data) -> None:
+    path = str(tmp_path_factory.mktemp("parquet") / "day_0.parquet")
+    pq.write_table(table, path, row_group_size=group_rows)
+    begin = data.draw(st.integers(0, len(table)))
+    end = data.draw(st.integers(begin, len(table)))
+    expected = [
+        [_expected(name, row[name]) for name in SPEC.columns]
+        for row in table.slice(begin, end - begin).to_pylist()
+    ]
+    block = Block(path, begin, end, path)
+    rows = read_block(block, SPEC)
+    assert as_lists(rows, SPEC) == expected
+    assert rows.lines == end - begin
+    pieces = list(read_pieces(block, SPEC, piece_bytes=data.draw(st.integers(1, 900))))
+    assert [row for piece in pieces for row in as_lists(piece, SPEC)] == expected
+    streamed = list(stream_rows(path, SPEC, block_bytes=100)) if len(table) else []
+    assert [n for numbers, _ in streamed for n in numbers] == list(range(len(table)))
+
+
+GOOD = {
+    "click": [1, 0, 1],
+    "n": [1, None, 3],
+    "price": [0.5, math.nan, 2.0],
+    "hash": [255, None, 1],
+    "brand": [7, None, 8],
+    "name": ["a", None, "b"],
+    "tags": [["x"], None, ["y", "z"]],
+    "ids": [[1], [], [2, 3]],
+}
+
+
+def _write(path: Path, **changed) -> str:
+    pq.write_table(pa.table(GOOD | changed), path)
+    return str(path)
+
+
+def test_nan_and_empty_lists_are_missing(tmp_path: Path) -> None:
+    path = _write(tmp_path / "day_0.parquet", name=["a", "", "b"], brand=[7.0, math.nan, 8.0])
+    rows = read_block(Block(path, 0, 3, path), SPEC)
+    assert as_lists(rows, SPEC)[1] == [0, *[None] * 7]
+    assert as_lists(rows, SPEC)[2] == [1, 3, 2.0, 1, 8, "b", ["y", "z"], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"click": [1, 2, 0]}, "column click: 2: a label is 0 or 1"),
+        ({"click": [1, None, 0]}, "column click: None: a label is 0 or 1"),
+        ({"click": [1, 0.5, 0]}, "column click: 0.5: a label is 0 or 1"),
+        ({"n": [1, 2**31, 0]}, "column n: 2147483648: it does not fit 32 bits"),
+        ({"n": [1, 1.5, 0]}, "column n: 1.5: an integer is needed"),
+        ({"price": [1, math.inf, 0]}, "column price: inf: a finite number is needed"),
+        ({"hash": [1, -1, 0]}, "column hash: -1: 0 to 4294967295 is needed"),
+        ({"hash": ["a", "xy", "0"]}, "column hash: 'xy': 1 to 8 hexadecimal digits"),
+        ({"brand": [1, 2**53 + 1, 0]}, "column brand: 9007199254740993: integers up to"),
+        ({"brand": [1.0, math.inf, 0]}, "column brand: inf: integers up to"),
+        ({"name": [b"a", b"\xff", b"b"]}, "column name: '�': it is no UTF-8"),
+        ({"tags": [["a"], ["b", ""], []]}, "column tags: '': an empty value in a list"),
+        ({"tags": [["a"], ["b", None], []]}, "column tags: None: a null value in a list"),
+        ({"ids": [[1], [1, 2, 2**60], []]}, f"column ids: {2**60}: integers up to"),
+    ],
+)
+def test_bad_values_are_named(tmp_path: Path, changed: dict, what: str) -> None:
+    path = _write(tmp_path / "day_0.parquet", **changed)
+    block = Block(path, 1, 3, "day_0.parquet")
+    with pytest.raises(BadRowError) as error:
+        read_block(block, SPEC)
+    assert str(error.value).startswith(f"day_0.parquet, row 2: {what}")
+    rows = read_block(block, SPEC, reject=True)
+    assert (len(rows), rows.bad_count, rows.line.tolist()) == (1, 1, [1])
+    (name,) = changed
+    assert f'"{name}": '.encode() in rows.bad[0].text
+    assert (rows.bad[0].column, rows.bad[0].line) == (name, 0)
+    with pytest.raises(BadRowError, match="row 2: column"):
+        list(read_pieces(Block(path, 0, 3, path), SPEC, piece_bytes=1))
+    assert first_line(block, SPEC) == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"n": ["1", "2", "3"]}, "column n is of type string, not of raw type int32"),
+        ({"name": [1, 2, 3]}, "column name is of type int64, not of raw type string"),
+        ({"tags": ["a", "b", "c"]}, "column tags is of type string, not a list of raw type string"),
+        ({"brand": [[1], [2], [3]]}, "column brand is of type list.*, not of raw type int"),
+        ({"click": ["0", "1", "1"]}, "column click is of type string, not a label"),
+    ],
+)
+def test_columns_of_another_type(tmp_path: Path, changed: dict, message: str) -> None:
+    path = _write(tmp_path / "day_0.parquet", **changed)
+    with pytest.raises(BadInputError, match=message):
+        parquet_layout(path, path, SPEC)
+    with pytest.raises(BadInputError, match=message):
+        read_block(Block(path, 0, 3, path), SPEC)
+
+
+def test_files_that_do_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "day_0.parquet"
+    pq.write_table(pa.table(GOOD).drop_columns(["brand"]), path)
+    with pytest.raises(BadInputError, match="column brand is not there"):
+        open_day(find_days(str(path))[0], SPEC)
+    pq.write_table(pa.table(GOOD).drop_columns(["click"]), path)
+    day = open_day(find_days(str(path))[0], SPEC)
+    assert not day.label
+    assert read_block(Block(str(path), 0, 3, "x"), SPEC, label=False).label is None
+    with pytest.raises(BadInputError, match="3 rows instead of 4"):
+        read_block(Block(str(path), 0, 4, "x"), SPEC, label=False)
+    path.write_text("click,n\n1,2\n")
+    with pytest.raises(BadInputError, match="cannot be read as parquet"):
+        open_day(find_days(str(path))[0], SPEC)
+    with pytest.raises(BadInputError, match="no such file"):
+        list(stream_rows(str(tmp_path / "none"), SPEC, block_bytes=10))
+
+
+def test_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "day_0.parquet"
+    pq.write_table(pa.table(GOOD), path, write_page_checksum=True, compression="none")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\x07\0\0\0\0\0\0\0\x08\0")] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadInputError, match=r"(?i)crc|checksum"):
+        read_block(Block(str(path), 0, 3, "x"), SPEC)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 400)), min_size=1, max_size=8),
+    st.integers(1, 500),
+    st.data(),
+)
+def test_cuts_cover_the_rows_and_follow_row_groups(groups, block_bytes, data) -> None:
+    rows = sum(group[0] for group in groups)
+    begin = data.draw(st.integers(0, rows))
+    end = data.draw(st.integers(begin, rows))
+    cuts = cut_rows(ParquetLayout(rows, True, groups), begin, end, block_bytes)
+    assert [row for cut in cuts for row in range(*cut)] == list(range(begin, end))
+    ends = [sum(group[0] for group in groups[: i + 1]) for i in range(len(groups))]
+    for low, high in cuts:
+        whole = [size for (n, size), stop in zip(groups, ends, strict=True)
+                 if low <= stop - n and stop <= high]  # fmt: skip
+        assert sum(whole) <= max(block_bytes, max(whole, default=0))

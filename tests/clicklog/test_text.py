@@ -1,0 +1,271 @@
+"""Delimited text of any spec, against a reader in plain Python."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from clicklog.errors import BadInputError, BadRowError, SettingsError
+from clicklog.fields import split_lines
+from clicklog.rows import empty_rows
+from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from clicklog.text import Layout, layout_of, parse_text, plain_layout
+from clicklog.tokenizer import DESCRIBED_BAD_ROWS, parse_rows
+from tests.clicklog.reference_reader import BadFieldError, as_lists, parse, raw_types, split
+
+CSV = FeatureSpec(
+    label="click",
+    dense=(DenseColumn("n"), DenseColumn("price", raw="float")),
+    categorical=(
+        CategoricalColumn("hash"),
+        CategoricalColumn("brand", raw="int"),
+        CategoricalColumn("name", raw="string"),
+        CategoricalColumn("tags", raw="string", multi_hot=True),
+        CategoricalColumn("ids", raw="int", multi_hot=True),
+        CategoricalColumn("hashes", raw="hex32", multi_hot=True),
+    ),
+    input=InputFormat("csv"),
+)
+TSV = FeatureSpec(CSV.label, CSV.dense, CSV.categorical, input=InputFormat("tsv"))
+
+_TEXT = st.text(st.characters(codec="utf-8", exclude_characters='\n\r"|,\t'), max_size=8)
+_GOOD = {
+    "label": st.sampled_from(["0", "1"]),
+    "int32": st.integers(-(2**31), 2**31 - 1).map(str),
+    "int": st.integers(-(2**53), 2**53).map(str),
+    "hex32": st.integers(0, 2**32 - 1).map("{:x}".format),
+    "float": st.one_of(
+        st.floats(allow_nan=False, allow_infinity=False).map(repr),
+        st.sampled_from(["1.", ".5", "-0", "1e5", "0.1E-3", "00012.50", "4.9e-324", "1e-400"]),
+    ),
+    "string": _TEXT.filter(bool),
+}
+_ODD = st.one_of(
+    st.sampled_from(
+        [
+            "",
+            "-",
+            "+1",
+            " 1",
+            "1 ",
+            "1_0",
+            "0x1",
+            "nan",
+            "inf",
+            "-Infinity",
+            "1e999",
+            "-1e400",
+            "e5",
+        ]
+        + ["1e", "1e+", ".", "-.", "1.2.3", "123456789", "9" * 30, "-" + "9" * 19, "2147483648"]
+        + [str(2**53 + 1), str(-(2**53) - 1), "-2147483649", "|", "a||b", "1|", "1|x", "٣"]
+    ),
+    _TEXT,
+)
+
+
+def _field(raw: str, multi_hot: bool) -> st.SearchStrategy[str]:
+    one = _GOOD[raw]
+    if multi_hot:
+        one = st.lists(one, min_size=1, max_size=4).map("|".join)
+    return one if raw == "label" else st.one_of(st.just(""), one)
+
+
+@st.composite
+def _rows(draw, spec: FeatureSpec) -> list[list[str]]:
+    good = st.tuples(*(_field(*kind) for kind in raw_types(spec))).map(list)
+    rows = draw(st.lists(good, max_size=12))
+    for _ in range(draw(st.integers(0, 4)) if rows else 0):  # break some
+        row = rows[draw(st.integers(0, len(rows) - 1))]
+        kind = draw(st.sampled_from(["field", "field", "field", "less", "more"]))
+        if kind == "field":
+            row[draw(st.integers(0, len(row) - 1))] = draw(_ODD)
+        elif kind == "less":
+            row.pop()
+        else:
+            row.append(draw(_ODD))
+    return rows
+
+
+def _expected(lines: list[str], spec: FeatureSpec) -> tuple[list[list], list[int], list[int]]:
+    good, kept, bad = [], [], []
+    for number, line in enumerate(lines):
+        try:
+            good.append(parse(split(line, spec), spec))
+            kept.append(number)
+        except (BadFieldError, csv.Error):
+            bad.append(number)
+    return good, kept, bad
+
+
+def _check(text: bytes, lines: list[str], spec: FeatureSpec) -> None:
+    rows = parse_rows(text, spec, label=True, reject=True)
+    good, kept, bad = _expected(lines, spec)
+    assert as_lists(rows, spec) == good
+    assert rows.line.tolist() == kept
+    assert [one.line for one in rows.bad] == bad
+    assert [one.text for one in rows.bad] == [lines[number].encode() for number in bad]
+    assert rows.bad_count == len(bad)
+    assert rows.lines == len(lines)
+    like = empty_rows(spec)
+    assert rows.dense.dtype == like.dense.dtype
+    for column, other in zip(rows.categorical, like.categorical, strict=True):
+        assert type(column) is type(other)
+
+
+@settings(deadline=None, max_examples=200)
+@given(_rows(CSV), st.sampled_from(["\n", "\r\n"]), st.booleans(), st.data())
+def test_csv_is_what_plain_python_reads(rows, newline, last_newline, data) -> None:
+    lines = []
+    for row in rows:
+        buffer = io.StringIO()
+        quoting = data.draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+        csv.writer(buffer, quoting=quoting, lineterminator="").writerow(row)
+        lines.append(buffer.getvalue())
+    text = newline.join(lines) + (newline if lines and (last_newline or not lines[-1]) else "")
+    _check(text.encode(), lines, CSV)
+
+
+@settings(deadline=None, max_examples=200)
+@given(_rows(TSV), st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_tsv_is_what_plain_python_reads(rows, newline, last_newline) -> None:
+    lines = ["\t".join(row) for row in rows]
+    text = newline.join(lines) + (newline if lines and (last_newline or not lines[-1]) else "")
+    _check(text.encode(), lines, TSV)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.text(st.sampled_from('a,"| '), max_size=12), min_size=1, max_size=5))
+def test_quotes_are_read_as_by_csv(lines: list[str]) -> None:
+    """Fields of any number and any quotes: the same fields, or the same error."""
+    spec = FeatureSpec("l", (), (CategoricalColumn("c"),), input=InputFormat("csv"))
+    for line in lines:
+        try:
+            expected = split(line, spec)
+        except csv.Error:
+            expected = None
+        width = len(expected) if expected else 1
+        slots = np.arange(width, dtype=np.int32)
+        found = split_lines((line + "\n").encode(), slots, delimiter=",", quoted=True)
+        if expected is None:
+            assert found.code[0]
+        else:
+            assert not found.code[0]
+            assert [
+                found.data[found.begin[j, 0] : found.end[j, 0]].tobytes().decode()
+                for j in range(width)
+            ] == expected
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(width=64), min_size=1), st.integers(0, 17))
+def test_floats_are_rounded_correctly(values: list[float], digits: int) -> None:
+    spec = FeatureSpec(
+        "l", (DenseColumn("x", raw="float"),), (CategoricalColumn("c"),), input=InputFormat("csv")
+    )
+    texts = [f"{value:.{digits}e}" for value in values]
+    assume(all(np.isfinite(float(text)) for text in texts))
+    rows = parse_rows("".join(f"1,{text},\n" for text in texts).encode(), spec, label=True)
+    assert rows.dense[0].tolist() == [float(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("column", "field", "what"),
+    [
+        ("click", "2", "column click: '2': a label is 0 or 1"),
+        ("n", "1.5", "column n: '1.5': an integer is needed, or nothing"),
+        ("n", "2147483648", "column n: '2147483648': it does not fit 32 bits"),
+        ("price", "nan", "column price: 'nan': a number is needed, or nothing"),
+        ("price", "1e999", "column price: '1e999': a finite number is needed"),
+        ("hash", "xyz", "column hash: 'xyz': 1 to 8 hexadecimal digits are needed"),
+        ("brand", "9007199254740993", "column brand: '9007199254740993': integers up to ±2**53"),
+        ("brand", "a", "column brand: 'a': an integer is needed"),
+        ("name", b"\xff\xfe", "column name: '��': it is no UTF-8"),
+        ("tags", "a||b", "column tags: '': an empty value in a list"),
+        ("tags", b"ok|\xff|\xfe", "column tags: '�': it is no UTF-8"),
+        ("ids", "1|2|x|y", "column ids: 'x': an integer is needed"),
+        ("hashes", "1|123456789", "column hashes: '123456789': 1 to 8 hexadecimal digits"),
+        ("name", '"abc', "field 6: its quote is not closed on this line"),
+        ("name", '"abc"d', "field 6: text after the closing quote"),
+        ("name", "a,b", "10 fields instead of 9"),
+    ],
+)
+def test_bad_fields_are_named(column: str, field: str | bytes, what: str) -> None:
+    fields = [b"1", *[b""] * 8]
+    fields[CSV.columns.index(column)] = field if isinstance(field, bytes) else field.encode()
+    line = b",".join(fields)
+    rows = parse_rows(b"0,,,,,,,,\r\n" + line + b"\r\n1,7,,,,x,,,\n", CSV, label=True, reject=True)
+    (bad,) = rows.bad
+    assert bad.what.startswith(what)
+    assert bad.text == line
+    assert bad.line == 1
+    assert bad.column == (column if what.startswith("column") else "")
+    assert rows.label.tolist() == [0, 1]
+    assert rows.categorical[2].tolist() == [None or "", "x"]
+
+
+def test_only_the_first_bad_rows_are_described_without_reject() -> None:
+    text = b"x\n" * (DESCRIBED_BAD_ROWS + 5)
+    assert len(parse_rows(text, CSV, label=True).bad) == DESCRIBED_BAD_ROWS
+    assert len(parse_rows(text, CSV, label=True, reject=True).bad) == DESCRIBED_BAD_ROWS + 5
+
+
+def test_header_in_any_order_with_further_columns() -> None:
+    head = '\ufeffextra,ids,hashes,"tags",name,brand,hash,price,n,click,more\r\n'.encode()
+    layout = layout_of(head + b"...", "day_0.csv", CSV)
+    assert layout.label
+    assert layout.begin == len(head)
+    rows = parse_text(b'?,1|2,ff,a|b,"x, y",-7,a0,2.5,3,1,?\r\n', CSV, layout)
+    assert as_lists(rows, CSV) == [[1, 3, 2.5, 0xA0, -7, "x, y", ["a", "b"], [1, 2], [255]]]
+    without = parse_text(b"?,1,ff,a,x,-7,a0,2.5,3,oh,?\n", CSV, layout.without_label())
+    assert without.label is None
+    assert without.dense.tolist() == [[3], [2.5]]
+    unlabelled = layout_of(head.replace(b"click", b"klick"), "day_0.csv", CSV)
+    assert not unlabelled.label
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("n,price,hash,brand,name,tags,id,hashes", "column ids is not in the header\n.*'id' there"),
+        ("click,n,n,price,hash,brand,name,tags,ids,hashes", "column n is twice in the header"),
+    ],
+)
+def test_headers_that_do_not_fit(header: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        layout_of(header.encode() + b"\n", "day_0.csv", CSV)
+
+
+def test_label_told_by_the_fields_of_most_lines() -> None:
+    spec = FeatureSpec(
+        CSV.label, CSV.dense, CSV.categorical, input=InputFormat("csv", header=False)
+    )
+    assert layout_of(b'"a,b"\n' + b"1,,,,,,,,\n" * 3, "x", spec) == plain_layout(spec, label=True)
+    assert layout_of(b'"a,b",,,,,,,\n', "x", spec) == Layout(tuple(range(8)), label=False)
+    with pytest.raises(BadRowError, match="x, line 1: 2 comma-separated fields"):
+        layout_of(b"a,b\n", "x", spec)
+
+
+def test_other_separators() -> None:
+    spec = FeatureSpec(
+        "click",
+        (),
+        (CategoricalColumn("tags", raw="string", multi_hot=True),),
+        input=InputFormat("csv", delimiter=";", list_separator=" "),
+    )
+    rows = parse_rows(b'1;"a b"\n0;c|d\n', spec, label=True)
+    assert as_lists(rows, spec) == [[1, ["a", "b"]], [0, ["c|d"]]]
+
+
+def test_blocks_beyond_32_bits_are_refused() -> None:
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return 2**31
+
+    with pytest.raises(SettingsError, match="smaller --block_mb"):
+        split_lines(Huge(), np.zeros(1, np.int32), delimiter=",", quoted=False)
