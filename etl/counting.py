@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clicklog.arrays import to_arrow, to_numpy
+
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
@@ -53,7 +55,7 @@ def _count_text(values: pa.Array) -> Counts:
     counted = pc.value_counts(values.cast(pa.large_string()))
     text, counts = counted.field("values"), counted.field("counts")
     there = pc.not_equal(text, "")  # an empty string is a missing one
-    return Counts(text.filter(there), counts.filter(there).to_numpy())
+    return Counts(text.filter(there), to_numpy(counts.filter(there)))
 
 
 def merge(several: Iterable[Counts]) -> Counts:
@@ -90,12 +92,12 @@ def _merge_text(a: Counts, b: Counts) -> Counts:
     table = pa.table(
         {
             "value": pa.chunked_array([a.values, b.values]),
-            "count": pa.chunked_array([pa.array(a.counts), pa.array(b.counts)]),
+            "count": pa.chunked_array([to_arrow(a.counts), to_arrow(b.counts)]),
         }
     )
     merged = table.group_by("value", use_threads=False).aggregate([("count", "sum")])
     values = merged["value"].combine_chunks()
-    return Counts(values, merged["count_sum"].to_numpy())
+    return Counts(values, to_numpy(merged["count_sum"].combine_chunks()))
 
 
 @numba.njit(nogil=True, cache=True)

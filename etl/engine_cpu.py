@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -22,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.errors import BadInputError, SettingsError
-from clicklog.raw import Block, cut_blocks, read_block
-from clicklog.rows import CategoryValues, Ragged, RawRows
+from clicklog.raw import Block, read_pieces
+from clicklog.rows import CategoryValues, Ragged
 from clicklog.spec import CategoricalColumn, FeatureSpec
 from etl.counting import Counts, count, merge
 from etl.cpu_runs import Run, RunFile, Runs
@@ -43,8 +42,6 @@ log = logging.getLogger(__name__)
 #: Text that is parsed at once: with what it becomes it stays in a core's caches, and freed memory
 #: is used again instead of going back to the system (twice as fast as pieces of 64 MiB).
 PIECE_BYTES = 8 << 20
-#: The same for parquet, in rows.
-PIECE_ROWS = 32 << 10
 #: Changes when the partial results of another version cannot be used.
 _RUNS_VERSION = 1
 
@@ -112,21 +109,6 @@ def _key(blocks: list[Block], spec: FeatureSpec, reject: bool) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def _read(block: Block, spec: FeatureSpec, reject: bool) -> Iterator[RawRows]:
-    """The rows of a block, in pieces."""
-    for piece in _pieces(block, spec):
-        yield read_block(piece, spec, reject=reject)
-
-
-def _pieces(block: Block, spec: FeatureSpec) -> list[Block]:
-    if spec.input.format != "parquet":
-        return cut_blocks(block.path, block.begin, block.end, PIECE_BYTES, block.source)
-    cuts = [*range(block.begin, block.end, PIECE_ROWS), block.end]
-    return [
-        dataclasses.replace(block, begin=begin, end=end) for begin, end in itertools.pairwise(cuts)
-    ]
-
-
 def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
     names = [column.vocabulary_name for column in spec.categorical]
     vocabularies = list(spec.vocabularies)
@@ -134,7 +116,7 @@ def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
     nulls = dict.fromkeys(vocabularies, 0)
     measured = []
     rows_read = 0
-    for rows in _read(block, spec, reject):
+    for rows in read_pieces(block, spec, reject=reject, piece_bytes=PIECE_BYTES):
         rows_read += len(rows)
         missing = count_bits(rows.categorical_missing, len(names))
         for j, column in enumerate(spec.categorical):
@@ -230,6 +212,6 @@ def transform(
 
 
 def _encoded(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
-    for rows in _read(block, workflow.spec, reject):
+    for rows in read_pieces(block, workflow.spec, reject=reject, piece_bytes=PIECE_BYTES):
         encoded = workflow.transform(rows)
         yield rows, compiled.to_table(encoded, workflow.schema), encoded.oov

@@ -120,8 +120,7 @@ def test_moments_of_pieces_are_those_of_the_whole(transform: str, raw: str, data
     cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=4)))
     edges = [0, *cuts, n]
     parts = [
-        moments(_rows(columns[:, a:b], missing[:, a:b]), spec)
-        for a, b in itertools.pairwise(edges)
+        moments(_rows(columns[:, a:b], missing[:, a:b]), spec) for a, b in itertools.pairwise(edges)
     ]
     got = statistics(merge_moments(parts), spec)
     for j, fill in enumerate(fills):
