@@ -80,7 +80,10 @@ class TableSchema:
             properties = feature["annotation"]["extraMetadata"][0]
             if name in self.multi_hot:  # a second dimension without bounds: how Merlin says ragged
                 properties |= {"is_list": True, "is_ragged": True, "_dims": [[0.0, None]] * 2}
-            properties["embedding_sizes"] = {"cardinality": size, "dimension": _dimension(size)}
+            properties["embedding_sizes"] = {
+                "cardinality": size,
+                "dimension": embedding_dimension(size),
+            }
             features.append(feature)
         write_json(Path(directory) / SCHEMA_FILE, {"feature": features})
 
@@ -126,6 +129,6 @@ def _feature(name: str, kind: str, tags: list[str]) -> dict:
     return {"name": name, "type": kind, "annotation": {"tag": tags, "extraMetadata": [properties]}}
 
 
-def _dimension(size: int) -> int:
+def embedding_dimension(size: int) -> int:
     """NVTabular's suggestion of an embedding dimension (its ``_emb_sz_rule``)."""
     return min(max(16, round(1.6 * size**0.56)), 512)

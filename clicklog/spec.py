@@ -66,7 +66,7 @@ __all__ = [
     "shipped_specs",
 ]
 
-#: How dense columns are transformed; see :mod:`workflows.graph` for the formulas.
+#: How dense columns are transformed; see :mod:`workflows.nodes` for the formulas.
 DENSE_TRANSFORMS = ("log_normalize", "log", "normalize")
 
 #: Columns of a kind: their missing values are bits of a 64-bit mask.

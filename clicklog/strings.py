@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -24,3 +26,10 @@ def string_array(offsets: np.ndarray, data: np.ndarray) -> pa.StringArray:
     """The inverse: int32 offsets [n + 1] and UTF-8 bytes become a string array without nulls."""
     length = len(offsets) - 1
     return pa.StringArray.from_buffers(length, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def strings(values: Sequence[str]) -> pa.StringArray:
+    """A string array of a few strings (``pa.array`` would import pandas)."""
+    encoded = [value.encode() for value in values]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return string_array(offsets, np.frombuffer(b"".join(encoded), np.uint8))

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.spec import FIRST_OOV_ID, LARGEST_INT, NULL_ID, PADDING_ID, CategoricalColumn
-from workflows.arrays import int64_array, strings
+from clicklog.strings import strings
 from workflows.description import WorkflowDescription, inspect
 
 
@@ -82,7 +83,7 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
     if not text:
         return meaning_of(path, column, NULL_ID)
     value = _parsed(text, spec)
-    scalar = (strings([value]) if spec.raw == "string" else int64_array([value]))[0]
+    scalar = (strings([value]) if spec.raw == "string" else to_arrow(np.array([value])))[0]
     file, first = _open(Path(path) / vocabulary.file), spec.reserved_ids
     for group in range(file.num_row_groups):
         table = file.read_row_group(group)

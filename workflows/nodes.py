@@ -23,6 +23,7 @@ from itertools import groupby
 from typing import Any
 
 from clicklog.errors import SettingsError
+from clicklog.schema import embedding_dimension
 from clicklog.spec import CategoricalColumn, FeatureSpec
 from workflows import functions
 from workflows.dense import DENSE_MINIMUM
@@ -302,7 +303,7 @@ def _as_ids(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -> R
             "freq_threshold": params["freq_threshold"],
             "max_size": params["max_size"],
             "domain": {"min": 0, "max": rows - 1, "name": described.vocabulary_name},
-            "embedding_sizes": {"cardinality": rows, "dimension": _dimension(rows)},
+            "embedding_sizes": {"cardinality": rows, "dimension": embedding_dimension(rows)},
         },
     }
 
@@ -316,8 +317,3 @@ def _as_called(column: Record, record: Record, spec: FeatureSpec, sizes: dict) -
 
 
 _SCHEMA_CHANGES = {CATEGORIFY: _as_ids, NORMALIZE: _as_continuous, LAMBDA: _as_called}
-
-
-def _dimension(rows: int) -> int:
-    """NVTabular's suggestion of an embedding dimension (its ``_emb_sz_rule``)."""
-    return min(max(16, round(1.6 * rows**0.56)), 512)

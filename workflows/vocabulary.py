@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clicklog.arrays import to_arrow, to_numpy
 from clicklog.spec import CategoricalColumn
-from workflows.arrays import int64_array, int64_values
 
 #: Values as they are held: int64 [n] (raw hex32 and int) or a string array without nulls.
 Values = np.ndarray | pa.StringArray
@@ -85,7 +85,7 @@ def _text(values: Values) -> bool:
 
 
 def _take(values: Values, indices: np.ndarray) -> Values:
-    return values.take(int64_array(indices)) if _text(values) else values[indices]
+    return values.take(to_arrow(indices)) if _text(values) else values[indices]
 
 
 def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
@@ -93,9 +93,9 @@ def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
     if len(counts) < 2:
         return values, counts
     if _text(values):
-        table = pa.table({"count": int64_array(counts), "value": values})
+        table = pa.table({"count": to_arrow(counts), "value": values})
         order = pc.sort_indices(table, [("count", "descending"), ("value", "ascending")])
-        return values.take(order), counts[int64_values(order)]
+        return values.take(order), counts[to_numpy(order)]
     lowest, most = int(values.min()), int(counts.max())
     bits = (int(values.max()) - lowest).bit_length()
     if bits + most.bit_length() > 64:

@@ -15,14 +15,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import SchemaError
 from clicklog.files import atomic_path, write_json
 from clicklog.spec import FIRST_OOV_ID, NULL_ID, PADDING_ID, CategoricalColumn, FeatureSpec
-from clicklog.strings import string_parts
-from workflows.arrays import int64_array, int64_values, strings
+from clicklog.strings import string_parts, strings
 from workflows.description import (
     GRAPH_FILE,
     METADATA_FILE,
@@ -127,7 +128,7 @@ def _write_vocabulary(
     # pandas' index is the id
     index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + count, "step": 1}
     pandas = {"index_columns": [index], "column_indexes": [], "columns": []}
-    values = pa.table({name: arrow_values(fitted), f"{name}_size": int64_array(fitted.counts)})
+    values = pa.table({name: arrow_values(fitted), f"{name}_size": to_arrow(fitted.counts)})
     observed = fitted.observed
     meta = {
         "offset": [PADDING_ID, NULL_ID, FIRST_OOV_ID, first_id],
@@ -138,7 +139,7 @@ def _write_vocabulary(
     tables = {
         described.file: values.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()}),
         str(Path(described.file).with_name(f"meta.{name}.parquet")): pa.table(
-            kinds | {key: int64_array(numbers) for key, numbers in meta.items()}
+            kinds | {key: to_arrow(np.array(numbers, np.int64)) for key, numbers in meta.items()}
         ),
     }
     for file, table in tables.items():
@@ -156,7 +157,7 @@ def _write_vocabulary(
 def arrow_values(vocabulary: FittedVocabulary) -> pa.Array:
     """The values of a vocabulary as an Arrow array of int64 or string."""
     values = vocabulary.values
-    return values if isinstance(values, pa.Array) else int64_array(values)
+    return values if isinstance(values, pa.Array) else to_arrow(values)
 
 
 def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
@@ -171,7 +172,7 @@ def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
             digest.update((offsets - begin).astype("<i8").tobytes())
             digest.update(data[begin:end])
         else:
-            digest.update(int64_values(values).astype("<i8", copy=False).tobytes())
+            digest.update(to_numpy(values).astype("<i8", copy=False).tobytes())
     return digest.hexdigest()
 
 
