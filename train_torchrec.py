@@ -18,13 +18,18 @@ _PATIENCE = 2.0
 
 
 def _train(argv: list[str]) -> None:
+    from dlrm.flags import parse_settings
     from dlrm.report import set_up_logging
-    from dlrm.settings import parse_settings
     from dlrm.startup import prepare_torch
 
     settings = parse_settings(argv)
     set_up_logging()
     prepare_torch()
+    if settings.plan_only:
+        from dlrm.planning import plan_only
+
+        print(plan_only(settings))
+        return
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from dlrm.distributed import process_group

@@ -13,12 +13,14 @@ from clicklog.errors import SettingsError
 from dlrm.distributed import Group, gather_rows
 from dlrm.metrics import Metrics, compute_metrics
 from dlrm.model import Scorer, TrainBatch
+from nvt_loader import KJTLoader
 
 
 def evaluate(
     pipeline: TrainPipelineSparseDist,
     model: torch.nn.Module,
-    loader: Iterable[Batch],
+    loader: KJTLoader,
+    batch_size: int,
     group: Group,
 ) -> Metrics | None:
     """Metrics of ``model`` over all rows of ``loader`` on all ranks (collective).
@@ -27,7 +29,8 @@ def evaluate(
         pipeline: the training pipeline. It must be empty: batches that it had fetched for
             training would be evaluated instead of trained.
         model: the model in the pipeline; it is in training mode before and after.
-        loader: equally many batches on every rank.
+        loader: of the split.
+        batch_size: that the loader was made with.
         group: this rank.
 
     Returns:
@@ -40,7 +43,7 @@ def evaluate(
         raise RuntimeError("evaluation would take batches that the pipeline fetched for training")
     model.eval()
     logits, labels = [], []
-    batches = _batches(loader)
+    batches = _batches(loader, batch_size, group)
     with torch.no_grad():
         while True:
             try:
@@ -65,10 +68,13 @@ def evaluate(
     return compute_metrics(everything[:, 0], everything[:, 1])
 
 
-def _batches(loader: Iterable[Batch]) -> Iterator[TrainBatch]:
-    """A fresh iterator of batches whose loss, which nobody reads, is a plain sum."""
+def _batches(loader: KJTLoader, batch_size: int, group: Group) -> Iterator[TrainBatch]:
+    """A fresh iterator of batches, equally large on all ranks; their loss is a plain sum."""
+    left = loader.num_rows
     for batch in loader:
-        yield TrainBatch(batch.dense_features, batch.sparse_features, batch.labels, 1)
+        size = min(batch_size, -(-left // group.world_size))
+        left -= size * group.world_size
+        yield TrainBatch.of(batch, size, 1)
 
 
 @torch.inference_mode()

@@ -27,9 +27,38 @@ BLOCK_ROWS = 65536
 
 @dataclasses.dataclass
 class TrainBatch(Batch):
-    """One rank's batch, and how many samples all ranks have together in this step."""
+    """One rank's batch of a step.
 
+    Attributes:
+        rows: how many samples it holds; what follows them is padding.
+        global_size: how many samples all ranks have together.
+    """
+
+    rows: int = 0
     global_size: int = 0
+
+    @classmethod
+    def of(cls, batch: Batch, size: int, global_size: int) -> TrainBatch:
+        """``batch`` padded to ``size`` rows, so that all ranks have equally many.
+
+        Row-wise sharded tables scatter their sums in equal parts. A padding row has no ids, so it
+        touches no table; :class:`TrainModel` leaves it out of the loss.
+        """
+        rows = len(batch.labels)
+        if rows == size:
+            return cls(batch.dense_features, batch.sparse_features, batch.labels, rows, global_size)
+        ids = batch.sparse_features
+        more = size - rows
+        pad = nn.functional.pad
+        padded = KeyedJaggedTensor(
+            keys=ids.keys(),
+            values=ids.values(),
+            weights=ids.weights_or_none(),
+            lengths=pad(ids.lengths().view(len(ids.keys()), rows), (0, more)).flatten(),
+            stride=size,
+        )
+        dense = pad(batch.dense_features, (0, 0, 0, more))
+        return cls(dense, padded, pad(batch.labels, (0, more)), rows, global_size)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> TrainBatch:
         """The batch on ``device``."""
@@ -41,13 +70,17 @@ class TrainBatch(Batch):
 
     def _with(self, batch: Batch) -> TrainBatch:
         return TrainBatch(
-            batch.dense_features, batch.sparse_features, batch.labels, self.global_size
+            batch.dense_features,
+            batch.sparse_features,
+            batch.labels,
+            self.rows,
+            self.global_size,
         )
 
 
 @dataclasses.dataclass
 class StepOutput:
-    """What one step gives back, detached: the scaled loss, and logits and labels [B]."""
+    """What one step gives back, detached: the scaled loss, and logits and labels [rows]."""
 
     loss: torch.Tensor
     logits: torch.Tensor
@@ -71,14 +104,11 @@ class TrainModel(nn.Module):
 
     def forward(self, batch: TrainBatch) -> tuple[torch.Tensor, StepOutput]:
         """Loss (scalar) to run backward on, and the detached outputs."""
-        logits = self.dlrm(batch.dense_features, batch.sparse_features).squeeze(-1)
-        total = nn.functional.binary_cross_entropy_with_logits(
-            logits, batch.labels.float(), reduction="sum"
-        )
+        logits = self.dlrm(batch.dense_features, batch.sparse_features).squeeze(-1)[: batch.rows]
+        labels = batch.labels[: batch.rows].float()
+        total = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         loss = total * (self.world_size / batch.global_size)
-        output = StepOutput(
-            loss.detach(), logits.detach(), batch.labels.detach(), batch.global_size
-        )
+        output = StepOutput(loss.detach(), logits.detach(), labels.detach(), batch.global_size)
         return loss, output
 
 

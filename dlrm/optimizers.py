@@ -9,44 +9,54 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+from clicklog.errors import SettingsError
 from dlrm.model import TrainModel
-from dlrm.settings import TrainSettings
+from dlrm.settings import OPTIMIZERS, TrainSettings
 
-#: Added to the root of row-wise Adagrad's moment: FBGEMM's default, and dlrm_main's.
-TABLE_EPS = 1e-8
+#: For the tables, what FBGEMM fuses into the backward of each of these classes; for the dense
+#: layers the classes themselves. FBGEMM's Adam leaves rows alone that a batch does not hold, as
+#: torch.optim.SparseAdam does.
+_TABLES = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adam": torch.optim.Adam,
+}
+_DENSE = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
 
 
-def fuse_table_optimizer(model: TrainModel, settings: TrainSettings) -> None:
-    """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward."""
-    tables = model.dlrm.sparse_arch.parameters()
-    if settings.adagrad:
-        options = {"lr": settings.learning_rate, "eps": TABLE_EPS}
-        apply_optimizer_in_backward(RowWiseAdagrad, tables, options)
-    else:
-        apply_optimizer_in_backward(torch.optim.SGD, tables, {"lr": settings.learning_rate})
+def fuse_table_optimizer(model: TrainModel, settings: TrainSettings, device: torch.device) -> None:
+    """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward.
+
+    Raises:
+        SettingsError: FBGEMM has no such optimizer for tables on ``device``.
+    """
+    name = settings.table_optimizer
+    if name == "adam" and device.type == "cpu":
+        raise SettingsError(
+            "--optimizer adam on a CPU: FBGEMM has no Adam for tables there",
+            "train on a GPU, or with --optimizer adagrad or rowwise_adagrad",
+        )
+    apply_optimizer_in_backward(
+        _TABLES[name], model.dlrm.sparse_arch.parameters(), _options(name, settings)
+    )
 
 
 def combine_optimizers(
     model: DistributedModelParallel, settings: TrainSettings
 ) -> CombinedOptimizer:
     """The optimizer of the whole sharded model: of the dense layers, and the fused ones."""
-    kind = torch.optim.Adagrad if settings.adagrad else torch.optim.SGD
+    name = OPTIMIZERS[settings.table_optimizer]
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda parameters: kind(parameters, lr=settings.learning_rate),
+        lambda parameters: _DENSE[name](parameters, **_options(name, settings)),
     )
     return CombinedOptimizer([("dense", dense), ("tables", model.fused_optimizer)])
 
 
-def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """The learning rate of step ``step`` (from 0) out of ``total_steps``, of all epochs.
-
-    With ``change_lr`` it is ``lr_after_change_point`` from step
-    ``floor(total_steps * lr_change_point)`` on.
-    """
-    if settings.change_lr and step >= int(total_steps * settings.lr_change_point):
-        return settings.lr_after_change_point
-    return settings.learning_rate
+def _options(name: str, settings: TrainSettings) -> dict[str, float]:
+    rate = {"lr": settings.learning_rate}
+    return rate if name == "sgd" else {**rate, "eps": settings.eps}
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, value: float) -> None:

@@ -1,4 +1,4 @@
-"""The trainer's settings: one dataclass that validates itself, and the command line made of it.
+"""The trainer's settings: one dataclass that validates itself; :mod:`dlrm.flags` makes flags of it.
 
 The names and defaults are those of TorchRec's ``nvt_dataloader`` example, except that an unset
 ``--num_embeddings`` or ``--num_embeddings_per_feature`` means: from the data. Knows no torch, so
@@ -9,22 +9,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from clicklog.errors import SettingsError
 from clicklog.splits import SPLITS
-
-#: Flags that people know from other trainers or mistype, and what they are called here.
-_HINTS = {
-    "---adagrad": "it takes two dashes: --adagrad (three are a typo in the example's README)",
-    "--shuffle": "it is called --shuffle_training_set here, as in dlrm_main",
-    "--lr": "it is called --learning_rate here",
-    "--optimizer": "SGD is the default; --adagrad trains with Adagrad",
-}
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -38,10 +28,20 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _flag(group: str, default: Any, text: str, parse: Any = None) -> Any:
-    """A settings field that is also a flag; ``parse`` makes its value, None for a switch."""
+    """A settings field that is also a flag.
+
+    ``parse`` makes its value (None for a switch), or is the tuple of values it may have.
+    """
     return dataclasses.field(
         default=default, metadata={"group": group, "help": text, "parse": parse}
     )
+
+
+#: Optimizers of the tables, and what trains the dense layers beside them.
+OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
+LR_POLICIES = ("dlrm_main", "nvidia")
+SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
+PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +79,17 @@ class TrainSettings:
 
     epochs: int = _flag("optimization", 1, "passes over the training set", int)
     learning_rate: float = _flag("optimization", 15.0, "learning rate", float)
-    adagrad: bool = _flag(
+    optimizer: str | None = _flag(
         "optimization",
-        False,
-        "row-wise Adagrad for the tables and Adagrad for the dense layers (default: SGD)",
+        None,
+        "of the tables, fused into their backward; the dense layers get the same, or Adagrad "
+        "beside rowwise_adagrad (default: sgd)",
+        tuple(OPTIMIZERS),
     )
+    adagrad: bool = _flag(
+        "optimization", False, "the example's name for --optimizer rowwise_adagrad"
+    )
+    eps: float = _flag("optimization", 1e-8, "epsilon of Adagrad and Adam", float)
     change_lr: bool = _flag("optimization", False, "change the learning rate on the way")
     lr_change_point: float = _flag(
         "optimization", 0.80, "after which share of all steps, over all epochs, it changes", float
@@ -91,6 +97,44 @@ class TrainSettings:
     lr_after_change_point: float = _flag(
         "optimization", 3.0, "the learning rate from that point on", float
     )
+    lr_warmup_steps: int = _flag(
+        "optimization", 0, "steps over which the learning rate grows from 0", int
+    )
+    lr_decay_start: int = _flag("optimization", 0, "step at which the decay begins", int)
+    lr_decay_steps: int = _flag("optimization", 0, "steps the decay takes; 0: no decay", int)
+    lr_policy: str = _flag(
+        "optimization",
+        "dlrm_main",
+        "whose warm-up and decay: of facebookresearch/dlrm, or of NVIDIA's DLRM",
+        LR_POLICIES,
+    )
+    decay_power: float = _flag(
+        "optimization", 2.0, "power of the decay (dlrm_main's is always 2)", float
+    )
+    decay_end_lr: float = _flag(
+        "optimization", 0.0, "the learning rate after the decay, with --lr_policy nvidia", float
+    )
+
+    sharding: str = _flag(
+        "sharding",
+        "auto",
+        "of every table; auto: TorchRec's planner chooses table-wise or row-wise",
+        SHARDINGS,
+    )
+    sharding_file: str | None = _flag(
+        "sharding", None, "TOML with kind and kernel per table, see docs/training.md", str
+    )
+    hbm_gib: float | None = _flag(
+        "sharding", None, "GiB of memory per rank for the plan (default: the device's)", float
+    )
+    comm_precision: str = _flag(
+        "sharding", "fp32", "of embeddings and gradients on their way between ranks", PRECISIONS
+    )
+    print_sharding_plan: bool = _flag("sharding", False, "print the plan, table by table")
+    plan_only: bool = _flag(
+        "sharding", False, "print the plan for --world_size GPUs of --hbm_gib and stop; needs none"
+    )
+    world_size: int | None = _flag("sharding", None, "ranks to plan for, with --plan_only", int)
 
     throughput_check_freq_within_epoch: int = _flag(
         "reporting", 1000, "steps between two lines of progress (and at the end of an epoch)", int
@@ -127,6 +171,13 @@ class TrainSettings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise SettingsError(f"--{name} {value}", "it must be a positive number")
+        for name in ("lr_warmup_steps", "lr_decay_start", "lr_decay_steps", "decay_end_lr"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise SettingsError(f"--{name} {getattr(self, name)}", "it must not be negative")
+        for name in ("eps", "decay_power", "hbm_gib"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise SettingsError(f"--{name} {value}", "it must be a positive number")
         if not 0 <= self.lr_change_point <= 1:
             raise SettingsError(
                 f"--lr_change_point {self.lr_change_point}",
@@ -145,7 +196,7 @@ class TrainSettings:
         ):
             sizes = getattr(self, name)
             if sizes is not None and (not sizes or min(sizes) < 1):
-                raise SettingsError(f"--{name} {_text(sizes)}", "each size must be at least 1")
+                raise SettingsError(f"--{name} {as_text(sizes)}", "each size must be at least 1")
         if self.embedding_dim % 4:
             raise SettingsError(
                 f"--embedding_dim {self.embedding_dim}",
@@ -154,19 +205,20 @@ class TrainSettings:
         last = self.dense_arch_layer_sizes[-1]
         if last != self.embedding_dim:
             raise SettingsError(
-                f"--dense_arch_layer_sizes {_text(self.dense_arch_layer_sizes)} ends with {last}, "
-                f"but --embedding_dim is {self.embedding_dim}",
+                f"--dense_arch_layer_sizes {as_text(self.dense_arch_layer_sizes)} ends with "
+                f"{last}, but --embedding_dim is {self.embedding_dim}",
                 "DLRM lets the dense features interact with the embeddings: make the two equal",
             )
         over = self.over_arch_layer_sizes
         if over[-1] != 1:
             raise SettingsError(
-                f"--over_arch_layer_sizes {_text(over)} ends with {over[-1]}",
+                f"--over_arch_layer_sizes {as_text(over)} ends with {over[-1]}",
                 "the last layer is the logit of the click: end with 1",
             )
         if len(over) < 2:
             raise SettingsError(
-                f"--over_arch_layer_sizes {_text(over)}", "TorchRec's DLRM needs two or more layers"
+                f"--over_arch_layer_sizes {as_text(over)}",
+                "TorchRec's DLRM needs two or more layers",
             )
 
     def _check_combinations(self) -> None:
@@ -175,12 +227,57 @@ class TrainSettings:
                 "--num_embeddings and --num_embeddings_per_feature are both set",
                 "give one of them, or none: then the sizes come from the data",
             )
-        for name in ("lr_change_point", "lr_after_change_point"):
-            if not self.change_lr and getattr(self, name) != _default(name):
+        self._check_choices()
+        self._need("change_lr", "lr_change_point", "lr_after_change_point")
+        self._need("plan_only", "world_size")
+        if self.lr_policy != "nvidia":
+            for name in ("decay_power", "decay_end_lr"):
+                if getattr(self, name) != _default(name):
+                    raise SettingsError(
+                        f"--{name} {getattr(self, name)} with --lr_policy {self.lr_policy}",
+                        "it belongs to --lr_policy nvidia",
+                    )
+        if self.adagrad and self.optimizer not in (None, "rowwise_adagrad"):
+            raise SettingsError(
+                f"--adagrad and --optimizer {self.optimizer}",
+                "--adagrad means --optimizer rowwise_adagrad: give one of them",
+            )
+        scheduled = self.lr_warmup_steps or self.lr_decay_steps
+        if self.change_lr and scheduled:
+            raise SettingsError(
+                "--change_lr and a warm-up or decay are both set", "give one schedule"
+            )
+        if self.lr_decay_start and not self.lr_decay_steps:
+            raise SettingsError(
+                f"--lr_decay_start {self.lr_decay_start} has no effect without --lr_decay_steps",
+                "add --lr_decay_steps",
+            )
+        if self.lr_decay_steps and self.lr_decay_start < self.lr_warmup_steps:
+            raise SettingsError(
+                f"--lr_decay_start {self.lr_decay_start} is before the warm-up ends "
+                f"(--lr_warmup_steps {self.lr_warmup_steps})",
+                "let the decay start after the warm-up",
+            )
+
+    def _check_choices(self) -> None:
+        for name in ("optimizer", "lr_policy", "sharding", "comm_precision"):
+            value, choices = getattr(self, name), self.__dataclass_fields__[name].metadata["parse"]
+            if value is not None and value not in choices:
+                raise SettingsError(f"--{name} {value}", f"one of {', '.join(choices)}")
+
+    def _need(self, switch: str, *names: str) -> None:
+        """Refuse settings that say nothing without a switch."""
+        for name in names:
+            if not getattr(self, switch) and getattr(self, name) != _default(name):
                 raise SettingsError(
-                    f"--{name} {getattr(self, name)} has no effect without --change_lr",
-                    "add --change_lr",
+                    f"--{name} {getattr(self, name)} has no effect without --{switch}",
+                    f"add --{switch}",
                 )
+
+    @property
+    def table_optimizer(self) -> str:
+        """What trains the tables: a key of ``OPTIMIZERS``."""
+        return "rowwise_adagrad" if self.adagrad else self.optimizer or "sgd"
 
     def split_path(self, split: str) -> Path:
         """Directory of one split: train, valid or test."""
@@ -217,61 +314,10 @@ class TrainSettings:
         return dataclasses.asdict(self)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message, "see: python train_torchrec.py --help")
-
-
 def _default(name: str) -> Any:
     return TrainSettings.__dataclass_fields__[name].default
 
 
-def _text(value: Any) -> Any:
+def as_text(value: Any) -> Any:
+    """A value as it is written after its flag."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The command line of :class:`TrainSettings`, in groups."""
-    parser = _Parser(
-        prog="train_torchrec.py",
-        description="Train a sharded TorchRec DLRM on the parquet that `python -m etl run` wrote.",
-        epilog="With several processes: torchx run -s local_cwd dist.ddp -j 1x8 "
-        "--script train_torchrec.py -- FLAGS, or: torchrun --nproc-per-node 8 "
-        "train_torchrec.py FLAGS",
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for field in dataclasses.fields(TrainSettings):
-        name, parse = field.metadata["group"], field.metadata["parse"]
-        if name not in groups:
-            groups[name] = parser.add_argument_group(name)
-        text = field.metadata["help"]
-        if parse is None:
-            groups[name].add_argument(f"--{field.name}", action="store_true", help=text)
-            continue
-        if field.default is not None:
-            text += f" (default: {_text(field.default)})"
-        metavar = {int: "N", float: "X", str: "DIR", _sizes: "N,N,…"}[parse]
-        groups[name].add_argument(f"--{field.name}", type=parse, metavar=metavar, help=text)
-    return parser
-
-
-def parse_settings(argv: Sequence[str]) -> TrainSettings:
-    """Command line → settings.
-
-    Raises:
-        SettingsError: an unknown flag (with the one that was probably meant), a value that is no
-            number, or settings that make no sense.
-    """
-    parser = build_parser()
-    values, unknown = parser.parse_known_args(list(argv))
-    if unknown:
-        flag = unknown[0].split("=")[0]
-        known = [f"--{field.name}" for field in dataclasses.fields(TrainSettings)]
-        hint = _HINTS.get(flag)
-        if hint is None:
-            close = difflib.get_close_matches(flag, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "see: train_torchrec.py --help"
-        raise SettingsError(f"unknown argument {unknown[0]}", hint)
-    return TrainSettings(**vars(values))

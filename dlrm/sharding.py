@@ -1,49 +1,32 @@
-"""Sharding: a plan for the tables, and the model spread over the ranks by it.
-
-No table is ever data-parallel: TorchRec trains such tables with the optimizer of the dense layers,
-whatever optimizer was asked for, and its planner would choose by world size and batch size.
-"""
+"""The model spread over the ranks by its plan, and its tables filled."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections import Counter
 
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import (
-    KernelConfig,
-    PlannerError,
-    TopologyFactory,
-    TrainerConfig,
-)
-from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
+from torchrec.distributed.types import ShardingEnv
 
-from clicklog.errors import SettingsError
 from dlrm.config import ModelConfig
 from dlrm.distributed import Group
 from dlrm.model import TrainModel, fill_table
+from dlrm.planning import (
+    GIB,
+    Hardware,
+    TablePlan,
+    fit_text,
+    gib_per_rank,
+    make_plan,
+    plan_text,
+    sharder,
+)
 from dlrm.settings import TrainSettings
 
 log = logging.getLogger(__name__)
-
-#: Kinds of sharding offered to the planner: those under which every fused optimizer computes the
-#: same as on one rank. Not column-wise: each column shard would keep a row-wise Adagrad moment of
-#: its own, and FBGEMM's CPU backward takes many times as long on tables cut into columns.
-SHARDING_TYPES = [
-    ShardingType.TABLE_WISE.value,
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-]
-
-GIB = 1024**3
 
 
 def shard_model(
@@ -55,58 +38,33 @@ def shard_model(
     (:func:`dlrm.optimizers.fuse_table_optimizer`).
 
     Raises:
-        SettingsError: the tables do not fit into the ranks' memory.
+        SettingsError: the tables do not fit into the ranks' memory, or a constraint on the plan
+            makes no sense.
     """
-    sharders = [EmbeddingBagCollectionSharder()]
-    planner = EmbeddingShardingPlanner(
-        topology=_topology(group),
-        batch_size=settings.batch_size,
-        storage_reservation=FixedPercentageStorageReservation(percentage=0.25),
-        constraints={
-            table: ParameterConstraints(
-                sharding_types=SHARDING_TYPES, compute_kernels=[EmbeddingComputeKernel.FUSED.value]
-            )
-            for table in config.table_names
-        },
-    )
-    try:
-        plan = planner.collective_plan(model, sharders, torch.distributed.GroupMember.WORLD)
-    except PlannerError as error:
-        gib = sum(config.num_embeddings) * config.embedding_dim * 4 / GIB
-        raise SettingsError(
-            f"no plan puts the {len(config.table_names)} tables ({gib:.1f} GiB of weights) on "
-            f"{group.world_size} rank(s) with {_memory(group) / GIB:.1f} GiB each: "
-            f"{str(error).strip().splitlines()[0]}",
-            "more ranks, a smaller --embedding_dim, or tables capped by the ETL "
-            "(--max_table_size, --freq_threshold)",
-        ) from error
-    _log_plan(plan, config, group)
+    world = torch.distributed.GroupMember.WORLD
+    hardware = _hardware(settings, group)
+    plan, tables = make_plan(model, config, settings, hardware, group=world)
+    if group.rank == 0:
+        _log_plan(tables, hardware, settings)
     sharded = DistributedModelParallel(
         module=model,
         device=group.device,
-        env=ShardingEnv.from_process_group(torch.distributed.GroupMember.WORLD),
+        env=ShardingEnv.from_process_group(world),
         plan=plan,
-        sharders=sharders,
+        sharders=[sharder(settings)],
     )
     _fill_tables(sharded, config, settings.seed)
     return sharded
 
 
-def _topology(group: Group) -> Topology:
-    trainer = TrainerConfig(
-        world_size=group.world_size,
-        local_world_size=group.local_world_size,
-        **{"hbm_cap_bytes" if group.device.type == "cuda" else "ddr_cap_bytes": _memory(group)},
-    )
-    kernel = KernelConfig(compute_device=group.device.type)
-    return TopologyFactory.create_topology(trainer_config=trainer, kernel_config=kernel)
-
-
-def _memory(group: Group) -> int:
-    """Bytes a rank has for its tables: of its GPU, or its share of the machine's memory."""
+def _hardware(settings: TrainSettings, group: Group) -> Hardware:
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // group.local_world_size
+    memory = host
     if group.device.type == "cuda":
-        return torch.cuda.get_device_properties(group.device).total_memory
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // group.local_world_size
+        memory = torch.cuda.get_device_properties(group.device).total_memory
+    if settings.hbm_gib is not None:
+        memory = int(settings.hbm_gib * GIB)
+    return Hardware(group.world_size, group.local_world_size, group.device.type, memory, host)
 
 
 def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int) -> None:
@@ -126,21 +84,22 @@ def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int
             )
 
 
-def _log_plan(plan: ShardingPlan, config: ModelConfig, group: Group) -> None:
-    if group.rank:
-        return
-    kinds: Counter[str] = Counter()
-    weights = [0.0] * group.world_size
-    for module in plan.plan.values():
-        for sharding in module.values():
-            kinds[sharding.sharding_type] += 1
-            for shard in sharding.sharding_spec.shards:
-                weights[shard.placement.rank()] += math.prod(shard.shard_sizes) * 4 / GIB
+def _log_plan(tables: list[TablePlan], hardware: Hardware, settings: TrainSettings) -> None:
+    if settings.print_sharding_plan:
+        log.info("%s", plan_text(tables, hardware))
+    kinds = Counter(table.sharding for table in tables)
     log.info(
         "%d tables, %s rows × %d: %s; GiB per rank: %s",
-        len(config.table_names),
-        f"{sum(config.num_embeddings):,}",
-        config.embedding_dim,
+        len(tables),
+        f"{sum(table.rows for table in tables):,}",
+        tables[0].dim,
         ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
-        " ".join(f"{gib:.2f}" for gib in weights),
+        " ".join(f"{gib:.2f}" for gib in gib_per_rank(tables, hardware)),
     )
+    if any(sum(table.gpu) and sum(table.host) for table in tables):
+        log.warning("%s", fit_text(tables))
+    moments = settings.table_optimizer == "rowwise_adagrad"
+    if moments and any(table.sharding == "column_wise" for table in tables):
+        log.warning(
+            "column-wise shards keep a row-wise Adagrad moment each: results depend on the plan"
+        )

@@ -26,13 +26,9 @@ from dlrm.distributed import Group, reduce_sum
 from dlrm.evaluate import evaluate
 from dlrm.metrics import Metrics
 from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
-from dlrm.optimizers import (
-    combine_optimizers,
-    fuse_table_optimizer,
-    learning_rate,
-    set_learning_rate,
-)
+from dlrm.optimizers import combine_optimizers, fuse_table_optimizer, set_learning_rate
 from dlrm.report import MetricsLog, metrics_line, metrics_table, train_line
+from dlrm.schedule import learning_rate
 from dlrm.settings import TrainSettings
 from dlrm.sharding import shard_model
 from nvt_loader import KJTLoader
@@ -129,21 +125,25 @@ class _Run:
                 self._report(epoch, i + 1, rate)
 
     def _segment(self, batches: Iterator[Batch], first: int, length: int) -> Iterator[TrainBatch]:
-        size, world_size = self.settings.batch_size, self.group.world_size
         for i in range(first, first + length):
             begin = time.perf_counter()
             batch = next(batches, None)
             self.meter.waited += time.perf_counter() - begin
             if batch is None:
                 raise RuntimeError(f"the loader ended after {i} of {self.epoch_steps} steps")
-            rows = len(batch.labels)
-            if i == self.epoch_steps - 1:  # the rest of the data, however the ranks share it
-                global_size = int(reduce_sum(self.group, rows)[0])
-            elif rows == size:
-                global_size = size * world_size
-            else:
-                raise RuntimeError(f"step {i}: a batch of {rows} instead of {size} rows")
-            yield TrainBatch(batch.dense_features, batch.sparse_features, batch.labels, global_size)
+            yield self._step_batch(batch, i)
+
+    def _step_batch(self, batch: Batch, i: int) -> TrainBatch:
+        """The batch of an epoch's step ``i``, of as many rows as the other ranks' batches."""
+        ranks = self.group.world_size
+        global_size = self.settings.batch_size * ranks
+        if i == self.epoch_steps - 1:  # the rest of the data, however the ranks share it
+            global_size = self.loaders["train"].num_rows - i * global_size
+        size = -(-global_size // ranks)
+        rows = len(batch.labels)
+        if rows > size or (rows < size and i < self.epoch_steps - 1):
+            raise RuntimeError(f"step {i}: a batch of {rows} instead of {size} rows")
+        return TrainBatch.of(batch, size, global_size)
 
     def _report(self, epoch: int, epoch_step: int, rate: float) -> None:
         meter, group = self.meter, self.group
@@ -178,7 +178,8 @@ class _Run:
 
     def _evaluate(self, split: str) -> Metrics | None:
         begin = time.perf_counter()
-        metrics = evaluate(self.pipeline, self.model, self.loaders[split], self.group)
+        loader, size = self.loaders[split], self.settings.batch_size
+        metrics = evaluate(self.pipeline, self.model, loader, size, self.group)
         if metrics is not None:
             seconds = time.perf_counter() - begin
             epoch = self.step / self.epoch_steps
@@ -264,7 +265,7 @@ def _build(
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     dlrm = build_dlrm(config, seed=settings.seed, device=group.device)
     model = TrainModel(dlrm, group.world_size)
-    fuse_table_optimizer(model, settings)
+    fuse_table_optimizer(model, settings, group.device)
     sharded = shard_model(model, config, settings, group)
     return sharded, combine_optimizers(sharded, settings)
 

@@ -51,7 +51,7 @@ def _layers(width: int, sizes: tuple[int, ...]) -> list[nn.Module]:
 
 
 class RowWiseAdagrad:
-    """One moment per row: m += mean(g²) over the row, w -= lr · g / (√m + 1e-8)."""
+    """One moment per row: m += mean(g²) over the row, w -= lr · g / (√m + eps), eps = 1e-8."""
 
     def __init__(self, weights: list[nn.Parameter]) -> None:
         self.moments = [(weight, torch.zeros(len(weight), 1)) for weight in weights]
@@ -71,18 +71,19 @@ def reference_losses(
     batch_size: int,
     epochs: int,
     rate: Callable[[int], float],
-    adagrad: bool = False,
+    optimizer: str = "sgd",
     seed: int = 0,
 ) -> list[float]:
     """The loss of every step; ``rate`` gives a step's learning rate."""
     model = Reference(config, seed)
     dense = [*model.dense.parameters(), *model.over.parameters()]
-    kind = torch.optim.Adagrad if adagrad else torch.optim.SGD
-    optimizers = [kind(dense, lr=1.0)]
     tables = [table.weight for table in model.tables]
-    row_wise = RowWiseAdagrad(tables) if adagrad else None
-    if not adagrad:
-        optimizers.append(torch.optim.SGD(tables, lr=1.0))
+    row_wise = RowWiseAdagrad(tables) if optimizer == "rowwise_adagrad" else None
+    parameters = dense if row_wise else dense + tables
+    if optimizer == "sgd":
+        step = torch.optim.SGD(parameters, lr=1.0)
+    else:
+        step = torch.optim.Adagrad(parameters, lr=1.0, eps=1e-8)
     loader = KJTLoader(path, batch_size, device="cpu")
     losses = []
     for _ in range(epochs):
@@ -94,10 +95,9 @@ def reference_losses(
             )
             losses.append(loss.item())
             loss.backward()
-            for optimizer in optimizers:
-                optimizer.param_groups[0]["lr"] = lr
-                optimizer.step()
-                optimizer.zero_grad()
+            step.param_groups[0]["lr"] = lr
+            step.step()
+            step.zero_grad()
             if row_wise:
                 row_wise.step(lr)
     return losses

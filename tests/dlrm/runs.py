@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from dlrm.distributed import process_group
-from dlrm.settings import parse_settings
+from dlrm.flags import parse_settings
 from dlrm.train import TrainResult, train
 
 ROOT = Path(__file__).parents[2]
@@ -38,12 +38,18 @@ def torchrun(
     return run_command([*launcher, f"--nproc-per-node={ranks}", *command], timeout=timeout)
 
 
+def train_many(flags: list[list[str]], ranks: int) -> None:
+    """Train several times in the same processes; starting them takes longer than training."""
+    result = torchrun("tests/dlrm/runs.py", json.dumps(flags), ranks=ranks, timeout=800)
+    assert result.returncode == 0, result.stderr
+
+
 def run_command(command: list[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -60,3 +66,9 @@ def events(directory: Path, kind: str) -> list[dict]:
 def losses(directory: Path) -> list[float]:
     """The losses of a run that reported every step."""
     return [event["loss"] for event in events(directory, "train")]
+
+
+if __name__ == "__main__":
+    with process_group() as group:
+        for one in json.loads(sys.argv[1]):
+            train(parse_settings([*MODEL, *one]), group)

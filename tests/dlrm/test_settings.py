@@ -9,7 +9,8 @@ import pytest
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from dlrm.config import ModelConfig, model_config
-from dlrm.settings import TrainSettings, parse_settings
+from dlrm.flags import parse_settings
+from dlrm.settings import TrainSettings
 from tests.dlrm.runs import ROOT, run_command
 
 EXAMPLE = """
@@ -78,6 +79,19 @@ def test_defaults_are_those_of_the_example():
         ("--learning_rate 0", "--learning_rate 0.0\n.*positive"),
         ("--learning_rate nan", "--learning_rate nan"),
         ("--change_lr --lr_after_change_point inf", "--lr_after_change_point inf"),
+        ("--optimizer lamb", "invalid choice: 'lamb'"),
+        ("--adagrad --optimizer sgd", "--adagrad and --optimizer sgd"),
+        ("--eps 0", "--eps 0.0\n.*positive"),
+        ("--lr_warmup_steps -1", "--lr_warmup_steps -1"),
+        ("--lr_decay_start 5", "no effect without --lr_decay_steps"),
+        (
+            "--lr_warmup_steps 9 --lr_decay_start 5 --lr_decay_steps 3",
+            "--lr_decay_start 5 is before the warm-up ends",
+        ),
+        ("--decay_power 3", "--decay_power 3.0 with --lr_policy dlrm_main"),
+        ("--change_lr --lr_warmup_steps 3", "give one schedule"),
+        ("--world_size 8", "no effect without --plan_only"),
+        ("--warmup_steps 8", "--lr_warmup_steps here"),
         ("--change_lr --lr_change_point 1.5", "--lr_change_point 1.5\n.*between 0 and 1"),
         ("--lr_change_point 0.5", "--lr_change_point 0.5 has no effect without --change_lr"),
         ("--lr_after_change_point 1", "--lr_after_change_point 1.0 has no effect"),

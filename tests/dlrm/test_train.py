@@ -17,7 +17,7 @@ from dlrm import evaluate as evaluate_module
 from dlrm.checkpoint import load_model
 from dlrm.config import model_config
 from dlrm.evaluate import score
-from dlrm.settings import parse_settings
+from dlrm.flags import parse_settings
 from nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, events, losses, run_command, torchrun, train_here
@@ -88,7 +88,7 @@ def test_one_rank_equals_plain_pytorch(one_rank, data):
         batch_size=32,
         epochs=2,
         rate=rate,
-        adagrad=settings.adagrad,
+        optimizer=settings.table_optimizer,
         seed=settings.seed,
     )
     assert len(expected) == 2 * STEPS

@@ -1,0 +1,118 @@
+"""Sharding plans: for GPUs that are not there, with constraints, and when tables do not fit."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from clicklog.errors import BadInputError, SettingsError
+from dlrm.flags import parse_settings
+from dlrm.planning import plan_only
+from tests.dlrm.runs import MODEL, losses, run_command, train_here, train_many
+
+#: Table sizes of MLPerf's DLRM: ids hashed to 40 M at most.
+MLPERF = (
+    "40000000,39060,17295,7424,20265,3,7122,1543,63,40000000,3067956,405282,10,2209,11938,155,4,"
+    "976,14,40000000,40000000,40000000,590152,12973,108,36"
+)
+#: Criteo's 1 TB log without a cap: 420 GiB of weights at dimension 128.
+FULL = (
+    "227605432,39060,17295,7424,20265,3,7122,1543,63,130229467,3067956,405282,10,2209,11938,155,4,"
+    "976,14,292775614,40790948,187188510,590152,12973,108,36"
+)
+
+
+def _plan(*flags: str) -> str:
+    return plan_only(parse_settings(["--plan_only", "--binary_path=/nowhere", *flags]))
+
+
+def _per_rank(text: str) -> list[float]:
+    line = re.search(r"GiB per rank: ([\d. ]+);", text)
+    return [float(gib) for gib in line[1].split()]
+
+
+def test_mlperf_fits_on_eight_gpus():
+    text = _plan(f"--num_embeddings_per_feature={MLPERF}", "--world_size=8", "--hbm_gib=80")
+    assert "all tables fit" in text
+    assert len(_per_rank(text)) == 8
+    assert sum(_per_rank(text)) > 204.1e6 * 128 * 4 / 2**30
+
+
+def test_full_size_is_cut_by_rows_to_fit():
+    flags = [f"--num_embeddings_per_feature={FULL}", "--adagrad", "--batch_size=8192"]
+    text = _plan(*flags, "--world_size=8", "--hbm_gib=80")
+    assert "all tables fit" in text
+    assert max(_per_rank(text)) < 60
+    assert 420 < sum(_per_rank(text)) < 440
+    assert re.search(r"t_cat_19 +292,775,614 .*row_wise +fused +0,1,2,3,4,5,6,7", text)
+
+
+def test_too_large_for_the_gpus_is_cached_there_and_said():
+    text = _plan(f"--num_embeddings_per_feature={MLPERF}", "--world_size=1", "--hbm_gib=80")
+    assert re.search(r"tables do not fit into GPU memory: .* t_cat_0", text)
+    assert "fused_uvm_caching" in text
+
+
+def test_too_large_for_everything():
+    with pytest.raises(SettingsError, match=r"no plan puts the 26 tables \(420\.\d GiB"):
+        _plan(f"--num_embeddings_per_feature={FULL}", "--world_size=2", "--hbm_gib=16")
+
+
+def test_plan_only_from_the_command_line(data):
+    command = [sys.executable, "train_torchrec.py", *MODEL, f"--binary_path={data}", "--plan_only"]
+    result = run_command([*command, "--world_size=2"])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("t_cat_") == 4
+
+
+def test_plan_only_without_data_or_sizes():
+    with pytest.raises(BadInputError, match=r"/nowhere"):
+        _plan()
+
+
+def test_sharding_file(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text('[cat_0]\nsharding = "row_wise"\n[cat_1]\nkernel = "fused_uvm_caching"\n')
+    flags = ["--num_embeddings_per_feature=4000,4000,4000", "--world_size=2"]
+    text = _plan(*flags, f"--sharding_file={path}")
+    assert re.search(r"t_cat_0 .*row_wise +fused ", text)
+    assert re.search(r"t_cat_1 .*fused_uvm_caching", text)
+    assert not re.search(r"t_cat_2 .*fused_uvm_caching", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[cat_9]\n", "no categorical column 'cat_9'"),
+        ('[cat_0]\nsharding = "diagonal"\n', "cat_0: sharding 'diagonal'"),
+        ('[cat_0]\nkernel = "quick"\n', "cat_0: kernel 'quick' on a cuda"),
+        ("[cat_0]\nranks = 3\n", "cat_0: .*give sharding"),
+        ("cat_0 = ", "cannot be read as a sharding file"),
+    ],
+)
+def test_bad_sharding_file(tmp_path, text, message):
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises((SettingsError, BadInputError), match=f"(?s){message}"):
+        _plan("--num_embeddings_per_feature=40,40", f"--sharding_file={path}")
+
+
+def test_communication_in_less_precision(data, tmp_path):
+    """Quantized on the way between ranks: close to full precision, but not the same."""
+    flags = [f"--binary_path={data}", "--batch_size=16", "--learning_rate=0.3"]
+    runs = ("fp32", "fp16", "bf16")
+    train_many(
+        [[*flags, f"--comm_precision={run}", f"--log_path={tmp_path / run}"] for run in runs], 2
+    )
+    full = losses(tmp_path / "fp32")
+    for run, tolerance in (("fp16", 1e-3), ("bf16", 1e-2)):
+        curve = losses(tmp_path / run)
+        assert curve == pytest.approx(full, abs=tolerance)
+        assert curve != full
+
+
+def test_adam_needs_a_gpu(data):
+    with pytest.raises(SettingsError, match="FBGEMM has no Adam for tables"):
+        train_here(f"--binary_path={data}", "--optimizer=adam")
