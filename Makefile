@@ -26,7 +26,7 @@ LINKED := $(VENV)/linked
 .PHONY: help env demo test lint bench-etl bench-loader clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 env: $(LINKED) ## build the environment in .venv
 	@echo "env: ready in $(VENV), from $(LOCK)"

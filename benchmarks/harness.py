@@ -51,6 +51,7 @@ class System:
         before: called before each run: removes what the last one wrote, for example.
         repeats: runs at most, if fewer than the others' (for systems that take minutes).
         timeout: seconds after which a run is killed.
+        rows: that a run works on, where the program does not say.
         result: reads a run's JSON object from the files it wrote, for programs that print none.
     """
 
@@ -62,6 +63,7 @@ class System:
     before: Callable[[], object] = lambda: None
     repeats: int | None = None
     timeout: float = 1800
+    rows: int | None = None
     result: Callable[[], dict[str, Any]] | None = None
 
 
@@ -129,8 +131,9 @@ class Table:
                     timeout=system.timeout,
                     result=system.result,
                 )
-                if "rows" in one.output:
-                    one.output.setdefault("rows_per_s", one.output["rows"] / one.wall_s)
+                rows = one.output.get("rows", system.rows)
+                if rows and not one.error:
+                    one.output.setdefault("rows_per_s", rows / one.wall_s)
                 self.runs[key].append(one)
                 log.info("run %d of %s: %s", repeat + 1, " ".join(key).strip(), self._said(one))
                 if one.error:

@@ -31,7 +31,7 @@ class Peer:
     Attributes:
         name: of the peer.
         requirements: what pip installs, each pinned (``polars==1.2.3``).
-        tools: installed before, for building and installing: pip, setuptools …
+        tools: installed before, the version of pip for example.
         no_deps: install the requirements only, for peers whose published pins are broken.
     """
 
@@ -60,8 +60,7 @@ class Peer:
         venv.create(self.directory, with_pip=True)
         if self.tools:
             self._pip(*self.tools)
-        isolation = ["--no-build-isolation"] if self.tools else []
-        self._pip(*(["--no-deps"] if self.no_deps else []), *isolation, *self.requirements)
+        self._pip(*(["--no-deps"] if self.no_deps else []), *self.requirements)
         marker.write_text(self._digest())
 
     def _pip(self, *arguments: str) -> None:

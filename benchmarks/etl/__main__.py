@@ -1,0 +1,152 @@
+"""The ETL beside NVTabular, Polars and DuckDB: a raw log → vocabularies → training parquet.
+
+Every program reads the same text and writes the same values: vocabularies by falling count (ties
+by value), ids int32, dense log-normalized float32, snappy parquet. Their outputs are compared value
+by value, and a program with another output counts as failed. Times are of whole processes, start
+included, but for the lines "… only", which are limits: one part of the work alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.etl import systems
+from benchmarks.etl.systems import DUCKDB, NVTABULAR, POLARS, Log
+from benchmarks.etl.verify import DifferentOutputError, compare
+from benchmarks.harness import CPU, MEMORY, ROOT, WALL, Metric, System, Table, start_logging
+from benchmarks.venvs import BUILD
+from clicklog.errors import BadInputError, run_command
+from clicklog.files import read_json
+from clicklog.spec import load_spec
+
+DAYS = 8
+ETL = "TSV to parquet"
+#: Text per unit of work for the two memory lines, MiB, and how much longer the second log is.
+_UNIT_MB, _FACTOR = 8, 20
+NVTABULAR_NAME, POLARS_MEMORY = "nvtabular 23.8", "polars in memory"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; exit status 1 if a system failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.etl",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--input", type=Path, metavar="RAW", help="a log made by `etl synthesize`; default: make it"
+    )
+    add("--rows", type=int, default=2_000_000, help="of the log to make")
+    add("--cardinality_scale", type=float, default=0.05, help="of the log to make")
+    add("--repeats", type=int, default=3, help="runs of each system")
+    add("--slow_repeats", type=int, default=1, help="runs of the slow ones (nvtabular, dask)")
+    add("--threads", type=int, default=systems.cores(), help="of every system")
+    add("--systems", metavar="LIST", help="only these, for example 'ours cpu,polars'")
+    args = parser.parse_args(argv)
+    start_logging()
+    return run_command(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    work = BUILD / "etl"
+    log = _log(args, work)
+    chosen = _systems(log, args.slow_repeats)
+    if args.systems:
+        names = [name.strip() for name in args.systems.split(",")]
+        chosen = [system for system in chosen if system.name in names]
+    table = Table(
+        "etl",
+        f"ETL of {log.rows:,} rows ({_megabytes(log.path):,.0f} MB of text, {DAYS} days), "
+        f"{log.threads} threads",
+        [Metric("rows_per_s", "rows/s", ratio=True), WALL, CPU, MEMORY],
+        base="polars",
+    )
+    table.measure(chosen, repeats=args.repeats)
+    _compare(table, log)
+    table.print()
+    print(f"written to {table.write()}")
+    shutil.rmtree(work / "out", ignore_errors=True)
+    return 1 if table.failed else 0
+
+
+def _log(args: argparse.Namespace, work: Path) -> Log:
+    """The log that was given, or one made once for these settings."""
+    path = args.input or work / f"log-{args.rows}-{args.cardinality_scale:g}"
+    if not (path / "synthetic.json").is_file():
+        if args.input:
+            raise BadInputError(f"{path}: no synthetic.json", "make it with `etl synthesize`")
+        command = [sys.executable, "-m", "etl", "synthesize", "--output_path", path]
+        command += ["--days", str(DAYS), "--rows_per_day", str(args.rows // DAYS)]
+        command += ["--cardinality_scale", str(args.cardinality_scale)]
+        subprocess.run(command, check=True, cwd=ROOT)
+    rows = read_json(path / "synthetic.json", "a synthetic log")["rows"]
+    out = work / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    return Log(path, rows, out, args.threads)
+
+
+def _systems(log: Log, slow: int) -> list[System]:
+    unit_rows = _UNIT_MB * log.threads * 2**20 / _megabytes(log.path) / 1e6 * log.rows
+
+    def bounded(times: int) -> list[str]:
+        per_day = str(max(2, round(times * unit_rows / DAYS)))
+        return ["--block_mb", str(_UNIT_MB), "--limit_rows", per_day]
+
+    threads = ["--threads", str(log.threads)]
+    written = systems.output_of(log, "ours cpu", ETL)
+    return [
+        systems.ours(log, "cpu", "ours cpu", ETL),
+        systems.peer(log, POLARS, "polars", case=ETL),
+        systems.peer(log, POLARS, POLARS_MEMORY, "--stage", "memory", case=ETL),
+        systems.peer(log, DUCKDB, "duckdb", *threads, case=ETL),
+        systems.ours(log, "dask", "ours dask", ETL, repeats=slow),
+        systems.peer(log, NVTABULAR, NVTABULAR_NAME, case=ETL, repeats=slow),
+        systems.peer(log, POLARS, "polars", "--parse_only", "--stage", "memory", case="parse only"),
+        *(systems.limit(log, part, written) for part in ("read", "parse", "write")),
+        systems.ours(log, "cpu", "ours cpu", "log 1x its blocks", *bounded(1)),
+        systems.ours(log, "cpu", "ours cpu", f"log {_FACTOR}x its blocks", *bounded(_FACTOR)),
+    ]
+
+
+def _megabytes(path: Path) -> float:
+    return sum(file.stat().st_size for file in path.glob("day_*")) / 1e6
+
+
+def _compare(table: Table, log: Log) -> None:
+    """Compare the outputs of the last runs with ours; note what they have in common."""
+    name = "ours cpu"
+    if (name, ETL) not in table.runs or (name, ETL) in table.failed:
+        table.notes.append("outputs were not compared: there is none of our cpu engine")
+        return
+    spec = load_spec()
+    reference = systems.our_output(systems.output_of(log, name, ETL))
+    agreed = []
+    for system, output, same_ties in (
+        ("ours dask", systems.our_output, True),
+        ("polars", systems.frames_output, True),
+        (POLARS_MEMORY, systems.frames_output, True),
+        ("duckdb", systems.frames_output, True),
+        (NVTABULAR_NAME, systems.nvtabular_output, False),
+    ):
+        if (system, ETL) not in table.runs or (system, ETL) in table.failed:
+            continue
+        theirs = output(systems.output_of(log, system, ETL))
+        columns = spec.label, spec.dense_names, spec.categorical_names
+        try:
+            summary = compare(reference, theirs, *columns, same_ties=same_ties)
+        except DifferentOutputError as error:
+            table.fail(system, ETL, error.what)
+        else:
+            agreed.append(system if same_ties else f"{system} (up to ties)")
+    if agreed:
+        table.notes.append(f"same output as ours: {', '.join(agreed)}: {summary}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

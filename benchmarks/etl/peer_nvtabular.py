@@ -1,0 +1,68 @@
+"""The same ETL with NVTabular 23.08 as published, through its plain API on one CPU process.
+
+Run by an interpreter that has nvtabular and what went with it in 2024; imports nothing of ours.
+Text goes in as the documentation has it: a CSV Dataset, hexadecimal categories as strings.
+"""
+
+import argparse
+import glob
+import json
+import os
+
+import numpy as np
+import nvtabular as nvt
+from nvtabular import ops
+
+DENSE = [f"int_{i}" for i in range(13)]
+CATEGORICAL = [f"cat_{i}" for i in range(26)]
+
+
+def log_of_shifted(column):
+    """log(x + 3), float64."""
+    return np.log(column.astype("float64") + 3)
+
+
+def main():
+    """TSV → fitted Workflow → parquet."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--input", required=True)
+    parser.add_argument("--output", required=True)
+    args = parser.parse_args()
+    files = sorted(glob.glob(f"{args.input}/day_*"), key=lambda f: int(f.rsplit("_", 1)[1]))
+
+    def dataset(paths):
+        return nvt.Dataset(
+            paths,
+            engine="csv",
+            sep="\t",
+            header=None,
+            names=["label", *DENSE, *CATEGORICAL],
+            dtype={
+                "label": "int32",
+                **dict.fromkeys(DENSE, "float64"),  # integers, and NaN where missing
+                **dict.fromkeys(CATEGORICAL, "str"),
+            },
+            part_size="64MB",
+        )
+
+    categorical = CATEGORICAL >> ops.Categorify(out_path=args.output, dtype=np.dtype("int32"))
+    dense = DENSE >> ops.FillMissing(0) >> ops.Clip(min_value=-2)
+    dense = dense >> ops.LambdaOp(log_of_shifted, dtype=np.float64)
+    dense = dense >> ops.Normalize(out_dtype=np.float32)
+    label = ["label"] >> ops.LambdaOp(lambda c: c.astype("float32"), dtype=np.float32)
+    workflow = nvt.Workflow(label + dense + categorical)
+    train = dataset(files[:-1])
+    workflow.fit(train)
+    workflow.save(os.path.join(args.output, "workflow"))
+    for name, one in (("train", train), ("last_day", dataset(files[-1:]))):
+        workflow.transform(one).to_parquet(
+            os.path.join(args.output, name), dtypes=dict.fromkeys(CATEGORICAL, np.int32)
+        )
+    versions = {"nvtabular": nvt.__version__}
+    for module in ("pandas", "dask", "numpy", "pyarrow"):
+        versions[module] = __import__(module).__version__
+    print(json.dumps({"versions": versions}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The programs that are compared, how they are started, and where their output is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.etl.verify import Output, parts, read_parquet_column
+from benchmarks.harness import ROOT, System
+from benchmarks.venvs import Peer
+from clicklog.errors import ClickLogError
+
+HERE = Path(__file__).parent
+
+POLARS = Peer("polars", ("polars==2.1.0", "polars-runtime-32==2.1.0"))
+DUCKDB = Peer("duckdb", ("duckdb==2.0.0",))
+#: As it was used in 2024. Without dependencies: plain pip takes a package of RAPIDS that another
+#: index has, and tritonclient, with which `import merlin` fails.
+NVTABULAR = Peer(
+    "nvtabular",
+    tuple((HERE / "nvtabular.txt").read_text().split()),
+    tools=("pip==24.0",),  # later ones refuse merlin-dataloader's metadata
+    no_deps=True,
+)
+
+
+class WarmUpError(ClickLogError):
+    """Our own program failed before anything was measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """A raw log of 8 days, how many rows it has, and where outputs go."""
+
+    path: Path
+    rows: int
+    work: Path
+    threads: int
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def output_of(log: Log, name: str, case: str) -> Path:
+    """Where a system writes."""
+    return log.work / f"{name} {case}".replace(" ", "_")
+
+
+def ours(log: Log, engine: str, name: str, case: str, *flags: str, **more: Any) -> System:
+    """``python -m etl run``, the whole process."""
+    output = output_of(log, name, case)
+    command = [sys.executable, "-m", "etl", "run", "--engine", engine, *flags]
+    command += ["--input_path", str(log.path), "--workers", str(log.threads)]
+
+    def warm_up() -> None:
+        """Numba's kernels are compiled once per machine, and kept."""
+        target = log.work / "warm_up"
+        shutil.rmtree(target, ignore_errors=True)
+        done = subprocess.run(
+            [*command, "--limit_rows", "500", "--output_path", target],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        shutil.rmtree(target, ignore_errors=True)
+        if done.returncode:
+            raise WarmUpError(f"{' '.join(command)}: {done.stderr.strip()[-300:]}")
+
+    return System(
+        name,
+        case,
+        [*command, "--output_path", output],
+        prepare=warm_up,
+        before=lambda: shutil.rmtree(output, ignore_errors=True),
+        result=lambda: {"rows": json.loads((output / "manifest.json").read_text())["rows"]["out"]},
+        **more,
+    )
+
+
+def peer(log: Log, peer: Peer, name: str, *flags: str, case: str, **more: Any) -> System:
+    """A program of this folder in the peer's own environment."""
+    output = output_of(log, name, case)
+    program = HERE / f"peer_{peer.name}.py"
+    command = [peer.python, program, "--input", log.path, "--output", output, *flags]
+    return System(
+        name,
+        case,
+        command,
+        env={"POLARS_MAX_THREADS": str(log.threads)} if peer is POLARS else {},
+        rows=log.rows,
+        prepare=peer.ensure,
+        before=lambda: shutil.rmtree(output, ignore_errors=True),
+        **more,
+    )
+
+
+def limit(log: Log, part: str, written: Path) -> System:
+    """Reading, parsing or writing alone, with our code; ``written`` is what is written again."""
+    command = [sys.executable, "-m", "benchmarks.etl.limits", part, "--input", str(log.path)]
+    command += ["--threads", str(log.threads), "--rows", str(log.rows)]
+    if part == "write":
+        command += ["--output", str(written)]
+    return System("ours cpu", f"{part} only", command)
+
+
+def our_output(directory: Path) -> Output:
+    """What ``python -m etl run`` wrote."""
+    from workflows import inspect
+
+    description = inspect(directory / "workflow")
+    split = directory / "criteo_binary" / "split"
+
+    def vocabulary(name: str, suffix: str) -> np.ndarray:
+        one = description.vocabularies[name]
+        return read_parquet_column(directory / "workflow" / one.file, one.name + suffix)
+
+    return Output(
+        _files(split, ("train", "valid", "test")),
+        functools.partial(vocabulary, suffix="_size"),
+        functools.partial(vocabulary, suffix=""),
+    )
+
+
+def frames_output(directory: Path) -> Output:
+    """What the programs for Polars and DuckDB wrote."""
+
+    def vocabulary(name: str, column: Callable[[str], str]) -> np.ndarray:
+        return read_parquet_column(directory / "vocabulary" / f"{name}.parquet", column(name))
+
+    return Output(
+        _files(directory, ("train", "valid", "test")),
+        lambda name: vocabulary(name, lambda _: "len").astype(np.int64),
+        lambda name: vocabulary(name, lambda name: name).astype(np.int64),
+    )
+
+
+def nvtabular_output(directory: Path) -> Output:
+    """What the program for NVTabular wrote; its values are strings, and not compared."""
+
+    def counts(name: str) -> np.ndarray:
+        file = directory / "categories" / f"unique.{name}.parquet"
+        return read_parquet_column(file, f"{name}_size").astype(np.int64)
+
+    return Output(_files(directory, ("train", "last_day")), counts)
+
+
+def _files(directory: Path, splits: Sequence[str]) -> list[Path]:
+    return [file for split in splits for file in parts(directory / split)]

@@ -1,0 +1,143 @@
+"""Whether two programs made the same training data; if not, their speeds do not compare."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from clicklog.errors import ClickLogError
+from clicklog.spec import FIRST_OOV_ID, NULL_ID
+
+#: Ids below it are padding, null and out of vocabulary; the most frequent value has this one.
+_FIRST_VALUE_ID = 3
+#: How far dense values may be apart: a few roundings of float32 at |z| < 10.
+_DENSE_TOLERANCE = 1e-5
+
+
+class DifferentOutputError(ClickLogError):
+    """Two programs did not do the same work."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What a program wrote.
+
+    Attributes:
+        files: parquet files in the order of their rows.
+        counts: of a column's vocabulary: occurrences int64 [n] per value, in the order of ids.
+        values: of a column's vocabulary, in the order of ids; or None.
+    """
+
+    files: Sequence[Path]
+    counts: Callable[[str], np.ndarray]
+    values: Callable[[str], np.ndarray] | None = None
+
+    def column(self, name: str) -> np.ndarray:
+        """All rows of a column, in order."""
+        parts = [pq.ParquetFile(f).read(columns=[name]).column(0) for f in self.files]
+        return np.concatenate([part.to_numpy() for part in parts])
+
+
+def parts(directory: Path) -> list[Path]:
+    """The parquet files of a directory by the number in their names."""
+    found = [path for path in directory.iterdir() if path.suffix == ".parquet"]
+    return sorted(found, key=lambda path: int(re.search(r"\d+", path.name)[0]))
+
+
+def read_parquet_column(path: Path, name: str) -> np.ndarray:
+    """A column of one parquet file."""
+    return pq.ParquetFile(path).read(columns=[name]).column(0).to_numpy()
+
+
+@dataclasses.dataclass
+class Summary:
+    """What was compared, to be printed."""
+
+    rows: int = 0
+    vocabulary: int = 0
+    null: int = 0
+    oov: int = 0
+    checksum: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows:,} rows, {self.vocabulary:,} values in the vocabularies, "
+            f"{self.null:,} null and {self.oov:,} out-of-vocabulary ids, "
+            f"CRC-32 of the ids {self.checksum:08x}"
+        )
+
+
+def compare(
+    ours: Output,
+    theirs: Output,
+    label: str,
+    dense: Sequence[str],
+    categorical: Sequence[str],
+    *,
+    same_ties: bool,
+) -> Summary:
+    """Compare every value of two outputs.
+
+    Args:
+        ours: what all are compared with.
+        theirs: of another program.
+        label, dense, categorical: column names.
+        same_ties: equally frequent values have the same ids in both. Without, the ids must be equal
+            up to a permutation of values that occur equally often.
+
+    Raises:
+        DifferentOutputError: the first difference.
+    """
+    summary = Summary()
+    for name in (label, *dense):
+        a, b = ours.column(name), theirs.column(name)
+        _require(len(a) == len(b), f"{len(b):,} rows, and not {len(a):,}")
+        summary.rows = len(a)
+        worst = float(np.abs(a - b).max(initial=0.0))
+        _require(worst <= _DENSE_TOLERANCE, f"{name}: values differ by up to {worst:g}")
+    for name in categorical:
+        counts = ours.counts(name)
+        _require(
+            np.array_equal(counts, theirs.counts(name)),
+            f"{name}: another vocabulary: {len(theirs.counts(name)):,} values, and not "
+            f"{len(counts):,}, or other counts",
+        )
+        if same_ties and theirs.values:
+            _require(
+                np.array_equal(ours.values(name), theirs.values(name)), f"{name}: values differ"
+            )
+        a, b = ours.column(name), theirs.column(name)
+        _require(
+            np.array_equal(a, b) if same_ties else _same_but_for_ties(a, b, counts),
+            f"{name}: ids differ",
+        )
+        summary.vocabulary += len(counts)
+        summary.null += int(np.count_nonzero(a == NULL_ID))
+        summary.oov += int(np.count_nonzero(a == FIRST_OOV_ID))
+        summary.checksum = zlib.crc32(a.astype("<i4").data, summary.checksum)
+    return summary
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise DifferentOutputError(f"its output is another: {what}")
+
+
+def _same_but_for_ties(a: np.ndarray, b: np.ndarray, counts: np.ndarray) -> bool:
+    """Whether ids ``a`` and ``b`` of the same rows are names of the same values."""
+    if int(b.min()) < 0 or int(b.max()) >= _FIRST_VALUE_ID + len(counts):
+        return False
+    reserved = -np.arange(1, _FIRST_VALUE_ID + 1)  # each of its own kind
+    kind = np.concatenate([reserved, counts])
+    pairs = np.unique(a.astype(np.int64) << 32 | b)  # one for each value, if they agree
+    return (
+        np.array_equal(kind[a], kind[b])
+        and len(np.unique(pairs >> 32)) == len(pairs)
+        and len(np.unique(pairs & 0xFFFFFFFF)) == len(pairs)
+    )
