@@ -1,6 +1,7 @@
-"""A synthetic click log in Criteo's format, with the best AUROC that anybody can reach on it.
+"""A synthetic click log, with the best AUROC that anybody can reach on it.
 
-The rows come from a planted click model (:mod:`clicklog.synthetic_model`). The model's own
+The rows come from a planted click model: :mod:`clicklog.synthetic_model` for Criteo's columns,
+:mod:`clicklog.synthetic_spec` for those of any other feature spec. The model's own
 probabilities are the oracle: no predictor ranks new rows better than they do, so the AUROC of a
 trained model is to be read beside the oracle's.
 """
@@ -10,11 +11,12 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,12 @@ import numpy as np
 
 from clicklog.errors import OutputError, SettingsError
 from clicklog.files import TEMPORARY, atomic_path, lock, write_json
+from clicklog.spec import FeatureSpec, load_spec
 from clicklog.splits import SPLITS, cut_last_day
 from clicklog.synthetic_model import (
     BLOCK_ROWS,
     SHARES,
     SIGNAL,
-    ClickModel,
     SyntheticSettings,
     plant,
 )
@@ -93,16 +95,22 @@ class OracleScore:
 
 
 def synthesize(
-    output_path: Path | str, settings: SyntheticSettings, *, workers: int = 1
+    output_path: Path | str,
+    settings: SyntheticSettings,
+    *,
+    spec: FeatureSpec | None = None,
+    workers: int = 1,
 ) -> dict[str, Any]:
     """Write ``day_0 … day_{days-1}`` and then ``synthetic.json`` into a directory.
 
-    The bytes depend on the settings only, not on ``workers``. Memory: about 100 MB, and 15 MB for
-    each further worker, whatever the number of rows.
+    The bytes depend on settings and spec only, not on ``workers``. Memory: about 100 MB, and 15 MB
+    for each further worker, whatever the number of rows.
 
     Args:
         output_path: an absent or empty directory, or what an interrupted call left.
         settings: what to write.
+        spec: the columns and the file format (``day_0.csv``, ``day_0.parquet``); Criteo's if None.
+            Vocabularies with a bound get more values than it lets in.
         workers: threads; each writes one day at a time.
 
     Returns:
@@ -119,7 +127,7 @@ def synthesize(
     if workers < 1:
         raise SettingsError(f"workers = {workers}", "give at least 1")
     directory = Path(output_path)
-    model = plant(settings)
+    log = _log_of(spec, settings)
     with _claimed(directory):
         total = settings.days * settings.rows_per_day
         stop = threading.Event()
@@ -128,7 +136,7 @@ def synthesize(
             concurrent.futures.ThreadPoolExecutor(workers) as pool,
         ):
             days = [
-                pool.submit(_write_day, directory / f"day_{day}", model, day, bar, stop)
+                pool.submit(_write_day, directory / log.file(day), log, day, bar, stop)
                 for day in range(settings.days)
             ]
             try:
@@ -137,25 +145,72 @@ def synthesize(
                 stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
-        summary = _summary(model, scores)
+        summary = _summary(log, scores)
         write_json(directory / SUMMARY_FILE, summary)
     return summary
 
 
+@dataclasses.dataclass(frozen=True)
+class _Log:
+    """A planted model (``ClickModel`` or ``SpecModel``) and how its rows are written.
+
+    Attributes:
+        model: draws rows.
+        ending: of the files' names.
+        open: opens a file; yields the function that appends rows to it.
+        shares: of the kinds of signal.
+        cardinalities: of the categorical columns.
+    """
+
+    model: Any
+    ending: str
+    open: Callable[[Path], contextlib.AbstractContextManager[Callable[[Any], object]]]
+    shares: dict[str, float]
+    cardinalities: list[int]
+
+    def file(self, day: int) -> str:
+        return f"day_{day}{self.ending}"
+
+
+def _log_of(spec: FeatureSpec | None, settings: SyntheticSettings) -> _Log:
+    if spec is None or _like(spec) == _like(load_spec()):
+        model = plant(settings)
+        return _Log(model, "", _open_tsv, SHARES, list(settings.cardinalities))
+    from clicklog.synthetic_spec import plant_spec
+    from clicklog.synthetic_write import open_writer
+
+    general = plant_spec(spec, settings)
+    ending = "" if spec.input.format == "tsv" else f".{spec.input.format}"
+    opener = functools.partial(open_writer, spec=spec)
+    return _Log(general, ending, opener, general.shares, general.cardinalities)
+
+
+def _like(spec: FeatureSpec) -> tuple[bool, list[str], list[str]]:
+    """What a file shows of a spec: policies and the label's name aside."""
+    return spec.tokenized, spec.dense_names, spec.categorical_names
+
+
+@contextlib.contextmanager
+def _open_tsv(path: Path) -> Iterator[Callable[[Any], object]]:
+    with open(path, "wb") as file:
+        yield lambda rows: file.write(format_rows(rows))
+
+
 def _write_day(
-    path: Path, model: ClickModel, day: int, bar: Any, stop: threading.Event
+    path: Path, log: _Log, day: int, bar: Any, stop: threading.Event
 ) -> dict[str, OracleScore]:
     """Write one file, block by block; return the oracle's score of its rows in each split."""
+    model = log.model
     rows = model.settings.rows_per_day
     last, only = day == model.settings.days - 1, model.settings.days == 1
     ranges = cut_last_day(rows, only_day=only) if last else {"train": (0, rows)}
     scores = {split: OracleScore() for split in ranges}
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+    with atomic_path(path) as temporary, log.open(temporary) as write:
         for begin in range(0, rows, BLOCK_ROWS):
             if stop.is_set():
                 raise concurrent.futures.CancelledError
             block, logits = model.draw(day, begin // BLOCK_ROWS, min(BLOCK_ROWS, rows - begin))
-            file.write(format_rows(block))
+            write(block)
             for split, (first, end) in ranges.items():
                 part = slice(max(first - begin, 0), max(end - begin, 0))
                 scores[split].add(logits[part], block.label[part])
@@ -164,8 +219,9 @@ def _write_day(
     return scores
 
 
-def _summary(model: ClickModel, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
+def _summary(log: _Log, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
     """The content of ``synthetic.json``."""
+    model = log.model
     oracle = {split: OracleScore() for split in SPLITS}
     files = []
     for day, scores in enumerate(days):
@@ -174,7 +230,7 @@ def _summary(model: ClickModel, days: list[dict[str, OracleScore]]) -> dict[str,
             oracle[split].merge(score)
             positives += int(score.counts[1].sum())
         files.append(
-            {"file": f"day_{day}", "rows": model.settings.rows_per_day, "positives": positives}
+            {"file": log.file(day), "rows": model.settings.rows_per_day, "positives": positives}
         )
     return {
         "version": SUMMARY_VERSION,
@@ -182,11 +238,11 @@ def _summary(model: ClickModel, days: list[dict[str, OracleScore]]) -> dict[str,
         "rows": sum(file["rows"] for file in files),
         "positives": sum(file["positives"] for file in files),
         "files": files,
-        "cardinalities": list(model.settings.cardinalities),
+        "cardinalities": log.cardinalities,
         "model": {
             "bias": _rounded(model.bias),
             "logit_std": SIGNAL,
-            "variance_shares": SHARES,
+            "variance_shares": log.shares,
             "terms": [
                 {
                     "kind": term.kind,
@@ -242,7 +298,7 @@ def _clear(directory: Path, *, days_are_ours: bool) -> None:
     """Delete unfinished files; raise before deleting anything if there are others."""
     ours, others = [], []
     for entry in os.scandir(directory):
-        is_day = re.fullmatch(r"day_\d+", entry.name) is not None
+        is_day = re.fullmatch(r"day_\d+(\.csv|\.parquet)?", entry.name) is not None
         mine = entry.name.endswith(TEMPORARY) or (is_day and days_are_ours)
         (ours if mine and entry.is_file(follow_symlinks=False) else others).append(entry)
     if others:

@@ -55,8 +55,8 @@ FIRST_BIRTHDAY = 19  # of the most frequent late value
 
 #: Rows drawn from one random stream. Part of the format: changing it changes every log.
 BLOCK_ROWS = 8_192
-_CALIBRATION_BLOCK = 2**31  # a block no day reaches
-_CALIBRATION_ROWS = 2_048  # for each day of the calendar
+CALIBRATION_BLOCK = 2**31  # a block no day reaches
+CALIBRATION_ROWS = 2_048  # for each day of the calendar
 
 #: Standard deviation of the logit, and how its variance is shared among the kinds of signal.
 SIGNAL = 1.6
@@ -104,7 +104,7 @@ class SyntheticSettings:
             raise SettingsError(
                 f"days = {self.days}", f"a Criteo log has 1 to {CALENDAR_DAYS} days"
             )
-        if not 1 <= self.rows_per_day <= BLOCK_ROWS * _CALIBRATION_BLOCK:
+        if not 1 <= self.rows_per_day <= BLOCK_ROWS * CALIBRATION_BLOCK:
             raise SettingsError(f"rows_per_day = {self.rows_per_day}", "give at least 1 row")
         if not 0 <= self.seed < 2**63:
             raise SettingsError(f"seed = {self.seed}", "give an integer from 0 to 2**63 - 1")
@@ -202,25 +202,29 @@ class ClickModel:
 def plant(settings: SyntheticSettings) -> ClickModel:
     """Plant the model that the settings describe: weights, then centres, scales and the bias."""
     sample = [
-        _draw_columns(settings, day, _CALIBRATION_BLOCK, _CALIBRATION_ROWS)
+        _draw_columns(settings, day, CALIBRATION_BLOCK, CALIBRATION_ROWS)
         for day in range(CALENDAR_DAYS)
     ]
     dense = np.concatenate([block[1] for block in sample], axis=1)
     categorical = np.concatenate([block[2] for block in sample], axis=1)
-    terms = []
-    for term in _weighted_terms(settings):
-        functions = [
-            _function(settings.seed, term, column, dense, categorical) for column in term.columns
-        ]
-        terms.append(
-            dataclasses.replace(
-                term,
-                centres=tuple(float(values.mean()) for values in functions),
-                scales=tuple(float(1 / values.std()) for values in functions),
-            )
+    terms = [
+        calibrated(
+            term,
+            [_function(settings.seed, term, column, dense, categorical) for column in term.columns],
         )
+        for term in _weighted_terms(settings)
+    ]
     model = ClickModel(settings, tuple(terms))
-    return dataclasses.replace(model, bias=_bias(model.logits(dense, categorical), settings))
+    return dataclasses.replace(model, bias=bias_of(model.logits(dense, categorical), settings))
+
+
+def calibrated(term: Term, functions: list[np.ndarray]) -> Term:
+    """A term with the centres and scales that its functions have on a sample."""
+    return dataclasses.replace(
+        term,
+        centres=tuple(float(values.mean()) for values in functions),
+        scales=tuple(float(1 / values.std()) for values in functions),
+    )
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -230,22 +234,31 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 def _weighted_terms(settings: SyntheticSettings) -> list[Term]:
     """All terms; within each kind the variance goes by relative weights, signs alternate."""
-    relative = {(f"int_{j}",): 1.0 for j in range(DENSE)}
-    for c, cardinality in enumerate(settings.cardinalities):
-        relative[(f"cat_{c}",)] = cardinality**-WEIGHT_DECAY
-    relative |= dict.fromkeys(PAIRS, 1.0)
+    categories = enumerate(settings.cardinalities)
+    relative = {
+        "dense": {(f"int_{j}",): 1.0 for j in range(DENSE)},
+        "categorical": {(f"cat_{c}",): size**-WEIGHT_DECAY for c, size in categories},
+        "interactions": dict.fromkeys(PAIRS, 1.0),
+    }
+    return [Term(columns, weight) for _, columns, weight in weigh(relative, SHARES)]
+
+
+def weigh(
+    relative: dict[str, dict[tuple[str, ...], float]], shares: dict[str, float]
+) -> list[tuple[str, tuple[str, ...], float]]:
+    """Kind, columns and weight of each term, from relative weights within each kind."""
     terms = []
-    for kind, share in SHARES.items():
-        weights = {c: w for c, w in relative.items() if Term(c, w).kind == kind}
+    for kind, share in shares.items():
+        weights = relative[kind]
         unit = SIGNAL * math.sqrt(share / sum(weight**2 for weight in weights.values()))
         terms += [
-            Term(columns, weight * unit * (-1) ** i)
+            (kind, columns, weight * unit * (-1) ** i)
             for i, (columns, weight) in enumerate(weights.items())
         ]
     return terms
 
 
-def _bias(logits: np.ndarray, settings: SyntheticSettings) -> float:
+def bias_of(logits: np.ndarray, settings: SyntheticSettings) -> float:
     """The bias that gives the calibration sample the base rate, by bisection."""
     low, high = -30.0, 30.0
     for _ in range(50):
@@ -268,27 +281,27 @@ def _draw_columns(
     dense = np.empty((DENSE, rows), np.int64)
     categorical = np.empty((CATEGORICAL, rows), np.int64)
     for j, share in enumerate(MISSING_DENSE):
-        missing, uniform = _split_missing(uniforms[1 + j], share)
-        dense[j] = _counts(uniform, MEDIANS[j], MINIMA[j])
+        missing, uniform = split_missing(uniforms[1 + j], share)
+        dense[j] = draw_counts(uniform, MEDIANS[j], MINIMA[j])
         dense[j, missing] = MISSING_COUNT
     for c, cardinality in enumerate(settings.cardinalities):
-        missing, uniform = _split_missing(uniforms[1 + DENSE + c], MISSING_CATEGORICAL[c])
-        ranks = _zipf_ranks(uniform, cardinality)
+        missing, uniform = split_missing(uniforms[1 + DENSE + c], MISSING_CATEGORICAL[c])
+        ranks = zipf_ranks(uniform, cardinality)
         if MLPERF_CARDINALITIES[c] > SMALL:
-            ranks = _born(ranks, day)
-        categorical[c] = _values(ranks, settings.seed, c)
+            ranks = born(ranks, day)
+        categorical[c] = values_of(ranks, settings.seed, c)
         categorical[c, missing] = MISSING_VALUE
     return uniforms[0], dense, categorical
 
 
-def _split_missing(uniform: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+def split_missing(uniform: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     """Where a value is missing, and uniforms in [0, 1) for the others, from one draw."""
     if not share:
         return np.zeros(len(uniform), bool), uniform
     return uniform < share, np.maximum(uniform - share, 0) / (1 - share)
 
 
-def _counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
+def draw_counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
     """Heavy-tailed counts: a log-logistic distribution of shape 4/3, rounded down.
 
     Quantile function ``median * (u / (1 - u)) ** (3 / 4)``; square roots only, because these are
@@ -299,7 +312,7 @@ def _counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
     return counts.astype(np.int64) + minimum
 
 
-def _zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
+def zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
     """Ranks [0, cardinality) with probabilities close to ``(rank + 1) ** -1.5``, int64.
 
     Inverts the bounded Pareto distribution of that density on [1, cardinality + 1) and rounds down.
@@ -309,7 +322,7 @@ def _zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
     return np.minimum((1 / (y * y)).astype(np.int64) - 1, cardinality - 1)
 
 
-def _born(ranks: np.ndarray, day: int) -> np.ndarray:
+def born(ranks: np.ndarray, day: int) -> np.ndarray:
     """Replace late values that are not born on ``day`` by their neighbour, who is there from day 0.
 
     Each day from 1 to 23 gives birth to one late value in 23, by rank in turn, so it shows new
@@ -324,12 +337,12 @@ def _born(ranks: np.ndarray, day: int) -> np.ndarray:
     return ranks - (late & (birthday > day))
 
 
-def _values(ranks: np.ndarray, seed: int, column: int) -> np.ndarray:
+def values_of(ranks: np.ndarray, seed: int, column: int | str) -> np.ndarray:
     """Ranks as they stand in the file: a bijection of 32 bits that looks like a hash, int64.
 
     MurmurHash3's finaliser (Appleby, 2011) behind an exclusive or with a key.
     """
-    x = ranks.astype(np.uint32) ^ np.uint32(_key(seed, "value", column) >> 32)
+    x = ranks.astype(np.uint32) ^ np.uint32(key_of(seed, "value", column) >> 32)
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)
     x ^= x >> np.uint32(13)
@@ -344,11 +357,11 @@ def _function(
     """The raw function of one column in one term: before centring and scaling."""
     index = int(column[4:])
     if column.startswith("cat"):
-        return _hashed_effect(categorical[index], _key(seed, *term.columns, column))
-    return _soft_step(dense[index], MEDIANS[index])
+        return hashed_effect(categorical[index], key_of(seed, *term.columns, column))
+    return soft_step(dense[index], MEDIANS[index])
 
 
-def _soft_step(counts: np.ndarray, median: float) -> np.ndarray:
+def soft_step(counts: np.ndarray, median: float) -> np.ndarray:
     """A bounded, smooth step of the log count, around the column's median.
 
     Missing counts as 0 and nothing lies below -2, as in the ETL's default transform, so that what
@@ -358,7 +371,7 @@ def _soft_step(counts: np.ndarray, median: float) -> np.ndarray:
     return t / (1 + np.abs(t))
 
 
-def _hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
+def hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
     """A uniform number in [-0.5, 0.5) for each value.
 
     The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
@@ -374,7 +387,7 @@ def _hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
 
 
 @functools.cache
-def _key(seed: int, *names: str | int) -> int:
+def key_of(seed: int, *names: str | int) -> int:
     """64 bits that differ for every seed and name."""
     text = "/".join(map(str, names)).encode()
     words = np.random.SeedSequence([seed, *text]).generate_state(1, np.uint64)

@@ -1,4 +1,4 @@
-"""``python -m etl synthesize``: a Criteo-format click log with a known best AUROC."""
+"""``python -m etl synthesize``: a click log with a known best AUROC."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         help="directory for day_0 … and synthetic.json; new, empty, or left by an interrupted run",
+    )
+    parser.add_argument(
+        "--spec",
+        metavar="NAME|TOML",
+        help="feature spec of the log: its columns, their types, the file format "
+        "(default: Criteo's)",
     )
     parser.add_argument(
         "--days",
@@ -67,8 +73,9 @@ def run(args: argparse.Namespace) -> None:
 
     Raises:
         OutputError: the output directory is occupied or cannot be written.
-        SettingsError: a value is out of its range.
+        SettingsError: a value is out of its range, or there is no such spec.
     """
+    from clicklog.spec import load_spec
     from clicklog.synthetic import SUMMARY_FILE, synthesize
     from clicklog.synthetic_model import SyntheticSettings
 
@@ -80,7 +87,8 @@ def run(args: argparse.Namespace) -> None:
         base_rate=args.base_rate,
     )
     begin = time.monotonic()
-    summary = synthesize(args.output_path, settings, workers=args.workers)
+    spec = load_spec(args.spec) if args.spec else None
+    summary = synthesize(args.output_path, settings, spec=spec, workers=args.workers)
     seconds = time.monotonic() - begin
     logger.info(
         "%s: %d days, %d rows, %.1f %% clicks, %.1f s (%.0f rows/s)",

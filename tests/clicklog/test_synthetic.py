@@ -154,7 +154,7 @@ def test_categories_follow_zipf(rows: Rows, column: int) -> None:
     cardinality = SETTINGS.cardinalities[column]
     present = rows.categorical[column][rows.categorical[column] != MISSING_VALUE]
     ranks = np.arange(cardinality)
-    values = synthetic_model._values(ranks, SETTINGS.seed, column)
+    values = synthetic_model.values_of(ranks, SETTINGS.seed, column)
     order = np.argsort(values)
     found = ranks[order][np.searchsorted(values[order], present)]
     assert (values[found] == present).all()
@@ -174,7 +174,7 @@ def test_cardinalities_are_mlperfs_scaled() -> None:
 
 
 def test_ranks_do_not_collide() -> None:
-    values = synthetic_model._values(np.arange(1_000_000), seed=3, column=0)
+    values = synthetic_model.values_of(np.arange(1_000_000), seed=3, column=0)
     assert len(np.unique(values)) == 1_000_000
     assert values.min() >= 0
     assert values.max() < 2**32
@@ -249,7 +249,7 @@ def test_logits_follow_the_formula_of_the_summary(summary: dict, rows: Rows) -> 
             count = int(rows.dense[index, row])
             t = np.log((0 if count == MISSING_COUNT else count) + 3) - np.log(MEDIANS[index] + 3)
             return t / (1 + abs(t))
-        x = int(rows.categorical[index, row]) + synthetic_model._key(
+        x = int(rows.categorical[index, row]) + synthetic_model.key_of(
             SETTINGS.seed, *columns, column
         )
         x &= mask
