@@ -17,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     _add_run(commands)
     _add_inspect(commands)
     _add_check(commands)
+    _add_import(commands)
     args = parser.parse_args(argv)
     return run_command(lambda: args.function(args))
 
@@ -55,6 +56,18 @@ def _add_check(commands) -> None:
     )
     check.add_arguments(parser)
     parser.set_defaults(function=check.run)
+
+
+def _add_import(commands) -> None:
+    from etl import import_data
+
+    parser = commands.add_parser(
+        "import",
+        help="take over what TorchRec, NVIDIA or NVTabular preprocessed",
+        description=import_data.__doc__,
+    )
+    import_data.add_arguments(parser)
+    parser.set_defaults(function=import_data.run)
 
 
 def _add_inspect(commands) -> None:
