@@ -1,0 +1,184 @@
+"""Runs on disk: whatever order, end or loss they meet, each block is counted once."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clicklog.errors import BadInputError
+from etl import cpu_runs
+from etl.counting import count, merge
+from etl.cpu_runs import Run, Runs
+from etl.moments import merge_moments
+
+_WORDS = pa.array(["", "a", "é", "a", "日本"], pa.string())
+
+
+def _run(block: int) -> Run:
+    """What a block holds: hex, int and string values that tell blocks apart."""
+    rng = np.random.default_rng(block)
+    return Run(
+        rows=block + 1,
+        nulls=np.array([block, 1, 0]),
+        moments=np.array([[block + 1.0, rng.normal(), rng.normal(), rng.random()]]),
+        counts=[
+            count(rng.integers(0, 50, 20, dtype=np.uint32)),
+            count(np.array([-block, 7, 2**53 - block])),
+            count(_WORDS.take(rng.integers(0, 5, 3))),
+        ],
+    )
+
+
+def _open(directory: Path, blocks: int, key: str = "key") -> Runs:
+    runs = Runs(directory, blocks, 3, key)
+    runs.compact()
+    return runs
+
+
+def _fill(runs: Runs, order: list[int] | None = None) -> None:
+    for block in order if order is not None else runs.missing:
+        runs.add(block, _run(block))
+
+
+def _total(runs: Runs) -> tuple:
+    """Everything the runs hold together, comparable."""
+    files = runs.files
+    counts = [merge(file.counts(v) for file in files) for v in range(3)]
+    plain = [Counter(dict(zip(c.values.tolist(), c.counts.tolist(), strict=True))) for c in counts]
+    rows = sum(int(file.array("rows")) for file in files)
+    nulls = sum(file.array("nulls") for file in files).tolist()
+    moments = merge_moments([file.array("moments") for file in files]).tolist()
+    return rows, nulls, moments, plain
+
+
+def _expected(blocks: int) -> tuple[int, list[int], list[Counter]]:
+    runs = [_run(block) for block in range(blocks)]
+    counters = []
+    for v in range(3):
+        counter: Counter = Counter()
+        for run in runs:
+            values, counts = run.counts[v].values.tolist(), run.counts[v].counts.tolist()
+            counter.update(dict(zip(values, counts, strict=True)))
+        counters.append(counter)
+    return sum(run.rows for run in runs), sum(run.nulls for run in runs).tolist(), counters
+
+
+@pytest.fixture(params=[2, 8])
+def fan_in(request, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(cpu_runs, "FAN_IN", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("blocks", [1, 7, 8, 9, 70])
+def test_whatever_the_order_few_files_remain(tmp_path: Path, fan_in: int, blocks: int) -> None:
+    order = np.random.default_rng(blocks).permutation(blocks).tolist()
+    runs = _open(tmp_path / "shuffled", blocks)
+    _fill(runs, order)
+    digits = sum(map(int, np.base_repr(blocks, fan_in)))  # one file for each unit of each digit
+    assert len(list((tmp_path / "shuffled").glob("*.npz"))) == len(runs.files) == digits
+    assert runs.missing == []
+    rows, nulls, moments, counters = _total(runs)
+    assert (rows, nulls, counters) == _expected(blocks)
+    straight = _open(tmp_path / "straight", blocks)
+    _fill(straight)
+    assert _total(straight)[2] == moments  # to the last bit
+    again = _open(tmp_path / "shuffled", blocks)
+    assert again.missing == []
+    assert _total(again) == _total(runs)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_lost_files_are_counted_again(tmp_path_factory, data: st.DataObject) -> None:
+    blocks = data.draw(st.integers(1, 20))
+    directory = tmp_path_factory.mktemp("runs")
+    _fill(_open(directory, blocks))
+    whole = _total(_open(directory, blocks))
+    for path in sorted(directory.glob("*.npz")):
+        if data.draw(st.booleans()):
+            path.unlink()
+    runs = _open(directory, blocks)
+    _fill(runs)
+    assert _total(runs) == whole
+
+
+class _Killed(BaseException):
+    pass
+
+
+@contextmanager
+def _killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Nothing changes on disk any more after so many renames and deletions: the process is dead."""
+    left = [steps]
+
+    def mortal(real):
+        def step(*args, **kwargs):
+            if left[0] == 0:
+                raise _Killed
+            left[0] -= 1
+            return real(*args, **kwargs)
+
+        return step
+
+    killed = [False]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", mortal(os.replace))
+        patch.setattr(Path, "unlink", mortal(Path.unlink))
+        try:
+            yield killed
+        except _Killed:
+            killed[0] = True
+
+
+def test_killed_at_every_step(tmp_path: Path, fan_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = 2 * fan_in + 3
+    _fill(_open(tmp_path / "whole", blocks))
+    whole = _total(_open(tmp_path / "whole", blocks))
+    steps = 0
+    while True:
+        directory = tmp_path / str(steps)
+        with _killed_after(steps, monkeypatch) as killed:
+            _fill(_open(directory, blocks))
+        if not killed[0]:
+            break
+        # killed a second time, while it recovers or goes on
+        with _killed_after(steps % 5, monkeypatch):
+            _fill(_open(directory, blocks))
+        runs = _open(directory, blocks)
+        _fill(runs)
+        assert _total(runs) == whole, steps
+        names = {path.name for path in directory.iterdir()}
+        assert names == {path.name for path in (tmp_path / "whole").iterdir()}, steps
+        steps += 1
+    assert steps > 2 * blocks  # each block was written, and each merge deleted
+
+
+def test_runs_of_other_blocks_are_not_used(tmp_path: Path) -> None:
+    _fill(_open(tmp_path, 3))
+    assert _open(tmp_path, 3).missing == []
+    assert _open(tmp_path, 3, "another").missing == [0, 1, 2]
+    assert list(tmp_path.glob("*.npz")) == []
+
+
+def test_a_damaged_run_is_an_error_that_names_it(tmp_path: Path) -> None:
+    runs = _open(tmp_path, 1)
+    _fill(runs)
+    path = tmp_path / "0-1.npz"
+    data = bytearray(path.read_bytes())
+    at = data.index(_run(0).counts[0].values.tobytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadInputError, match="0-1.npz: damaged"):
+        runs.files[0].counts(0)
+    path.write_bytes(data[:100])
+    with pytest.raises(BadInputError, match="0-1.npz: damaged"):
+        _total(_open(tmp_path, 1))

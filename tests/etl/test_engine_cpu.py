@@ -1,0 +1,306 @@
+"""The cpu engine: one answer for any cut and any number of threads, and the one NVTabular gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nvt_compat  # noqa: F401
+
+import dask.dataframe as dd
+import numpy as np
+import nvtabular
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import workflows
+from clicklog.columns import InputFormat
+from clicklog.errors import BadInputError, BadRowError
+from clicklog.raw import Block, find_days, read_block
+from clicklog.rows import RawRows, empty_rows
+from clicklog.spec import FeatureSpec
+from etl import cpu_runs, engine_cpu
+from etl.plan import Plan, make_plan
+from tests.logs import CRITEO, Reference, random_rows, write_day, write_log
+from tests.workflows.random_specs import feature_specs, random_raw_rows
+from workflows.graph import build
+from workflows.store import load, save
+from workflows.writer import Fitted, write_workflow
+
+
+def _settings(examples: int) -> settings:
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(max_examples=examples, deadline=None, suppress_health_check=checks)
+
+
+def fit(blocks: list[Block], spec: FeatureSpec, directory: Path, **options) -> Fitted:
+    options = {"workers": 2, "reject": False, **options}
+    return engine_cpu.fit(blocks, spec, directory, **options)
+
+
+def plan_of(log: Path, spec: FeatureSpec = CRITEO, block_bytes: int = 1 << 20) -> Plan:
+    return make_plan(find_days(str(log)), spec, block_bytes=block_bytes)
+
+
+def transform(plan: Plan, workflow: Path, out: Path, **options) -> list:
+    options = {"workers": 2, "reject": False, **options}
+    return list(engine_cpu.transform(plan.units, workflow, out / "parts", out / "work", **options))
+
+
+def vocabulary(fitted: Fitted, name: str) -> tuple[list, list, dict]:
+    found = fitted.vocabularies[name]
+    return found.values.tolist(), found.counts.tolist(), found.observed
+
+
+def assert_same(one: Fitted, other: Fitted, *, exactly: bool) -> None:
+    assert one.vocabularies.keys() == other.vocabularies.keys()
+    for name in one.vocabularies:
+        assert vocabulary(one, name) == vocabulary(other, name)
+    if exactly:
+        assert one.statistics == other.statistics
+        return
+    assert one.statistics.keys() == other.statistics.keys()
+    for name, values in one.statistics.items():
+        assert values == pytest.approx(other.statistics[name], rel=1e-12, abs=1e-13)
+
+
+@_settings(8)
+@given(
+    rows=st.lists(st.integers(3, 40), min_size=2, max_size=3),
+    seed=st.integers(0, 10**6),
+    block_bytes=st.sampled_from([1_500, 4_000, 1 << 20]),
+    piece_bytes=st.sampled_from([400, 1_500, 8 << 20]),
+    workers=st.integers(1, 4),
+    fan_in=st.sampled_from([2, 8]),
+)
+def test_any_cut_and_any_workers(
+    tmp_path_factory, rows, seed, block_bytes, piece_bytes, workers, fan_in
+) -> None:
+    """The reference is plain Python's; one thread, one block give the same, to the last bit."""
+    directory = tmp_path_factory.mktemp("log")
+    days = write_log(directory / "raw", rows, seed)
+    plan = plan_of(directory / "raw", block_bytes=block_bytes)
+    whole = fit(plan_of(directory / "raw").train_blocks, CRITEO, directory / "whole", workers=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_cpu, "PIECE_BYTES", piece_bytes)
+        patch.setattr(cpu_runs, "FAN_IN", fan_in)
+        cut = fit(plan.train_blocks, CRITEO, directory / "cut", workers=workers)
+        alone = fit(plan.train_blocks, CRITEO, directory / "alone", workers=1)
+        assert_same(cut, alone, exactly=True)
+        assert_same(cut, whole, exactly=False)
+        reference = Reference([row for day in days[:-1] for row in day])
+        for j, name in enumerate(CRITEO.categorical_names):
+            assert vocabulary(cut, name)[0] == list(reference.ids[j])
+        for j, name in enumerate(CRITEO.dense_names):
+            expected = {"mean": reference.mean[j], "std": reference.std[j]}
+            assert cut.statistics[name] == pytest.approx(expected, rel=1e-12, abs=1e-13)
+        write_workflow(directory / "workflow", CRITEO, cut)
+        results = transform(plan, directory / "workflow", directory / "cut", workers=workers)
+        transform(plan, directory / "workflow", directory / "alone", workers=1)
+    assert [result.unit for result in results] == plan.units
+    raw = [row for day in days for row in day]
+    begin = 0
+    for unit, result in zip(plan.units, results, strict=True):
+        part = directory / "cut" / "parts" / unit.file
+        assert part.read_bytes() == (directory / "alone" / "parts" / unit.file).read_bytes()
+        own, begin = raw[begin : begin + result.rows], begin + result.rows
+        got, expected = pq.ParquetFile(part).read().to_pydict(), reference.transform(own)
+        for name in [CRITEO.label, *CRITEO.categorical_names]:
+            assert got[name] == expected[name].tolist()
+        for name in CRITEO.dense_names:
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, atol=1e-6)
+        assert result.positives == sum(row[0] == "1" for row in own)
+        assert result.oov.tolist() == [got[name].count(2) for name in CRITEO.categorical_names]
+        assert result.null.tolist() == [got[name].count(1) for name in CRITEO.categorical_names]
+    assert begin == len(raw)
+
+
+def write_parquet(path: Path, spec: FeatureSpec, rows: RawRows) -> None:
+    """Rows of any raw type as a day of a log."""
+    columns = {spec.label: rows.label.astype(np.int32)}
+    for j, column in enumerate(spec.dense):
+        absent = (rows.dense_missing >> np.uint64(j)) & np.uint64(1) != 0
+        values = rows.dense[j] if column.raw == "float" else rows.dense[j].astype(np.int32)
+        columns[column.name] = pa.array(values, mask=absent)
+    for j, column in enumerate(spec.categorical):
+        values, absent = rows.categorical[j], (rows.categorical_missing >> np.uint64(j)) & 1 != 0
+        if column.multi_hot:
+            flat, at = values.values.tolist(), values.offsets.tolist()
+            kind = {"string": pa.string(), "hex32": pa.uint32(), "int": pa.int64()}[column.raw]
+            lists = [flat[at[i] : at[i + 1]] or None for i in range(len(values))]
+            columns[column.name] = pa.array(lists, pa.list_(kind))
+        elif column.raw == "string":
+            listed = [None if gone else v for v, gone in zip(values.tolist(), absent, strict=True)]
+            columns[column.name] = pa.array(listed, pa.string())
+        else:
+            columns[column.name] = pa.array(values, mask=absent)
+    pq.write_table(pa.table(columns), path, row_group_size=7)
+
+
+def fit_nvtabular(blocks: list[Block], spec: FeatureSpec, directory: Path) -> nvtabular.Workflow:
+    def frame(block: Block):
+        return workflows.to_frame(read_block(block, spec), spec)
+
+    meta = workflows.to_frame(empty_rows(spec), spec)
+    frames = dd.from_map(frame, blocks, meta=meta, enforce_metadata=False)
+    return build(spec, directory).fit(nvtabular.Dataset(frames, cpu=True))
+
+
+@_settings(12)
+@given(
+    spec=feature_specs(),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    seed=st.integers(0, 10**6),
+    block_bytes=st.sampled_from([100, 1 << 20]),
+)
+def test_the_same_workflow_as_nvtabular_for_any_spec(
+    tmp_path_factory, spec, sizes, seed, block_bytes
+) -> None:
+    directory = tmp_path_factory.mktemp("spec")
+    spec = FeatureSpec(
+        spec.label, spec.dense, spec.categorical, spec.dense_transform, InputFormat("parquet")
+    )
+    for day, rows in enumerate([*sizes, 6]):
+        raw = random_raw_rows(spec, rows, seed + day)
+        write_parquet(directory / f"day_{day}.parquet", spec, raw)
+    plan = make_plan(find_days(str(directory)), spec, block_bytes=block_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_cpu, "PIECE_BYTES", 300)
+        ours = write_workflow(
+            directory / "ours", spec, fit(plan.train_blocks, spec, directory / "runs")
+        )
+        theirs = save(
+            fit_nvtabular(plan.train_blocks, spec, directory / "nvt"), spec, directory / "theirs"
+        )
+        for name, values in ours.vocabularies.items():
+            other = theirs.vocabularies[name]
+            assert (values.values, values.table_size, values.observed) == (
+                other.values, other.table_size, other.observed,
+            )  # fmt: skip
+            one = pq.ParquetFile(directory / "ours" / values.file).read()
+            assert one.to_pydict() == (
+                pq.ParquetFile(directory / "theirs" / other.file).read().to_pydict()
+            )
+        assert ours.statistics.keys() == theirs.statistics.keys()
+        for name, values in ours.statistics.items():
+            assert values == pytest.approx(theirs.statistics[name], rel=1e-11, abs=1e-12)
+        transform(plan, directory / "ours", directory / "out")
+    genuine = load(directory / "ours")
+    for unit in plan.units:
+        got = pq.ParquetFile(directory / "out" / "parts" / unit.file).read().to_pydict()
+        frame = genuine.transform(workflows.to_frame(read_block(unit.block, spec), spec))
+        for name in spec.columns:
+            expected = frame[name].tolist()
+            if name in spec.categorical_names:
+                assert got[name] == [x.tolist() if hasattr(x, "tolist") else x for x in expected]
+            else:
+                np.testing.assert_allclose(got[name], expected, rtol=1e-6, atol=1e-7)
+
+
+def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch) -> None:
+    write_log(tmp_path / "raw", [60, 6])
+    plan = plan_of(tmp_path / "raw")
+    write_workflow(tmp_path / "workflow", CRITEO, fit(plan.train_blocks, CRITEO, tmp_path / "fit"))
+    monkeypatch.setattr("etl.parquet.ROW_GROUP_ROWS", 25)
+    monkeypatch.setattr(engine_cpu, "PIECE_BYTES", 2000)
+    results = transform(plan, tmp_path / "workflow", tmp_path)
+    part = tmp_path / "parts" / plan.units[0].file
+    groups = pq.ParquetFile(part).metadata
+    assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [25, 25, 10]
+    assert results[0].size == part.stat().st_size
+
+
+@pytest.fixture
+def bad_log(tmp_path: Path) -> tuple[Plan, list[list[list[str]]]]:
+    days = [random_rows(60, 1), random_rows(40, 2), random_rows(4, 3)]
+    days[0][31][4] = "x1"  # line 32
+    days[0][33] = ["0", "1"]
+    days[1][7][20] = "zz"
+    for number, rows in enumerate(days):
+        write_day(tmp_path / "raw" / f"day_{number}", rows)
+    return plan_of(tmp_path / "raw", block_bytes=3000), days
+
+
+def test_the_first_bad_row_is_named(bad_log, tmp_path: Path, monkeypatch) -> None:
+    plan, _ = bad_log
+    monkeypatch.setattr(engine_cpu, "PIECE_BYTES", 700)
+    for workers in (1, 4):
+        with pytest.raises(BadRowError, match=r"day_0, line 32: .*int_3.*'x1'"):
+            fit(plan.train_blocks, CRITEO, tmp_path / f"fit{workers}", workers=workers)
+
+
+def test_bad_rows_are_left_out_and_numbered(bad_log, tmp_path: Path, monkeypatch) -> None:
+    plan, days = bad_log
+    monkeypatch.setattr(engine_cpu, "PIECE_BYTES", 700)
+    fitted = fit(plan.train_blocks, CRITEO, tmp_path / "fit", reject=True)
+    good = [row for i, row in enumerate(days[0]) if i not in (31, 33)]
+    good += [row for i, row in enumerate(days[1]) if i != 7]
+    reference = Reference(good)
+    assert vocabulary(fitted, "cat_25")[0] == list(reference.ids[25])
+    assert fitted.statistics["int_3"]["mean"] == pytest.approx(reference.mean[3])
+    write_workflow(tmp_path / "workflow", CRITEO, fitted)
+    results = transform(plan, tmp_path / "workflow", tmp_path, reject=True)
+    first = {}  # lines of each day before the unit
+    bad = []
+    for result in results:
+        begin = first.get(result.unit.day, 0)
+        bad += [(result.unit.day, begin + line) for line, _ in result.bad]
+        first[result.unit.day] = begin + result.lines
+    assert bad == [(0, 31), (0, 33), (1, 7)]
+    assert sum(result.rows for result in results) == 101
+
+
+def test_no_row_at_all(tmp_path: Path) -> None:
+    write_day(tmp_path / "raw" / "day_0", [["7", *row[1:]] for row in random_rows(3, 0)])
+    write_day(tmp_path / "raw" / "day_1", random_rows(4, 0))
+    plan = plan_of(tmp_path / "raw")
+    with pytest.raises(BadInputError, match="no well-formed row"):
+        fit(plan.train_blocks, CRITEO, tmp_path / "fit", reject=True)
+
+
+@_settings(6)
+@given(lost=st.sets(st.integers(0, 20)), stop=st.integers(0, 12), workers=st.integers(1, 3))
+def test_a_fit_goes_on_where_it_ended(tmp_path_factory, lost, stop, workers) -> None:
+    """After any failure and any loss of files: the same result, and nothing done twice."""
+    directory = tmp_path_factory.mktemp("resume")
+    write_log(directory / "raw", [80, 40, 6])
+    blocks = plan_of(directory / "raw", block_bytes=2500).train_blocks
+    assert len(blocks) >= 12
+    done: list[float] = []
+    whole = fit(blocks, CRITEO, directory / "whole", report=done.append)
+    assert sum(done) == 120
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_runs, "FAN_IN", 3)
+        count_block = engine_cpu._count_block
+
+        def failing(block: Block, *args):
+            if block == blocks[min(stop, len(blocks) - 1)]:
+                raise OSError("the plug is pulled")
+            return count_block(block, *args)
+
+        patch.setattr(engine_cpu, "_count_block", failing)
+        with pytest.raises(OSError, match="plug"):
+            fit(blocks, CRITEO, directory / "runs", workers=workers)
+        files = sorted((directory / "runs").glob("*.npz"))
+        for i in lost & set(range(len(files))):
+            files[i].unlink()
+        kept = {
+            block
+            for path in (directory / "runs").glob("*.npz")
+            for block in range(*map(int, path.stem.split("-")))
+        }
+        counted: list[Block] = []
+
+        def noted(block: Block, *args):
+            counted.append(block)
+            return count_block(block, *args)
+
+        patch.setattr(engine_cpu, "_count_block", noted)
+        done = []
+        again = fit(blocks, CRITEO, directory / "runs", workers=workers, report=done.append)
+    assert_same(again, whole, exactly=False)
+    assert sum(done) == 120
+    missing = [block for i, block in enumerate(blocks) if i not in kept]
+    assert sorted(counted, key=blocks.index) == missing

@@ -1,0 +1,78 @@
+"""The cpu engine in a process of its own: what it imports, and how much memory it takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.logs import random_rows, write_log
+
+_IMPORTS = """
+import json, sys
+from pathlib import Path
+from clicklog.raw import find_days
+from clicklog.spec import load_spec
+from etl import engine_cpu
+from etl.plan import make_plan
+from workflows.writer import write_workflow
+
+raw, out = sys.argv[1], Path(sys.argv[2])
+plan = make_plan(find_days(raw), load_spec(), block_bytes=5000)
+options = {"workers": 2, "reject": False}
+fitted = engine_cpu.fit(plan.train_blocks, load_spec(), out / "fit", **options)
+write_workflow(out / "workflow", load_spec(), fitted)
+list(engine_cpu.transform(plan.units, out / "workflow", out / "parts", out / "work", **options))
+heavy = {"nvtabular", "merlin", "dask", "distributed", "pandas", "torch", "cudf", "sklearn"}
+print(json.dumps(sorted(heavy & sys.modules.keys())))
+"""
+
+
+def test_none_of_the_heavy_packages_is_imported(tmp_path: Path) -> None:
+    write_log(tmp_path / "raw", [60, 6])
+    command = [sys.executable, "-c", _IMPORTS, str(tmp_path / "raw"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+_MEMORY = """
+import resource, sys
+from pathlib import Path
+from clicklog.raw import find_days
+from clicklog.spec import load_spec
+from etl import engine_cpu
+from etl.plan import make_plan
+from workflows.writer import write_workflow
+
+raw, out = sys.argv[1], Path(sys.argv[2])
+plan = make_plan(find_days(raw), load_spec(), block_bytes=4 << 20)
+options = {"workers": 2, "reject": False}
+fitted = engine_cpu.fit(plan.train_blocks, load_spec(), out / "fit", **options)
+write_workflow(out / "workflow", load_spec(), fitted)
+for _ in engine_cpu.transform(
+    plan.units, out / "workflow", out / "parts", out / "work", **options
+):
+    pass
+print(len(plan.units), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    """Logs of about 3 and 40 blocks: the same vocabulary, about the same peak."""
+    rows = random_rows(4000, 0)
+    text = "".join("\t".join(row) + "\n" for row in rows)
+    peaks = {}
+    for name, times in (("small", 10), ("large", 190)):
+        (tmp_path / name).mkdir()
+        with open(tmp_path / name / "day_0", "w") as file:
+            for _ in range(times):
+                file.write(text)
+        (tmp_path / name / "day_1").write_text(text)
+        command = [sys.executable, "-c", _MEMORY, str(tmp_path / name), str(tmp_path / f"{name}.o")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks[name] = tuple(map(int, done.stdout.split()))
+    (small_units, small_mb), (large_units, large_mb) = peaks["small"], peaks["large"]
+    assert small_units <= 6
+    assert large_units >= 40
+    assert large_mb < small_mb + 40, peaks
