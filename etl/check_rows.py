@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from etl.arrow import to_numpy
+from clicklog.arrays import to_numpy
 from etl.check_files import AGAIN, Output
 from etl.check_overlap import Overlap, Sample, take_sample
 from etl.findings import ERROR

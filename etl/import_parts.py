@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError, OutputError, SettingsError
 from clicklog.files import read_json, write_json
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 from clicklog.versions import installed_version
 from etl import output
-from etl.arrow import to_arrow
 from etl.import_arrays import ArrayFile, ArraySource, RowSet
 from etl.manifest import MANIFEST_VERSION
 from etl.parquet import ROW_GROUP_ROWS, write_descriptions, write_part

@@ -146,6 +146,14 @@ def _merged(
             f"{', '.join(sorted(set(given.dense_names) ^ kinds)[:5])}",
             "give the spec of the rows that the workflow was fitted on",
         )
+    for column in given.categorical:
+        text = found[column.name].raw == "string"
+        if text != (column.raw == "string"):
+            raise SchemaError(
+                f"column {column.name}: {column.raw} in the spec, its vocabulary is "
+                f"{'text' if text else 'integers'}",
+                'raw = "string" is for text, hex32 or int for integers',
+            )
     return dataclasses.replace(
         given,
         dense=tuple(

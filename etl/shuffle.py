@@ -35,9 +35,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import BadInputError, OutputError, SettingsError
 from clicklog.files import atomic_path, read_json, write_json, write_text
-from etl.arrow import to_arrow, to_numpy
 from etl.parquet import write_part
 from etl.permutation import permute, round_keys
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError
 from clicklog.schema import TableSchema
 from etl import check as check_module
 from etl.__main__ import main
-from etl.arrow import to_arrow
 from etl.check import check
 from etl.check_overlap import Overlap, Sample, take_sample
 from etl.findings import ERROR, NOTE, WARNING
