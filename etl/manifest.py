@@ -5,7 +5,7 @@ The same run writes the same bytes; how long it took is in ``timings.json``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +15,10 @@ from clicklog.splits import SPLITS
 from etl.results import UnitResult, by_source
 from workflows.description import WorkflowDescription
 
-if TYPE_CHECKING:
-    from etl.settings import EtlSettings
-
 MANIFEST_VERSION = 2
 
 
 def make_manifest(
-    settings: EtlSettings,
     record: dict[str, Any],
     days: list[DayFile],
     results: list[UnitResult],
@@ -36,7 +32,6 @@ def make_manifest(
     the click rate of each day; ``files`` rows and bytes of each part.
 
     Args:
-        settings: of the run.
         record: see :func:`etl.state.plan_record`.
         days: the input files.
         results: of all units, in order.
@@ -47,7 +42,7 @@ def make_manifest(
     rows = {source: _rows(own) for source, own in by_source(results).items()}
     return {
         "format_version": MANIFEST_VERSION,
-        "settings": settings.to_dict(),
+        "settings": record["settings"],
         "inputs": [
             {
                 "day": day.day,

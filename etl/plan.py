@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from clicklog.lines import read_bytes, read_stream
 from clicklog.raw import Block, DayFile, OpenDay, open_day
 from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS, cut_last_day
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +154,7 @@ def stage(
             continue
         target = directory / Path(day.path).name.rsplit(".", 1)[0]
         if not target.exists():
+            log.debug("begin decompress %s", day.path)
             with atomic_path(target) as temporary, open(temporary, "wb") as out:
                 for chunk in read_stream(day.path, 8 << 20):
                     out.write(chunk)

@@ -114,8 +114,7 @@ class _Run:
         if self.settings.shuffle != "none":
             with self.clock("shuffle"):
                 self._shuffle(done)
-        with self.clock("describe"):
-            return self._finish(plan, done)
+        return self._finish(plan, done)
 
     def _staged(self) -> list[DayFile]:
         """The days, decompressed; blocks need random access."""
@@ -135,7 +134,6 @@ class _Run:
                 raise
 
     def _stage(self, day: DayFile, report: Callable[[int], object]) -> DayFile:
-        log.debug("begin decompress %s", day.path)
         (staged,) = stage([day], self.work / "decompressed", report)
         return staged
 
@@ -221,17 +219,18 @@ class _Run:
         from workflows import inspect
 
         description = inspect(self.workflow)
-        files = [result.unit.file for result in results]
-        move_parts(self.parts, self.split_root, files)
-        sizes = check_rows(plan, results, self.split_root)
-        write_descriptions(self.split_root, files, description.table_schema)
+        with self.clock("describe"):
+            files = [result.unit.file for result in results]
+            move_parts(self.parts, self.split_root, files)
+            sizes = check_rows(plan, results, self.split_root)
+            write_descriptions(self.split_root, files, description.table_schema)
         _refuse_changes(
             self.record,
             plan_record(self.settings.to_dict(), self._days_now()),
             self.output,
             "they were written to during the run; begin again with --restart",
         )
-        manifest = make_manifest(self.settings, self.record, self.days, results, sizes, description)
+        manifest = make_manifest(self.record, self.days, results, sizes, description)
         timings = self._timings(plan, manifest)
         write_json(self.output / "timings.json", timings)
         with_speed = {**manifest, "rows_per_s": timings["rows_per_s"]}

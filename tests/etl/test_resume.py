@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import dataclasses
+import errno
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from clicklog.errors import BadRowError, OutputError
+from clicklog.raw import find_days
+from etl.run import run
+from etl.state import changes, plan_record
+from tests.etl.runs import assert_is, settings, tree
+from tests.logs import CRITEO, write_day, write_log
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = [60, 50, 41]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
+    raw = tmp_path_factory.mktemp("log") / "raw"
+    return raw, write_log(raw, ROWS)
+
+
+@pytest.fixture
+def unfinished(log, tmp_path: Path) -> tuple[Path, Path]:
+    """A log, and an output that has all of it but the last split, which has a bad row."""
+    raw = tmp_path / "raw"
+    write_log(raw, ROWS)
+    with open(raw / "day_2", "a") as file:
+        file.write("bad\n")
+    (raw / "day_1.gz").write_bytes(gzip.compress((raw / "day_1").read_bytes()))
+    (raw / "day_1").unlink()
+    with pytest.raises(BadRowError, match="day_2, line 42"):
+        run(settings(raw, tmp_path / "out", workers=1))
+    return raw, tmp_path / "out"
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """Byte-identical after resuming, and at most a unit per worker is done twice."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.etl.killed", str(tmp_path), "4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["different"] == []
+    assert seen["kills"] >= 24
+    assert {"fit", "transform"} <= seen["stages"].keys()
+    assert max(seen["redone"]) <= 2  # workers
+
+
+def test_an_unfinished_output_needs_a_word(unfinished) -> None:
+    raw, output = unfinished
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
+    with pytest.raises(OutputError, match=r"did not finish\n.*--resume.*--restart"):
+        run(settings(raw, output))
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
+
+
+def test_other_settings_are_refused_by_name(unfinished) -> None:
+    raw, output = unfinished
+    spec = dataclasses.replace(CRITEO.with_policy(freq_threshold=3), dense_transform="log")
+    columns = list(spec.categorical)
+    columns[4] = dataclasses.replace(columns[4], freq_threshold=0)
+    other = dataclasses.replace(spec, categorical=tuple(columns))
+    with pytest.raises(OutputError) as caught:
+        run(settings(raw, output, other, block_mb=2, shuffle="full", resume=True))
+    text = str(caught.value)
+    for line in (
+        "block_mb: 64 before, 2 now",
+        "shuffle: 'none' before, 'full' now",
+        "spec.categorical.cat_0.freq_threshold: 0 before, 3 now",
+        "more",
+        "--restart",
+    ):
+        assert line in text
+    assert "cat_4" not in text
+    # what cannot change the result may be another
+    allowed = settings(raw, output, workers=2, max_bad_fraction=0.5, resume=True)
+    with pytest.raises(BadRowError, match="day_2, line 42"):
+        run(allowed)
+
+
+def test_other_inputs_are_refused_by_name(unfinished) -> None:
+    raw, output = unfinished
+    with open(raw / "day_0", "a") as file:
+        file.write("more\n")
+    os.utime(raw / "day_1.gz", (1, 1))
+    write_day(raw / "day_3", [])
+    (raw / "day_3").write_text("x")
+    with pytest.raises(OutputError) as caught:
+        run(settings(raw, output, resume=True))
+    text = str(caught.value)
+    size = (raw / "day_0").stat().st_size
+    assert f"{raw / 'day_0'} size: {size - 5} before, {size} now" in text
+    assert f"{raw / 'day_1.gz'} modified: " in text
+    assert f"{raw / 'day_3'}: new" in text
+    (raw / "day_3").unlink()
+    (raw / "day_2").rename(raw / "day_2.tsv")
+    with pytest.raises(OutputError, match=r"day_2: no longer there\n.*day_2.tsv: new"):
+        run(settings(raw, output, resume=True))
+
+
+def test_another_version_is_refused(unfinished) -> None:
+    raw, output = unfinished
+    (record,) = output.glob(".work/*/plan.json")
+    value = json.loads(record.read_text())
+    value["versions"]["pyarrow"] = "1.0"
+    record.write_text(json.dumps(value))
+    with pytest.raises(OutputError, match=r"pyarrow: '1.0' before, '"):
+        run(settings(raw, output, resume=True))
+
+
+def test_inputs_without_a_time_go_by_their_ends() -> None:
+    """fsspec's memory filesystem tells none."""
+    memory = fsspec.filesystem("memory")
+    text = ("\t".join(["0"] * 40) + "\n") * 10
+    for name in ("day_0", "day_1"):
+        memory.pipe(f"/resume/{name}", text.encode())
+    before = plan_record({}, find_days("memory://resume"))
+    assert changes(before, plan_record({}, find_days("memory://resume"))) == []
+    memory.pipe("/resume/day_1", text.encode()[:-2] + b"1\n")
+    (line,) = changes(before, plan_record({}, find_days("memory://resume")))
+    assert line.startswith("memory://resume/day_1 sha256 of its ends: ") or "day_1" in line
+    memory.rm("/resume", recursive=True)
+
+
+def test_restart_discards(unfinished) -> None:
+    """In a directory of another name, where no worker of the old run writes."""
+    raw, output = unfinished
+    days = write_log(raw, ROWS)
+    (raw / "day_1.gz").unlink()
+    (before,) = (output / ".work").iterdir()
+    (before / "parts" / "train" / "part.77.parquet").write_text("of the old run")
+    seen = []
+
+    def remember(*arguments) -> None:
+        seen.extend((output / ".work").iterdir())
+        raise OutputError("stop here")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("etl.run.move_parts", remember)
+        with pytest.raises(OutputError, match="stop here"):
+            run(settings(raw, output, restart=True))
+    assert before not in seen
+    run(settings(raw, output, resume=True))
+    assert_is(output, days)
+    assert not list(output.rglob("part.77*"))
+
+
+def test_decompressed_days_are_kept(unfinished) -> None:
+    raw, output = unfinished
+    (copy,) = output.glob(".work/*/decompressed/day_1")
+    inode = copy.stat().st_ino, copy.stat().st_mtime_ns
+    with pytest.raises(BadRowError):
+        run(settings(raw, output, resume=True))
+    assert (copy.stat().st_ino, copy.stat().st_mtime_ns) == inode
+
+
+def test_resume_begins_where_there_is_nothing(log, tmp_path: Path) -> None:
+    """So that one command in a loop does; and once more, it has nothing to do."""
+    first = run(settings(log[0], tmp_path / "out", resume=True))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    assert run(settings(log[0], tmp_path / "out", resume=True)) == first
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+    with pytest.raises(OutputError, match=r"block_mb: 64 before, 1 now\n.*another --output_path"):
+        run(settings(log[0], tmp_path / "out", resume=True, block_mb=1))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch, number: int) -> None:
+    """Each sync is one time the first that fails: every time a clear error, and then resumed."""
+    run(settings(log[0], tmp_path / "out", shuffle="file"))
+    (tmp_path / "out").rename(tmp_path / "whole")
+    fsync, calls, fails_at = os.fsync, [], 1
+    messages: list[str] = []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == fails_at:
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("etl.report.write_report", lambda *arguments: None)  # slow
+    again = settings(log[0], tmp_path / "out", shuffle="file", resume=True)
+    while not (tmp_path / "out" / "manifest.json").exists():
+        calls.clear()
+        try:
+            run(again)
+        except OutputError as error:
+            messages.append(str(error))
+        fails_at += 5
+    assert len(messages) > 10
+    assert all(os.strerror(number) in message for message in messages)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_file_system_that_takes_no_more(log, tmp_path: Path) -> None:
+    """A limit of the kernel's, which every library meets: parquet, npz, JSON."""
+    run(settings(log[0], tmp_path / "out"))
+    (tmp_path / "out").rename(tmp_path / "whole")
+    flags = ["--input_path", str(log[0]), "--output_path", str(tmp_path / "out"), "--resume"]
+    for size in (100, 20_000, 60_000):
+        done = subprocess.run(
+            [sys.executable, "-m", "etl", "run", "--engine", "cpu", *flags],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),  # noqa: B023
+        )
+        assert done.returncode == 2, done.stderr
+        assert "cannot be written: File too large" in done.stderr
+        assert "Traceback" not in done.stderr
+    run(settings(log[0], tmp_path / "out", resume=True))
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
