@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 
-def key_like_vocabulary(column, dtype):
-    """A column to be looked up in a vocabulary of ``dtype``: cast, if that loses no null.
+def key_like_vocabulary(column, vocabulary):
+    """A column to be looked up in a vocabulary: cast to its type, if that loses no null.
 
     pandas keeps integers with missing values as float64. The integers that a vocabulary may hold
     are exact there, and merging float64 with int64 keys compares by value.
@@ -26,17 +26,18 @@ def key_like_vocabulary(column, dtype):
         TypeError: strings for a vocabulary of numbers (a cast would read hexadecimal digits as
             decimal ones), or numbers for one of strings (none would be found); both silently.
     """
+    dtype = vocabulary.dtype
     if not isinstance(column, pd.Series):
         return column.astype(dtype)
-    kind = np.dtype(dtype).kind
-    numbers = kind in "iuf"
-    if column.isna().all():
-        return column.astype("float64" if numbers else dtype)
+    numbers = pd.api.types.is_numeric_dtype(dtype)
+    if not len(vocabulary) or column.isna().all():
+        # nothing can be found, and either may have the type of nothing at all
+        return pd.Series(np.nan, column.index, dtype="float64" if numbers else dtype)
     if numbers and not pd.api.types.is_numeric_dtype(column):
         raise TypeError(f"column {column.name}: {column.dtype} values, numbers are needed")
     if not numbers and pd.api.types.infer_dtype(column, skipna=True) != "string":
         raise TypeError(f"column {column.name}: {column.dtype} values, strings are needed")
-    if column.dtype.kind == "f" and kind in "iu":
+    if column.dtype.kind == "f" and dtype.kind in "iu":
         return column
     return column.astype(dtype)
 
@@ -49,11 +50,11 @@ def _mend_encode(categorify) -> None:
         ("if isinstance(df[cl].dropna().iloc[0], (np.ndarray, list)):", "if list_col:"),
         (
             "codes[cl] = dispatch.flatten_list_column_values(ser).astype(value[cr].dtype)",
-            "codes[cl] = key_like_vocabulary(codes[cl], value[cr].dtype)",
+            "codes[cl] = key_like_vocabulary(codes[cl], value[cr])",
         ),
         (
             "codes[cl] = df[cl].copy().astype(value[cr].dtype)",
-            "codes[cl] = key_like_vocabulary(df[cl], value[cr].dtype)",
+            "codes[cl] = key_like_vocabulary(df[cl], value[cr])",
         ),
         (
             'merged_df["labels"].fillna(df._constructor_sliced(indistinct), inplace=True)',

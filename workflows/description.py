@@ -29,7 +29,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clicklog.errors import BadInputError, SchemaError
@@ -64,6 +64,11 @@ class Vocabulary:
     values: int
     table_size: int
     observed: dict[str, int]
+
+    @property
+    def meta_file(self) -> str:
+        """Path of NVTabular's account of its ids."""
+        return str(PurePosixPath(self.file).with_name(f"meta.{self.name}.parquet"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +139,10 @@ class WorkflowDescription:
             vocabularies=describe_vocabularies(spec, value["vocabularies"]),
             versions=value["versions"],
             digest=value["digest"],
-            files=value["files"],
+            files={
+                name: {"bytes": int(file["bytes"]), "sha256": str(file["sha256"])}
+                for name, file in value["files"].items()
+            },
         )
 
 
@@ -168,9 +176,7 @@ def inspect(path: Path | str) -> WorkflowDescription:
         description = WorkflowDescription.from_dict(metadata)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadInputError(f"{path / METADATA_FILE}: damaged: {error!r}", _COPY_AGAIN) from error
-    wanted = {GRAPH_FILE, *(vocabulary.file for vocabulary in description.vocabularies.values())}
-    for name in sorted(wanted - description.files.keys()):
-        raise BadInputError(f"{path / METADATA_FILE}: damaged: no digest of {name}", _COPY_AGAIN)
+    _check_names(path, description)
     for name, expected in description.files.items():
         if not (path / name).is_file():
             raise BadInputError(f"{path / name}: missing", _COPY_AGAIN)
@@ -233,6 +239,20 @@ def _read_metadata(path: Path) -> dict[str, Any]:
             f"({value.get('versions', {}).get('nvt-torchrec', 'unknown')}), or fit it again",
         )
     return value
+
+
+def _check_names(path: Path, description: WorkflowDescription) -> None:
+    """The files are those a workflow of this spec has, all of them inside the directory."""
+    wanted = {GRAPH_FILE}
+    for vocabulary in description.vocabularies.values():
+        wanted |= {vocabulary.file, vocabulary.meta_file}
+    wrong = sorted(wanted ^ description.files.keys())
+    if wrong:
+        raise BadInputError(
+            f"{path / METADATA_FILE}: damaged: its files are not those of its spec: {wrong[0]!r} "
+            f"is {'missing' if wrong[0] in wanted else 'unknown'}",
+            _COPY_AGAIN,
+        )
 
 
 def _check_graph(path: Path, description: WorkflowDescription) -> None:

@@ -138,7 +138,7 @@ def _write_vocabulary(
     kinds = {"kind": strings(["pad", "null", "oov", "unique"])}
     tables = {
         described.file: values.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()}),
-        str(Path(described.file).with_name(f"meta.{name}.parquet")): pa.table(
+        described.meta_file: pa.table(
             kinds | {key: to_arrow(np.array(numbers, np.int64)) for key, numbers in meta.items()}
         ),
     }

@@ -15,9 +15,21 @@ def _sample(x):
     return x + 1
 
 
+def _twice(x):
+    return x + 10
+
+
 def test_edit_changes_a_function_in_place() -> None:
     edit(_sample, ("x + 1", "x + 2"))
     assert globals()["_sample"](1) == 3
+
+
+def test_edit_refuses_a_second_edit() -> None:
+    """The file of the function shows the first source: an edit of it would undo the edit before."""
+    edit(_twice, ("x + 10", "x + 20"))
+    with pytest.raises(PatchError, match="_twice is edited twice"):
+        edit(globals()["_twice"], ("x + 10", "x + 30"))
+    assert globals()["_twice"](1) == 21
 
 
 def test_edit_refuses_another_source() -> None:

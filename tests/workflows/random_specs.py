@@ -142,7 +142,9 @@ class Oracle:
                 result.append([flat[at[i] : at[i + 1]] for i in range(len(values))])
             else:
                 absent = (rows.categorical_missing >> np.uint64(j)) & np.uint64(1) != 0
-                result.append([None if a else v for v, a in zip(values.tolist(), absent)])
+                result.append(
+                    [None if a else v for v, a in zip(values.tolist(), absent, strict=True)]
+                )
         return result
 
     def dense(self, rows: RawRows) -> list[np.ndarray]:

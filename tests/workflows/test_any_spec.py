@@ -26,7 +26,7 @@ from workflows.graph import build
 from workflows.store import load, save
 
 _SETTINGS = settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import subprocess
 import sys
@@ -12,11 +11,10 @@ import nvt_compat  # noqa: F401
 import numpy as np
 import nvtabular
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 import workflows
-from clicklog.errors import BadInputError, SchemaError
+from clicklog.errors import SchemaError
 from clicklog.spec import DENSE_TRANSFORMS, FeatureSpec
 from clicklog.tokenizer import parse_rows
 from tests.logs import CRITEO, Reference, random_rows
@@ -124,71 +122,10 @@ def test_digest_follows_the_transform(saved: Path, tmp_path: Path) -> None:
     assert other.digest != again.digest
 
 
-def test_on_disk_there_is_json_and_parquet_only(saved: Path) -> None:
-    files = {path.suffix for path in saved.rglob("*") if path.is_file()}
-    assert files == {".json", ".parquet"}
-    table = pq.read_table(saved / "categories" / "unique.cat_5.parquet")
-    assert table.schema.field("cat_5").type == "int64"
-    counts = table["cat_5_size"].to_numpy()
-    assert (np.diff(counts) <= 0).all()
-    observed = workflows.inspect(saved).vocabularies["cat_5"].observed
-    assert observed["unique"] == counts.sum()
-    assert sum(observed.values()) == len(TRAIN)
-
-
-def test_damaged_and_foreign_workflows(saved: Path, tmp_path: Path) -> None:
-    def damaged(name: str) -> Path:
-        return shutil.copytree(saved, tmp_path / name)
-
-    with pytest.raises(BadInputError, match="no such file"):
-        load(tmp_path / "none")
-    path = damaged("version")
-    value = json.loads((path / "workflow.json").read_text())
-    value["format_version"] = 99
-    value["versions"]["nvt-torchrec"] = "7.0"
-    (path / "workflow.json").write_text(json.dumps(value))
-    with pytest.raises(SchemaError, match=r"format version 99.*\n.*version that saved it \(7.0\)"):
-        load(path)
-    path = damaged("other_json")
-    (path / "workflow.json").write_text("{}")
-    with pytest.raises(BadInputError, match="not a saved workflow"):
-        load(path)
-    path = damaged("missing")
-    (path / "categories" / "unique.cat_3.parquet").unlink()
-    with pytest.raises(BadInputError, match=r"unique.cat_3.parquet: missing.*column cat_3"):
-        load(path)
-    path = damaged("truncated")
-    file = path / "categories" / "unique.cat_3.parquet"
-    file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(BadInputError, match=r"unique.cat_3.parquet: cannot be read.*cat_3"):
-        load(path)
-    path = damaged("mixed")
-    shutil.copy(path / "categories/unique.cat_1.parquet", path / "categories/unique.cat_9.parquet")
-    with pytest.raises(BadInputError, match=r"unique.cat_9.parquet: cannot be read"):
-        load(path)
-    path = damaged("changed")
-    file = path / "categories" / "unique.cat_9.parquet"
-    table = pq.read_table(file)
-    values = table["cat_9"].to_numpy().copy()
-    values[0] += 1
-    pq.write_table(table.set_column(0, "cat_9", [values]), file)
-    with pytest.raises(BadInputError, match="not those it was saved with"):
-        load(path)
-    for text in ("[]", '{"format": "nvt-torchrec workflow", "format_version": 1}'):
-        path = damaged(f"json{len(text)}")
-        (path / "workflow.json").write_text(text)
-        with pytest.raises(BadInputError, match=r"workflow.json: (not a saved workflow|damaged)"):
-            load(path)
-    path = damaged("pickle")
-    (path / "workflow.pkl").write_bytes(b"")
-    with pytest.raises(BadInputError, match="pickles are not opened"):
-        load(path)
-
-
 def test_an_unfitted_workflow_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="column cat_0: the workflow is not fitted"):
         save(build(CRITEO, str(tmp_path)), CRITEO, tmp_path / "workflow")
-    assert not (tmp_path / "workflow" / "workflow.json").exists()
+    assert not (tmp_path / "workflow" / "metadata.json").exists()
 
 
 def test_importing_it_imports_nothing_heavy(saved: Path) -> None:

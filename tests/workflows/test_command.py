@@ -1,0 +1,150 @@
+"""``python -m workflows inspect`` and ``lookup``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import workflows
+from clicklog.errors import SettingsError
+from clicklog.hashing import murmur3_int, murmur3_string
+from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
+from workflows.lookup import Meaning, id_of, meaning_of
+
+SPEC = FeatureSpec(
+    label="label",
+    dense=(DenseColumn("price", raw="float", fill=0.5), DenseColumn("int_0")),
+    categorical=(
+        CategoricalColumn("cat_0"),
+        CategoricalColumn("cat_1", freq_threshold=3),
+        CategoricalColumn("user", raw="int", max_table_size=7, num_buckets=3),
+        CategoricalColumn("seen", raw="string", multi_hot=True, vocabulary="items"),
+        CategoricalColumn("item", raw="string", vocabulary="items"),
+        CategoricalColumn("city", raw="string", hash_buckets=10),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def counted(values, counts, name, nulls):
+        column = next(c for c in SPEC.categorical if c.vocabulary_name == name)
+        return workflows.finish(values, np.array(counts), column, nulls)
+
+    items = pa.array([f"item {i}" for i in range(200_000)])
+    vocabularies = {
+        "cat_0": counted(np.array([0x0A1B2C3D, 7]), [1, 5], "cat_0", 4),
+        "cat_1": counted(np.array([1, 2, 3]), [2, 2, 9], "cat_1", 0),
+        "user": counted(np.array([-5, 6, 1, 2]), [9, 8, 7, 6], "user", 1),
+        "items": counted(items, 200_000 - np.arange(200_000), "items", 2),
+        "city": counted(pa.array([], pa.string()), [], "city", 0),
+    }
+    statistics = {"price": {"mean": 1.5, "std": 0.25}, "int_0": {"mean": 2.0, "std": 1.0}}
+    path = tmp_path_factory.mktemp("workflow") / "workflow"
+    workflows.write_workflow(path, SPEC, workflows.Fitted(statistics, vocabularies))
+    return path
+
+
+def test_every_id_and_back(saved: Path) -> None:
+    assert meaning_of(saved, "cat_0", 0) == Meaning(0, "padding")
+    assert meaning_of(saved, "cat_0", 1) == Meaning(1, "null", count=4)
+    assert meaning_of(saved, "cat_0", 2) == Meaning(2, "oov", count=0)
+    assert meaning_of(saved, "cat_1", 2) == Meaning(2, "oov", count=4)
+    assert meaning_of(saved, "cat_0", 3) == Meaning(3, "value", "00000007", 5)
+    assert meaning_of(saved, "cat_0", 4) == Meaning(4, "value", "0a1b2c3d", 1)
+    assert meaning_of(saved, "user", 4) == Meaning(4, "oov")  # one of three buckets
+    assert meaning_of(saved, "user", 5) == Meaning(5, "value", "-5", 9)
+    assert meaning_of(saved, "item", 3 + 150_000) == Meaning(
+        150_003, "value", "item 150000", 50_000
+    )
+    for column, number in (("cat_0", 3), ("cat_0", 4), ("user", 6), ("seen", 3), ("item", 190_000)):
+        meaning = meaning_of(saved, column, number)
+        assert id_of(saved, column, meaning.value) == meaning
+    assert id_of(saved, "cat_0", "A1B2C3D").id == 4
+    assert id_of(saved, "cat_0", "") == meaning_of(saved, "cat_0", 1)
+
+
+def test_values_out_of_the_vocabulary(saved: Path) -> None:
+    assert id_of(saved, "cat_0", "8") == Meaning(2, "oov", count=0)
+    assert id_of(saved, "user", "2").id == 2 + int(murmur3_int(np.array([2]))[0]) % 3
+    assert id_of(saved, "city", "Köln") == Meaning(
+        2 + int(murmur3_string(pa.array(["Köln"]))[0]) % 10, "oov"
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "asked", "message"),
+    [
+        ("cat_9", 3, "no categorical column 'cat_9'"),
+        ("cat_0", 5, "has no id 5\n  -> its ids are 0 to 4"),
+        ("cat_0", -1, "has no id -1"),
+        ("city", 12, "has no id 12"),
+        ("cat_0", "xyz", "'xyz': 1 to 8 hexadecimal digits"),
+        ("cat_0", "123456789", "1 to 8 hexadecimal digits"),
+        ("user", "1.5", "an integer of at most"),
+        ("user", "9007199254740993", "an integer of at most"),
+    ],
+)
+def test_questions_without_an_answer(saved: Path, column: str, asked, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        (meaning_of if isinstance(asked, int) else id_of)(saved, column, asked)
+
+
+def _run(*args: str | Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "workflows", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_inspect(saved: Path) -> None:
+    done = _run("inspect", saved)
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: " ".join(line.split()) for line in done.stdout.splitlines() if line}
+    assert lines["digest"] == f"digest {workflows.inspect(saved).digest}"
+    assert lines["cat_1"] == "cat_1 hex32 cat_1 1 4 seen >= 3 times id 2 0 4"
+    assert lines["user"] == "user int user 2 7 table <= 7 ids 2 to 4, by hash 1 13"
+    assert lines["seen"].startswith("seen list of string items 200000 200003 all seen id 2 2 0")
+    assert lines["city"] == "city string - 0 12 none: all hashed ids 2 to 11, by hash - -"
+    assert lines["price"] == "price float 0.5 (log(max(x, -2) + 3) - mean) / std 1.5 0.25"
+    sizes = "5,4,7,200003,200003,12"
+    assert lines["--num_embeddings_per_feature"] == f"--num_embeddings_per_feature {sizes}"
+    assert "Normalize" in done.stdout
+    assert "workflows.functions.log_of_shifted" in done.stdout
+    size = sum(f.stat().st_size for f in saved.rglob("artifacts/**/*") if f.is_file())
+    assert f"{size / 2**20:.1f} MiB" in done.stdout
+    assert _run("inspect", saved / "nothing").returncode == 2
+
+
+def test_lookup(saved: Path) -> None:
+    answers = {
+        ("cat_0", "4"): "cat_0 4: 0a1b2c3d (once in the training days)",
+        ("cat_0", "0"): "cat_0 0: padding; no row of a log gets it",
+        ("cat_0", "1"): "cat_0 1: missing (4 times in the training days)",
+        ("cat_1", "2"): "cat_1 2: out of vocabulary (4 times in the training days)",
+        ("city", "5"): "city 5: hash bucket 3 of 10",
+        ("user", "3"): "user 3: out of vocabulary, hash bucket 1 of 3",
+        ("item", "--value", "item 1"): "item 4: item 1 (199999 times in the training days, "
+        "in all columns of vocabulary items)",
+    }
+    for question, answer in answers.items():
+        done = _run("lookup", saved, *question)
+        assert done.stdout == answer + "\n", done.stderr
+    done = _run("lookup", saved, "cat_0", "77")
+    assert done.returncode == 2
+    assert done.stderr == "error: column cat_0 has no id 77\n  -> its ids are 0 to 4\n"
+
+
+def test_it_imports_nothing_heavy(saved: Path) -> None:
+    code = (
+        "import sys; from workflows.__main__ import main;"
+        "main(['inspect', sys.argv[1]]); main(['lookup', sys.argv[1], 'city', '--value', 'x']);"
+        "print([m for m in ('nvtabular', 'dask', 'pandas', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

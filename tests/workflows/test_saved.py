@@ -1,0 +1,288 @@
+"""The directory a workflow is saved in: what is in it, and what loading refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import nvt_compat  # noqa: F401
+
+import numpy as np
+import nvtabular
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import workflows
+from clicklog.errors import BadInputError, SchemaError
+from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
+from workflows import nodes
+from workflows.graph import realize
+from workflows.store import load
+
+SPEC = FeatureSpec(
+    label="label",
+    dense=(DenseColumn("int_0"), DenseColumn("int_1", fill=3)),
+    categorical=(
+        CategoricalColumn("cat_0"),
+        CategoricalColumn("cat_1", raw="string", vocabulary="words"),
+        CategoricalColumn("cat_2", raw="string", vocabulary="words", multi_hot=True),
+        CategoricalColumn("cat_3", raw="int", hash_buckets=9),
+    ),
+)
+
+
+def _state(first: int = 7) -> workflows.Fitted:
+    def finish(values, column):
+        counts = np.arange(len(values), 0, -1)
+        return workflows.finish(values, counts, SPEC.categorical[column], 2)
+
+    return workflows.Fitted(
+        {name: {"mean": 1.0 + i, "std": 0.5} for i, name in enumerate(SPEC.dense_names)},
+        {
+            "cat_0": finish(np.array([first, 8, 2**32 - 1]), 0),
+            "words": finish(pa.array(["é", "b"]), 1),
+            "cat_3": finish(np.array([], np.int64), 3),
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "workflow"
+    workflows.write_workflow(path, SPEC, _state())
+    return path
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+_ENTRY = {"bytes": 1, "sha256": ""}
+
+
+def _edit(file: Path, change: Callable[[dict], object]) -> None:
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _change(path: Path, name: str, change: Callable[[Path], object]) -> None:
+    """Change a file, and its size and digest in ``metadata.json`` with it."""
+    change(path / name)
+    data = (path / name).read_bytes()
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    _edit(path / "metadata.json", lambda value: value["files"].__setitem__(name, entry))
+
+
+def _change_graph(path: Path, change: Callable[[list], object]) -> None:
+    def edit(file: Path) -> None:
+        _edit(file, lambda value: change(value["nodes"]))
+
+    _change(path, "graph.json", edit)
+
+
+def test_what_is_on_disk(saved: Path) -> None:
+    """JSON, parquet, and the arrays of the compiled form; nothing that is executed when read."""
+    files = [path for path in saved.rglob("*") if path.is_file()]
+    own = {str(path.relative_to(saved)) for path in files if "compiled" not in path.parts}
+    assert {path.suffix for path in files} == {".json", ".parquet", ".npy"}
+    description = workflows.inspect(saved)
+    assert own == {"metadata.json", *description.files}
+    categorify = {v.file.split("/")[1] for v in description.vocabularies.values()}
+    assert all(name.startswith("node_") for name in categorify)
+    table = pq.read_table(saved / description.vocabularies["cat_0"].file)
+    assert table.to_pydict() == {"cat_0": [7, 8, 2**32 - 1], "cat_0_size": [3, 2, 1]}
+    words = description.vocabularies["cat_1"]
+    assert words == description.vocabularies["cat_2"]
+    assert pq.read_table(saved / words.file).to_pydict() == {
+        "words": ["é", "b"],
+        "words_size": [2, 1],
+    }
+    meta = pq.read_table(saved / words.file.replace("unique", "meta")).to_pydict()
+    assert meta["kind"] == ["pad", "null", "oov", "unique"]
+    assert meta["offset"] == [0, 1, 2, 3]
+    assert meta["num_observed"] == [0, 2, 0, 3]
+
+
+def test_the_same_state_gives_the_same_bytes(saved: Path, tmp_path: Path) -> None:
+    workflows.write_workflow(tmp_path / "again", SPEC, _state())
+    for file in (path for path in saved.rglob("*") if path.is_file()):
+        again = tmp_path / "again" / file.relative_to(saved)
+        assert file.read_bytes() == again.read_bytes(), file
+
+
+def test_digest_is_of_the_transform(saved: Path, tmp_path: Path) -> None:
+    def digest(spec: FeatureSpec, state: workflows.Fitted) -> str:
+        return workflows.write_workflow(tmp_path / "other", spec, state).digest
+
+    own = workflows.inspect(saved).digest
+    assert digest(SPEC, _state()) == own
+    assert digest(SPEC, _state(first=9)) != own
+    state = _state()
+    state.statistics["int_0"]["mean"] += 1e-9
+    assert digest(SPEC, state) != own
+    state = _state()
+    state.vocabularies["words"] = workflows.FittedVocabulary(
+        pa.array(["éb", ""]), np.array([2, 1]), {"null": 2, "oov": 0, "unique": 3}
+    )
+    assert digest(SPEC, state) != own  # the same bytes, cut elsewhere
+    value = SPEC.to_dict()
+    value["input"] |= {"format": "csv", "delimiter": ",", "header": True}
+    assert digest(FeatureSpec.from_dict(value), _state()) == own  # how rows were read is no matter
+
+
+def test_state_that_is_not_whole(tmp_path: Path) -> None:
+    state = _state()
+    del state.vocabularies["words"]
+    with pytest.raises(SchemaError, match="column cat_1: the workflow is not fitted"):
+        workflows.write_workflow(tmp_path, SPEC, state)
+    state = _state()
+    state.statistics["int_1"]["std"] = float("inf")
+    with pytest.raises(SchemaError, match=r"column int_1: its statistics are not finite.*inf"):
+        workflows.write_workflow(tmp_path, SPEC, state)
+    assert not (tmp_path / "metadata.json").exists()
+
+
+def test_writing_again_begins_by_undoing(copy: Path) -> None:
+    """A directory in which a write was cut short is no saved workflow."""
+    state = _state()
+    state.vocabularies["cat_3"] = None
+    with pytest.raises(TypeError):
+        workflows.write_workflow(copy, SPEC, state)
+    with pytest.raises(BadInputError, match="no such file"):
+        workflows.inspect(copy)
+
+
+def test_files_that_are_not_those_saved(saved: Path, tmp_path: Path) -> None:
+    description = workflows.inspect(saved)
+    for i, name in enumerate(description.files):
+        path = shutil.copytree(saved, tmp_path / f"flipped{i}")
+        data = bytearray((path / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (path / name).write_bytes(data)
+        with pytest.raises(BadInputError, match=f"{Path(name).name}: (not the |cannot be read)"):
+            load(path)
+        (path / name).write_bytes(data[:-3])
+        with pytest.raises(BadInputError, match=r"bytes instead of"):
+            workflows.inspect(path)
+        (path / name).unlink()
+        with pytest.raises(BadInputError, match=f"{Path(name).name}: missing"):
+            load(path)
+
+
+def test_functions_are_taken_from_one_module(copy: Path) -> None:
+    """Also if every digest was made to fit: the graph is not that of the spec."""
+    for module, name in (("os", "system"), ("workflows.functions", "np"), ("builtins", "eval")):
+
+        def call(records: list, module: str = module, name: str = name) -> None:
+            record = next(r for r in records if r["op_class"] == nodes.LAMBDA)
+            record["op_params"]["f"] = {"module": module, "qualname": name}
+
+        _change_graph(copy, call)
+        with pytest.raises(BadInputError, match=r"graph.json: not the graph of the spec.*\.f\."):
+            load(copy)
+        records = json.loads((copy / "graph.json").read_text())["nodes"]
+        with pytest.raises(BadInputError, match=f"function {module}.{name} is none of those"):
+            realize(records, copy)
+
+
+def test_operators_are_those_of_the_spec(copy: Path) -> None:
+    def another(records: list) -> None:
+        records[1]["op_class"] = "subprocess.Popen"
+
+    _change_graph(copy, another)
+    with pytest.raises(BadInputError, match=r"nodes\[1\].op_class is 'subprocess.Popen' instead"):
+        load(copy)
+    records = json.loads((copy / "graph.json").read_text())["nodes"]
+    with pytest.raises(BadInputError, match=r"operator 'subprocess.Popen' is none of those"):
+        realize(records, copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda records: records.append(records[-1]), r"nodes has \d+ entries instead of"),
+        (lambda records: records.pop(0), r"nodes has \d+ entries instead of"),
+        (lambda records: records[0].update(pickled="gASV"), r"nodes\[0\].pickled is unknown"),
+        (lambda records: records[0].pop("selector"), r"nodes\[0\].selector is missing"),
+        (
+            lambda records: records[1]["op_state"]["categories"][0].update(path="../../x.parquet"),
+            r"op_state.categories\[0\].path is '../../x.parquet'",
+        ),
+        (
+            lambda records: records[1]["op_params"].update(max_size=True),
+            r"op_params.max_size is True instead of 0",
+        ),
+    ],
+)
+def test_graph_that_is_not_the_specs(copy: Path, change: Callable, message: str) -> None:
+    _change_graph(copy, change)
+    with pytest.raises(BadInputError, match=message):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: v["statistics"]["int_0"].update(mean=0.0), r"means.int_0 is 1.0 instead of 0.0"),
+        (lambda v: v["vocabularies"]["words"].update(values=1), r"not the graph of the spec"),
+        (lambda v: v["spec"].update(dense_transform="log"), r"not the graph of the spec"),
+        (lambda v: v["spec"]["categorical"].pop(), r"files are not those of its spec"),
+        (lambda v: v["files"].pop("graph.json"), "'graph.json' is missing"),
+        (lambda v: v.pop("spec"), "metadata.json: damaged: KeyError"),
+        (lambda v: v.update(statistics=[]), "metadata.json: damaged"),
+        (lambda v: v.update(files=None), "metadata.json: damaged"),
+        (lambda v: v["files"]["graph.json"].pop("bytes"), "metadata.json: damaged"),
+        (lambda v: v["vocabularies"].pop("words"), "metadata.json: damaged: KeyError"),
+        (lambda v: v["files"].update({"../up": {"bytes": 1, "sha256": ""}}), "'../up' is unknown"),
+        (
+            lambda v: v["files"].update({"/etc/passwd": {"bytes": 1, "sha256": ""}}),
+            "'/etc/passwd' is unk",
+        ),
+    ],
+)
+def test_metadata_that_was_edited(copy: Path, change: Callable, message: str) -> None:
+    _edit(copy / "metadata.json", change)
+    with pytest.raises(BadInputError, match=message):
+        load(copy)
+
+
+def test_what_is_no_saved_workflow(saved: Path, tmp_path: Path) -> None:
+    def directory(name: str, metadata: str = "", **files: bytes) -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        if metadata:
+            (path / "metadata.json").write_text(metadata)
+        for file, data in files.items():
+            (path / file.replace("_", ".")).write_bytes(data)
+        return path
+
+    with pytest.raises(BadInputError, match="no such file"):
+        load(tmp_path / "none")
+    with pytest.raises(BadInputError, match=r"as a pickle\n.*--trust_pickle"):
+        load(directory("pickle", '{"versions": {}}', workflow_pkl=b"cposix\nsystem\n"))
+    with pytest.raises(SchemaError, match=r"format version 1, this program reads 2\n.*fit it"):
+        load(directory("old", workflow_json=b'{"format": "nvt-torchrec workflow"}'))
+    with pytest.raises(BadInputError, match=r"not a saved workflow.*\n.*nvtabular.Workflow.load"):
+        load(directory("theirs", '{"versions": {"nvtabular": "26"}, "generated_timestamp": 1}'))
+    with pytest.raises(BadInputError, match="not a saved workflow"):
+        load(directory("list", "[]"))
+    with pytest.raises(BadInputError, match="cannot be read"):
+        load(directory("text", "{"))
+    newer = shutil.copytree(saved, tmp_path / "newer")
+    _edit(newer / "metadata.json", lambda v: v.update(format_version=3))
+    _edit(newer / "metadata.json", lambda v: v["versions"].update({"nvt-torchrec": "7.0"}))
+    with pytest.raises(SchemaError, match=r"format version 3.*\n.*version that saved it \(7.0\)"):
+        load(newer)
+
+
+def test_it_is_a_genuine_workflow(saved: Path) -> None:
+    workflow = load(saved)
+    assert type(workflow) is nvtabular.Workflow
+    assert set(workflow.input_schema.column_names) == set(SPEC.columns)
+    assert set(load(saved, label=False).input_schema.column_names) == set(SPEC.columns[1:])
