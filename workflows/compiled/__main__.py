@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from clicklog.errors import run_command
-from workflows.compiled.builder import DIRECTORY, FILES, build
+from workflows.compiled.builder import ARRAYS, DIRECTORY, build
 
 log = logging.getLogger("workflows.compiled")
 
@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     path = parser.parse_args(arguments).workflow
     begin = time.monotonic()
     build(path)
-    size = sum((path / DIRECTORY / name).stat().st_size for name in FILES)
+    size = sum((path / DIRECTORY / name).stat().st_size for name in ARRAYS)
     log.info("%s: %.1f MiB in %.1f s", path / DIRECTORY, size / 2**20, time.monotonic() - begin)
 
 

@@ -2,21 +2,22 @@
 
 Layout, below the workflow's directory::
 
-    compiled/compiled.json    where the table of each vocabulary is, digests of the files, and the
-                              digest of the workflow it was built from; written last
+    compiled/compiled.json    where the table of each vocabulary is, length and CRC-32 of each
+                              array, the digest of the workflow it was built from; written last
     compiled/tables.npy       uint64, all hash tables (see :mod:`workflows.compiled.tables`)
     compiled/text.npy         uint8, the strings of all vocabularies, one after the other
     compiled/text_begins.npy  int64, where each string begins, and an end
 
-The same workflow gives the same bytes. Building needs memory for the largest table and a batch of
-its vocabulary.
+The same workflow gives the same bytes. The checksum has to find damage, no more; SHA-256 took as
+long as all the rest of building. Building needs memory for the largest table and a batch of its
+vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,19 +27,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError
+from clicklog.arrays import to_numpy
+from clicklog.errors import BadInputError, OutputError
 from clicklog.files import atomic_path, write_json
 from clicklog.spec import CategoricalColumn
 from clicklog.strings import string_parts
-from workflows.arrays import int64_values
 from workflows.compiled import tables
 from workflows.description import WorkflowDescription, inspect
 
 FORMAT = "nvt-torchrec compiled workflow"
 FORMAT_VERSION = 1
 DIRECTORY, PLAN_FILE = "compiled", "compiled.json"
-#: The arrays and their types.
-FILES = {"tables.npy": np.uint64, "text.npy": np.uint8, "text_begins.npy": np.int64}
+ARRAYS = {"tables.npy": np.uint64, "text.npy": np.uint8, "text_begins.npy": np.int64}
 
 _BATCH_VALUES = 1 << 20
 _HEADER_BYTES = 128  # enough for the header of any one-dimensional array
@@ -79,23 +79,28 @@ def build(path: Path | str, description: WorkflowDescription | None = None) -> N
     path = Path(path)
     description = description or inspect(path)
     directory = path / DIRECTORY
-    (directory / PLAN_FILE).unlink(missing_ok=True)
+    try:
+        (directory / PLAN_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{directory}: cannot be written: {error.strerror}", "choose a writable copy"
+        ) from error
     with ExitStack() as stack:
         writers = {
-            name: _ArrayWriter(stack, directory / name, dtype) for name, dtype in FILES.items()
+            name: _ArrayWriter(stack, directory / name, dtype) for name, dtype in ARRAYS.items()
         }
         places = {
             name: _add_table(columns[0], path, description, writers)
             for name, columns in description.spec.vocabularies.items()
         }
         writers["text_begins.npy"].append(np.array([writers["text.npy"].length], np.int64))
-        files = {name: writer.finish() for name, writer in writers.items()}
+        arrays = {name: writer.finish() for name, writer in writers.items()}
     plan = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "workflow_digest": description.digest,
         "tables": {name: dataclasses.asdict(place) for name, place in places.items()},
-        "files": files,
+        "arrays": arrays,
     }
     write_json(directory / PLAN_FILE, plan)
 
@@ -105,17 +110,20 @@ class _ArrayWriter:
 
     def __init__(self, stack: ExitStack, path: Path, dtype: type) -> None:
         self.length = 0
+        self._checksum = 0
         self._dtype = np.dtype(dtype)
         temporary = stack.enter_context(atomic_path(path))
-        self._file: IO[bytes] = stack.enter_context(open(temporary, "wb+"))  # noqa: SIM115
+        self._file: IO[bytes] = stack.enter_context(open(temporary, "wb"))  # noqa: SIM115
         self._file.write(bytes(_HEADER_BYTES))
 
     def append(self, array: np.ndarray) -> None:
-        self._file.write(np.ascontiguousarray(array, self._dtype))
+        array = np.ascontiguousarray(array, self._dtype)
+        self._file.write(array)
+        self._checksum = zlib.crc32(array, self._checksum)
         self.length += len(array)
 
-    def finish(self) -> dict[str, int | str]:
-        """Write the header; what the plan says of the file."""
+    def finish(self) -> dict[str, int]:
+        """Write the header; what the plan says of the array."""
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
             header,
@@ -124,10 +132,7 @@ class _ArrayWriter:
         assert header.tell() == _HEADER_BYTES
         self._file.seek(0)
         self._file.write(header.getvalue())
-        self._file.seek(0)
-        digest = hashlib.file_digest(self._file, "sha256")
-        self._file.flush()
-        return {"bytes": self._file.seek(0, 2), "sha256": digest.hexdigest()}
+        return {"length": self.length, "crc32": self._checksum}
 
 
 def _add_table(
@@ -136,7 +141,12 @@ def _add_table(
     vocabulary = description.vocabularies[column.name]
     file = path / vocabulary.file
     is_text = column.raw == "string"
-    wide = is_text or not _fits_32_bits(file, column.name)
+    wide = is_text or (
+        column.raw == "int"
+        and not all(
+            _fit_32_bits(to_numpy(values)) for values in _batches(file, column.name, text=False)
+        )
+    )
     slots = tables.slots_for(vocabulary.values)
     place = TablePlace(
         begin=writers["tables.npy"].length,
@@ -146,22 +156,15 @@ def _add_table(
         text=writers["text_begins.npy"].length if is_text else -1,
     )
     words = np.zeros(tables.words_for(slots, wide=wide), np.uint64)
-    insert = tables.insert_wide if wide else tables.insert_narrow
     seen = 0
     for values in _batches(file, column.name, text=is_text):
         if seen + len(values) > vocabulary.values:
             break
         first_id = column.reserved_ids + seen
         if is_text:
-            found = _insert_text(words, slots, values, first_id, writers)
+            _insert_text(words, slots, values, first_id, writers)
         else:
-            found = insert(words, slots, int64_values(values), first_id)
-        if found >= 0:
-            raise BadInputError(
-                f"{file}: {values[found].as_py()} is in the vocabulary of column {column.name} "
-                "twice",
-                _AGAIN,
-            )
+            _insert_numbers(words, slots, values, first_id, wide, f"{file}: column {column.name}")
         seen += len(values)
     if seen != vocabulary.values:
         raise BadInputError(
@@ -175,23 +178,29 @@ def _add_table(
 
 def _insert_text(
     words: np.ndarray, slots: int, values: pa.Array, first_id: int, writers: dict
-) -> int:
+) -> None:
     offsets, data = string_parts(values)
     begins = offsets.astype(np.int64)
     text = writers["text.npy"]
-    found = tables.insert_text(words, slots, begins, data, first_id)
+    tables.insert_text(words, slots, begins, data, first_id)
     writers["text_begins.npy"].append(begins[:-1] - begins[0] + text.length)
     text.append(data[begins[0] : begins[-1]])
-    return found
 
 
-def _fits_32_bits(file: Path, name: str) -> bool:
-    """Whether all values of a vocabulary are in [0, 2³²)."""
-    for values in _batches(file, name, text=False):
-        numbers = int64_values(values)
-        if numbers.min() < 0 or numbers.max() >> 32:
-            return False
-    return True
+def _insert_numbers(
+    words: np.ndarray, slots: int, values: pa.Array, first_id: int, wide: bool, where: str
+) -> None:
+    numbers = to_numpy(values)
+    if not (wide or _fit_32_bits(numbers)):
+        raise BadInputError(f"{where}: values of more than 32 bits in the vocabulary", _AGAIN)
+    insert = tables.insert_wide if wide else tables.insert_narrow
+    twice = insert(words, slots, numbers, first_id)
+    if twice >= 0:
+        raise BadInputError(f"{where}: value {numbers[twice]} is in the vocabulary twice", _AGAIN)
+
+
+def _fit_32_bits(numbers: np.ndarray) -> bool:
+    return int(numbers.min()) >= 0 and int(numbers.max()) < 2**32
 
 
 def _batches(file: Path, name: str, *, text: bool) -> Iterator[pa.Array]:

@@ -19,6 +19,7 @@ from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
 #: Logarithms in the table: 512 KiB, of which counts use the first few.
 _LOGARITHMS = 1 << 16
+_BLOCK_ROWS = 4096  # of which some columns in float64 stay in a cache
 
 
 @functools.cache
@@ -74,23 +75,28 @@ class DensePlan:
         if values.dtype == np.int32:
             table = _logarithms() if self.logarithm else _NO_LOGARITHMS
             rest = _transform(values, missing, self.fill, table, self.center, self.scale, out)
-        for j in range(len(values)):
-            if rest >> j & 1:
-                out[j] = self._column(j, values[j], missing)
+        if rest:
+            columns = np.array([j for j in range(len(values)) if rest >> j & 1], np.uint64)
+            for begin in range(0, len(missing), _BLOCK_ROWS):
+                rows = slice(begin, begin + _BLOCK_ROWS)
+                out[columns, rows] = self._transform(columns, values[:, rows], missing[rows])
 
-    def _column(self, j: int, values: np.ndarray, missing: np.ndarray) -> np.ndarray:
-        y = values.astype(np.float64)
-        y[(missing >> np.uint64(j)) & np.uint64(1) != 0] = self.fill[j]
+    def _transform(self, columns: np.ndarray, values: np.ndarray, missing: np.ndarray):
+        """Any columns, with NumPy: their float32 [columns, rows]."""
+        y = values[columns].astype(np.float64)
+        absent = (missing >> columns[:, None]) & _ONE
+        np.copyto(y, self.fill[columns, None], where=absent != 0)
         if self.logarithm:
             np.maximum(y, DENSE_MINIMUM, out=y)
             y += DENSE_SHIFT
             np.log(y, out=y)
-        y -= self.center[j]
-        y /= self.scale[j]
-        with np.errstate(over="ignore"):  # beyond float32: infinite, as in NVTabular
+        with np.errstate(over="ignore"):  # too large: infinite, as in NVTabular
+            y -= self.center[columns, None]
+            y /= self.scale[columns, None]
             return y.astype(np.float32)
 
 
+_ONE = np.uint64(1)
 _NO_LOGARITHMS = np.empty(0)
 _NUMBERS = types.Array(types.float64, 1, "C", readonly=True)
 

@@ -39,7 +39,6 @@ PLACE_FIELDS = 6
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 _NULL_ID, _OOV_ID = np.int32(NULL_ID), np.int32(FIRST_OOV_ID)
-_FULL = -2
 
 
 def slots_for(values: int) -> int:
@@ -121,20 +120,18 @@ _INSERT = types.int64(_WORDS, types.int64, _read(types.int64), types.int64)
 def insert_narrow(words, slots, values, first_id):
     """Give values [n], each in [0, 2³²), the ids ``first_id``, + 1, …
 
-    Returns −1, the index of a value that is there already, or −2 if the table is full.
+    Returns −1, or the index of a value that is there already. The table must have room for all.
     """
     size = np.uint64(slots)
     for i in range(len(values)):
+        if i + _AHEAD < len(values):
+            _prefetch(words, _home(_mix(values[i + _AHEAD]), size))
         key = np.uint64(values[i])
         at = _home(_mix(key), size)
-        probes = 0
         while words[at] >> _HALF != 0:
             if words[at] & _LOW == key:
                 return i
             at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(0)
-            probes += 1
-            if probes == slots:
-                return _FULL
         words[at] = key | (np.uint64(first_id + i) << _HALF)
     return -1
 
@@ -144,23 +141,21 @@ def insert_wide(words, slots, values, first_id):
     """As :func:`insert_narrow`, for any int64."""
     size = np.uint64(slots)
     for i in range(len(values)):
+        if i + _AHEAD < len(values):
+            _prefetch(words, np.uint64(2) * _home(_mix(values[i + _AHEAD]), size))
         key = np.uint64(values[i])
         at = _home(_mix(key), size)
-        probes = 0
         while words[np.uint64(2) * at + np.uint64(1)] != 0:
             if words[np.uint64(2) * at] == key:
                 return i
             at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(0)
-            probes += 1
-            if probes == slots:
-                return _FULL
         words[np.uint64(2) * at] = key
         words[np.uint64(2) * at + np.uint64(1)] = np.uint64(first_id + i)
     return -1
 
 
 @numba.njit(
-    types.int64(_WORDS, types.int64, _read(types.int64), _read(types.uint8), types.int64),
+    types.void(_WORDS, types.int64, _read(types.int64), _read(types.uint8), types.int64),
     nogil=True,
     cache=True,
 )
@@ -173,15 +168,10 @@ def insert_text(words, slots, begins, data, first_id):
     for i in range(len(begins) - 1):
         hashed = _hash_text(data, begins[i], begins[i + 1])
         at = _home(hashed, size)
-        probes = 0
         while words[np.uint64(2) * at + np.uint64(1)] != 0:
             at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(0)
-            probes += 1
-            if probes == slots:
-                return _FULL
         words[np.uint64(2) * at] = hashed
         words[np.uint64(2) * at + np.uint64(1)] = np.uint64(first_id + i)
-    return -1
 
 
 @numba.njit(inline="always")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import zlib
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.files import read_json
 from clicklog.rows import CategoryValues, Ragged, RawRows
@@ -18,8 +19,8 @@ from clicklog.spec import CategoricalColumn, FeatureSpec
 from clicklog.strings import string_parts
 from workflows.compiled import tables
 from workflows.compiled.builder import (
+    ARRAYS,
     DIRECTORY,
-    FILES,
     FORMAT,
     FORMAT_VERSION,
     PLAN_FILE,
@@ -142,7 +143,7 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
 
     Args:
         path: the workflow's directory.
-        verify: read the files and compare them with the digests they were built with.
+        verify: read the arrays and compare their checksums with those they were built with.
 
     Raises:
         BadInputError: no saved workflow there, or not compiled, or a file missing or damaged.
@@ -151,7 +152,7 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
     path = Path(path)
     description = inspect(path)
     plan = _read_plan(path, description)
-    arrays = [_open(path, name, plan["files"], verify) for name in FILES]
+    arrays = [_open(path, name, plan["arrays"], verify) for name in ARRAYS]
     try:
         places = _places(description.spec, plan["tables"], *map(len, arrays))
         dense = DensePlan.make(description.spec, description.statistics)
@@ -189,26 +190,22 @@ def _read_plan(path: Path, description: WorkflowDescription) -> dict:
             f"than the one it lies beside ({description.digest[:12]}…)",
             _AGAIN.format(path),
         )
-    if not isinstance(plan.get("files"), dict) or not isinstance(plan.get("tables"), dict):
+    if not isinstance(plan.get("arrays"), dict) or not isinstance(plan.get("tables"), dict):
         raise BadInputError(f"{file}: damaged", _AGAIN.format(path))
     return plan
 
 
-def _open(path: Path, name: str, files: dict, verify: bool) -> np.ndarray:
+def _open(path: Path, name: str, arrays: dict, verify: bool) -> np.ndarray:
     file = path / DIRECTORY / name
     try:
-        if file.stat().st_size != files[name]["bytes"]:
-            raise ValueError(f"{file.stat().st_size} bytes instead of {files[name]['bytes']}")
-        if verify:
-            with open(file, "rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-            if digest != files[name]["sha256"]:
-                raise ValueError(f"its digest is {digest[:12]}…, not {files[name]['sha256'][:12]}…")
         array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        length = arrays[name]["length"]
+        if array.dtype != ARRAYS[name] or array.shape != (length,):
+            raise ValueError(f"{array.dtype} {array.shape} instead of {length} values")
+        if verify and zlib.crc32(array) != arrays[name]["crc32"]:
+            raise ValueError("its checksum is another than when it was written")
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, file, error) from error
-    if array.dtype != FILES[name] or array.ndim != 1:
-        raise _damaged(path, file, f"{array.dtype} {array.shape}")
     return np.asarray(array)  # a plain array: numba and slicing are slower on numpy.memmap
 
 
@@ -223,6 +220,8 @@ def _places(
     places = np.zeros((len(spec.categorical), tables.PLACE_FIELDS), np.int64)
     for j, column in enumerate(spec.categorical):
         place = TablePlace(**plan[column.vocabulary_name])
+        if not all(isinstance(number, int) for number in dataclasses.astuple(place)):
+            raise ValueError(f"the place of column {column.name} is no integers: {place}")
         end = place.begin + tables.words_for(place.slots, wide=place.wide)
         inside = 0 <= place.begin < end <= words and place.slots < 2**32
         if column.raw == "string":
@@ -248,22 +247,16 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
     """
     if rows.label is None:
         raise SchemaError("rows without a label", "read them with their label to write them")
-    columns = [_arrow(pa.float32(), rows.label)]
-    columns += [_arrow(pa.float32(), values) for values in rows.dense]
+    columns = [to_arrow(rows.label)]
+    columns += [to_arrow(values) for values in rows.dense]
     fields = schema.arrow
     for name, ids in zip(schema.categorical, rows.ids, strict=True):
         if isinstance(ids, Ragged):
-            values = _arrow(pa.int32(), ids.values)
+            values = to_arrow(ids.values)
             offsets = pa.py_buffer(np.ascontiguousarray(ids.offsets))
             kind = fields.field(name).type
             column = pa.ListArray.from_buffers(kind, len(ids), [None, offsets], children=[values])
         else:
-            column = _arrow(pa.int32(), ids)
+            column = to_arrow(ids)
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=fields)
-
-
-def _arrow(kind: pa.DataType, values: np.ndarray) -> pa.Array:
-    # not pa.array(values): that imports pandas, where there is one
-    buffer = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(kind, len(values), [None, buffer])

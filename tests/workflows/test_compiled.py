@@ -1,0 +1,328 @@
+"""The compiled workflow against NVTabular's ``Workflow.transform``: the same ids, the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import nvt_compat  # noqa: F401
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import workflows
+from clicklog.errors import SchemaError
+from clicklog.rows import Ragged, RawRows, dense_dtype, empty_rows
+from clicklog.schema import TableSchema
+from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
+from clicklog.tokenizer import parse_rows
+from tests.workflows.random_specs import feature_specs
+from workflows import compiled
+
+_SETTINGS = settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+#: Values at the ends of each type, beside each other, and such that only the upper half differs.
+_VALUES = {
+    "hex32": [0, 1, 2, 3, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF, 1 << 16, 1 << 24],
+    "int": [0, 1, -1, 2**53, -(2**53), 2**32, 2**32 + 1, 2**32 - 1, -(2**32), 3 << 40, 7, 8, 9],
+    "string": ["a", "b", "A", "0", "00", "é", "日本語", "x" * 7, "x" * 8, "x" * 9, "x" * 300,
+               "x" * 299 + "y", "abcdefgh1", "abcdefgh2", "\x00", "\x00\x00", "🙂", " "],
+}  # fmt: skip
+_INTEGERS = [0, 1, -1, -2, -3, -4, 5, 65533, 65534, 65535, 10**6, 2**31 - 1, -(2**31)]
+_FLOATS = [0.0, -0.0, 0.5, -1.999, -2.0, -2.001, 1e-300, -1e300, 1e300, 65534.5, 1e9]
+_STATISTICS = st.fixed_dictionaries(
+    {
+        "mean": st.sampled_from([0.0, 1.0, float(np.log(8)), -3.5, 1e6]),
+        "std": st.sampled_from([0.0, 1.0, 0.1, 1e-9, 123.456]),
+    }
+)
+
+
+def vocabulary_of(
+    values: list, column: CategoricalColumn, rng: np.random.Generator
+) -> workflows.FittedVocabulary:
+    kind = pa.array(values, pa.string()) if column.raw == "string" else np.array(values, np.int64)
+    return workflows.finish(kind, rng.integers(1, 9, len(values)), column, 0)
+
+
+def save(
+    directory: Path, spec: FeatureSpec, statistics: dict, rng: np.random.Generator
+) -> dict[str, list]:
+    """Write a workflow whose vocabularies hold some of the values, none, or all."""
+    vocabularies, values = {}, {}
+    for name, columns in spec.vocabularies.items():
+        pool = np.array(_VALUES[columns[0].raw], object)
+        kept = pool[rng.random(len(pool)) < rng.choice([0.0, 0.5, 1.0])].tolist()
+        vocabularies[name] = vocabulary_of(kept, columns[0], rng)
+        values[name] = kept
+    workflows.write_workflow(directory, spec, workflows.Fitted(statistics, vocabularies))
+    return values
+
+
+def odd_rows(spec: FeatureSpec, rows: int, rng: np.random.Generator) -> RawRows:
+    """Known and unknown values of every kind, columns that are all missing or never."""
+    columns, missing = [], np.zeros((2, rows), np.uint64)
+    for j, column in enumerate(spec.categorical):
+        absent = rng.random(rows) < rng.choice([0.0, 0.3, 1.0], p=[0.3, 0.5, 0.2])
+        lengths = np.where(absent, 0, rng.integers(0, 4, rows) if column.multi_hot else 1)
+        values = _categories(column, int(lengths.sum()) if column.multi_hot else rows, rng)
+        if column.multi_hot:
+            columns.append(Ragged(np.concatenate([[0], np.cumsum(lengths)]), values))
+        else:
+            columns.append(_blank(values, absent))
+        missing[0] |= absent.astype(np.uint64) << np.uint64(j)
+    dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
+    for j, column in enumerate(spec.dense):
+        absent = rng.random(rows) < rng.choice([0.0, 0.3, 1.0])
+        pool = _INTEGERS if column.raw == "int32" else _FLOATS
+        pool = pool if rng.random() < 0.5 else pool[:7]  # without values beyond the logarithms
+        dense[j] = np.where(absent, 0, np.array(pool)[rng.integers(0, len(pool), rows)])
+        missing[1] |= absent.astype(np.uint64) << np.uint64(j)
+    return RawRows(
+        label=rng.integers(0, 2, rows).astype(np.uint8),
+        dense=dense,
+        dense_missing=missing[1],
+        categorical=np.array(columns) if spec.tokenized else columns,
+        categorical_missing=missing[0],
+        line=np.arange(rows),
+        bad=[],
+        bad_count=0,
+        lines=rows,
+    )
+
+
+def _categories(column: CategoricalColumn, count: int, rng: np.random.Generator):
+    pool = _VALUES[column.raw]
+    drawn = [pool[i] for i in rng.integers(0, len(pool), count)]
+    if column.raw == "string":
+        # a slice, as a block of a larger table would be
+        return pa.array(["before", *drawn], pa.string()).slice(1)
+    return np.array(drawn, np.uint32 if column.raw == "hex32" else np.int64)
+
+
+def _blank(values, absent: np.ndarray):
+    """As readers leave missing values."""
+    if isinstance(values, np.ndarray):
+        return np.where(absent, 0, values).astype(values.dtype)
+    cells = zip(values.to_pylist(), absent, strict=True)
+    return pa.array(["" if a else v for v, a in cells], pa.string())
+
+
+def check(path: Path, rows: RawRows) -> None:
+    """Compiled and NVTabular's transform of the same rows agree, in the counts as well."""
+    workflow = compiled.load(path, verify=True)
+    encoded = workflow.transform(rows)
+    spec = workflow.spec
+    expected = workflows.load(path).transform(workflows.to_frame(rows, spec))
+    table = compiled.to_table(encoded, workflow.schema)
+    table.validate(full=True)
+    assert table.schema.equals(workflow.schema.arrow)
+    assert len(encoded) == table.num_rows == len(rows)
+    absent = rows.categorical_missing
+    for j, column in enumerate(spec.categorical):
+        ids = table[column.name].to_pylist()
+        wanted = [list(x) if column.multi_hot else x for x in expected[column.name]]
+        assert ids == wanted, column
+        assert encoded.null[j] == np.count_nonzero((absent >> np.uint64(j)) & np.uint64(1))
+        flat = [i for row in ids for i in row] if column.multi_hot else ids
+        assert encoded.oov[j] == sum(2 <= i < column.reserved_ids for i in flat)
+        assert max(flat, default=0) < workflow.schema.table_sizes[j]
+    for name in [spec.label, *spec.dense_names]:
+        wanted = expected[name].to_numpy()
+        assert wanted.dtype == np.float32
+        np.testing.assert_array_equal(table[name].to_numpy(), wanted, err_msg=name)
+
+
+@_SETTINGS
+@given(spec=feature_specs(), rows=st.integers(1, 40), seed=st.integers(0, 10**6), data=st.data())
+@pytest.mark.filterwarnings("ignore:overflow encountered in:RuntimeWarning:pandas")
+def test_as_nvtabular(
+    tmp_path_factory: pytest.TempPathFactory,
+    spec: FeatureSpec,
+    rows: int,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    """Every raw type, policy and dense transform; several reads of one workflow."""
+    directory, rng = tmp_path_factory.mktemp("compiled"), np.random.default_rng(seed)
+    statistics = {}
+    if spec.dense_transform != "log":
+        statistics = {name: data.draw(_STATISTICS) for name in spec.dense_names}
+    save(directory, spec, statistics, rng)
+    check(directory, odd_rows(spec, rows, rng))
+
+
+@settings(_SETTINGS, max_examples=25)
+@given(
+    policy=st.sampled_from(
+        [{}, {"freq_threshold": 3}, {"max_table_size": 9, "num_buckets": 4}, {"hash_buckets": 7}]
+    ),
+    columns=st.integers(1, 3),
+    rows=st.integers(1, 60),
+    seed=st.integers(0, 10**6),
+)
+def test_tokenized_logs_as_nvtabular(
+    tmp_path_factory: pytest.TempPathFactory, policy: dict, columns: int, rows: int, seed: int
+) -> None:
+    """Criteo's kind of log, whose columns are encoded in one call."""
+    spec = FeatureSpec(
+        "label",
+        tuple(DenseColumn(f"d{i}", fill=i) for i in range(2)),
+        tuple(CategoricalColumn(f"c{i}", **policy) for i in range(columns)),
+    )
+    assume(spec.tokenized)
+    directory, rng = tmp_path_factory.mktemp("compiled"), np.random.default_rng(seed)
+    save(directory, spec, {key: {"mean": 0.3, "std": 1.7} for key in spec.dense_names}, rng)
+    raw = odd_rows(spec, rows, rng)
+    check(directory, raw)
+    # rows left out make slices of larger arrays
+    half = dataclasses.replace(
+        raw,
+        label=raw.label[: rows // 2 + 1],
+        dense=raw.dense[:, : rows // 2 + 1],
+        dense_missing=raw.dense_missing[: rows // 2 + 1],
+        categorical=raw.categorical[:, : rows // 2 + 1],
+        categorical_missing=raw.categorical_missing[: rows // 2 + 1],
+    )
+    check(directory, half)
+
+
+@pytest.mark.parametrize("raw", ["hex32", "int", "string"])
+def test_large_vocabularies(tmp_path: Path, raw: str) -> None:
+    """Tables with collisions, in several batches of the vocabulary: each value finds its id."""
+    rng = np.random.default_rng(5)
+    known = np.unique(rng.integers(0, 2**32 if raw == "hex32" else 2**53, 60_000))
+    known = rng.permutation(known)
+    unknown = np.setdiff1d(known + 1, known)
+    spec = FeatureSpec("label", (), (CategoricalColumn("c", raw=raw),))
+
+    def values(numbers: np.ndarray):
+        if raw == "string":
+            return pa.array([f"value {number}" for number in numbers], pa.string())
+        return numbers.astype(np.uint32 if raw == "hex32" else np.int64)
+
+    column = values(known) if raw == "string" else known
+    fitted = workflows.finish(column, np.arange(len(known), 0, -1), spec.categorical[0], 0)
+    workflows.write_workflow(tmp_path, spec, workflows.Fitted({}, {"c": fitted}))
+    workflow = compiled.load(tmp_path)
+    asked = np.concatenate([known, unknown])
+    rows = dataclasses.replace(
+        empty_rows(spec),
+        label=np.zeros(len(asked), np.uint8),
+        dense=np.empty((0, len(asked)), np.int32),
+        dense_missing=np.zeros(len(asked), np.uint64),
+        categorical=[values(asked)],
+        categorical_missing=np.zeros(len(asked), np.uint64),
+    )
+    ids = workflow.transform(rows).ids[0]
+    assert (ids[: len(known)] == np.arange(len(known)) + 3).all()
+    assert (ids[len(known) :] == 2).all()
+
+
+def test_tables_small_enough_for_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary that is read in many batches has the same bytes as one read in one."""
+    rng = np.random.default_rng(8)
+    columns = tuple(CategoricalColumn(raw, raw=raw) for raw in _VALUES)
+    spec = FeatureSpec("label", (), columns)
+    vocabularies = {c.name: vocabulary_of(_VALUES[c.raw], c, rng) for c in columns}
+    workflows.write_workflow(tmp_path, spec, workflows.Fitted({}, vocabularies))
+    files = {file.name: file.read_bytes() for file in (tmp_path / "compiled").iterdir()}
+    monkeypatch.setattr("workflows.compiled.builder._BATCH_VALUES", 3)
+    compiled.build(tmp_path)
+    assert {f.name: f.read_bytes() for f in (tmp_path / "compiled").iterdir()} == files
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    for spec in (load_spec(), load_spec("retail")):
+        path = tmp_path / str(spec.tokenized)
+        statistics = {key: {"mean": 0.0, "std": 1.0} for key in spec.dense_names}
+        save(path, spec, statistics, np.random.default_rng(0))
+        workflow = compiled.load(path)
+        table = compiled.to_table(workflow.transform(empty_rows(spec)), workflow.schema)
+        assert table.num_rows == 0
+        assert table.schema.equals(workflow.schema.arrow)
+        without = workflow.transform(empty_rows(spec, label=False))
+        assert without.label is None
+        with pytest.raises(SchemaError, match="without a label"):
+            compiled.to_table(without, workflow.schema)
+
+
+def test_threads_share_one_workflow(tmp_path: Path) -> None:
+    """The same answers from many threads at once, on blocks of their own."""
+    spec, rng = load_spec("retail"), np.random.default_rng(3)
+    statistics = {key: {"mean": 0.5, "std": 2.0} for key in spec.dense_names}
+    save(tmp_path, spec, statistics, rng)
+    workflow = compiled.load(tmp_path)
+    blocks = [odd_rows(spec, 3000 + 10 * i, np.random.default_rng(i)) for i in range(8)]
+    alone = [compiled.to_table(workflow.transform(rows), workflow.schema) for rows in blocks]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(workflow.transform, blocks * 4))
+    for i, encoded in enumerate(together):
+        assert compiled.to_table(encoded, workflow.schema).equals(alone[i % len(blocks)])
+
+
+def test_tables_are_views(tmp_path: Path) -> None:
+    """No copy between the result and the Arrow table."""
+    spec = load_spec()
+    rng = np.random.default_rng(1)
+    save(tmp_path, spec, {key: {"mean": 0.5, "std": 2.0} for key in spec.dense_names}, rng)
+    workflow = compiled.load(tmp_path)
+    encoded = workflow.transform(odd_rows(spec, 50, rng))
+    table = compiled.to_table(encoded, workflow.schema)
+    for name, values in zip(
+        [*spec.dense_names, *spec.categorical_names], [*encoded.dense, *encoded.ids], strict=True
+    ):
+        assert table[name].chunk(0).buffers()[1].address == values.ctypes.data
+
+
+def test_arrow_schema() -> None:
+    schema = TableSchema("click", ("price",), ("user", "words"), (10, 20), ("words",))
+    ids = pa.field("element", pa.int32(), nullable=False)
+    assert schema.arrow.equals(
+        pa.schema(
+            [
+                pa.field("click", pa.float32(), nullable=False),
+                pa.field("price", pa.float32(), nullable=False),
+                pa.field("user", pa.int32(), nullable=False),
+                pa.field("words", pa.list_(ids), nullable=False),
+            ]
+        )
+    )
+
+
+def test_imports_nothing_heavy(tmp_path: Path) -> None:
+    """Writing, building, loading, transforming and making a table, in a process of its own."""
+    spec = load_spec()
+    save(
+        tmp_path,
+        spec,
+        {key: {"mean": 0.5, "std": 2.0} for key in spec.dense_names},
+        np.random.default_rng(1),
+    )
+    row = b"\t".join([b"1", *[b"7"] * 13, *[b"1f"] * 26])
+    code = (
+        "import sys\n"
+        "from workflows import compiled\n"
+        "from clicklog.tokenizer import parse_rows\n"
+        "compiled.build(sys.argv[1])\n"
+        "workflow = compiled.load(sys.argv[1], verify=True)\n"
+        f"rows = parse_rows({row!r}, workflow.spec, label=True)\n"
+        "table = compiled.to_table(workflow.transform(rows), workflow.schema)\n"
+        "heavy = ('nvtabular', 'merlin', 'dask', 'distributed', 'pandas', 'torch', 'nvt_compat')\n"
+        "print(table.num_rows, [m for m in heavy if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1 []\n"
+    alone = compiled.load(tmp_path).transform(parse_rows(row, spec, label=True))
+    assert len(alone) == 1

@@ -1,0 +1,255 @@
+"""Files of the compiled workflow: damaged, missing, of another workflow; and how fast they open."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import workflows
+from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.spec import CategoricalColumn, FeatureSpec, load_spec
+from clicklog.tokenizer import parse_rows
+from workflows import compiled
+from workflows.compiled import __main__ as command_line
+
+SPEC = FeatureSpec(
+    "label", (), tuple(CategoricalColumn(f"c_{raw}", raw=raw) for raw in ("hex32", "int", "string"))
+)
+_VALUES = {
+    "c_hex32": np.array([3, 2**32 - 1]),
+    "c_int": np.array([-5, 2**40]),
+    "c_string": pa.array(["a", "bc"], pa.string()),
+}
+
+
+def _vocabularies(changed: dict | None = None) -> dict[str, workflows.FittedVocabulary]:
+    values = {**_VALUES, **(changed or {})}
+    return {
+        column.name: workflows.finish(
+            values[column.name], np.full(len(values[column.name]), 2), column, 0
+        )
+        for column in SPEC.categorical
+    }
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "workflow"
+    workflows.write_workflow(path, SPEC, workflows.Fitted({}, _vocabularies()))
+    compiled.load(path, verify=True)
+    return path
+
+
+def _edit_plan(path: Path, edit: Callable[[dict], None]) -> None:
+    file = path / "compiled" / "compiled.json"
+    plan = json.loads(file.read_text())
+    edit(plan)
+    file.write_text(json.dumps(plan))
+
+
+def test_nothing_there(tmp_path: Path, saved: Path) -> None:
+    with pytest.raises(BadInputError, match="no such file"):
+        compiled.load(tmp_path / "nowhere")
+    with pytest.raises(BadInputError, match="no such file"):
+        compiled.build(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+    shutil.rmtree(saved / "compiled")
+    with pytest.raises(BadInputError, match=r"not compiled\n.*python -m workflows.compiled /"):
+        compiled.load(saved)
+
+
+@pytest.mark.parametrize("name", ["tables.npy", "text.npy", "text_begins.npy"])
+def test_damaged_arrays(saved: Path, name: str) -> None:
+    file = saved / "compiled" / name
+    whole = file.read_bytes()
+    file.unlink()
+    with pytest.raises(BadInputError, match=rf"{name}: missing or damaged.*\n.*workflows.compiled"):
+        compiled.load(saved)
+    for bytes_ in (b"", whole[:50], whole[:-1], whole[:128], b"\x80\x04pickle" + whole):
+        file.write_bytes(bytes_)
+        with pytest.raises(BadInputError, match=f"{name}: missing or damaged"):
+            compiled.load(saved)
+    for dtype in (np.float64, object):
+        np.save(file, np.zeros(3, dtype), allow_pickle=True)
+        with pytest.raises(BadInputError, match=f"{name}: missing or damaged"):
+            compiled.load(saved)
+    flipped = bytearray(whole)
+    flipped[-1] ^= 1
+    file.write_bytes(flipped)
+    with pytest.raises(BadInputError, match=f"{name}: .*checksum"):
+        compiled.load(saved, verify=True)
+    file.write_bytes(whole)
+    compiled.load(saved, verify=True)
+
+
+def test_damaged_tables_give_ids_not_crashes(saved: Path) -> None:
+    """Unverified nonsense in the tables is never read past their ends, and lookups come back."""
+    rows = parse_text(saved, ["3,5,a", "77,77,unknown", "ffffffff,-5,bc"] * 20)
+    rng = np.random.default_rng(0)
+    for name in ("tables.npy", "text_begins.npy"):
+        array = np.load(saved / "compiled" / name)
+        for seed in range(20):
+            noise = rng.integers(1, 2**64, array.shape, np.uint64).view(array.dtype)
+            np.save(saved / "compiled" / name, noise if seed else np.full_like(array, 2**40 + 3))
+            ids = compiled.load(saved).transform(rows).ids
+            assert np.asarray(ids).shape == (3, 60)
+        np.save(saved / "compiled" / name, array)
+    assert np.asarray(compiled.load(saved).transform(rows).ids)[0, :3].tolist() == [3, 2, 4]
+
+
+def parse_text(path: Path, lines: list[str]):
+    """Rows of hex, int, string; as the readers would give them."""
+    fields = [line.split(",") for line in lines]
+    n = len(lines)
+    return dataclasses.replace(
+        workflows_empty(path),
+        label=np.zeros(n, np.uint8),
+        dense=np.empty((0, n), np.int32),
+        dense_missing=np.zeros(n, np.uint64),
+        categorical=[
+            np.array([int(f[0], 16) for f in fields], np.uint32),
+            np.array([int(f[1]) for f in fields]),
+            pa.array([f[2] for f in fields], pa.string()),
+        ],
+        categorical_missing=np.zeros(n, np.uint64),
+    )
+
+
+def workflows_empty(path: Path):
+    from clicklog.rows import empty_rows
+
+    return empty_rows(compiled.load(path).spec)
+
+
+def test_plans_that_do_not_fit(saved: Path) -> None:
+    whole = (saved / "compiled" / "compiled.json").read_text()
+
+    def expect(edit: Callable[[dict], None], error: type, match: str) -> None:
+        _edit_plan(saved, edit)
+        with pytest.raises(error, match=match):
+            compiled.load(saved)
+        (saved / "compiled" / "compiled.json").write_text(whole)
+
+    expect(lambda plan: plan.update(format="x"), BadInputError, "not a compiled workflow")
+    expect(lambda plan: plan.update(format_version=99), SchemaError, "format version 99")
+    expect(lambda plan: plan.update(workflow_digest="ab"), SchemaError, "another workflow")
+    expect(lambda plan: plan.update(tables=[]), BadInputError, "damaged")
+    expect(lambda plan: plan["tables"].pop("c_int"), BadInputError, "compiled.json.*damaged")
+    for key, value in (
+        ("begin", -1), ("begin", 10**9), ("slots", 10**9), ("slots", 0), ("slots", "many"),
+        ("begin", 1.5), ("text", 3), ("values", 10**6), ("wide", False), ("other", 1),
+    ):  # fmt: skip
+        expect(
+            lambda plan, key=key, value=value: plan["tables"]["c_string"].update({key: value}),
+            BadInputError,
+            "compiled.json.*damaged",
+        )
+    (saved / "compiled" / "compiled.json").write_text("{")
+    with pytest.raises(BadInputError, match=r"compiled.json: cannot be read"):
+        compiled.load(saved)
+
+
+def test_of_another_workflow(saved: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    fitted = workflows.Fitted({}, _vocabularies({"c_int": np.array([1, 2])}))
+    workflows.write_workflow(other, SPEC, fitted)
+    shutil.rmtree(other / "compiled")
+    shutil.copytree(saved / "compiled", other / "compiled")
+    with pytest.raises(SchemaError, match="compiled from another workflow"):
+        compiled.load(other)
+    command_line.main([str(other)])
+    assert compiled.load(other, verify=True).digest == workflows.inspect(other).digest
+
+
+def test_vocabularies_that_are_not_what_is_described(saved: Path) -> None:
+    """Building refuses them, and leaves nothing that could be loaded."""
+    description = workflows.inspect(saved)
+
+    def expect(name: str, values, match: str) -> None:
+        file = saved / description.vocabularies[name].file
+        whole = file.read_bytes()
+        pq.write_table(pa.table({name: values}), file)
+        with pytest.raises(BadInputError, match=match):
+            compiled.build(saved, description)
+        file.write_bytes(whole)
+        with pytest.raises(BadInputError, match="not compiled"):
+            compiled.load(saved)
+        assert not list((saved / "compiled").glob(".*"))
+
+    expect("c_hex32", pa.array([1, 1]), r"unique.c_hex32.*value 1 is in the vocabulary twice")
+    expect("c_int", pa.array([2**40, 2**40]), "twice")
+    expect("c_hex32", pa.array([1, 2**32]), "more than 32 bits")
+    expect("c_hex32", pa.array([1, 2, 3]), "not the 2 values")
+    expect("c_hex32", pa.array([1]), "not the 2 values")
+    expect("c_int", pa.array(["a", "b"]), "string with 0 nulls.*should be int64")
+    expect("c_string", pa.array(["a", None]), "1 nulls")
+    file = saved / description.vocabularies["c_int"].file
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(BadInputError, match=r"unique.c_int.parquet: cannot be read.*column c_int"):
+        compiled.build(saved, description)
+
+
+def test_a_place_that_cannot_be_written(saved: Path) -> None:
+    shutil.rmtree(saved / "compiled")
+    (saved / "compiled").write_text("a file")
+    with pytest.raises(OutputError):
+        compiled.build(saved)
+
+
+def test_opening_reads_no_table(saved: Path) -> None:
+    """As many slots as 204 M values need, in a file that is mostly a hole: open in under 1 s."""
+    file, words = saved / "compiled" / "tables.npy", 2 * 204_000_000
+    array = np.load(file)
+    with open(file, "wb") as opened:
+        header = {"descr": array.dtype.str, "fortran_order": False, "shape": (words,)}
+        np.lib.format.write_array_header_1_0(opened, header)
+        opened.write(array)
+        opened.truncate(opened.tell() - array.nbytes + 8 * words)
+    _edit_plan(saved, lambda plan: plan["arrays"]["tables.npy"].update(length=words))
+    before, begin = _resident_bytes(), time.perf_counter()
+    workflow = compiled.load(saved)
+    assert time.perf_counter() - begin < 1
+    assert _resident_bytes() - before < 50 << 20
+    ids = workflow.transform(parse_text(saved, ["3,-5,bc"])).ids
+    assert np.asarray(ids).tolist() == [[3], [3], [4]]
+
+
+def _resident_bytes() -> int:
+    if sys.platform != "linux":
+        pytest.skip("reads /proc")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_one_row_takes_far_less_than_a_millisecond(tmp_path: Path) -> None:
+    """Criteo's columns, values beyond the table of logarithms included; usually 10 to 50 µs."""
+    spec, rng = load_spec(), np.random.default_rng(2)
+    fitted = workflows.Fitted(
+        {name: {"mean": 1.0, "std": 2.0} for name in spec.dense_names},
+        {
+            column.name: workflows.finish(
+                np.unique(rng.integers(0, 2**32, 10_000)), np.ones(10_000, np.int64), column, 0
+            )
+            for column in spec.categorical
+        },
+    )
+    workflows.write_workflow(tmp_path, spec, fitted)
+    workflow = compiled.load(tmp_path)
+    row = b"\t".join([b"1", *[b"7"] * 10, *[b"1000000"] * 3, *[b"1f"] * 26])
+    rows = parse_rows(row, spec, label=True)
+    seconds = []
+    for _ in range(300):
+        begin = time.perf_counter()
+        workflow.transform(rows)
+        seconds.append(time.perf_counter() - begin)
+    assert statistics.quantiles(seconds, n=10)[0] < 1e-3  # not the median: machines are shared
