@@ -288,7 +288,7 @@ def _values(array: pa.Array, raw: str) -> Converted:
         array = array.cast(pa.uint8())
     if not pa.types.is_integer(array.type):
         array = array.cast(pa.float64())
-    numbers = to_numpy(pc.fill_null(array, 0))
+    numbers = np.where(null, 0, to_numpy(array))  # filled by Arrow, it would import pandas
     code = np.zeros(len(numbers), np.uint8)
     if numbers.dtype == np.float64:
         null = null | np.isnan(numbers)
@@ -315,7 +315,7 @@ def _lists(array: pa.Array, raw: str) -> Converted:
     """Lists; null and empty ones are missing, a null in one is an error."""
     if pa.types.is_null(array.type):
         array = array.cast(pa.list_(pa.string() if raw == "string" else pa.int64()))
-    lengths = to_numpy(pc.fill_null(pc.list_value_length(array), 0))
+    lengths = np.where(null_mask(array), 0, to_numpy(pc.list_value_length(array)))
     flat = _plain(array.flatten())
     items = _values(flat, raw)
     null = null_mask(flat)

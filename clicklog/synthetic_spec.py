@@ -3,7 +3,7 @@
 Rows are drawn and scored as in :mod:`clicklog.synthetic_model`, whose distributions and functions
 these are; only the columns come from the spec. What a spec does not say is filled in from short
 lists, in turn: how many values a category has, how often a column is missing, how large numbers
-are. A list column has up to ``LONGEST_LIST`` values, and acts on the click by the mean of its values'
+are. A list column has up to ``LONGEST_LIST`` values, and acts on the click by the mean of their
 effects.
 """
 
@@ -53,6 +53,7 @@ _LARGEST = 40_000_000
 _MEDIANS = (5.0, 32.0, 1.5, 2_800.0)
 _MISSING_DENSE = (0.05, 0.0, 0.22, 0.45)
 _MISSING_CATEGORICAL = (0.0, 0.034, 0.12, 0.0, 0.44)
+_MISSING_LISTS = 0.1
 _PAIRS = 6
 
 
@@ -163,7 +164,8 @@ class SpecModel:
         ]
         categorical = []
         for index, (column, width) in enumerate(zip(self.spec.categorical, widths, strict=True)):
-            missing, uniform = split_missing(next(draws), _in_turn(_MISSING_CATEGORICAL, index))
+            share = _MISSING_LISTS if column.multi_hot else _in_turn(_MISSING_CATEGORICAL, index)
+            missing, uniform = split_missing(next(draws), share)
             if not column.multi_hot:
                 codes = self._codes(uniform, index, day)
                 codes[missing] = MISSING_VALUE

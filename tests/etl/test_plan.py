@@ -1,16 +1,43 @@
 from __future__ import annotations
 
 import bz2
+import dataclasses
 import gzip
 import lzma
+import subprocess
+import sys
 from pathlib import Path
 
+import fsspec
+import pyarrow as pa
 import pytest
 
 from clicklog.errors import BadInputError, BadRowError
-from clicklog.raw import find_days, read_bytes
+from clicklog.raw import (
+    find_days,
+    first_line,
+    header_lines,
+    read_block,
+    read_bytes,
+    stream_rows,
+)
+from clicklog.spec import InputFormat, load_spec
+from clicklog.splits import SPLITS
+from clicklog.synthetic import synthesize
+from clicklog.synthetic_model import SyntheticSettings
 from etl.plan import make_plan, stage
+from tests.clicklog.reference_reader import as_lists
 from tests.logs import CRITEO, write_day, write_log
+
+
+def _zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": _zstd}
 
 
 def _text(plan, split: str) -> bytes:
@@ -61,25 +88,22 @@ def test_no_label(tmp_path: Path) -> None:
 
 
 def test_compressed_days_are_staged(tmp_path: Path) -> None:
-    write_log(tmp_path / "raw", [10, 10, 10, 10])
-    texts = [(tmp_path / "raw" / f"day_{i}").read_bytes() for i in range(4)]
-    for day, (ending, compress) in enumerate(
-        [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
-    ):
+    write_log(tmp_path / "raw", [10, 10, 10, 10, 10])
+    texts = [(tmp_path / "raw" / f"day_{i}").read_bytes() for i in range(5)]
+    for day, (ending, compress) in enumerate(COMPRESS.items()):
         (tmp_path / "raw" / f"day_{day}").unlink()
         (tmp_path / "raw" / f"day_{day}.{ending}").write_bytes(compress(texts[day]))
     reported = []
     staged = stage(find_days(str(tmp_path / "raw")), tmp_path / "work", reported.append)
     assert [Path(day.path).read_bytes() for day in staged] == texts
     assert [day.size for day in staged] == list(map(len, texts))
-    assert sum(reported) == sum(map(len, texts[:3]))
-    assert staged[3].path == str(tmp_path / "raw" / "day_3")
+    assert sum(reported) == sum(map(len, texts[:4]))
+    assert staged[4].path == str(tmp_path / "raw" / "day_4")
 
 
-@pytest.mark.parametrize("ending", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("ending", list(COMPRESS))
 def test_damaged_compressed_days(tmp_path: Path, ending: str) -> None:
-    compress = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[ending]
-    whole = compress(b"some text" * 100)
+    whole = COMPRESS[ending](b"some text" * 100)
     for name, data in (("day_0", whole[: len(whole) // 2]), ("day_1", b"not compressed")):
         path = tmp_path / name / f"{name}.{ending}"
         path.parent.mkdir()
@@ -87,3 +111,147 @@ def test_damaged_compressed_days(tmp_path: Path, ending: str) -> None:
         with pytest.raises(BadInputError, match=f"{name}.{ending}: truncated, or not what"):
             stage(find_days(str(path.parent)), tmp_path / "work")
         assert not list((tmp_path / "work").iterdir())
+
+
+# ---- formats: CSV with a header, parquet, compressed, one file, remote
+
+RETAIL = load_spec("retail")
+SETTINGS = SyntheticSettings(days=3, rows_per_day=300, seed=2)
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same rows as csv and as parquet."""
+    directory = tmp_path_factory.mktemp("logs")
+    for name, spec in SPECS.items():
+        synthesize(directory / name, SETTINGS, spec=spec)
+    return {name: directory / name for name in SPECS}
+
+
+SPECS = {"csv": RETAIL, "parquet": dataclasses.replace(RETAIL, input=InputFormat("parquet"))}
+
+
+def _rows(plan, spec) -> dict[str, list]:
+    """The rows of each split, in order, as lists."""
+    read: dict[str, list] = {split: [] for split in SPLITS}
+    for unit in plan.units:
+        read[unit.split] += as_lists(read_block(unit.block, spec), spec)
+    return read
+
+
+@pytest.mark.parametrize("block_bytes", [1500, 5000, 1 << 20])
+@pytest.mark.parametrize("limit", [None, 100])
+def test_formats_give_the_same_rows_in_the_same_splits(logs, block_bytes: int, limit) -> None:
+    found = {}
+    for name, spec in SPECS.items():
+        days = find_days(str(logs[name]))
+        plan = make_plan(days, spec, block_bytes=block_bytes, limit_rows=limit)
+        found[name] = _rows(plan, spec)
+        rows = limit or 300
+        assert {split: len(rows) for split, rows in found[name].items()} == {
+            "train": 2 * rows, "valid": rows // 2, "test": rows // 2
+        }  # fmt: skip
+        assert abs(plan.estimated_rows() / (3 * rows) - 1) < 0.4  # by the first block
+        assert (len(plan.units) == 4) is (block_bytes == 1 << 20)
+    assert found["csv"] == found["parquet"]
+
+
+@pytest.mark.parametrize("name", list(SPECS))
+def test_the_numbers_of_lines_count_the_header(logs, name: str) -> None:
+    spec = SPECS[name]
+    plan = make_plan(find_days(str(logs[name])), spec, block_bytes=3000)
+    at = {}
+    for unit in plan.units:
+        path = unit.block.path
+        assert first_line(unit.block, spec) == at.get(path, 1 + header_lines(spec))
+        at[path] = first_line(unit.block, spec) + read_block(unit.block, spec).lines
+    assert set(at.values()) == {301 + header_lines(spec)}
+
+
+def test_one_file_is_a_log_of_one_day(logs) -> None:
+    for name, ending in (("csv", "csv"), ("parquet", "parquet")):
+        (day,) = find_days(str(logs[name] / f"day_2.{ending}"))
+        assert day.day == 2
+        plan = make_plan([day], SPECS[name], block_bytes=1 << 20)
+        assert [unit.split for unit in plan.units] == ["train", "valid", "test"]
+        assert [len(rows) for rows in _rows(plan, SPECS[name]).values()] == [240, 30, 30]
+
+
+def test_a_file_of_any_name_is_day_0(logs, tmp_path: Path) -> None:
+    path = tmp_path / "train.csv.gz"
+    path.write_bytes(gzip.compress((logs["csv"] / "day_1.csv").read_bytes()))
+    (day,) = find_days(str(path), {0})
+    assert (day.day, day.compressed) == (0, True)
+    (staged,) = stage([day], tmp_path / "work")
+    assert staged.path == str(tmp_path / "work" / "train.csv")
+    assert len(_rows(make_plan([staged], RETAIL, block_bytes=1 << 20), RETAIL)["train"]) == 240
+    with pytest.raises(BadInputError, match="missing day_1"):
+        find_days(str(path), {1})
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst"])
+def test_compressed_csv_with_carriage_returns(logs, tmp_path: Path, ending: str) -> None:
+    for day in range(3):
+        text = (logs["csv"] / f"day_{day}.csv").read_bytes().replace(b"\n", b"\r\n")
+        (tmp_path / f"day_{day}.csv.{ending}").write_bytes(COMPRESS[ending](text))
+    days = stage(find_days(str(tmp_path)), tmp_path / "work")
+    plain = make_plan(find_days(str(logs["csv"])), RETAIL, block_bytes=4000)
+    plan = make_plan(days, RETAIL, block_bytes=4000)
+    assert _rows(plan, RETAIL) == _rows(plain, RETAIL)
+
+
+@pytest.mark.parametrize("name", list(SPECS))
+def test_remote_files(logs, name: str) -> None:
+    memory = fsspec.filesystem("memory")
+    try:
+        for path in logs[name].iterdir():
+            memory.pipe_file(f"/remote/{path.name}", path.read_bytes())
+        days = find_days("memory://remote")
+        assert days[0].path.startswith("memory://")
+        local = make_plan(find_days(str(logs[name])), SPECS[name], block_bytes=2500)
+        plan = make_plan(days, SPECS[name], block_bytes=2500)
+        assert [unit.file for unit in plan.units] == [unit.file for unit in local.units]
+        assert _rows(plan, SPECS[name]) == _rows(local, SPECS[name])
+        streamed = stream_rows(days[0].path, SPECS[name], block_bytes=999)
+        assert [n for numbers, _ in streamed for n in numbers] == list(range(300))
+        (day,) = find_days(days[1].path)
+        assert day.day == 1
+    finally:
+        memory.rm("/remote", recursive=True)
+
+
+def test_formats_that_are_not_what_the_spec_says(logs) -> None:
+    with pytest.raises(
+        BadInputError, match=r'a parquet file, where the spec says csv\n.*"parquet"'
+    ):
+        make_plan(find_days(str(logs["parquet"])), RETAIL, block_bytes=1 << 20)
+    with pytest.raises(BadInputError, match="cannot be read as parquet"):
+        make_plan(find_days(str(logs["csv"])), SPECS["parquet"], block_bytes=1 << 20)
+    with pytest.raises(BadRowError, match="line 1: 1 tab-separated fields"):
+        make_plan(find_days(str(logs["csv"])), CRITEO, block_bytes=1 << 20)
+
+
+def test_a_header_without_the_label(logs, tmp_path: Path) -> None:
+    for day in range(2):
+        text = (logs["csv"] / f"day_{day}.csv").read_text()
+        (tmp_path / f"day_{day}.csv").write_text(text.replace("clicked", "bought", 1))
+    with pytest.raises(BadRowError, match=r"day_0.csv: no column clicked, so there is no label"):
+        make_plan(find_days(str(tmp_path)), RETAIL, block_bytes=1 << 20)
+
+
+def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:
+    code = (
+        "import sys; from clicklog.raw import find_days, stream_rows; from clicklog.spec import *;"
+        "import etl.plan, dataclasses; spec = load_spec('retail');"
+        "parquet = dataclasses.replace(spec, input=InputFormat('parquet'));"
+        "rows = [*stream_rows(sys.argv[1], spec, block_bytes=999),"
+        " *stream_rows(sys.argv[2], parquet, block_bytes=999)];"
+        "print(sum(len(n) for n, _ in rows), *sys.modules)"
+    )
+    paths = [str(logs["csv"] / "day_0.csv"), str(logs["parquet"] / "day_0.parquet")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True
+    )
+    rows, *loaded = done.stdout.split()
+    assert rows == "600"
+    assert not {"pandas", "nvtabular", "merlin", "dask", "torch"} & set(loaded)
