@@ -1,0 +1,97 @@
+"""``python -m etl run --shuffle``: both engines, any partitioning, the same order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.__main__ import main
+from etl.check import check
+from etl.findings import NOTE
+from etl.permutation import permute, round_keys
+from tests.logs import CRITEO, write_day, write_log
+
+ROWS = [130, 70, 40]
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Days of 130 × 60, 70 × 60 and 40 × 60 rows: more than a block of 1 MiB."""
+    directory = tmp_path_factory.mktemp("shuffled")
+    for day, rows in enumerate(write_log(directory / "small", ROWS)):
+        write_day(directory / "raw" / f"day_{day}", rows * 60)
+    return directory / "raw"
+
+
+def _run(raw: Path, output: Path, *flags: str) -> Path:
+    assert main(["run", "--input_path", str(raw), "--output_path", str(output), *flags]) == 0
+    return output
+
+
+def _read(output: Path, split: str) -> pa.Table:
+    directory = output / "criteo_binary" / "split" / split
+    files = sorted(directory.glob("part.*"), key=lambda path: int(path.name.split(".")[1]))
+    return pa.concat_tables([pq.read_table(file) for file in files])
+
+
+def _exact(table: pa.Table) -> pa.Table:
+    """The columns that engines agree on to the bit."""
+    return table.select([CRITEO.label, *CRITEO.categorical_names])
+
+
+def test_runs(raw: Path, dask_client, tmp_path: Path) -> None:
+    plain = _run(raw, tmp_path / "plain", "--engine", "cpu", "--block_mb", "1")
+    rows = _read(plain, "train")
+    n, first_day = len(rows), 60 * ROWS[0]
+    assert n == 60 * (ROWS[0] + ROWS[1])
+
+    def moved(positions: np.ndarray) -> pa.Table:
+        order = np.empty(n, np.int64)
+        order[positions] = np.arange(n)
+        return rows.take(pa.array(order))
+
+    full = moved(permute(0, n, n, round_keys(7)))
+    by_day = moved(
+        np.concatenate(
+            [
+                permute(0, first_day, first_day, round_keys(7, 1)),
+                first_day + permute(0, n - first_day, n - first_day, round_keys(7, 2)),
+            ]
+        )
+    )
+    seed = ("--seed", "7")
+    one = _run(
+        raw, tmp_path / "1", "--engine", "cpu", "--block_mb", "1", "--shuffle", "full", *seed
+    )
+    assert _read(one, "train").equals(full)
+    assert len(list((one / "criteo_binary" / "split" / "train").glob("part.*"))) > 2
+    other = _run(
+        raw, tmp_path / "2", "--engine", "cpu", "--workers", "1", "--shuffle", "full", *seed
+    )
+    assert _exact(_read(other, "train")).equals(_exact(full))
+    days = _run(raw, tmp_path / "3", "--engine", "cpu", "--shuffle", "file", *seed)
+    assert _exact(_read(days, "train")).equals(_exact(by_day))
+    dask = _run(
+        raw,
+        tmp_path / "4",
+        "--scheduler",
+        dask_client.scheduler.address,
+        "--shuffle",
+        "full",
+        *seed,
+    )
+    assert _exact(_read(dask, "train")).equals(_exact(full))
+    for output in (one, other, days, dask):
+        for split in ("valid", "test"):  # evaluation keeps the order of the log
+            assert _exact(_read(output, split)).equals(_exact(_read(plain, split)))
+        # the log repeats its rows, so the splits' overlap is what it is
+        found = [one for one in check(output) if one.severity != NOTE]
+        assert {finding.kind for finding in found} <= {"same rows", "overlap"}
+        assert not (output / ".work").exists()
+        settings = json.loads((output / "manifest.json").read_text())["settings"]
+        assert settings["seed"] == 7
