@@ -1,120 +1,347 @@
-"""``report.html``: what the data look like, in pictures, in one self-contained file."""
+"""``report.html``: what the data look like and what a run did, in one self-contained page."""
 
 from __future__ import annotations
 
-import base64
 import html
-import io
+from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from clicklog.files import write_text
+from clicklog.files import read_json, write_text
 from clicklog.splits import SPLITS
-from workflows import WorkflowDescription
+from etl import report_charts as charts
+from etl.report_data import Dense, ReportData, collect
+from workflows.description import WorkflowDescription
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: right }
-th { border-bottom: 1px solid #888 } img { max-width: 100% } td:first-child { text-align: left }
-"""
+#: Embedding dimensions that table sizes are given for; float32, without the optimizer's state.
+DIMENSIONS = (16, 64, 128)
 
 
 def write_report(path: Path, manifest: dict[str, Any], description: WorkflowDescription) -> None:
-    """Write the report of a run. Raises :class:`clicklog.errors.OutputError`."""
-    pictures = [
-        ("Click rate by day", _click_rate(manifest)),
-        ("Missing values", _missing(manifest, description)),
-        ("Out-of-vocabulary values", _out_of_vocabulary(manifest, description)),
-        ("Embedding table sizes", _table_sizes(description)),
-    ]
-    sizes = manifest["num_embeddings_per_feature"]
+    """Write the report of a run.
+
+    Args:
+        path: of the report, in the directory of the run beside ``workflow``, ``criteo_binary`` and
+            ``timings.json``.
+        manifest: of the run.
+        description: of its workflow.
+
+    Raises:
+        OutputError: it cannot be written.
+        BadInputError: ``timings.json`` is not there.
+    """
+    data = collect(path.parent, manifest, description)
+    timings = read_json(path.parent / "timings.json", "the time that a run took")
+    write_text(path, page(manifest, description, data, timings))
+
+
+def page(
+    manifest: dict[str, Any],
+    description: WorkflowDescription,
+    data: ReportData,
+    timings: dict[str, Any],
+) -> str:
+    """The page as HTML; it loads nothing from elsewhere."""
+    style = (resources.files("etl") / "report_style.css").read_text(encoding="utf-8")
     body = [
-        "<h1>Click log, after the ETL</h1>",
-        _summary(manifest),
-        *(
-            f"<h2>{html.escape(title)}</h2><img alt='{html.escape(title)}' "
-            f"src='data:image/png;base64,{picture}'>"
-            for title, picture in pictures
-        ),
-        "<h2>Table sizes, to paste</h2>",
-        f"<p><code>--num_embeddings_per_feature {sizes}</code></p>",
+        "<h1>Click log after the ETL</h1>",
+        _head(manifest, description, data, timings),
+        _splits(manifest),
+        _days(manifest),
+        _missing(data),
+        _dense(data, description),
+        _categorical(data),
+        _top_values(data),
+        _rejected(manifest),
+        _stages(timings),
+        _settings(manifest, description, data),
     ]
-    head = f"<meta charset='utf-8'><title>ETL report</title><style>{_STYLE}</style>"
-    write_text(path, f"<!doctype html><html><head>{head}</head><body>{''.join(body)}</body></html>")
+    head = (
+        "<meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        f"<title>ETL report</title><style>{style}</style>"
+    )
+    return (
+        f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(body)}</body></html>\n"
+    )
 
 
-def _summary(manifest: dict[str, Any]) -> str:
-    rows = manifest["rows"]
-    lines = [
-        f"<p>{rows['in']:,} rows read, {rows['out']:,} written, {rows['rejected']:,} rejected; "
-        f"{manifest['rows_per_s'] or 0:,} rows/s for fitting and transforming.</p>",
-        "<table><tr><th>split</th><th>rows</th><th>clicks</th><th>click rate</th></tr>",
+def _head(
+    manifest: dict[str, Any],
+    description: WorkflowDescription,
+    data: ReportData,
+    timings: dict[str, Any],
+) -> str:
+    rows, train = manifest["rows"], manifest["splits"]["train"]
+    known = {v.name: v.values for v in description.vocabularies.values()}
+    tables = sum(column.table_size for column in data.categorical)
+    tiles = [
+        (f"{rows['in']:,}", "rows read"),
+        (f"{rows['out']:,}", "rows written"),
+        (f"{rows['rejected']:,}", "rows rejected"),
+        (charts.percent(_rate(train)), "click rate, training days"),
+        (charts.shown(sum(known.values()), "count"), f"values in {len(known)} vocabularies"),
+        (_bytes(tables, DIMENSIONS[-1]), f"of tables at dimension {DIMENSIONS[-1]}"),
+        (f"{sum(timings['seconds'].values()):,.0f} s", "all stages"),
     ]
+    if timings["rows_per_s"]:
+        tiles.append((charts.shown(timings["rows_per_s"], "count"), "rows/s, fit and transform"))
+    days = sorted(map(int, manifest["by_day"]))
+    source = html.escape(str(Path(manifest["inputs"][0]["path"]).parent))
+    named = f"days {days[0]} to {days[-1]}" if len(days) > 1 else f"day {days[0]}"
+    return (
+        f"<p class=faint>{named} of <span class=mono>{source}</span></p><div class=tiles>"
+        + "".join(f"<div><b>{value}</b><span>{what}</span></div>" for value, what in tiles)
+        + "</div>"
+    )
+
+
+def _splits(manifest: dict[str, Any]) -> str:
+    rows = []
     for split in SPLITS:
         one = manifest["splits"][split]
-        rate = one["positives"] / one["rows"] if one["rows"] else 0.0
-        lines.append(
-            f"<tr><td>{split}</td><td>{one['rows']:,}</td><td>{one['positives']:,}</td>"
-            f"<td>{rate:.4f}</td></tr>"
+        parts = [f for f in manifest["files"] if f["file"].startswith(f"{split}/")]
+        size = sum(part["bytes"] for part in parts) / 1e6
+        rows.append(
+            [split, f"{one['rows']:,}", f"{one['positives']:,}", f"{_rate(one):.2%}"]
+            + [f"{len(parts):,}", f"{size:,.1f}"]
         )
-    return "".join([*lines, "</table>"])
+    headings = ["split", "rows", "clicks", "click rate", "files", "MB of parquet"]
+    return "<h2>Splits</h2>" + _table(headings, rows)
 
 
-def _figure():
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.2), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _png(figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
-def _click_rate(manifest: dict[str, Any]) -> str:
-    figure, axes = _figure()
+def _days(manifest: dict[str, Any]) -> str:
     days = sorted(map(int, manifest["by_day"]))
     counts = [manifest["by_day"][str(day)] for day in days]
-    axes.bar(days, [one["positives"] / max(1, one["rows"]) for one in counts], color="#4477aa")
-    axes.set_xlabel("day")
-    axes.set_ylabel("clicks / rows")
-    return _png(figure)
+    labels = list(map(str, days))
+    marked = 1 if len(days) > 1 else 0
+    rows = charts.columns(
+        labels, [c["rows"] for c in counts], x="day", y="rows", form="count", marked=marked
+    )
+    rates = charts.columns(
+        labels, [_rate(c) for c in counts], x="day", y="click rate", form="share", marked=marked
+    )
+    key = (
+        "<p class=faint><span class=key>training</span> &ensp; "
+        "<span class='key other'>validation and test</span></p>"
+        if marked
+        else "<p class=faint>One day: its first four fifths for training.</p>"
+    )
+    return f"<h2>Rows and click rate by day</h2>{key}<div class=days>{rows}{rates}</div>"
 
 
-def _shares(manifest: dict[str, Any], key: str, split: str, names: list[str]) -> list[float]:
-    one = manifest["splits"][split]
-    return [one[key][name] / max(1, one["rows"]) for name in names]
+def _missing(data: ReportData) -> str:
+    columns = [*data.dense, *data.categorical]
+    some = [column for column in columns if any(column.missing.values())]
+    none = [column.name for column in columns if not any(column.missing.values())]
+    half = (len(some) + 1) // 2
+    tables = [
+        _table(
+            ["column", *SPLITS],
+            [
+                [
+                    html.escape(column.name),
+                    charts.bar(column.missing["train"], charts.percent(column.missing["train"])),
+                    *(charts.percent(column.missing[split]) for split in SPLITS[1:]),
+                ]
+                for column in part
+            ],
+        )
+        for part in (some[:half], some[half:])
+        if part
+    ]
+    never = f"<p>Never missing: {html.escape(', '.join(none))}.</p>" if none else ""
+    return (
+        "<h2>Missing values</h2><p class=faint>Share of rows. Missing dense values are filled; "
+        "missing categories have an id of their own, missing lists are empty.</p>"
+        f"<div class=columns>{''.join(tables)}</div>{never}"
+    )
 
 
-def _missing(manifest: dict[str, Any], description: WorkflowDescription) -> str:
-    figure, axes = _figure()
-    spec = description.spec
-    names = spec.dense_names + spec.categorical_names
-    axes.bar(names, _shares(manifest, "missing", "train", names), color="#4477aa")
-    axes.tick_params(axis="x", labelrotation=90)
-    axes.set_ylabel("share of training rows")
-    return _png(figure)
+def _dense(data: ReportData, description: WorkflowDescription) -> str:
+    if not data.dense:
+        return ""
+    formula = {
+        "log_normalize": "z = (log(max(x, −2) + 3) − mean) / std",
+        "log": "y = log(max(x, −2) + 3)",
+        "normalize": "z = (x − mean) / std",
+    }[description.spec.dense_transform]
+    cards = []
+    for column in data.dense:
+        pictures = [
+            f"<figure>{charts.histogram(one, f'{column.name} {when}')}"
+            f"<figcaption>{when}</figcaption></figure>"
+            for when, one in (("before", column.before), ("after", column.after))
+        ]
+        cards.append(
+            f"<div class=card><h3>{html.escape(column.name)}</h3>"
+            f"<div class=pair>{''.join(pictures)}</div>{_moments(column, description)}</div>"
+        )
+    return (
+        f"<h2>Dense columns, before and after</h2><p class=faint>{formula}. Histograms of "
+        f"{data.sampled_rows:,} training rows; heights are shares of rows, each scaled to its "
+        "highest bin; axes go from the 0.5th to the 99th percentile. “Before” is the inverse of "
+        "the transform: missing values appear as what they were filled with"
+        f"{', values below −2 as −2' if description.spec.dense_transform != 'normalize' else ''}."
+        f"</p><div class=cards>{''.join(cards)}</div>"
+    )
 
 
-def _out_of_vocabulary(manifest: dict[str, Any], description: WorkflowDescription) -> str:
-    figure, axes = _figure()
-    names = description.spec.categorical_names
-    for split, color in zip(SPLITS, ("#4477aa", "#ee6677", "#228833"), strict=True):
-        shares = _shares(manifest, "out_of_vocabulary", split, names)
-        axes.plot(names, shares, "o-", color=color, label=split)
-    axes.tick_params(axis="x", labelrotation=90)
-    axes.set_ylabel("share of rows")
-    axes.legend()
-    return _png(figure)
+def _moments(column: Dense, description: WorkflowDescription) -> str:
+    known = description.statistics.get(column.name)
+    if not known:
+        return ""
+    what = "of log(x + 3)" if description.spec.dense_transform == "log_normalize" else "of x"
+    return f"<figcaption>mean {known['mean']:.4g}, std {known['std']:.4g} {what}</figcaption>"
 
 
-def _table_sizes(description: WorkflowDescription) -> str:
-    figure, axes = _figure()
-    schema = description.table_schema
-    axes.bar(schema.categorical, schema.table_sizes, color="#4477aa")
-    axes.set_yscale("log")
-    axes.tick_params(axis="x", labelrotation=90)
-    axes.set_ylabel("rows of the table")
-    return _png(figure)
+def _categorical(data: ReportData) -> str:
+    dimensions = [f"dimension<br>{dimension}" for dimension in DIMENSIONS]
+    worst = max((c.unseen["valid"] for c in data.categorical if c.unseen), default=0.0) or 1.0
+    headings = [
+        "column",
+        "values",
+        "values for<br>99 %",
+        "unseen in<br>train",
+        "unseen in<br>valid",
+    ]
+    headings += ["unseen in<br>test", "table rows", *dimensions]
+    policies = {column.policy for column in data.categorical}
+    rows = []
+    for column in data.categorical:
+        unseen = ["-"] * len(SPLITS)
+        if column.unseen is not None:
+            train, valid, test = (column.unseen[split] for split in SPLITS)
+            unseen = [charts.percent(train), charts.bar(valid / worst, charts.percent(valid))]
+            unseen.append(charts.percent(test))
+        row = [
+            html.escape(column.name),
+            *("-" if n is None else f"{n:,}" for n in (column.values, column.most)),
+            *unseen,
+            f"{column.table_size:,}",
+            *(_bytes(column.table_size, dimension) for dimension in DIMENSIONS),
+        ]
+        rows.append(row + ([html.escape(column.policy)] if len(policies) > 1 else []))
+    total = sum(column.table_size for column in data.categorical)
+    sums = [_bytes(total, dimension) for dimension in DIMENSIONS]
+    last = ["all", *[""] * 5, f"{total:,}", *sums]
+    if len(policies) > 1:
+        headings.append("vocabulary")
+        last.append("")
+    one = f" Vocabularies: {html.escape(policies.pop())}." if len(policies) == 1 else ""
+    return (
+        "<h2>Categorical columns</h2><p class=faint>Cardinality over the training days, and how "
+        "many of the most frequent values make 99 % of the occurrences; unseen: share of ids that "
+        "are out of vocabulary (bars: relative to the largest); size of the embedding tables, "
+        f"float32, for three dimensions, without the optimizer's state.{one}</p>"
+        f"<div class=wide>{_table(headings, rows, last)}</div>"
+    )
+
+
+def _top_values(data: ReportData) -> str:
+    cards = []
+    for column in data.categorical:
+        if not column.top:
+            continue
+        rows = []
+        for value, count, share in column.top:
+            text = html.escape(value)
+            rows.append(
+                f"<tr><td class='mono words' title='{text}'>{text}</td><td>{count:,}</td>"
+                f"<td>{charts.bar(share, charts.percent(share))}</td></tr>"
+            )
+        cards.append(
+            f"<div class=card><h3>{html.escape(column.name)}</h3>"
+            f"<table>{''.join(rows)}</table></div>"
+        )
+    return (
+        "<h2>Most frequent values</h2><p class=faint>Occurrences in the training days, and their "
+        "share of all rows there, missing ones included (of all ids in columns of lists and in "
+        f"shared vocabularies).</p><div class='cards broad'>{''.join(cards)}</div>"
+    )
+
+
+def _rejected(manifest: dict[str, Any]) -> str:
+    rejected = manifest["rows"]["rejected"]
+    if not rejected:
+        return "<h2>Rejected rows</h2><p>None: every row of the input is in a split.</p>"
+    rows = [
+        [
+            f"<span class=mono>{html.escape(one['path'])}</span>",
+            f"{one['rows']['in']:,}",
+            f"{one['rows']['rejected']:,}",
+            charts.percent(one["rows"]["rejected"] / max(1, one["rows"]["in"])),
+        ]
+        for one in manifest["inputs"]
+        if one["rows"]["rejected"]
+    ]
+    return (
+        f"<h2>Rejected rows</h2><p>{rejected:,} of {manifest['rows']['in']:,} rows break the spec; "
+        "they and the reasons are in <span class=mono>rejected/</span>.</p>"
+        + _table(["file", "rows", "rejected", "share"], rows)
+    )
+
+
+def _stages(timings: dict[str, Any]) -> str:
+    seconds = timings["seconds"]
+    total = max(sum(seconds.values()), 1e-9)
+    rows = [
+        [html.escape(stage), charts.bar(value / total, f"{value:,.1f} s")]
+        for stage, value in seconds.items()
+    ]
+    said = ""
+    if timings["resumed"]:
+        said = "<p class=faint>Of the last process only: the run was interrupted and resumed.</p>"
+    elif timings["rows_per_s"]:
+        said = (
+            f"<p class=faint>{timings['rows_per_s']:,} rows/s, {timings['text_mb_per_s']} MB of "
+            "input per second in fit and transform together.</p>"
+        )
+    return f"<h2>Time per stage</h2>{said}{_table(['stage', 'time'], rows)}"
+
+
+def _settings(manifest: dict[str, Any], description: WorkflowDescription, data: ReportData) -> str:
+    policies: dict[str, list[str]] = {}
+    for column in data.categorical:
+        policies.setdefault(column.policy, []).append(column.name)
+    rows = [["vocabularies", f"{policy}: {_names(names)}"] for policy, names in policies.items()]
+    rows.append(["dense transform", description.spec.dense_transform])
+    for key, value in manifest["settings"].items():
+        if key != "spec":
+            rows.append([key, "-" if value is None else str(value)])
+    rows += [[name, version] for name, version in description.versions.items()]
+    rows.append(["workflow digest", description.digest])
+    body = "".join(
+        f"<tr><td>{html.escape(key)}</td><td class=words>{html.escape(value)}</td></tr>"
+        for key, value in rows
+    )
+    sizes = html.escape(manifest["num_embeddings_per_feature"])
+    return (
+        f"<h2>Settings and versions</h2><table><tbody>{body}</tbody></table>"
+        "<h2>Table sizes, to paste</h2>"
+        f"<code class=paste>--num_embeddings_per_feature {sizes}</code>"
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{len(names)} columns"
+
+
+def _rate(counts: dict[str, int]) -> float:
+    return counts["positives"] / max(1, counts["rows"])
+
+
+def _bytes(rows: int, dimension: int) -> str:
+    """Size of a float32 table."""
+    return charts.size(4 * rows * dimension)
+
+
+def _table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str] | None = None
+) -> str:
+    """Headings and cells are HTML already."""
+    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    if total:
+        lines += f"<tr class=total>{''.join(f'<td>{cell}</td>' for cell in total)}</tr>"
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
