@@ -12,7 +12,6 @@ from collections.abc import Callable
 import numba
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clicklog.arrays import to_numpy
 from clicklog.columns import LARGEST_INT
@@ -141,7 +140,7 @@ def _floats(fields: Fields, missing: np.ndarray, code: np.ndarray) -> np.ndarray
     present = ~missing & (code == 0)
     texts = string_array(*_gather(fields.data, fields.begin[present], fields.end[present]))
     try:
-        numbers = to_numpy(pc.cast(texts, pa.float64()))
+        numbers = to_numpy(texts.cast(pa.float64()))
     except pa.ArrowInvalid:  # beyond float64
         numbers = np.array([float(text) for text in texts.to_pylist()])
     values = np.zeros(len(fields), np.float64)

@@ -2,7 +2,7 @@
 
 Paths may be remote (anything fsspec opens). Rows of text are addressed by bytes, rows of parquet by
 their numbers: a :class:`Block` is a range of whole rows of one file, so the same log always falls
-into the same blocks, whoever reads them.
+into the same blocks, whoever reads them. What only some formats need is imported when they do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from clicklog.days import DayFile, find_days, parse_days
 from clicklog.errors import BadInputError, BadRowError
+from clicklog.layout import Layout, layout_of, plain_layout
 from clicklog.lines import (
     count_lines,
     cut_lines,
@@ -23,10 +24,8 @@ from clicklog.lines import (
     read_stream,
     read_up_to,
 )
-from clicklog.parquet_rows import cut_rows, parquet_layout, read_parquet
 from clicklog.rows import RawRows
 from clicklog.spec import FeatureSpec
-from clicklog.text import Layout, layout_of, parse_text, plain_layout
 from clicklog.tokenizer import parse_rows
 
 __all__ = [
@@ -106,6 +105,8 @@ class OpenDay:
         """Cut ``[begin, end)`` (whole rows) into blocks of about ``block_bytes``."""
         path, source = self.file.path, self.file.source
         if self._parquet:
+            from clicklog.parquet_rows import cut_rows, parquet_layout
+
             cuts = cut_rows(parquet_layout(path, source, self.spec), begin, end, block_bytes)
         else:
             cuts = cut_lines(path, begin, end, block_bytes)
@@ -120,6 +121,8 @@ def open_day(day: DayFile, spec: FeatureSpec) -> OpenDay:
         BadRowError: its lines have not as many fields as the spec.
     """
     if spec.input.format == "parquet":
+        from clicklog.parquet_rows import parquet_layout
+
         there = parquet_layout(day.path, day.source, spec)
         return OpenDay(day, spec, there.label, 0, there.rows)
     layout = _layout(day.path, day.source, spec)
@@ -194,6 +197,8 @@ def _read(
 ) -> Iterator[RawRows]:
     path, begin, end, source = block.path, block.begin, block.end, block.source
     if spec.input.format == "parquet":
+        from clicklog.parquet_rows import read_parquet
+
         size = (
             None
             if piece_bytes is None
@@ -236,6 +241,8 @@ def _block_layout(block: Block, spec: FeatureSpec, label: bool) -> Layout:
 def _parse(text: bytes, spec: FeatureSpec, layout: Layout, reject: bool) -> RawRows:
     if spec.tokenized:
         return parse_rows(text, spec, label=layout.label, reject=reject)
+    from clicklog.text import parse_text
+
     return parse_text(text, spec, layout, reject=reject)
 
 
@@ -312,6 +319,8 @@ def header_lines(spec: FeatureSpec) -> int:
 def _stream_parquet(
     path: str, spec: FeatureSpec, block_bytes: int, reject: bool
 ) -> Iterator[tuple[np.ndarray, RawRows]]:
+    from clicklog.parquet_rows import cut_rows, parquet_layout
+
     filesystem, name = filesystem_of(path)
     if not filesystem.isfile(name):
         raise BadInputError(f"{path}: no such file", "check the path")

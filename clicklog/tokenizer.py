@@ -43,7 +43,8 @@ def parse_rows(
     Specs that are not ``tokenized`` have more raw types; see :func:`clicklog.text.parse_text`.
     """
     if not spec.tokenized:
-        from clicklog.text import parse_text, plain_layout
+        from clicklog.layout import plain_layout
+        from clicklog.text import parse_text
 
         return parse_text(data, spec, plain_layout(spec, label=label), reject=reject)
     buffer = np.frombuffer(data, np.uint8)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from clicklog.errors import BadInputError, BadRowError, SettingsError
 from clicklog.fields import split_lines
+from clicklog.layout import Layout, layout_of, plain_layout
 from clicklog.rows import empty_rows
 from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.text import Layout, layout_of, parse_text, plain_layout
+from clicklog.text import parse_text
 from clicklog.tokenizer import DESCRIBED_BAD_ROWS, parse_rows
 from tests.clicklog.reference_reader import BadFieldError, as_lists, parse, raw_types, split
 
