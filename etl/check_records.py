@@ -81,6 +81,7 @@ def _manifest(output: Output) -> None:
     try:
         for what in _differences(output, output.manifest):
             output.add(ERROR, "rows", *what)
+        _rejected(output, output.manifest["rows"]["rejected"])
         expected = output.manifest["num_embeddings_per_feature"]
         if output.schema and output.schema.num_embeddings_per_feature != expected:
             output.add(
@@ -135,6 +136,23 @@ def _differences(output: Output, manifest: dict[str, Any]) -> Iterator[tuple[Any
             f"{file}: rows",
             f"{manifest['rows']['out']} rows out, the files have {sum(splits.values())}",
             AGAIN,
+        )
+
+
+def _rejected(output: Output, expected: int) -> None:
+    """Rows that were left out are all in ``rejected/``: a line each, below one of names."""
+    directory = output.path / "rejected"
+    listed = 0
+    for path in directory.glob("*.tsv"):
+        with open(path, "rb") as lines:
+            listed += max(0, sum(1 for _ in lines) - 1)
+    if listed != expected:
+        output.add(
+            WARNING,
+            "rows",
+            directory,
+            f"{listed} rejected rows, the manifest says {expected}",
+            "restore the directory if you want to know which rows were left out",
         )
 
 

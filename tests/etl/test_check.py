@@ -23,7 +23,7 @@ from etl.findings import ERROR, NOTE, WARNING
 from etl.output import UNFINISHED_FILE
 from etl.parquet import write_part
 from etl.run import EtlSettings, run
-from tests.logs import CRITEO, write_log
+from tests.logs import CRITEO, write_day, write_log
 
 SPLIT = Path("criteo_binary") / "split"
 
@@ -290,7 +290,7 @@ def test_bytes_against_the_manifest(output: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda value: value["rows"].update(rejected=5), "out and 5 rejected"),
+        (lambda value: value["rows"].update({"in": 5}), "5 rows in, 311 out and 0 rejected"),
         (lambda value: value["inputs"][0]["rows"].update(out=5), "5 out and 0 rejected"),
         (lambda value: value["splits"]["train"].update(rows=5), "5 rows, its files have 210"),
         (
@@ -309,6 +309,27 @@ def test_the_manifest_itself(output: Path, change, what: str) -> None:
     found = _bad(output)
     assert len(found) == 1, found
     assert what in found[0]
+
+
+def test_rejected_rows(output: Path, tmp_path: Path) -> None:
+    days = write_log(tmp_path / "raw", [60, 60])
+    days[0][7][0] = "maybe"
+    days[0][9][3] = "x"
+    write_day(tmp_path / "raw" / "day_0", days[0])
+    run(
+        EtlSettings(
+            str(tmp_path / "raw"),
+            tmp_path / "rejecting",
+            CRITEO,
+            engine="cpu",
+            on_bad_rows="quarantine",
+            max_bad_fraction=0.5,
+        )
+    )
+    assert _bad(tmp_path / "rejecting") == []
+    (file,) = (tmp_path / "rejecting" / "rejected").iterdir()
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    assert "1 rejected rows, the manifest says 2" in _only(tmp_path / "rejecting", "rows", WARNING)
 
 
 def test_unreadable_manifest(output: Path) -> None:
@@ -346,6 +367,14 @@ def test_workflow(output: Path) -> None:
     data[len(data) // 2] ^= 1
     description.write_bytes(data)
     assert "not the file that was saved" in _only(output, "workflow")
+    data[len(data) // 2] ^= 1
+    description.write_bytes(data)
+    assert _bad(output) == []
+    compiled = max((workflow / "compiled").glob("*.npy"), key=lambda path: path.stat().st_size)
+    data = bytearray(compiled.read_bytes())
+    data[-1] ^= 1
+    compiled.write_bytes(data)
+    assert "workflow/compiled: " in _only(output, "workflow")
     shutil.rmtree(workflow)
     assert "missing" in _only(output, "workflow")
 
