@@ -23,10 +23,9 @@ _BLOCK_ROWS = 4096  # of which some columns in float64 stay in a cache
 
 
 @functools.cache
-def _logarithms() -> np.ndarray:
-    """log(x + shift) of the integers from the minimum on."""
+def _logarithms(count: int) -> np.ndarray:
     first = DENSE_MINIMUM + DENSE_SHIFT
-    return np.log(np.arange(first, first + _LOGARITHMS, dtype=np.float64))
+    return np.log(np.arange(first, first + count, dtype=np.float64))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +37,13 @@ class DensePlan:
         center: 0 where nothing is normalized.
         scale: 1 where nothing is normalized, and where the standard deviation is 0 (NVTabular's
             Normalize then only subtracts the mean).
-        logarithm: whether y is the logarithm or the value.
+        logarithms: of the integers from the minimum on, shift added; none if y is the value itself.
     """
 
     fill: np.ndarray
     center: np.ndarray
     scale: np.ndarray
-    logarithm: bool
+    logarithms: np.ndarray
 
     @classmethod
     def make(cls, spec: FeatureSpec, statistics: dict[str, dict[str, float]]) -> DensePlan:
@@ -60,7 +59,7 @@ class DensePlan:
             fill=np.array([float(column.fill) for column in spec.dense]),
             center=center,
             scale=scale,
-            logarithm=spec.dense_transform != "normalize",
+            logarithms=_logarithms(0 if spec.dense_transform == "normalize" else _LOGARITHMS),
         )
 
     def transform(self, values: np.ndarray, missing: np.ndarray, out: np.ndarray) -> None:
@@ -73,8 +72,9 @@ class DensePlan:
         """
         rest = (1 << len(values)) - 1  # columns as bits
         if values.dtype == np.int32:
-            table = _logarithms() if self.logarithm else _NO_LOGARITHMS
-            rest = _transform(values, missing, self.fill, table, self.center, self.scale, out)
+            rest = _transform(
+                values, missing, self.fill, self.logarithms, self.center, self.scale, out
+            )
         if rest:
             columns = np.array([j for j in range(len(values)) if rest >> j & 1], np.uint64)
             for begin in range(0, len(missing), _BLOCK_ROWS):
@@ -86,7 +86,7 @@ class DensePlan:
         y = values[columns].astype(np.float64)
         absent = (missing >> columns[:, None]) & _ONE
         np.copyto(y, self.fill[columns, None], where=absent != 0)
-        if self.logarithm:
+        if len(self.logarithms):
             np.maximum(y, DENSE_MINIMUM, out=y)
             y += DENSE_SHIFT
             np.log(y, out=y)
@@ -97,7 +97,6 @@ class DensePlan:
 
 
 _ONE = np.uint64(1)
-_NO_LOGARITHMS = np.empty(0)
 _NUMBERS = types.Array(types.float64, 1, "C", readonly=True)
 
 
