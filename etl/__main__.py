@@ -52,7 +52,7 @@ def _add_check(commands) -> None:
     parser = commands.add_parser(
         "check",
         help="verify an output: files, values, checksums, overlap of the splits",
-        description=check.__doc__,
+        description=check.DESCRIPTION,
     )
     check.add_arguments(parser)
     parser.set_defaults(function=check.run)
@@ -64,7 +64,7 @@ def _add_import(commands) -> None:
     parser = commands.add_parser(
         "import",
         help="take over what TorchRec, NVIDIA or NVTabular preprocessed",
-        description=import_data.__doc__,
+        description=import_data.DESCRIPTION,
     )
     import_data.add_arguments(parser)
     parser.set_defaults(function=import_data.run)

@@ -15,6 +15,12 @@ from pathlib import Path
 from clicklog.errors import SettingsError
 from etl.findings import ERROR, NOTE, WARNING, Finding
 
+#: For the command's help.
+DESCRIPTION = (
+    "Verifies what `python -m etl run` and `import` write, and training data made elsewhere: "
+    "directories train, valid, test of parquet files with .merlin/schema.json. Prints a line for "
+    "each finding; exit status 0: none but notes, 1: findings, 2: nothing to check."
+)
 #: Findings alike that are shown one by one; the rest is counted.
 SHOWN = 20
 

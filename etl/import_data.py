@@ -10,7 +10,14 @@ import argparse
 import os
 from pathlib import Path
 
-from clicklog.errors import BadInputError, SettingsError
+from clicklog.errors import SettingsError
+
+
+#: For the command's help.
+DESCRIPTION = (
+    "Takes over TorchRec's .npy sets, TorchRec's and NVIDIA's split binary sets (as parquet in OUT) "
+    "and workflows that NVTabular 23.08 pickled (as OUT/workflow)."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +75,9 @@ def run(args: argparse.Namespace) -> None:
     if args.workers < 1:
         raise SettingsError(f"--workers {args.workers}: at least 1")
     if (args.input_path / "workflow.pkl").exists():
+        _refuse(
+            args, ("num_embeddings_per_feature", "modulo", "resume", "restart"), "a workflow.pkl"
+        )
         from etl.import_workflow import import_workflow
 
         description = import_workflow(
@@ -77,13 +87,18 @@ def run(args: argparse.Namespace) -> None:
         sizes = description.table_schema.num_embeddings_per_feature
         print(f"--num_embeddings_per_feature {sizes}")
         return
-    for flag in ("trust_pickle", "spec"):
-        if getattr(args, flag):
-            raise BadInputError(
-                f"{args.input_path}: no workflow.pkl in it, but --{flag} is set",
-                "give the directory that NVTabular's Workflow.save wrote, or drop the flag",
-            )
+    _refuse(args, ("trust_pickle", "spec"), "no workflow.pkl")
     _run_arrays(args)
+
+
+def _refuse(args: argparse.Namespace, flags: tuple[str, ...], what: str) -> None:
+    """Flags that say nothing about what is imported."""
+    for flag in flags:
+        if getattr(args, flag):
+            raise SettingsError(
+                f"--{flag} is set, and {args.input_path} holds {what}",
+                "drop the flag, or mend the path",
+            )
 
 
 def _run_arrays(args: argparse.Namespace) -> None:

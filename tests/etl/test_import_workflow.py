@@ -153,8 +153,10 @@ def test_only_with_the_flag_and_said_aloud(frame, tmp_path: Path, caplog, capsys
     assert "to open it is to run the code in it" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main([*arguments, str(tmp_path / "out"), "--trust_pickle"]) == 0
-    assert "running the code in this pickle" in caplog.text
     assert "--num_embeddings_per_feature" in capsys.readouterr().out
+    assert "running the code in this pickle" in caplog.text
+    assert main([*arguments, str(tmp_path / "two"), "--trust_pickle", "--modulo"]) == 2
+    assert "--modulo is set, and" in capsys.readouterr().err
     with pytest.raises(OutputError, match="exists"):
         import_workflow(tmp_path / "nvt", tmp_path / "out", trust_pickle=True)
 
