@@ -12,11 +12,10 @@ from pathlib import Path
 
 from clicklog.errors import SettingsError
 
-
 #: For the command's help.
 DESCRIPTION = (
-    "Takes over TorchRec's .npy sets, TorchRec's and NVIDIA's split binary sets (as parquet in OUT) "
-    "and workflows that NVTabular 23.08 pickled (as OUT/workflow)."
+    "Takes over TorchRec's .npy sets, TorchRec's and NVIDIA's split binary sets (as parquet in "
+    "OUT) and workflows that NVTabular 23.08 pickled (as OUT/workflow)."
 )
 
 
