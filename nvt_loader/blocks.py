@@ -1,163 +1,153 @@
-"""Batch-major blocks: the columns of some steps, written once, so that a batch is three views."""
+"""Batch-major blocks: the columns of some steps, written once, so that a batch is views of them.
+
+The ids of a block lie in the order in which a KeyedJaggedTensor wants each batch's: step, column,
+row. With one id per row and column, all else about a batch is constants, made once per B. With
+multi-hot columns, lengths and offsets are views too; lengths per key are made for each step.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from clicklog.schema import TableSchema
-from nvt_loader.decode import Columns, Decoder, cpu_decoder
+from nvt_loader.decode import RowReader
 from nvt_loader.layout import Layout
-
-#: Rows of which the dense columns are transposed at a time: what fits a core's cache.
-TILE_ROWS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Some steps of one rank: batches of B rows.
+    """Some steps of one rank: batches of B rows with one id per row and column.
 
     Attributes:
         labels: float32 [steps, B].
         dense: float32 [steps, B, dense columns].
-        ids: int32 [steps, categorical columns, B].
+        ids: int32 or int64 [steps, categorical columns, B].
     """
 
     labels: torch.Tensor
     dense: torch.Tensor
     ids: torch.Tensor
 
-    @classmethod
-    def empty(
-        cls, steps: int, batch: int, schema: TableSchema, **options: torch.device | bool | None
-    ) -> Block:
-        """Uninitialised; ``options`` (device, pin_memory) go to :func:`torch.empty`."""
-        dense, categorical = len(schema.dense), len(schema.categorical)
-        return cls(
-            torch.empty(steps, batch, **options),
-            torch.empty(steps, batch, dense, **options),
-            torch.empty(steps, categorical, batch, dtype=torch.int32, **options),
-        )
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that is on the device."""
+        return self.labels, self.dense, self.ids
 
     def to(self, device: torch.device) -> Block:
         """A copy on ``device``; from pinned memory it does not wait for the copy's end."""
-        return Block(
-            self.labels.to(device, non_blocking=True),
-            self.dense.to(device, non_blocking=True),
-            self.ids.to(device, non_blocking=True),
-        )
+        return Block(*(tensor.to(device, non_blocking=True) for tensor in self.tensors))
 
-    def skip(self, steps: int) -> Block:
-        """Views of the block without its first ``steps`` steps (all of it if ``steps`` <= 0)."""
-        steps = max(steps, 0)
-        return Block(self.labels[steps:], self.dense[steps:], self.ids[steps:])
+    def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[Batch]:
+        """The batches of some of the block's steps."""
+        ids = self.ids.view(self.ids.shape[0], self.ids.shape[1] * self.ids.shape[2])
+        return map(make_batch, self.labels[steps], self.dense[steps], ids[steps])
 
 
-class CpuBlocks:
-    """What turns a split's row groups into blocks: here by pyarrow, in CPU memory.
+@dataclasses.dataclass(frozen=True)
+class JaggedBlock:
+    """Some steps of one rank.
 
-    The subclasses in :mod:`nvt_loader.gpu` make blocks on a GPU. ``decode``, ``empty``, ``fill``
-    and ``produce`` run in the loader's thread, ``receive`` in the caller's.
+    Attributes:
+        labels: float32 [steps, B].
+        dense: float32 [steps, B, dense columns].
+        values: int32 or int64 [ids of all steps].
+        weights: float32 [ids of all steps], or None.
+        lengths: int32 [steps, categorical columns · B].
+        offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
+        bounds: per step and column, where its ids begin in ``values``; then where the last
+            step's end: steps · columns + 1 integers.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self._schema = layout.schema
-        self.decode: Decoder = cpu_decoder(layout)
+    labels: torch.Tensor
+    dense: torch.Tensor
+    values: torch.Tensor
+    weights: torch.Tensor | None
+    lengths: torch.Tensor
+    offsets: torch.Tensor
+    bounds: Sequence[int]
 
-    def empty(self, steps: int, batch: int) -> Block:
-        """An uninitialised block."""
-        return Block.empty(steps, batch, self._schema)
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that is on the device."""
+        found = (self.labels, self.dense, self.values, self.weights, self.lengths, self.offsets)
+        return tuple(tensor for tensor in found if tensor is not None)
 
-    @staticmethod
-    def fill(
-        block: Block, first: int, parts: list[Columns], share: slice, order: np.ndarray | None
-    ) -> None:
-        """Write a virtual shard's rows: :func:`fill_cpu`."""
-        fill_cpu(block, first, parts, share, order)
+    def to(self, device: torch.device) -> JaggedBlock:
+        """A copy on ``device``; from pinned memory it does not wait for the copy's end."""
+        changes = {
+            field.name: getattr(self, field.name).to(device, non_blocking=True)
+            for field in dataclasses.fields(self)
+            if isinstance(getattr(self, field.name), torch.Tensor)
+        }
+        return dataclasses.replace(self, **changes)
 
-    def produce(self, blocks: Iterator[Block]) -> tuple | None:
-        """The next block and what :meth:`receive` needs besides, or None at the end."""
-        block = next(blocks, None)
-        return None if block is None else (block,)
+    def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[Batch]:
+        """The batches of some of the block's steps."""
+        size = self.labels.shape[1]
+        columns = self.lengths.shape[1] // size if size else 0
+        for step in range(self.labels.shape[0])[steps]:
+            bounds = self.bounds[step * columns : (step + 1) * columns + 1]
+            begin, end = bounds[0], bounds[-1]
+            if size == 0:
+                yield make_batch(self.labels[step], self.dense[step], self.values)
+                continue
+            yield make_batch.jagged(
+                self.labels[step],
+                self.dense[step],
+                self.values[begin:end],
+                weights=None if self.weights is None else self.weights[begin:end],
+                lengths=self.lengths[step],
+                offsets=self.offsets[step],
+                offset_per_key=[bound - begin for bound in bounds],
+                length_per_key=[b - a for a, b in itertools.pairwise(bounds)],
+            )
 
-    def receive(self, block: Block) -> Block:
-        """Make the block usable by the caller."""
-        return block
 
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What a virtual shard gives to a block: ``steps · width`` rows of which some are this rank's.
 
-def fill_cpu(
-    block: Block,
-    first: int,
-    parts: list[Columns],
-    share: slice,
-    order: np.ndarray | None,
-) -> None:
-    """Write a virtual shard's rows of a block's steps into the block (in CPU memory).
-
-    Args:
-        block: to write to.
-        first: where in each batch the shard's rows begin.
-        parts: column lists from :meth:`~nvt_loader.decode.RowReader.take`, together
-            ``steps · g`` rows.
-        share: which of the g rows of each step are this rank's.
-        order: permutation of the ``steps · g`` rows, or None.
+    Attributes:
+        reader: of the shard's rows.
+        width: g, rows of each step.
+        begin, end: which of those are this rank's.
+        first: where in each batch they go.
+        order: a function that gives the rows' order (int64 [steps · width], which row comes to
+            each place), or None.
     """
-    steps, width = block.labels.shape[0], share.stop - share.start
-    rows = slice(first, first + width)
-    dense = block.dense.numpy()[:, rows]
-    staged = np.empty((dense.shape[2], steps, width), np.float32)
-    targets = [
-        block.labels.numpy()[:, rows],
-        *staged,
-        *np.moveaxis(block.ids.numpy()[:, :, rows], 1, 0),
-    ]
-    if order is None and sum(len(columns[0]) for columns in parts) == steps * width:
-        _copy_all(targets, parts)
-    else:
-        for target, *columns in zip(targets, *parts, strict=True):
-            column = columns[0] if len(columns) == 1 else np.concatenate(columns)
-            if order is not None:
-                column = column[order]
-            target[:] = column.reshape(steps, -1)[:, share]
-    tile = max(1, TILE_ROWS // width)
-    for step in range(0, steps, tile):
-        dense[step : step + tile] = np.moveaxis(staged[:, step : step + tile], 0, 2)
+
+    reader: RowReader
+    width: int
+    begin: int
+    end: int
+    first: int
+    order: Callable[[], np.ndarray] | None = None
 
 
-def _copy_all(targets: list[np.ndarray], parts: list[Columns]) -> None:
-    """Write columns into targets [steps, width], row after row, without joining the parts."""
-    done = 0
-    for columns in parts:
-        runs = list(_runs(done, len(columns[0]), targets[0].shape[1]))
-        for target, column in zip(targets, columns, strict=True):
-            for steps, rows, source in runs:
-                view = target[steps, rows]
-                view[:] = column[source].reshape(view.shape)
-        done += len(columns[0])
-
-
-def _runs(first: int, rows: int, width: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Rows [first, first + rows) of a row-major [steps, width] as at most three rectangles.
-
-    Yields steps and rows of the rectangle, and where its rows are among the ``rows``.
-    """
-    step, offset = divmod(first, width)
-    done = 0
-    if offset:
-        done = min(width - offset, rows)
-        yield slice(step, step + 1), slice(offset, offset + done), slice(0, done)
-        step += 1
-    whole = (rows - done) // width
-    if whole:
-        yield slice(step, step + whole), slice(0, width), slice(done, done + whole * width)
-        step, done = step + whole, done + whole * width
-    if done < rows:
-        yield slice(step, step + 1), slice(0, rows - done), slice(done, rows)
+def empty_block(layout: Layout, steps: int, device: torch.device) -> Block | JaggedBlock:
+    """Steps without rows."""
+    schema = layout.schema
+    dtype = torch.int64 if layout.id_dtype.itemsize == 8 else torch.int32
+    labels = torch.empty(steps, 0, device=device)
+    dense = torch.empty(steps, 0, len(schema.dense), device=device)
+    columns = len(schema.categorical)
+    if not schema.multi_hot:
+        return Block(labels, dense, torch.empty(steps, columns, 0, dtype=dtype, device=device))
+    return JaggedBlock(
+        labels,
+        dense,
+        torch.empty(0, dtype=dtype, device=device),
+        torch.empty(0, device=device) if layout.weights else None,
+        torch.empty(steps, 0, dtype=torch.int32, device=device),
+        torch.zeros(steps, 1, dtype=torch.int32, device=device),
+        [0] * (steps * columns + 1),
+    )
 
 
 class BatchFactory:
@@ -173,11 +163,28 @@ class BatchFactory:
         self._constants: dict[int, dict] = {}
 
     def __call__(self, labels: torch.Tensor, dense: torch.Tensor, ids: torch.Tensor) -> Batch:
-        """A batch of labels [B], dense [B, columns] and ids [columns, B]."""
-        size = labels.shape[0]
+        """A batch of labels [B], dense [B, columns] and ids [columns · B]."""
+        constants = self.constants(labels.shape[0])
+        sparse = KeyedJaggedTensor(keys=self._keys, values=ids, **constants)
+        return Batch(dense_features=dense, sparse_features=sparse, labels=labels)
+
+    def constants(self, size: int) -> dict:
+        """What a KeyedJaggedTensor of ``size`` rows with one id per row and key is made of."""
         if size not in self._constants:
             self._constants[size] = self._make_constants(size)
-        sparse = KeyedJaggedTensor(keys=self._keys, values=ids.reshape(-1), **self._constants[size])
+        return self._constants[size]
+
+    def jagged(
+        self, labels: torch.Tensor, dense: torch.Tensor, values: torch.Tensor, **parts: object
+    ) -> Batch:
+        """A batch with any number of ids; ``parts`` go to KeyedJaggedTensor."""
+        sparse = KeyedJaggedTensor(
+            keys=self._keys,
+            values=values,
+            stride=labels.shape[0],
+            index_per_key=self._index_per_key,
+            **parts,
+        )
         return Batch(dense_features=dense, sparse_features=sparse, labels=labels)
 
     def _make_constants(self, size: int) -> dict:

@@ -1,61 +1,107 @@
 """Parquet row groups → columns, on the CPU, and the reader that hands out a run of rows bit by bit.
 
-A *decoder* is a function ``(piece, rows at a time) → iterator of column lists``: arrays in schema
-order (label, dense, categorical), consecutive, and together exactly the piece's rows. Here they
-are NumPy arrays ``[rows]`` on Arrow's memory; :mod:`nvt_loader.gpu` has a decoder that gives
-tensors on the device.
+A *decoder* is a function ``(piece, rows at a time) → iterator of chunks``: consecutive rows, and
+together exactly the piece's. Here a chunk is addresses in Arrow's memory; :mod:`nvt_loader.gpu` has
+a decoder that gives tensors on the device. Files are read, not mapped: a mapped file that is cut
+short, or a network file system that fails, ends the process without a word (SIGBUS).
 """
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError, SchemaError
-from nvt_loader.layout import REWRITE, Layout, check_columns
-from nvt_loader.plan import Piece
+from clicklog.errors import BadInputError
+from nvt_loader.checks import Checker
+from nvt_loader.layout import REWRITE, Layout
+from nvt_loader.plan import Piece, keep_rows
 
-#: Parquet files kept open, so that a shuffled epoch does not parse a footer for each row group.
-OPEN_FILES = 32
+#: Footers kept, so that a shuffled epoch does not parse one for each row group.
+FOOTERS = 64
 
-Columns = list[Any]
-Decoder = Callable[[Piece, int], Iterator[Columns]]
+
+class Rows(Protocol):
+    """Consecutive rows of all columns."""
+
+    rows: int
+
+    def slice(self, begin: int, end: int) -> Rows:
+        """Rows [begin, end) of them, on the same memory."""
+
+
+Decoder = Callable[[Piece, int], Iterator[Rows]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Rows in CPU memory, column by column: label, dense, categorical.
+
+    Attributes:
+        rows: how many.
+        addresses: int64 [columns], of the first row; of a list column, of its int32 offsets.
+        sizes: int64 [columns], bytes from one row to the next there.
+        values: int64 [columns], of a list column, the address of its elements; else 0.
+        weights: int64 [columns], of a weighted column, the address of its elements' float32
+            weights; else 0.
+        owner: what keeps the memory alive.
+    """
+
+    rows: int
+    addresses: np.ndarray
+    sizes: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray
+    owner: Any
+
+    def slice(self, begin: int, end: int) -> Chunk:
+        """Rows [begin, end), on the same memory."""
+        addresses = self.addresses + begin * self.sizes
+        return Chunk(end - begin, addresses, self.sizes, self.values, self.weights, self.owner)
+
+    def offsets(self, column: int) -> np.ndarray:
+        """Where the rows of a list column begin among its elements: int32 [rows + 1]."""
+        memory = (ctypes.c_int32 * (self.rows + 1)).from_address(int(self.addresses[column]))
+        return np.frombuffer(memory, np.int32)
 
 
 def cpu_decoder(layout: Layout) -> Decoder:
     """A decoder of a split's row groups by pyarrow; verifies the page checksums that there are.
 
-    The decoder raises :class:`BadInputError` for a file that cannot be read or is not what its
-    footer was at planning time, and :class:`SchemaError` for a null, a number that is none and an
-    id outside its table.
+    Columns of other numeric types than the contract's are converted. The decoder raises
+    :class:`BadInputError` for a file that cannot be read or is not what its footer was at planning
+    time, and :class:`SchemaError` for a null, a number that is none and an id outside its table.
+    It may be called from several threads.
     """
-    names = layout.schema.columns
+    names = layout.read_columns
+    checker = Checker(layout)
+    read_footer = functools.lru_cache(FOOTERS)(lambda number: check_file(layout, number))
 
-    @functools.lru_cache(OPEN_FILES)
-    def open_file(number: int) -> pq.ParquetFile:
-        path = layout.files[number]
-        file = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
-        check_columns(file.schema_arrow, layout.schema, path)
-        return file
-
-    def decode(piece: Piece, rows: int) -> Iterator[Columns]:
+    def decode(piece: Piece, rows: int) -> Iterator[Chunk]:
         group = layout.row_groups[piece.row_group]
         path = layout.files[group.file]
         try:
-            file = open_file(group.file)
-            check_unchanged(layout, piece.row_group, file.metadata)
-            batches = file.iter_batches(rows, row_groups=[group.index], columns=names)
+            footer = read_footer(group.file)
+            check_unchanged(layout, piece.row_group, footer)
+            unproven = checker.unproven(footer, group.index)
+            # A reader of its own: a ParquetFile keeps the settings of the last call.
+            file = pq.ParquetFile(path, metadata=footer, page_checksum_verification=True)
+            batches = file.iter_batches(
+                min(rows, group.rows), row_groups=[group.index], columns=names, use_threads=False
+            )
             first = 0  # of the batch, as a row of the row group
-            for batch in batches:
+            for batch in _kept(batches, layout, piece.row_group):
                 begin, end = max(piece.begin - first, 0), min(piece.end - first, batch.num_rows)
                 if begin < end:
-                    yield _columns(batch.slice(begin, end - begin), names, layout, group.file)
+                    rows_of_piece = batch.slice(begin, end - begin)
+                    yield _chunk(rows_of_piece, layout, checker, unproven, group.file)
                 first += batch.num_rows
                 if first >= piece.end:
                     return
@@ -64,10 +110,22 @@ def cpu_decoder(layout: Layout) -> Decoder:
                 f"{path}: row group {group.index} cannot be decoded: {error}", REWRITE
             ) from error
         raise BadInputError(
-            f"{path}: row group {group.index} ends after {first} of {group.rows} rows", REWRITE
+            f"{path}: row group {group.index} ends after {first} of {piece.end} rows", REWRITE
         )
 
     return decode
+
+
+def check_file(layout: Layout, number: int) -> pq.FileMetaData:
+    """A file's footer. Raises :class:`BadInputError` if the file is no longer as it was."""
+    path, size = layout.files[number], layout.sizes[number]
+    found = path.stat().st_size
+    if found != size:
+        raise BadInputError(
+            f"{path} has {found} bytes; it had {size} when the loader was made",
+            "the file was rewritten or cut short while in use: restore it, or start again",
+        )
+    return layout.read_footer(path)
 
 
 def check_unchanged(layout: Layout, row_group: int, footer: pq.FileMetaData) -> None:
@@ -80,73 +138,93 @@ def check_unchanged(layout: Layout, row_group: int, footer: pq.FileMetaData) -> 
         )
 
 
-def _columns(batch: pa.RecordBatch, names: list[str], layout: Layout, file: int) -> Columns:
-    arrays = []
-    for name in names:
-        array = batch.column(name)
-        if array.null_count:
-            raise SchemaError(
-                f"{layout.files[file]}: column {name} holds {array.null_count} null values",
-                "the ETL fills missing values; run it again",
-            )
-        arrays.append(array.to_numpy(zero_copy_only=True))
-    floats = len(names) - len(layout.schema.categorical)
-    for name, array in zip(names[:floats], arrays[:floats], strict=True):
-        with np.errstate(all="ignore"):  # a sum that overflows is looked at more closely
-            finite = np.isfinite(array.sum())
-        if not finite:
-            check_finite(array, name, layout.files[file])
-    for i, (array, size) in enumerate(zip(arrays[floats:], layout.schema.table_sizes, strict=True)):
-        # read as unsigned, a negative id is a large one: one reduction for both ends
-        if array.view(np.uint32).max() >= size:
-            raise_outside(array, i, layout, file)
-    return arrays
+def _kept(
+    batches: Iterator[pa.RecordBatch], layout: Layout, row_group: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows that undersampling keeps."""
+    if layout.undersampling is None:
+        yield from batches
+        return
+    first = 0
+    keep = sampled(layout, row_group)
+    for batch in batches:
+        positive = pc.not_equal(batch.column(layout.schema.label), 0)
+        mask = pc.or_(positive, pa.array(keep[first : first + batch.num_rows]))
+        first += batch.num_rows
+        yield batch.filter(mask)
 
 
-def check_finite(column: np.ndarray, name: str, path: Path) -> None:
-    """Refuse infinities and NaN, which one step spreads over the whole model.
-
-    Raises:
-        SchemaError: naming file, column and value.
-    """
-    broken = column[~np.isfinite(column)]
-    if broken.size:
-        raise SchemaError(
-            f"{path}: column {name} holds {broken[0]} (in {broken.size} of {column.size} rows)",
-            "the ETL writes finite numbers only; run it again",
-        )
+def sampled(layout: Layout, row_group: int) -> np.ndarray:
+    """Which rows of a row group undersampling keeps even if they are negative: bool [rows]."""
+    rate, seed = layout.undersampling
+    rows = layout.row_groups[row_group].rows
+    return keep_rows(rows, rate, seed=seed, row_group=row_group)
 
 
-def raise_outside(ids: np.ndarray, column: int, layout: Layout, file: int) -> NoReturn:
-    """Refuse ids outside their table, before an embedding kernel meets them.
+def count_kept(layout: Layout) -> Layout:
+    """The layout with the rows that undersampling keeps of each row group; reads all labels."""
+    label = layout.schema.label
+    kept, number, file = [], -1, None
+    for i, group in enumerate(layout.row_groups):
+        path = layout.files[group.file]
+        try:
+            if group.file != number:
+                number, file = group.file, pq.ParquetFile(path, page_checksum_verification=True)
+            labels = file.read_row_group(group.index, [label], use_threads=False).column(0)
+        except (pa.ArrowException, OSError) as error:
+            raise BadInputError(
+                f"{path}: row group {group.index} cannot be decoded: {error}", REWRITE
+            ) from error
+        positive = np.asarray(labels) != 0
+        kept.append(int(np.count_nonzero(positive | sampled(layout, i))))
+    return dataclasses.replace(layout, kept=tuple(kept))
 
-    Raises:
-        SchemaError: naming file, column, id and table size.
-    """
-    name, size = layout.schema.categorical[column], layout.schema.table_sizes[column]
-    outside = ids[(ids < 0) | (ids >= size)]
-    raise SchemaError(
-        f"{layout.files[file]}: column {name} holds id {outside[0]}, outside its table of {size} "
-        f"rows (in {outside.size} of {ids.size} rows)",
-        "table sizes come from .merlin/schema.json: it and the data are of two ETL runs",
-    )
+
+def _chunk(
+    batch: pa.RecordBatch, layout: Layout, checker: Checker, unproven: np.ndarray, file: int
+) -> Chunk:
+    columns = layout.schema.columns
+    addresses, values, weights = np.zeros((3, len(columns)), np.int64)
+    owner: list[Any] = []
+    for i, name in enumerate(columns):
+        column = checker.column(batch.column(name), i, file)
+        owner.append(column)
+        if pa.types.is_list(column.type):
+            addresses[i] = column.buffers()[1].address + 4 * column.offset
+            elements = column.values
+            values[i] = _address(elements)
+        else:
+            addresses[i] = _address(column)
+    chunk = Chunk(batch.num_rows, addresses, layout.row_bytes, values, weights, owner)
+    checker.check(chunk, unproven, file)
+    for name, weight in layout.weights.items():
+        i = columns.index(name)
+        weights[i] = checker.weights(batch.column(weight), owner[i], weight, owner, file)
+    return chunk
+
+
+def _address(array: pa.Array) -> int:
+    data = array.buffers()[1]
+    return 0 if data is None else data.address + array.offset * array.type.bit_width // 8
 
 
 class RowReader:
     """Hands out consecutive rows of a sequence of pieces; decodes about ``rows`` at a time."""
 
-    def __init__(self, decoder: Decoder, pieces: Iterable[Piece], rows: int) -> None:
-        self._columns = (columns for piece in pieces for columns in decoder(piece, rows))
-        self._rest: Columns | None = None
+    def __init__(self, decoder: Decoder, pieces: Iterable[Piece], first: int, rows: int) -> None:
+        """``first``: rows decoded at a time in the first piece, so that it comes sooner."""
+        sizes = iter([first])
+        self._chunks = (chunk for piece in pieces for chunk in decoder(piece, next(sizes, rows)))
+        self._rest: Rows | None = None
 
-    def take(self, rows: int) -> list[Columns]:
-        """The next ``rows`` rows, as column lists that follow one another."""
+    def take(self, rows: int) -> list[Rows]:
+        """The next ``rows`` rows, as chunks that follow one another."""
         parts = []
         while rows:
-            columns = self._rest if self._rest is not None else next(self._columns)
-            taken = min(rows, len(columns[0]))
-            parts.append([column[:taken] for column in columns])
+            chunk = self._rest if self._rest is not None else next(self._chunks)
+            taken = min(rows, chunk.rows)
+            whole = taken == chunk.rows
+            parts.append(chunk if whole else chunk.slice(0, taken))
+            self._rest = None if whole else chunk.slice(taken, chunk.rows)
             rows -= taken
-            whole = taken == len(columns[0])
-            self._rest = None if whole else [column[taken:] for column in columns]
         return parts

@@ -5,25 +5,19 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import torch
 from torchrec.datasets.utils import Batch
 
 from nvt_loader import plan as planning
-from nvt_loader.blocks import BatchFactory, Block, CpuBlocks
+from nvt_loader.blocks import BatchFactory, Source
+from nvt_loader.cpu import CpuBlocks
 from nvt_loader.decode import RowReader
 from nvt_loader.layout import Layout
+from nvt_loader.memory import PREFETCH_BLOCKS, Budget
 from nvt_loader.plan import Plan
-
-#: Rows of a block when rows are not shuffled: about 10 MB of Criteo.
-BLOCK_ROWS = 65536
-
-#: Rows decoded at a time, over all virtual shards of a rank, and the least for one of them.
-DECODE_ROWS, LEAST_DECODE_ROWS = 65536, 32768
-
-#: Blocks that are made ahead of the one in use.
-PREFETCH_BLOCKS = 2
 
 
 @dataclasses.dataclass
@@ -34,11 +28,29 @@ class Position:
         epoch: counted from 0.
         step: steps of the epoch drawn so far, those before a resume included.
         first: the step at which this iterator began.
+        rows: rows of this rank that this iterator has delivered.
     """
 
     epoch: int
     step: int = 0
     first: int = 0
+    rows: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What decides which row comes when, besides the plan.
+
+    Attributes:
+        shuffle: one of :data:`nvt_loader.plan.SHUFFLES`.
+        seed: of the permutations.
+        rank, world_size: whose batches.
+    """
+
+    shuffle: str
+    seed: int
+    rank: int
+    world_size: int
 
 
 def produce_blocks(
@@ -46,55 +58,78 @@ def produce_blocks(
     plan: Plan,
     blocks: CpuBlocks,
     position: Position,
-    *,
-    rank: int,
-    world_size: int,
-    shuffle: bool,
-    seed: int,
-) -> Iterator[Block]:
-    """The blocks of one rank's batches from ``position.first`` to the epoch's end."""
-    epoch, first_step = position.epoch, position.first
+    order: Order,
+    budget: Budget,
+) -> Iterator[tuple[slice, Any]]:
+    """The blocks of one rank's batches from ``position.first`` to the epoch's end.
+
+    Yields:
+        which of the block's steps are wanted (not those before ``position.first``), and the block.
+    """
+    epoch, first_step, rank, world_size = (
+        position.epoch,
+        position.first,
+        order.rank,
+        order.world_size,
+    )
+    if first_step >= plan.steps:
+        return
+    where = {"shuffle": order.shuffle != "none", "seed": order.seed, "epoch": epoch}
     rows = layout.rows
-    order = planning.epoch_order(len(rows), shuffle=shuffle, seed=seed, epoch=epoch)
-    starts = planning.stream_starts(rows, order)
+    groups = planning.epoch_order(len(rows), **where)
+    starts = planning.stream_starts(rows, groups)
+    dealt = planning.deal(plan, starts, planning.left_at(plan, **where))
 
+    def read(ranges: list[planning.Range]) -> RowReader:
+        pieces = (piece for ends in ranges for piece in planning.pieces(starts, groups, *ends))
+        first = min(budget.first_rows, budget.decode_rows)
+        return RowReader(blocks.decode, pieces, first, budget.decode_rows)
+
+    batch, share = plan.global_batch // world_size, plan.share
     spans = plan.spans(rank, world_size)
-    decode_rows = max(DECODE_ROWS // len(spans), LEAST_DECODE_ROWS)
-
-    def read(begin: int, end: int) -> RowReader:
-        pieces = planning.pieces(starts, order, begin, end)
-        return RowReader(blocks.decode, pieces, decode_rows)
-
-    batch = plan.global_batch // world_size
-    # Shuffling needs whole windows, also when an epoch resumes inside one.
-    block_steps = plan.window_steps if shuffle else max(1, BLOCK_ROWS // batch)
-    begin = first_step // block_steps * block_steps
-    readers = [read(*plan.shard_rows(span.shard, begin, plan.full_steps)) for span in spans]
-    while begin < plan.full_steps:
-        steps = min(block_steps, plan.full_steps - begin)
-        block = blocks.empty(steps, batch)
-        place = 0
+    readers: list[RowReader] = []
+    for window, begin, end in _extents(plan, order.shuffle, first_step, batch, budget):
+        if begin >= plan.steps:
+            break
+        if not readers:
+            readers = [read(dealt.shard_ranges(span.shard, begin * share)) for span in spans]
+        sources, place = [], 0
         for span, reader in zip(spans, readers, strict=True):
-            parts = reader.take(steps * plan.share)
             permutation = None
-            if shuffle:
-                permutation = planning.window_order(
-                    steps * plan.share,
-                    seed=seed,
+            if order.shuffle == "rows":
+                permutation = functools.partial(
+                    planning.window_order,
+                    (end - begin) * share,
+                    seed=order.seed,
                     epoch=epoch,
                     shard=span.shard,
-                    window=begin // block_steps,
+                    window=window,
                 )
-            blocks.fill(block, place, parts, slice(span.begin, span.end), permutation)
+            sources.append(Source(reader, share, span.begin, span.end, place, permutation))
             place += span.end - span.begin
-        yield block.skip(first_step - begin)
-        begin += steps
-    if first_step < plan.steps and plan.last_rows:
-        begin, end = plan.last_step(rank, world_size)
-        block = blocks.empty(1, end - begin)
-        if begin < end:
-            blocks.fill(block, 0, read(begin, end).take(end - begin), slice(0, end - begin), None)
-        yield block
+        wanted = slice(max(first_step - begin, 0), plan.steps - begin)
+        yield wanted, blocks.build(end - begin, batch, sources)
+    if plan.steps > plan.full_steps:
+        first, last = (dealt.left[0] + row for row in plan.last_step(rank, world_size))
+        size = last - first
+        sources = [Source(read([(first, last)]), size, 0, size, 0)] if size else []
+        yield slice(0, 1), blocks.build(1, size, sources)
+
+
+def _extents(
+    plan: Plan, shuffle: str, first_step: int, batch: int, budget: Budget
+) -> Iterator[tuple[int, int, int]]:
+    """The blocks of full steps: (window, begin, end). Shuffling rows needs whole windows, also
+    when an epoch resumes inside one; else a block begins where it likes."""
+    if shuffle == "rows":
+        yield from plan.windows(first_step)
+        return
+    begin, length = first_step, max(1, budget.first_rows // batch)
+    full_steps = min(plan.full_steps, plan.steps)
+    while begin < full_steps:
+        end = min(begin + length, full_steps)
+        yield 0, begin, end
+        begin, length = end, max(1, budget.block_rows // batch)
 
 
 class EpochIterator(Iterator[Batch]):
@@ -107,15 +142,17 @@ class EpochIterator(Iterator[Batch]):
 
     def __init__(
         self,
-        produced: Iterator[Block],
+        produced: Iterator[tuple[slice, Any]],
         blocks: CpuBlocks,
         make_batch: BatchFactory,
         position: Position,
+        finish: Callable[[Position], None],
     ) -> None:
+        """``finish`` is called at the end of the epoch, and may raise."""
         self._produced, self._blocks = produced, blocks
-        self._make_batch = make_batch
+        self._make_batch, self._finish = make_batch, finish
         self._position = position
-        self._batches: Iterator[tuple[torch.Tensor, ...]] = iter(())
+        self._batches: Iterator[Batch] = iter(())
         self._error: Exception | None = None
         self._executor = concurrent.futures.ThreadPoolExecutor(1, "nvt_loader")
         self._ahead: collections.deque[concurrent.futures.Future] = collections.deque()
@@ -123,24 +160,27 @@ class EpochIterator(Iterator[Batch]):
             self._submit()
 
     def __next__(self) -> Batch:
-        views = next(self._batches, None)
-        while views is None:
-            block = self._next_block()
-            self._batches = zip(block.labels, block.dense, block.ids, strict=True)
-            views = next(self._batches, None)
+        batch = next(self._batches, None)
+        while batch is None:
+            self._batches = iter(())  # lets go of the last block
+            self._batches = self._next_block()
+            batch = next(self._batches, None)
         self._position.step += 1
-        return self._make_batch(*views)
+        self._position.rows += batch.labels.shape[0]
+        return batch
 
     def _submit(self) -> None:
         self._ahead.append(self._executor.submit(self._blocks.produce, self._produced))
 
-    def _next_block(self) -> Block:
+    def _next_block(self) -> Iterator[Batch]:
         if self._error is not None:
             raise self._error
         if not self._ahead:
             raise StopIteration
         try:
             made = self._ahead[0].result()  # stays in line if interrupted here
+            if made is None:
+                self._finish(self._position)
         except Exception as error:
             self._error = error
             self._stop()
@@ -150,8 +190,10 @@ class EpochIterator(Iterator[Batch]):
             raise StopIteration
         self._ahead.popleft()
         self._submit()
-        return self._blocks.receive(*made)
+        steps, block = self._blocks.receive(*made)
+        return block.batches(steps, self._make_batch)
 
     def _stop(self) -> None:
         self._ahead.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._blocks.close()

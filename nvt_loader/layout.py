@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import re
@@ -13,9 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError, SchemaError
+from clicklog.errors import BadInputError, SettingsError
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
+from nvt_loader.checks import check_columns
+
+INT32 = np.dtype(np.int32)
 
 REWRITE = "restore the file, or run the ETL again"
 
@@ -39,6 +43,11 @@ class Layout:
         files: the parquet files, ``part.2`` before ``part.10``.
         sizes: their sizes in bytes.
         row_groups: all row groups in the order of the files.
+        weights: multi-hot column → the list column that holds its ids' weights.
+        id_dtype: of the ids that the loader hands out.
+        hash_indices: map ids outside their table into it.
+        undersampling: share of the negative rows that is kept, and the seed; None: all.
+        kept: rows of each row group that undersampling keeps.
     """
 
     directory: Path
@@ -46,11 +55,54 @@ class Layout:
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
     row_groups: tuple[RowGroup, ...]
+    weights: dict[str, str] = dataclasses.field(default_factory=dict)
+    id_dtype: np.dtype = INT32
+    hash_indices: bool = False
+    undersampling: tuple[float, int] | None = None
+    kept: tuple[int, ...] | None = None
 
     @property
     def rows(self) -> np.ndarray:
-        """Rows of each row group: int64 [row_groups]."""
+        """Rows that the loader delivers of each row group: int64 [row_groups]."""
+        if self.kept is not None:
+            return np.array(self.kept, dtype=np.int64)
         return np.array([group.rows for group in self.row_groups], dtype=np.int64)
+
+    @property
+    def jagged(self) -> bool:
+        """Whether a row may have any number of ids in some column."""
+        return bool(self.schema.multi_hot)
+
+    @property
+    def read_columns(self) -> list[str]:
+        """The columns to decode: the schema's, then the weights."""
+        return [*self.schema.columns, *self.weights.values()]
+
+    @functools.cached_property
+    def row_bytes(self) -> np.ndarray:
+        """Bytes of a row in each of the schema's columns, of a list its offset: int64 [columns]."""
+        lists = set(self.schema.multi_hot)
+        floats = [4] * (1 + len(self.schema.dense))
+        ids = [4 if name in lists else self.id_dtype.itemsize for name in self.schema.categorical]
+        return np.array(floats + ids, dtype=np.int64)
+
+    @functools.cached_property
+    def list_elements(self) -> dict[str, float]:
+        """Ids per row in each multi-hot column, on average, by the first file's footer."""
+        if not self.files or not self.jagged:
+            return {}
+        footer = pq.read_metadata(self.files[0])
+        groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+        paths = [footer.schema.column(i).path.split(".")[0] for i in range(footer.num_columns)]
+        rows = max(footer.num_rows, 1)
+        return {
+            name: sum(group.column(paths.index(name)).num_values for group in groups) / rows
+            for name in self.schema.multi_hot
+        }
+
+    def read_footer(self, path: Path) -> pq.FileMetaData:
+        """:func:`read_footer` of a file with these columns."""
+        return read_footer(path, self.schema, self.weights)
 
     def fingerprint(self) -> dict[str, int | str]:
         """Counts that say what the data is, and a digest of names, sizes, row groups, columns."""
@@ -59,6 +111,7 @@ class Layout:
             self.sizes,
             [dataclasses.astuple(group) for group in self.row_groups],
             dataclasses.astuple(self.schema),
+            sorted(self.weights.items()),
         ]
         return {
             "files": len(self.files),
@@ -69,15 +122,46 @@ class Layout:
         }
 
 
-def read_layout(directory: Path | str) -> Layout:
+def read_layout(
+    path: Path | str, schema: TableSchema | None = None, weights: dict[str, str] | None = None
+) -> Layout:
     """Read a split's schema and the footers of its files (from ``_metadata`` where it is fresh).
+
+    Args:
+        path: a directory of parquet files, or one file.
+        schema: the columns; by default what ``.merlin/schema.json`` beside the files says.
+        weights: multi-hot column → the list column that holds its ids' weights.
 
     Raises:
         BadInputError: there is no such directory, no parquet file or no schema in it, a file has
             no readable footer, or ``_metadata`` names a file that is gone.
-        SchemaError: a column is missing from a file or has another type than the contract's.
+        SchemaError: a column is missing from a file, or its type cannot be converted.
+        SettingsError: weights of a column that is not multi-hot.
     """
-    directory = Path(directory)
+    path, weights = Path(path), dict(weights or {})
+    single = path.is_file()
+    directory = path.parent if single else path
+    files = [path] if single else _files(directory)
+    schema = schema or TableSchema.read(directory)
+    for name in weights:
+        if name not in schema.multi_hot:
+            raise SettingsError(
+                f"weights for column {name}, which is not multi-hot",
+                f"multi-hot are: {', '.join(schema.multi_hot) or 'none'}",
+            )
+    collected = {} if single else _read_collected(directory, schema, weights, files)
+    row_groups = []
+    for number, file in enumerate(files):
+        rows = collected.get(file.name)
+        if rows is None:
+            footer = read_footer(file, schema, weights)
+            rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+        row_groups += [RowGroup(number, index, count) for index, count in enumerate(rows)]
+    sizes = tuple(file.stat().st_size for file in files)
+    return Layout(directory, schema, tuple(files), sizes, tuple(row_groups), weights)
+
+
+def _files(directory: Path) -> list[Path]:
     if not directory.is_dir():
         raise BadInputError(f"{directory}: no such directory", _suggest(directory))
     files = sorted(
@@ -86,61 +170,28 @@ def read_layout(directory: Path | str) -> Layout:
     )
     if not files:
         raise BadInputError(f"{directory}: no parquet file in it", _suggest(directory))
-    schema = TableSchema.read(directory)
-    collected = _read_collected(directory, schema, files)
-    row_groups = []
-    for number, path in enumerate(files):
-        rows = collected.get(path.name)
-        if rows is None:
-            footer = read_footer(path, schema)
-            rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-        row_groups += [RowGroup(number, index, count) for index, count in enumerate(rows)]
-    sizes = tuple(path.stat().st_size for path in files)
-    return Layout(directory, schema, tuple(files), sizes, tuple(row_groups))
+    return files
 
 
-def read_footer(path: Path, schema: TableSchema) -> pq.FileMetaData:
-    """A file's footer, its columns checked by :func:`check_columns`. Raises as that, and
-    :class:`BadInputError` when the file has none."""
+def read_footer(path: Path, schema: TableSchema, weights: dict[str, str]) -> pq.FileMetaData:
+    """A file's footer, its columns checked by :func:`nvt_loader.checks.check_columns`. Raises as
+    that, and :class:`BadInputError` when the file has none."""
     try:
         footer = pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
         raise BadInputError(f"{path}: not a whole parquet file: {error}", REWRITE) from error
-    check_columns(footer.schema.to_arrow_schema(), schema, path)
+    check_columns(footer.schema.to_arrow_schema(), schema, path, weights)
     return footer
 
 
-def check_columns(found: pa.Schema, schema: TableSchema, path: Path) -> None:
-    """Refuse a file that lacks a column or holds it in another type.
-
-    Raises:
-        SchemaError: naming file and column.
-    """
-    wanted = dict.fromkeys([schema.label, *schema.dense], pa.float32())
-    wanted |= dict.fromkeys(schema.categorical, pa.int32())
-    for name, kind in wanted.items():
-        index = found.get_field_index(name)
-        if index < 0:
-            close = difflib.get_close_matches(name, set(found.names) - wanted.keys(), n=1)
-            raise SchemaError(
-                f"{path}: column {name} is missing" + (f" (there is {close[0]})" if close else ""),
-                "all files of a split need the columns of its .merlin/schema.json",
-            )
-        if found.field(index).type != kind:
-            raise SchemaError(
-                f"{path}: column {name} is {found.field(index).type}, not {kind}",
-                "write ids as int32, dense features and labels as float32",
-            )
-
-
 def _read_collected(
-    directory: Path, schema: TableSchema, files: list[Path]
+    directory: Path, schema: TableSchema, weights: dict[str, str], files: list[Path]
 ) -> dict[str, list[int]]:
     """From ``_metadata``: file name → rows of its row groups, for files not written after it."""
     path = directory / "_metadata"
     if not path.exists():
         return {}
-    footer = read_footer(path, schema)
+    footer = read_footer(path, schema, weights)
     rows: dict[str, list[int]] = {}
     for i in range(footer.num_row_groups):
         group = footer.row_group(i)

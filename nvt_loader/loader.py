@@ -1,25 +1,49 @@
-"""The loader: a split's parquet → one stream of TorchRec batches per rank."""
+"""The loader: a split's parquet → one stream of TorchRec batches per rank.
+
+It speaks Merlin's loader interface where the two agree: ``batch_size``, ``shuffle``, ``drop_last``,
+``device``, ``global_rank``/``global_size`` as ``rank``/``world_size``; ``len()``, ``map``,
+``transforms``, ``input_schema``, ``output_schema``; and it reads the ``.merlin/schema.json`` that
+Merlin writes. It does not inherit from merlin.dataloader's Loader, because every part of that was
+measured slower or found wrong (merlin-dataloader 23.8.0; figures in the benchmark's table):
+
+- sharding: Merlin deals whole Dask partitions, so ranks get different numbers of steps; here rows
+  are dealt (:mod:`nvt_loader.plan`);
+- reading: 8 ms of Dask per partition, whose number follows the machine's memory; here row groups
+  are decoded by pyarrow or libcudf directly;
+- conversion: per batch, in the training thread, frame by frame; here per block, ahead of use, and a
+  batch is three views (:mod:`nvt_loader.blocks`);
+- the queue: Merlin's producer polls every microsecond and takes the interpreter from the trainer;
+  here it blocks;
+- the batch: a tuple of dicts of tensors; here what TorchRec's models take;
+- ``seed_fn``, ``epochs`` and the global generator: here an epoch is a function of (seed, epoch).
+
+Functions given to ``map`` and ``transforms`` take and return such a batch, not frames.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 from torchrec.datasets.utils import Batch
 
-from clicklog.errors import SchemaError, SettingsError
+from clicklog.errors import SettingsError
 from clicklog.schema import TableSchema
+from nvt_loader import accounting
 from nvt_loader.blocks import BatchFactory
-from nvt_loader.epoch import EpochIterator, Position, produce_blocks
+from nvt_loader.decode import count_kept
+from nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
 from nvt_loader.gpu import choose_blocks
-from nvt_loader.layout import read_layout
-from nvt_loader.plan import Plan, default_virtual_shards
-
-STATE_VERSION = 1
+from nvt_loader.layout import Layout, read_layout
+from nvt_loader.memory import LOADER_MEMORY, divide
+from nvt_loader.plan import SHUFFLES, WINDOW_ROWS, Plan, default_virtual_shards
+from nvt_loader.state import check_state, make_state
 
 
 class KJTLoader:
@@ -30,34 +54,38 @@ class KJTLoader:
 
     - ``dense_features``: float32 [B, dense columns];
     - ``sparse_features``: KeyedJaggedTensor with the categorical columns as keys, in the schema's
-      order; values int32 [columns · B], one id per key and row (lengths int32, all 1), stride B;
+      order; values of ``id_dtype``, lengths and offsets int32, stride B. Without multi-hot columns
+      there is one id per key and row. Multi-hot columns give as many as their lists hold, and
+      weights (float32) if ``weights`` names columns with them; other ids weigh 1;
     - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them).
 
     Over all ranks, an epoch yields every row exactly once, in the same number of steps on each
     rank. B is ``batch_size``, but for the last step: its rows are split evenly over the ranks, so
     a rank may get an empty batch (B = 0), which is a valid batch. ``drop_last`` leaves that step
-    out. The global batch of each step depends on ``batch_size * world_size`` and the data, not
-    on the world size (for 1, 2, 4 and 8 ranks, or with ``virtual_shards`` given): see
-    :mod:`nvt_loader.plan`. The batches of a block share memory with it and constants with each
-    other: do not write into them.
+    out, and with it other rows in each epoch. The global batch of each step depends on
+    ``batch_size * world_size`` and the data, not on the world size (for 1, 2, 4 and 8 ranks, or
+    with ``virtual_shards`` given): see :mod:`nvt_loader.plan`. The batches of a block share memory
+    with it and constants with each other: do not write into them.
 
     **Epochs.** The first ``iter()`` is epoch 0, each later one the next, whether or not the one
     before was finished; :meth:`set_epoch` and :meth:`load_state_dict` choose what the next
     ``iter()`` is. The order is a function of (seed, epoch). Unshuffled epochs are all alike.
 
-    **Order.** A batch draws from ``virtual_shards`` places of the data. ``shuffle`` permutes the
-    row groups, and the rows within windows of each shard. ``virtual_shards=1`` without shuffling
-    is the order of the files, at the price that each rank decodes nearly everything.
+    **Order.** A batch draws from ``virtual_shards`` places of the data. ``shuffle="row_groups"``
+    permutes the row groups; ``"rows"`` (or True) also the rows within windows of
+    ``shuffle_window`` rows. ``virtual_shards=1`` without shuffling is the order of the files, at
+    the price that each rank decodes nearly everything.
 
     **Errors** of the background thread come out of ``next()``, and again of every later one. A
-    dropped iterator ends its thread.
+    dropped iterator ends its threads. An epoch that did not deliver the rows it should have is
+    an error, and so are data that are not the rows of the ETL's manifest.
 
     Args:
-        path: directory of one split, as ``OUT/criteo_binary/split/train``.
+        path: directory of one split, as ``OUT/criteo_binary/split/train``; or one parquet file.
         batch_size: rows of a batch *of this rank*.
         rank: which of the ranks this is.
         world_size: number of ranks.
-        shuffle: permute row groups and rows, anew in every epoch.
+        shuffle: "none" (False), "row_groups" or "rows" (True); anew in every epoch.
         seed: of the permutations; the same on all ranks.
         drop_last: leave out the last step when it is not full.
         device: where the batches go; None is the current CUDA device, or the CPU without one.
@@ -65,10 +93,24 @@ class KJTLoader:
             ``batch_size * world_size``. By default 8 where that and the world size allow it,
             else ``world_size``. Runs that may go on with another world size, other than 1, 2, 4
             and 8, do best with a common multiple.
+        shuffle_window: rows of a window, over all virtual shards.
+        schema: the columns; by default ``.merlin/schema.json`` beside the files. With it, any
+            parquet will do: numbers of other types are converted.
+        table_sizes: rows of the embedding tables, instead of the schema's.
+        hash_indices: map ids outside their table into it, instead of refusing them.
+        weights: multi-hot column → list column with the weights of its ids.
+        id_dtype: "int32" or "int64", of the ids.
+        undersampling_rate: share of the negative rows to keep, the same ones in each epoch. A
+            model trained on them says p; the rate without it is ``p / (p + (1 - p) / rate)``.
+        limit_batches: end each epoch after so many steps.
+        loader_memory: bytes for blocks, decoded columns and shuffling windows.
+        decode_threads: threads that decode; by default two where there are two processors.
+        transforms: functions of a batch, applied in order before those of :meth:`map`.
 
     Raises:
         BadInputError: a missing directory, file or schema, or a file that cannot be read.
-        SchemaError: a missing or retyped column, a null, an id outside its table.
+        SchemaError: a missing or retyped column, a null, an id outside its table, other rows
+            than the manifest's.
         SettingsError: settings that make no sense.
     """
 
@@ -79,25 +121,53 @@ class KJTLoader:
         *,
         rank: int = 0,
         world_size: int = 1,
-        shuffle: bool = False,
+        shuffle: bool | str = False,
         seed: int = 0,
         drop_last: bool = False,
         device: torch.device | str | None = None,
         virtual_shards: int | None = None,
+        shuffle_window: int = WINDOW_ROWS,
+        schema: TableSchema | None = None,
+        table_sizes: Iterable[int] | None = None,
+        hash_indices: bool = False,
+        weights: dict[str, str] | None = None,
+        id_dtype: str = "int32",
+        undersampling_rate: float | None = None,
+        limit_batches: int | None = None,
+        loader_memory: int = LOADER_MEMORY,
+        decode_threads: int | None = None,
+        transforms: Iterable[Callable[[Any], Any]] = (),
     ) -> None:
-        if batch_size < 1:
-            raise SettingsError(f"batch_size = {batch_size}", "a batch has at least one row")
+        shuffle = {True: "rows", False: "none"}.get(shuffle, shuffle)
+        _check(batch_size=(batch_size, 1), seed=(seed, 0), shuffle_window=(shuffle_window, 1))
+        if limit_batches is not None:
+            _check(limit_batches=(limit_batches, 1))
+        if decode_threads is not None:
+            _check(decode_threads=(decode_threads, 1))
         if not 0 <= rank < world_size:
             raise SettingsError(
                 f"rank = {rank} with world_size = {world_size}", "ranks are 0 … world_size - 1"
             )
-        if seed < 0:
-            raise SettingsError(f"seed = {seed}", "choose a seed of 0 or more")
-        self._layout = read_layout(path)
+        for name, value, known in (
+            ("shuffle", shuffle, SHUFFLES),
+            ("id_dtype", id_dtype, ("int32", "int64")),
+        ):
+            if value not in known:
+                raise SettingsError(f"{name} = {value!r}", f"choose one of {', '.join(known)}")
+        if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
+            raise SettingsError(f"undersampling_rate = {undersampling_rate}", "a share is 0 … 1")
+        self._layout = _layout(
+            read_layout(path, schema, weights),
+            table_sizes=table_sizes,
+            id_dtype=np.dtype(id_dtype),
+            hash_indices=hash_indices,
+            undersampling=None if undersampling_rate is None else (undersampling_rate, seed),
+        )
         self._fingerprint = self._layout.fingerprint()
-        self._rank, self._world_size = rank, world_size
-        self._shuffle, self._seed = shuffle, seed
+        self._order = Order(shuffle, seed, rank, world_size)
         self._device = _choose_device(device)
+        self._batch_size, self._memory = batch_size, loader_memory
+        self._threads = decode_threads or min(2, _processors())
         global_batch = batch_size * world_size
         self._plan = Plan(
             rows=int(self._layout.rows.sum()),
@@ -106,8 +176,12 @@ class KJTLoader:
             if virtual_shards is None
             else virtual_shards,
             drop_last=drop_last,
+            limit=limit_batches,
+            window_rows=shuffle_window,
         )
+        self._budget()
         self._make_batch = BatchFactory(self._layout.schema.categorical, self._device)
+        self._functions = list(transforms)
         self._next = Position(0)
         self._current: Position | None = None
 
@@ -116,15 +190,37 @@ class KJTLoader:
         """Columns and table sizes of the data."""
         return self._layout.schema
 
+    input_schema = output_schema = schema
+
     @property
     def num_rows(self) -> int:
-        """Rows of the split, over all ranks."""
+        """Rows of the split, over all ranks (after undersampling)."""
         return self._plan.rows
+
+    @property
+    def epoch_rows(self) -> int:
+        """Rows that an epoch delivers, over all ranks."""
+        return self._plan.epoch_rows
+
+    @property
+    def rows_delivered(self) -> int:
+        """Rows that the newest iterator has delivered on this rank."""
+        return self._current.rows if self._current else 0
 
     @property
     def device(self) -> torch.device:
         """Where the batches are."""
         return self._device
+
+    @property
+    def transforms(self) -> tuple[Callable[[Any], Any], ...]:
+        """The functions applied to each batch, in order."""
+        return tuple(self._functions)
+
+    def map(self, function: Callable[[Any], Any]) -> KJTLoader:
+        """Apply ``function`` to each batch (after those given before); the loader itself."""
+        self._functions.append(function)
+        return self
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on every rank, the last smaller one included."""
@@ -148,18 +244,14 @@ class KJTLoader:
             )
         position = self._current = dataclasses.replace(self._next)
         self._next = Position(position.epoch + 1)
-        blocks = choose_blocks(self._layout, self._device)
+        blocks = choose_blocks(self._layout, self._device, self._threads)
         produced = produce_blocks(
-            self._layout,
-            self._plan,
-            blocks,
-            position,
-            rank=self._rank,
-            world_size=self._world_size,
-            shuffle=self._shuffle,
-            seed=self._seed,
+            self._layout, self._plan, blocks, position, self._order, self._budget()
         )
-        return EpochIterator(produced, blocks, self._make_batch, position)
+        batches = EpochIterator(produced, blocks, self._make_batch, position, self._finish)
+        for function in self._functions:
+            batches = map(function, batches)
+        return batches
 
     def state_dict(self, trained_steps: int | None = None) -> dict[str, Any]:
         """Where training is, as a few numbers; the same on all ranks.
@@ -182,12 +274,12 @@ class KJTLoader:
                 "count from the epoch's beginning, those before a resume included",
             )
         finished = step == len(self) and step > 0
-        return {
-            **self._identity(),
-            "virtual_shards": self._plan.virtual_shards,
-            "epoch": position.epoch + 1 if finished else position.epoch,
-            "step": 0 if finished else step,
-        }
+        return make_state(
+            self._identity(),
+            virtual_shards=self._plan.virtual_shards,
+            epoch=position.epoch + 1 if finished else position.epoch,
+            step=0 if finished else step,
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter()`` yield exactly the steps that ``state`` has not trained.
@@ -198,41 +290,80 @@ class KJTLoader:
             SchemaError: the data are not those of the state.
             SettingsError: a setting is not, or the state is of another version or no state.
         """
-        if state.get("version") != STATE_VERSION:
-            raise SettingsError(
-                f"loader state of version {state.get('version')}, not {STATE_VERSION}",
-                "resume with the version of this project that wrote it",
-            )
-        mine = self._identity()
-        then, now = state["data"], mine["data"]
-        changed = [f"{key} {then[key]} → {now[key]}" for key in now if then[key] != now[key]]
-        if changed:
-            raise SchemaError(
-                f"{self._layout.directory}: the data have changed since the loader state was "
-                f"written: {', '.join(changed)}",
-                "resume on the same files, or start a new run",
-            )
-        for key, value in mine.items():
-            if state[key] != value:
-                raise SettingsError(
-                    f"{key} = {value}, but {state[key]} in the loader state",
-                    "resume with the same settings; batch_size * world_size counts, not the "
-                    "world size",
-                )
+        check_state(state, self._identity(), self._layout.directory)
         self._plan = dataclasses.replace(self._plan, virtual_shards=state["virtual_shards"])
         self._next = Position(state["epoch"], state["step"], state["step"])
         self._current = None
 
+    def check_epoch(self) -> None:
+        """Compare what the newest iterators of all ranks delivered with the data (collective).
+
+        Needs torch.distributed where there are several ranks. Every iterator checks its own rows
+        at its end without it; this adds them up.
+
+        Raises:
+            SchemaError: on every rank, when the sum is not :attr:`epoch_rows` (less what was
+                trained before a resume).
+        """
+        first = self._current.first if self._current else 0
+        accounting.check_sum(self.rows_delivered, self._plan, first, self._order.world_size)
+
+    def _finish(self, position: Position) -> None:
+        order = self._order
+        expected = self._plan.rank_rows(
+            order.rank, order.world_size, position.first, self._plan.steps
+        )
+        accounting.check_rank(position.rows, expected, order.rank, position.epoch)
+
+    def _budget(self) -> Any:
+        shards = len(self._plan.spans(self._order.rank, self._order.world_size))
+        window = 0
+        if self._order.shuffle == "rows":
+            window = max(self._plan.window_rows // self._order.world_size, self._batch_size)
+            window = min(window, max(self._plan.rows, 1))
+        return divide(
+            self._layout, self._memory, batch=self._batch_size, window=window, shards=shards
+        )
+
     def _identity(self) -> dict[str, Any]:
         """What a state must share with the loader that loads it."""
+        plan = self._plan
+        rate = self._layout.undersampling
         return {
-            "version": STATE_VERSION,
             "data": self._fingerprint,
-            "global_batch": self._plan.global_batch,
-            "shuffle": self._shuffle,
-            "seed": self._seed,
-            "drop_last": self._plan.drop_last,
+            "global_batch": plan.global_batch,
+            "shuffle": self._order.shuffle,
+            "shuffle_window": plan.window_rows if self._order.shuffle == "rows" else None,
+            "seed": self._order.seed,
+            "drop_last": plan.drop_last,
+            "undersampling_rate": None if rate is None else rate[0],
         }
+
+
+def _layout(layout: Layout, table_sizes: Iterable[int] | None, **options: Any) -> Layout:
+    """The layout with what the caller wants of it, checked against the ETL's manifest."""
+    schema = layout.schema
+    if table_sizes is not None:
+        sizes = tuple(table_sizes)
+        if len(sizes) != len(schema.categorical):
+            raise SettingsError(
+                f"{len(sizes)} table sizes for {len(schema.categorical)} categorical columns",
+                "give one for each",
+            )
+        schema = dataclasses.replace(schema, table_sizes=sizes)
+    accounting.check_manifest(layout)
+    layout = dataclasses.replace(layout, schema=schema, **options)
+    return layout if layout.undersampling is None else count_kept(layout)
+
+
+def _check(**settings: tuple[int, int]) -> None:
+    for name, (value, least) in settings.items():
+        if value < least:
+            raise SettingsError(f"{name} = {value}", f"choose {least} or more")
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _choose_device(device: torch.device | str | None) -> torch.device:

@@ -2,40 +2,48 @@
 
 An epoch puts the row groups into an order (:func:`epoch_order`); their rows, one after another,
 are *the stream*, N rows. With the global batch G (``batch_size · world_size``) there are
-``K = N // G`` full steps. The stream's first K·G rows are cut into V *virtual shards* of
-consecutive rows, and each shard gives ``g = G // V`` rows to every step::
+``K = N // G`` full steps. K·G rows of the stream are dealt to V *virtual shards*, K·g rows each
+(:func:`deal`), and every shard gives its next ``g = G // V`` rows to every step::
 
-    row i of global batch k  =  stream row  (i // g) · K · g  +  k · g  +  i % g        0 <= i < G
+    row i of global batch k  =  row k · g + i % g of virtual shard i // g        0 <= i < G
 
 Rank r of W takes rows ``[r·B, (r+1)·B)`` of each global batch, B = G // W. So the global batch
 does not depend on how many ranks share it, every row is dealt exactly once, and all ranks take
 the same number of steps, whatever the sizes of files and row groups. The ``N % G`` rows that are
 left make one last, smaller step, split evenly; ranks may get no row of it, and an empty batch is
-a batch.
+a batch. ``drop_last`` leaves them out, in every epoch from another place of the stream.
 
 While W divides V, each rank reads V/W long runs of consecutive rows; otherwise neighbouring ranks
-both decode some row groups. A run that begins inside a row group decodes it from its start, so V
-should be far below the number of row groups.
+both decode some row groups. Shards begin at row groups; what one has too much goes to the ends of
+those that have too little. Reading on from inside a row group decodes it from its start, which
+costs V row groups an epoch at most, so V should be far below their number.
 
-Shuffling permutes the row groups, and the rows inside windows of a virtual shard. Both depend on
-(seed, epoch) and the plan only, never on a global generator or the rank.
+Shuffling permutes the row groups, and, if asked to, the rows inside windows of a virtual shard.
+Both depend on (seed, epoch) and the plan only, never on a global generator or the rank.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
 from clicklog.errors import SettingsError
+from nvt_loader.kernels import random_order, random_words
 
 #: Default number of virtual shards: divisible by the world sizes 1, 2, 4 and 8.
 VIRTUAL_SHARDS = 8
 
-#: Rows of a virtual shard among which shuffling permutes. Every step takes rows from one window
-#: of each of the V shards, so neighbours come from V places of an already permuted stream.
-WINDOW_ROWS = 16384
+#: Ways to shuffle: not at all, the row groups, or these and the rows within windows.
+SHUFFLES = ("none", "row_groups", "rows")
+
+#: Default number of rows, over all virtual shards, among which shuffling rows permutes.
+WINDOW_ROWS = 131072
+
+Range = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +73,16 @@ class Plan:
         global_batch: G, rows of a full step over all ranks.
         virtual_shards: V, a divisor of G.
         drop_last: leave out the last step when it has fewer than G rows.
+        limit: steps after which an epoch ends, or None.
+        window_rows: rows of a shuffling window, over all virtual shards.
     """
 
     rows: int
     global_batch: int
     virtual_shards: int
     drop_last: bool = False
+    limit: int | None = None
+    window_rows: int = WINDOW_ROWS
 
     def __post_init__(self) -> None:
         if self.virtual_shards < 1 or self.global_batch % self.virtual_shards:
@@ -91,14 +103,35 @@ class Plan:
         return self.rows // self.global_batch
 
     @property
+    def left_rows(self) -> int:
+        """The ``N % G`` rows that make no full step."""
+        return self.rows % self.global_batch
+
+    @property
     def last_rows(self) -> int:
         """Rows, over all ranks, of the last, smaller step; 0 when there is none."""
-        return 0 if self.drop_last else self.rows % self.global_batch
+        return 0 if self.drop_last else self.left_rows
 
     @property
     def steps(self) -> int:
         """Steps of an epoch, the same on every rank."""
-        return self.full_steps + (self.last_rows > 0)
+        steps = self.full_steps + (self.last_rows > 0)
+        return steps if self.limit is None else min(steps, self.limit)
+
+    @property
+    def epoch_rows(self) -> int:
+        """Rows that the ranks together get in an epoch."""
+        full = min(self.steps, self.full_steps)
+        return full * self.global_batch + (self.steps > full) * self.last_rows
+
+    def rank_rows(self, rank: int, world_size: int, first_step: int, end_step: int) -> int:
+        """Rows that a rank gets in steps [first, end)."""
+        full = min(end_step, self.full_steps) - min(first_step, self.full_steps)
+        rows = full * (self.global_batch // world_size)
+        if first_step <= self.full_steps < end_step:
+            begin, end = self.last_step(rank, world_size)
+            rows += end - begin
+        return rows
 
     def spans(self, rank: int, world_size: int) -> list[Span]:
         """What a rank takes of each full step, in the order of its batch."""
@@ -113,23 +146,111 @@ class Plan:
             for shard in range(begin // self.share, -(-end // self.share))
         ]
 
-    def shard_rows(self, shard: int, first_step: int, end_step: int) -> tuple[int, int]:
-        """The stream rows [begin, end) that a virtual shard gives to full steps [first, end)."""
-        start = shard * self.full_steps * self.share
-        return start + first_step * self.share, start + end_step * self.share
-
-    def last_step(self, rank: int, world_size: int) -> tuple[int, int]:
-        """The stream rows [begin, end) of a rank's batch in the last, smaller step."""
-        start = self.full_steps * self.global_batch
+    def last_step(self, rank: int, world_size: int) -> Range:
+        """Which rows [begin, end) of the last, smaller step a rank gets."""
         return (
-            start + self.last_rows * rank // world_size,
-            start + self.last_rows * (rank + 1) // world_size,
+            self.last_rows * rank // world_size,
+            self.last_rows * (rank + 1) // world_size,
         )
 
-    @property
-    def window_steps(self) -> int:
-        """Full steps among which shuffling permutes the rows of each virtual shard."""
-        return max(1, WINDOW_ROWS // self.share)
+    def windows(self, first_step: int = 0) -> Iterator[tuple[int, int, int]]:
+        """The shuffling windows from the one that ``first_step`` is in: (number, begin, end) in
+        full steps. The first window is short, so that the first batch does not wait for a long one.
+        """
+        length = max(1, self.window_rows // self.global_batch)
+        begin, end = 0, max(1, length // 8)
+        for number in itertools.count():
+            if begin >= self.full_steps:
+                return
+            end = min(end, self.full_steps)
+            if end > first_step:
+                yield number, begin, end
+            begin, end = end, end + length
+
+
+@dataclasses.dataclass(frozen=True)
+class Deal:
+    """Whose rows an epoch's stream rows are.
+
+    Attributes:
+        shards: per virtual shard the ranges of stream rows that are its rows, in order.
+        left: the stream rows [begin, end) of the last, smaller step, or those left out.
+    """
+
+    shards: tuple[tuple[Range, ...], ...]
+    left: Range
+
+    def shard_ranges(self, shard: int, begin: int) -> list[Range]:
+        """The stream rows of a virtual shard from its row ``begin`` on."""
+        found = []
+        for first, last in self.shards[shard]:
+            skipped = min(begin, last - first)
+            begin -= skipped
+            if first + skipped < last:
+                found.append((first + skipped, last))
+        return found
+
+
+def deal(plan: Plan, starts: np.ndarray, left_at: int | None = None) -> Deal:
+    """Deal the stream rows to the virtual shards: ``K · g`` to each, every row once.
+
+    Args:
+        plan: the plan.
+        starts: int64 [row_groups + 1], from :func:`stream_starts`.
+        left_at: the first of the rows that make no full step; by default they are the last rows.
+    """
+    total, left = plan.full_steps * plan.global_batch, plan.left_rows
+    left_at = total if left_at is None else left_at
+    size = plan.full_steps * plan.share
+    # Places in the stream without the rows that are left: those behind move forward.
+    places = np.unique(
+        np.concatenate([starts[starts < left_at], starts[starts >= left_at + left] - left])
+    )
+    nominal = np.arange(plan.virtual_shards) * size
+    begins = np.append(places, total)[np.searchsorted(places, nominal)].clip(max=total)
+    begins[0] = 0
+    ends = np.append(begins[1:], total)
+    own: list[list[Range]] = []
+    surplus: collections.deque[Range] = collections.deque()
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        own.append([(begin, min(end, begin + size))])
+        if begin + size < end:
+            surplus.append((begin + size, end))
+    for ranges in own:
+        missing = size - (ranges[0][1] - ranges[0][0])
+        while missing:
+            begin, end = surplus.popleft()
+            taken = min(missing, end - begin)
+            ranges.append((begin, begin + taken))
+            missing -= taken
+            if begin + taken < end:
+                surplus.appendleft((begin + taken, end))
+    shards = [
+        tuple(part for one in ranges for part in _around(*one, left_at, left)) for ranges in own
+    ]
+    return Deal(tuple(shards), (left_at, left_at + left))
+
+
+def _around(begin: int, end: int, hole: int, width: int) -> Iterator[Range]:
+    """Rows [begin, end) of the stream without a hole, as rows of the whole stream."""
+    if begin < min(end, hole):
+        yield begin, min(end, hole)
+    if max(begin, hole) < end:
+        yield max(begin, hole) + width, end + width
+
+
+def left_at(plan: Plan, *, shuffle: bool, seed: int, epoch: int) -> int:
+    """Where in the stream the rows lie that make no full step.
+
+    At its end, if they make the last step. With ``drop_last``, in another place in each epoch:
+    shuffled anywhere, else one stretch after another from the end backwards.
+    """
+    end = plan.rows - plan.left_rows
+    if not plan.drop_last or not plan.left_rows:
+        return end
+    if shuffle:
+        return int(_words(1, seed, epoch, (LEFT_AT,))[0] % np.uint64(end + 1))
+    return (end - epoch * plan.left_rows) % (end + 1)
 
 
 def default_virtual_shards(global_batch: int, world_size: int) -> int:
@@ -143,18 +264,37 @@ def epoch_order(row_groups: int, *, shuffle: bool, seed: int, epoch: int) -> np.
     """The order of the row groups in an epoch: int64 [row_groups], a permutation."""
     if not shuffle:
         return np.arange(row_groups)
-    return _permutation(row_groups, seed, epoch, ())
+    return np.argsort(_words(row_groups, seed, epoch, ()))
 
 
 def window_order(rows: int, *, seed: int, epoch: int, shard: int, window: int) -> np.ndarray:
-    """The order of the rows of one shuffled window of a virtual shard: int64 [rows]."""
-    return _permutation(rows, seed, epoch, (shard, window))
+    """Which row comes to each place of a shuffled window of a virtual shard: int64 [rows]."""
+    order = np.empty(rows, np.int64)
+    random_order(order, _sequence(seed, epoch, (shard, window)).generate_state(1, np.uint64)[0])
+    return order
 
 
-def _permutation(length: int, seed: int, epoch: int, where: tuple[int, ...]) -> np.ndarray:
-    # Sorting raw Philox words instead of Generator.permutation, whose stream NumPy may change.
-    sequence = np.random.SeedSequence((seed, epoch), spawn_key=where)
-    return np.argsort(np.random.Philox(sequence).random_raw(length))
+def keep_rows(rows: int, rate: float, *, seed: int, row_group: int) -> np.ndarray:
+    """Which rows of a row group a sample of share ``rate`` holds: bool [rows].
+
+    A function of seed and row group, the same in every epoch.
+    """
+    words = np.empty(rows, np.uint64)
+    random_words(words, _sequence(seed, KEEP, (row_group,)).generate_state(1, np.uint64)[0])
+    return words < np.uint64(rate * 2**63) * np.uint64(2) if rate < 1 else np.ones(rows, bool)
+
+
+#: Marks that keep the random words of different uses apart.
+LEFT_AT, KEEP = 2**31, 2**32
+
+
+def _sequence(seed: int, epoch: int, where: tuple[int, ...]) -> np.random.SeedSequence:
+    return np.random.SeedSequence((seed, epoch), spawn_key=where)
+
+
+def _words(length: int, seed: int, epoch: int, where: tuple[int, ...]) -> np.ndarray:
+    # Raw Philox words instead of a Generator's methods, whose streams NumPy may change.
+    return np.random.Philox(_sequence(seed, epoch, where)).random_raw(length)
 
 
 def pieces(starts: np.ndarray, order: np.ndarray, begin: int, end: int) -> Iterator[Piece]:

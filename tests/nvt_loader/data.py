@@ -44,6 +44,21 @@ def make_columns(
     return columns
 
 
+def make_lists(
+    columns: dict[str, np.ndarray], names: tuple[str, ...], *, seed: int
+) -> dict[str, pa.Array]:
+    """Columns as lists of 0 to 4 ids (their rows' ids among them), and columns of weights."""
+    lists = {}
+    for i, name in enumerate(names):
+        rng = np.random.default_rng([seed, i])
+        offsets = np.append(0, np.cumsum(rng.integers(0, 5, len(columns[name])))).astype(np.int32)
+        ids = rng.choice(columns[name], offsets[-1]) if len(columns[name]) else columns[name]
+        weights = rng.integers(1, 9, offsets[-1]).astype(np.float32) / 8
+        lists[name] = pa.ListArray.from_arrays(offsets, pa.array(ids, pa.int32()))
+        lists[f"{name}_weight"] = pa.ListArray.from_arrays(offsets, pa.array(weights))
+    return lists
+
+
 def write_metadata(root: Path) -> None:
     """Write ``_metadata`` of each split in ``root`` and one over all of them."""
     splits = {split: _parts(root / split) for split in SPLITS if _parts(root / split)}
@@ -71,6 +86,7 @@ def write_split(
     dense: int = 3,
     row_group_rows: int = 64,
     seed: int = 0,
+    multi_hot: tuple[str, ...] = (),
 ) -> TableSchema:
     """Write ``root/{split}/part.N.parquet``, ``_metadata`` and ``.merlin/schema.json``.
 
@@ -82,12 +98,15 @@ def write_split(
             counted through the splits in the order train, valid, test.
         row_group_rows: rows of a row group, at most.
         seed: of the features and labels.
+        multi_hot: categorical columns that become lists of 0 to 4 ids, each with a further column
+            ``…_weight`` of as many floats.
     """
     schema = TableSchema(
         label="label",
         dense=tuple(f"int_{i}" for i in range(dense)),
         categorical=tuple(f"cat_{i}" for i in range(len(table_sizes))),
         table_sizes=tuple(table_sizes),
+        multi_hot=multi_hot,
     )
     first_row = 0
     for split in SPLITS:
@@ -98,6 +117,7 @@ def write_split(
             columns = make_columns(
                 first_row, rows, table_sizes=schema.table_sizes, dense=dense, seed=seed
             )
+            columns |= make_lists(columns, multi_hot, seed=seed + first_row)
             first_row += rows
             path = root / split / f"part.{number}.parquet"
             pq.write_table(pa.table(columns), path, row_group_size=row_group_rows, **WRITER)

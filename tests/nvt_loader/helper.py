@@ -24,6 +24,12 @@ def assert_same(first: list[Batch], second: list[Batch]) -> None:
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a.dense_features, b.dense_features)
         assert torch.equal(a.sparse_features.values(), b.sparse_features.values())
+        assert torch.equal(a.sparse_features.lengths(), b.sparse_features.lengths())
+        assert torch.equal(a.sparse_features.offsets(), b.sparse_features.offsets())
+        weights = a.sparse_features.weights_or_none(), b.sparse_features.weights_or_none()
+        assert (weights[0] is None) == (weights[1] is None)
+        assert weights[0] is None or torch.equal(*weights)
+        assert a.sparse_features.length_per_key() == b.sparse_features.length_per_key()
         assert torch.equal(a.labels, b.labels)
 
 

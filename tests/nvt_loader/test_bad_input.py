@@ -10,8 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from clicklog.errors import BadInputError, SchemaError
-from nvt_loader import KJTLoader
+from nvt_loader import KJTLoader, checks
+from nvt_loader.decode import cpu_decoder
+from nvt_loader.layout import read_layout
+from nvt_loader.plan import Piece
 from tests.nvt_loader.data import WRITER, write_split
+from tests.nvt_loader.helper import assert_same
 
 
 @pytest.fixture
@@ -84,21 +88,87 @@ def test_a_renamed_column(train):
 
 
 @pytest.mark.parametrize(
-    ("column", "kind", "message"),
+    ("column", "kind"),
     [
-        ("cat_1", pa.int64(), "cat_1 is int64, not int32"),
-        ("int_0", pa.float64(), "int_0 is double, not float"),
-        ("label", pa.int32(), "label is int32, not float"),
+        ("cat_1", pa.int64()),
+        ("cat_1", pa.uint8()),
+        ("int_0", pa.float64()),
+        ("label", pa.int32()),
+        ("label", pa.bool_()),
     ],
 )
-def test_a_retyped_column(train, column, kind, message):
+def test_a_column_of_another_numeric_type_is_converted(train, column, kind):
+    expected = list(KJTLoader(train, 8, device="cpu"))
+
     def change(table):
         index = table.schema.get_field_index(column)
-        return table.set_column(index, column, table[column].cast(kind, safe=False))
+        field = pa.field(column, kind)
+        return table.set_column(index, field, table[column].cast(kind, safe=False))
+
+    rewrite(train / "part.1.parquet", change)
+    assert_same(list(KJTLoader(train, 8, device="cpu")), expected)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "message"),
+    [
+        ("cat_1", pa.string(), "cat_1 is string, not integer ids"),
+        ("cat_1", pa.float32(), "cat_1 is float, not integer ids"),
+        ("int_0", pa.string(), "int_0 is string, not numbers"),
+        ("cat_1", pa.list_(pa.int32()), r"cat_1 is list<element: int32>, not integer ids"),
+    ],
+)
+def test_a_column_of_another_kind(train, column, kind, message):
+    def change(table):
+        index = table.schema.get_field_index(column)
+        values = table[column].to_pylist()
+        values = [[value] for value in values] if pa.types.is_list(kind) else map(str, values)
+        if pa.types.is_floating(kind):
+            values = map(float, values)
+        return table.set_column(index, column, pa.array(list(values), kind))
 
     rewrite(train / "part.1.parquet", change)
     with pytest.raises(SchemaError, match=rf"part\.1\.parquet: column {message}"):
         read(train)
+
+
+@pytest.mark.parametrize("value", [50, 2**40, -1])
+def test_an_id_of_another_width_outside_its_table(train, value):
+    def change(table):
+        index = table.schema.get_field_index("cat_1")
+        wide = table.set_column(index, "cat_1", table["cat_1"].cast(pa.int64()))
+        return set_value(wide, "cat_1", 70, value)
+
+    rewrite(train / "part.1.parquet", change)
+    with pytest.raises(SchemaError, match=rf"column cat_1 holds id {value}, .* table of 50 rows"):
+        read(train)
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_an_id_outside_its_table_with_and_without_statistics(train, statistics):
+    table = set_value(pq.read_table(train / "part.1.parquet"), "cat_1", 70, 50)
+    pq.write_table(table, train / "part.1.parquet", row_group_size=64, write_statistics=statistics)
+    (train / "_metadata").unlink()
+    with pytest.raises(SchemaError, match="column cat_1 holds id 50"):
+        read(train)
+
+
+def test_what_the_footer_rules_out_is_not_looked_for(train, monkeypatch):
+    looked_at = []
+    original = checks.largest
+    monkeypatch.setattr(checks, "largest", lambda *a: (looked_at.append(len(a[1])), original(*a)))
+    read(train)
+    assert not looked_at
+    pq.write_table(
+        pq.read_table(train / "part.1.parquet"),
+        train / "part.1.parquet",
+        row_group_size=64,
+        write_statistics=["cat_0", "cat_2"],
+    )
+    (train / "_metadata").unlink()
+    read(train)
+    assert looked_at
+    assert set(looked_at) == {1}  # cat_1 alone
 
 
 @pytest.mark.parametrize("column", ["label", "int_1", "cat_2"])
@@ -146,8 +216,27 @@ def test_a_truncated_file_that_metadata_knows(train):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     os.utime(path, ns=((train / "_metadata").stat().st_mtime_ns - 1,) * 2)
-    with pytest.raises(BadInputError, match=r"part\.1\.parquet: row group . cannot be decoded"):
+    with pytest.raises(BadInputError, match=r"part\.1\.parquet: not a whole parquet file"):
         read(train)
+
+
+def test_a_file_cut_short_while_it_is_read(train):
+    path = train / "part.1.parquet"
+    loader = KJTLoader(train, 8, virtual_shards=1, device="cpu")
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(BadInputError, match=r"part\.1\.parquet has \d+ bytes; it had \d+"):
+        list(loader)
+
+
+def test_a_file_cut_short_after_it_was_opened(tmp_path):
+    write_split(tmp_path, {"train": [60000]}, row_group_rows=60000, table_sizes=(10**6,))
+    path = tmp_path / "train" / "part.0.parquet"
+    layout = read_layout(path.parent)
+    chunks = cpu_decoder(layout)(Piece(0, 0, 60000), 1000)
+    next(chunks)
+    os.truncate(path, 10000)
+    # a mapped file would end the process here; what is read stays whole
+    assert sum(chunk.rows for chunk in chunks) == 59000
 
 
 def test_a_flipped_byte(train):
@@ -180,8 +269,16 @@ def test_metadata_that_is_no_parquet(train):
 def test_a_file_rewritten_behind_the_loader(train):
     loader = KJTLoader(train, 8, device="cpu")
     rewrite(train / "part.0.parquet", lambda table: table.slice(0, 50))
-    with pytest.raises(BadInputError, match=r"row group 0 has no longer 64 rows"):
+    with pytest.raises(BadInputError, match=r"part\.0\.parquet has \d+ bytes; it had \d+"):
         list(loader)
+
+
+def test_metadata_of_other_row_groups(train):
+    table = pq.read_table(train / "part.0.parquet")
+    pq.write_table(table, train / "part.0.parquet", row_group_size=50, **WRITER)
+    os.utime(train / "_metadata", ns=(2**61, 2**61))
+    with pytest.raises(BadInputError, match=r"row group 0 has no longer 64 rows"):
+        read(train)
 
 
 def test_an_error_ends_the_epoch_and_stays(train):

@@ -19,7 +19,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.datasets.utils import Batch
 
 from clicklog.errors import SettingsError
-from nvt_loader import KJTLoader, epoch
+from nvt_loader import KJTLoader, memory
 from tests.nvt_loader.data import WRITER, make_columns, write_split
 from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
 
@@ -159,24 +159,24 @@ def test_a_fresh_iterator_per_epoch(train):
     assert len(list(loader)) == len(loader)
 
 
-def test_shuffled_epochs(train, monkeypatch):
-    monkeypatch.setattr("nvt_loader.plan.WINDOW_ROWS", 64)
+def test_shuffled_epochs(train):
     torch.manual_seed(0)
     np.random.seed(0)
     global_state = torch.get_rng_state()
-    loader = KJTLoader(train, 64, shuffle=True, seed=7, device="cpu")
+    options = {"shuffle": True, "shuffle_window": 512, "device": "cpu"}
+    loader = KJTLoader(train, 64, seed=7, **options)
     epochs = [list(loader) for _ in range(3)]
     assert torch.equal(torch.get_rng_state(), global_state)
     orders = [rows_of(batches) for batches in epochs]
     assert all(sorted(order) == list(range(ROWS)) for order in orders)
     assert len({tuple(order) for order in orders}) == 3
     torch.manual_seed(1)
-    again = KJTLoader(train, 64, shuffle=True, seed=7, device="cpu")
+    again = KJTLoader(train, 64, seed=7, **options)
     assert_same(list(again), epochs[0])
     again.set_epoch(2)
     assert_same(list(again), epochs[2])
     assert again.position == (3, 0)
-    other = KJTLoader(train, 64, shuffle=True, seed=8, device="cpu")
+    other = KJTLoader(train, 64, seed=8, **options)
     assert rows_of(other) != orders[0]
 
 
@@ -188,10 +188,9 @@ def test_shuffling_moves_row_groups_and_rows(train):
     assert (np.diff(order) == 1).mean() < 0.05  # few rows still follow their neighbour
 
 
-def test_windows_and_shards_are_shuffled_each_in_its_own_way(tmp_path, monkeypatch):
-    monkeypatch.setattr("nvt_loader.plan.WINDOW_ROWS", 32)
+def test_windows_and_shards_are_shuffled_each_in_its_own_way(tmp_path):
     write_split(tmp_path, {"train": [256]}, row_group_rows=256)
-    options = {"shuffle": True, "virtual_shards": 2, "device": "cpu"}
+    options = {"shuffle": True, "shuffle_window": 64, "virtual_shards": 2, "device": "cpu"}
     order = np.array(rows_of(KJTLoader(tmp_path / "train", 64, **options))).reshape(4, 2, 32)
     windows = order % 32
     assert (np.sort(windows) == np.arange(32)).all()
@@ -247,7 +246,7 @@ def wait_for_no_threads() -> None:
 
 
 def test_abandoned_and_finished_iterators_leave_no_thread(train, monkeypatch):
-    monkeypatch.setattr(epoch, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(memory, "BLOCK_ROWS", 64)
     wait_for_no_threads()
     gc.disable()  # the reference count alone must do it
     try:
@@ -277,7 +276,7 @@ next(iterator)
 
 
 def test_a_batch_stays_valid_while_later_ones_are_drawn(train, monkeypatch):
-    monkeypatch.setattr(epoch, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(memory, "BLOCK_ROWS", 64)
     loader = KJTLoader(train, 32, device="cpu")
     copies, kept = [], []
     for batch in loader:

@@ -16,8 +16,11 @@ from clicklog.errors import SettingsError
 from nvt_loader.plan import (
     Piece,
     Plan,
+    deal,
     default_virtual_shards,
     epoch_order,
+    keep_rows,
+    left_at,
     pieces,
     stream_starts,
     window_order,
@@ -26,20 +29,34 @@ from nvt_loader.plan import (
 layouts = st.lists(st.integers(0, 40), max_size=12)
 
 
-def global_batches(plan: Plan, world_size: int) -> list[list[list[int]]]:
+def starts_of(groups: list[int]) -> np.ndarray:
+    return stream_starts(np.array(groups, dtype=np.int64), np.arange(len(groups)))
+
+
+def global_batches(
+    plan: Plan, world_size: int, groups: list[int] | None = None, at: int | None = None
+) -> list[list[list[int]]]:
     """Stream rows [step][rank][row], from what each rank would read."""
+    dealt = deal(plan, starts_of([plan.rows] if groups is None else groups), at)
+
+    def take(shard: int, step: int) -> list[int]:
+        ranges = dealt.shard_ranges(shard, step * plan.share)
+        return list(itertools.chain(*(range(*ends) for ends in ranges)))[: plan.share]
+
     steps = []
     for step in range(plan.full_steps):
         ranks = []
         for rank in range(world_size):
             rows = []
             for span in plan.spans(rank, world_size):
-                begin, end = plan.shard_rows(span.shard, step, step + 1)
-                rows += list(range(begin, end))[span.begin : span.end]
+                rows += take(span.shard, step)[span.begin : span.end]
             ranks.append(rows)
         steps.append(ranks)
     if plan.last_rows:
-        steps.append([list(range(*plan.last_step(rank, world_size))) for rank in range(world_size)])
+        left = range(*dealt.left)
+        steps.append(
+            [list(left[slice(*plan.last_step(rank, world_size))]) for rank in range(world_size)]
+        )
     return steps
 
 
@@ -60,6 +77,11 @@ def test_every_row_once_and_equal_steps(rows, world_size, batch_size, choose, dr
     assert plan.steps == (rows // global_batch if drop_last else math.ceil(rows / global_batch))
     dealt = [row for ranks in steps for batch in ranks for row in batch]
     assert sorted(dealt) == list(range(rows // global_batch * global_batch if drop_last else rows))
+    assert plan.epoch_rows == len(dealt)
+    for rank in range(world_size):
+        sizes = [len(ranks[rank]) for ranks in steps]
+        for first in (0, 1, plan.full_steps, plan.steps):
+            assert plan.rank_rows(rank, world_size, first, plan.steps) == sum(sizes[first:])
     for ranks in steps[: plan.full_steps]:
         assert {len(batch) for batch in ranks} == {batch_size}
     for ranks in steps[plan.full_steps :]:
@@ -91,12 +113,87 @@ def test_with_given_shards_any_world_size_sees_the_same(rows, shards):
 
 def test_the_documented_formula():
     plan = Plan(rows=1000, global_batch=48, virtual_shards=8)
-    steps, share = plan.full_steps, plan.share
-    batches = [list(itertools.chain(*ranks)) for ranks in global_batches(plan, 4)]
-    for k in range(steps):
-        assert batches[k] == [
-            (i // share) * steps * share + k * share + i % share for i in range(48)
-        ]
+    dealt = deal(plan, starts_of([100] * 10))
+    shards = [list(itertools.chain(*(range(*r) for r in ranges))) for ranges in dealt.shards]
+    g = plan.share
+    for k, ranks in enumerate(global_batches(plan, 4, [100] * 10)[: plan.full_steps]):
+        batch = list(itertools.chain(*ranks))
+        assert batch == [shards[i // g][k * g + i % g] for i in range(48)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(groups=layouts, share=st.integers(1, 3), shards=st.integers(1, 9), data=st.data())
+def test_every_row_is_dealt_once_wherever_the_rest_lies(groups, share, shards, data):
+    plan = Plan(sum(groups), share * shards, shards)
+    at = data.draw(st.integers(0, plan.rows - plan.left_rows))
+    dealt = deal(plan, starts_of(groups), at)
+    size = plan.full_steps * share
+    assert [sum(end - begin for begin, end in ranges) for ranges in dealt.shards] == [size] * shards
+    assert all(begin < end for ranges in dealt.shards for begin, end in ranges)
+    rows = [row for ranges in dealt.shards for ends in ranges for row in range(*ends)]
+    assert dealt.left == (at, at + plan.left_rows)
+    assert sorted([*rows, *range(*dealt.left)]) == list(range(plan.rows))
+    for shard in range(shards):
+        whole = list(itertools.chain(*(range(*ends) for ends in dealt.shards[shard])))
+        begin = data.draw(st.integers(0, size))
+        rest = itertools.chain(*(range(*ends) for ends in dealt.shard_ranges(shard, begin)))
+        assert list(rest) == whole[begin:]
+
+
+@given(groups=st.lists(st.integers(20, 40), min_size=12, max_size=30), shards=st.integers(1, 9))
+def test_shards_begin_at_row_groups(groups, shards):
+    plan = Plan(sum(groups), shards, shards)
+    starts = starts_of(groups)
+    begins = [ranges[0][0] for ranges in deal(plan, starts).shards]
+    assert set(begins) <= set(starts.tolist())
+    assert begins == sorted(set(begins))
+
+
+@given(rows=st.integers(0, 200), batch=st.integers(1, 30), seed=st.integers(0, 9))
+def test_drop_last_leaves_out_other_rows_in_each_epoch(rows, batch, seed):
+    plan = Plan(rows, batch, 1, drop_last=True)
+    for shuffle in (False, True):
+        at = [left_at(plan, shuffle=shuffle, seed=seed, epoch=epoch) for epoch in range(30)]
+        assert all(0 <= first <= rows - plan.left_rows for first in at)
+        if plan.left_rows and plan.full_steps:
+            if shuffle:
+                assert len(set(at)) > 1
+            else:
+                assert all(a != b for a, b in itertools.pairwise(at))
+        else:
+            assert len(set(at)) == 1
+    without = Plan(rows, batch, 1)
+    assert left_at(without, shuffle=True, seed=seed, epoch=5) == rows - without.left_rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.integers(0, 3000), batch=st.integers(1, 50), window=st.integers(1, 400))
+def test_windows_are_all_steps_once_and_do_not_depend_on_where_an_epoch_resumes(
+    rows, batch, window
+):
+    plan = Plan(rows, batch, 1, window_rows=window)
+    windows = list(plan.windows())
+    assert [step for _, a, b in windows for step in range(a, b)] == list(range(plan.full_steps))
+    assert all((b - a) * batch <= max(window, batch) for _, a, b in windows)
+    for first in range(0, plan.full_steps, 97):
+        assert list(plan.windows(first)) == [w for w in windows if w[2] > first]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+def test_a_sample_of_the_rows(rate):
+    kept = keep_rows(100_000, rate, seed=1, row_group=3)
+    assert abs(kept.mean() - rate) < 0.01
+    assert (kept == keep_rows(100_000, rate, seed=1, row_group=3)).all()
+    if 0 < rate < 1:
+        assert (kept != keep_rows(100_000, rate, seed=1, row_group=4)).any()
+        assert (kept != keep_rows(100_000, rate, seed=2, row_group=3)).any()
+
+
+def test_a_limit():
+    plan = Plan(1000, 48, 8, limit=5)
+    assert (plan.steps, plan.epoch_rows) == (5, 240)
+    assert Plan(1000, 48, 8, limit=21).epoch_rows == 1000
+    assert Plan(1000, 48, 8, limit=20).epoch_rows == 960
 
 
 @given(layout=layouts, seed=st.integers(0, 5), shuffle=st.booleans(), data=st.data())

@@ -25,10 +25,9 @@ def train(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks and shuffling windows in these 757 rows."""
-    monkeypatch.setattr("nvt_loader.epoch.BLOCK_ROWS", 200)
-    monkeypatch.setattr("nvt_loader.plan.WINDOW_ROWS", 36)
-    monkeypatch.setattr("nvt_loader.epoch.DECODE_ROWS", 64)
-    monkeypatch.setattr("nvt_loader.epoch.LEAST_DECODE_ROWS", 16)
+    monkeypatch.setattr("nvt_loader.memory.BLOCK_ROWS", 200)
+    monkeypatch.setattr("nvt_loader.memory.FIRST_ROWS", 100)
+    monkeypatch.setattr("nvt_loader.memory.DECODE_ROWS", 16)
 
 
 def through_json(state):
@@ -38,7 +37,7 @@ def through_json(state):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("trained", range(9))
 def test_resume_is_the_rest_of_the_run(train, trained, shuffle):
-    options = {"shuffle": shuffle, "seed": 5, "device": "cpu"}
+    options = {"shuffle": shuffle, "shuffle_window": 288, "seed": 5, "device": "cpu"}
     loader = KJTLoader(train, 96, **options)
     list(loader)  # epoch 0
     epoch_1 = list(loader)
@@ -62,16 +61,17 @@ def test_resume_is_the_rest_of_the_run(train, trained, shuffle):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (8, 1), (2, 4), (3, 2), (2, 3), (16, 1)])
 def test_resume_on_another_world_size(train, before, after, shuffle):
-    loaders = all_ranks(train, 96 // before, before, shuffle=shuffle)
+    options = {"shuffle": shuffle, "shuffle_window": 288}
+    loaders = all_ranks(train, 96 // before, before, **options)
     expected = global_rows(loaders)
-    loaders = all_ranks(train, 96 // before, before, shuffle=shuffle)
+    loaders = all_ranks(train, 96 // before, before, **options)
     for loader in loaders:
         iterator = iter(loader)
         for _ in range(5):
             next(iterator)
     states = [loader.state_dict(trained_steps=3) for loader in loaders]
     assert all(state == states[0] for state in states)
-    resumed = all_ranks(train, 96 // after, after, shuffle=shuffle)
+    resumed = all_ranks(train, 96 // after, after, **options)
     for loader in resumed:
         loader.load_state_dict(states[0])
     assert global_rows(resumed) == expected[3:]
@@ -107,7 +107,7 @@ def test_a_state_is_small(train):
     ("options", "message"),
     [
         ({"batch_size": 48}, "global_batch = 48, but 96 in the loader state"),
-        ({"shuffle": True}, "shuffle = True, but False"),
+        ({"shuffle": True}, "shuffle = rows, but none"),
         ({"seed": 1}, "seed = 1, but 0"),
         ({"drop_last": True}, "drop_last = True, but False"),
     ],
@@ -121,7 +121,7 @@ def test_other_settings_are_refused(train, options, message):
 
 def test_another_version_is_refused(train):
     loader = KJTLoader(train, 96, device="cpu")
-    with pytest.raises(SettingsError, match="version 0, not 1"):
+    with pytest.raises(SettingsError, match="version 0, not 2"):
         loader.load_state_dict(loader.state_dict() | {"version": 0})
     with pytest.raises(SettingsError, match="version None"):
         loader.load_state_dict({})

@@ -1,0 +1,64 @@
+"""Whether the rows that arrive are the rows that there are: manifest, footers, plan, batches."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from clicklog.errors import SchemaError
+from clicklog.files import read_json
+from nvt_loader.layout import Layout
+from nvt_loader.plan import Plan
+
+REMEDY = "restore the split's files, or run the ETL again"
+
+
+def check_manifest(layout: Layout) -> None:
+    """Compare a split's footers with the ETL's ``OUT/manifest.json``, where there is one.
+
+    Raises:
+        SchemaError: the split has other rows than the ETL wrote.
+    """
+    parents = layout.directory.absolute().parents
+    if len(parents) < 3 or parents[0].name != "split":
+        return
+    path = parents[2] / "manifest.json"
+    if not path.is_file() or len(layout.files) == 1 != len(
+        list(layout.directory.glob("*.parquet"))
+    ):
+        return
+    splits = read_json(path, "the ETL's manifest").get("splits", {})
+    expected = splits.get(layout.directory.name, {}).get("rows")
+    found = sum(group.rows for group in layout.row_groups)
+    if expected is not None and expected != found:
+        raise SchemaError(
+            f"{layout.directory}: {found} rows, but the ETL wrote {expected} ({path})", REMEDY
+        )
+
+
+def check_rank(found: int, expected: int, rank: int, epoch: int) -> None:
+    """Compare the rows of one rank's epoch with the plan. Raises :class:`SchemaError`."""
+    if found != expected:
+        raise SchemaError(
+            f"rank {rank} got {found} rows in epoch {epoch}, {expected} were planned",
+            "this is a defect of the loader: the epoch's metrics cannot be trusted",
+        )
+
+
+def check_sum(found: int, plan: Plan, first_step: int, world_size: int) -> None:
+    """Compare the rows of all ranks' epochs with the plan's (collective).
+
+    Raises:
+        SchemaError: they are not the same; on every rank.
+    """
+    if world_size > 1:
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        total = torch.tensor(found, dtype=torch.int64, device=device)
+        dist.all_reduce(total)
+        found = int(total)
+    expected = plan.epoch_rows - min(first_step, plan.full_steps) * plan.global_batch
+    if found != expected:
+        raise SchemaError(
+            f"the ranks together got {found} rows in this epoch, {expected} were planned",
+            "did every rank finish its epoch, and are all on the same data?",
+        )

@@ -1,0 +1,123 @@
+"""Blocks in CPU memory: decoded by pyarrow, put together by compiled loops."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from nvt_loader.blocks import Block, JaggedBlock, Source, empty_block
+from nvt_loader.decode import Chunk, Decoder, cpu_decoder
+from nvt_loader.jagged import build_jagged, permuted_jagged
+from nvt_loader.kernels import copy_runs, permute
+from nvt_loader.layout import Layout
+from nvt_loader.memory import Buffers
+from nvt_loader.runs import ALIGNMENT, Runs, copy_floats, flat, scattered, stack
+
+
+class CpuBlocks:
+    """What turns a split's row groups into blocks: here by pyarrow, in CPU memory.
+
+    The subclasses in :mod:`nvt_loader.gpu` make blocks on a GPU. ``build`` and ``produce`` run in
+    the loader's thread, which shares the decoding with ``threads`` - 1 others; ``receive`` runs
+    in the caller's.
+    """
+
+    def __init__(self, layout: Layout, threads: int = 1) -> None:
+        self._layout = layout
+        self.decode: Decoder = cpu_decoder(layout)
+        self.buffers = Buffers()
+        self._pool = (
+            concurrent.futures.ThreadPoolExecutor(threads, "nvt_loader_decode")
+            if threads > 1
+            else None
+        )
+
+    def build(self, steps: int, batch: int, sources: list[Source]) -> Block | JaggedBlock:
+        """The block of ``steps`` batches of ``batch`` rows, which the sources make together."""
+        if not sources:
+            return empty_block(self._layout, steps, torch.device("cpu"))
+        parts = self._take(steps, sources)
+        runs = Runs(parts, sources, steps, batch)
+        if self._layout.jagged:
+            return build_jagged(self._layout, parts, runs, self.tensors)
+        return self._build_flat(parts, runs)
+
+    def _take(self, steps: int, sources: list[Source]) -> list[list[Chunk]]:
+        def take(source: Source) -> list[Chunk]:
+            chunks = source.reader.take(steps * source.width)
+            if source.order is None:
+                return chunks
+            return [permuted(chunks, source.order(), self._layout, self.buffers)]
+
+        mapped = map if self._pool is None else self._pool.map
+        return list(mapped(take, sources))
+
+    def _build_flat(self, parts: list[list[Chunk]], runs: Runs) -> Block:
+        schema = self._layout.schema
+        dense, categorical = len(schema.dense), len(schema.categorical)
+        shape = (runs.steps, runs.batch)
+        dtype = torch.int64 if self._layout.id_dtype.itemsize == 8 else torch.int32
+        labels, dense, ids = self.tensors(
+            (torch.float32, shape),
+            (torch.float32, (*shape, dense)),
+            (dtype, (runs.steps, categorical, runs.batch)),
+        )
+        addresses = stack(parts, "addresses")
+        copy_floats(labels, dense, addresses, runs)
+        copy_runs(
+            flat(ids),
+            np.ascontiguousarray(addresses[:, 1 + dense.shape[2] :]),
+            runs.batch,
+            runs.at(categorical * runs.batch),
+            runs.bounds,
+        )
+        return Block(labels, dense, ids)
+
+    def tensors(self, *wanted: tuple[torch.dtype, tuple[int, ...]]) -> list[torch.Tensor]:
+        """Uninitialised tensors of these dtypes and shapes, in one recycled buffer."""
+        sizes = [dtype.itemsize * int(np.prod(shape)) for dtype, shape in wanted]
+        begins = np.cumsum([0] + [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
+        memory = self.memory(begins[-1])
+        return [
+            memory[begin : begin + size].view(dtype).view(shape)
+            for (dtype, shape), begin, size in zip(wanted, begins, sizes, strict=False)
+        ]
+
+    def memory(self, size: int) -> torch.Tensor:
+        """Uninitialised memory that the CPU can write to: uint8 [size]."""
+        return torch.from_numpy(self.buffers.take(size))
+
+    def produce(self, produced: Iterator[tuple[slice, Block]]) -> tuple | None:
+        """What comes next (steps wanted, block), and what :meth:`receive` needs besides; None at
+        the end."""
+        return next(produced, None)
+
+    def receive(self, steps: slice, block: Block) -> tuple[slice, Block]:
+        """Make the block usable by the caller."""
+        return steps, block
+
+    def close(self) -> None:
+        """End the decoding threads; nothing may be built any more."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def permuted(chunks: list[Chunk], order: np.ndarray, layout: Layout, buffers: Buffers) -> Chunk:
+    """The rows of some chunks in another order: a chunk on memory of its own."""
+    if layout.jagged:
+        return permuted_jagged(chunks, order, layout, buffers)
+    rows, floats = len(order), 1 + len(layout.schema.dense)
+    ids = len(layout.schema.categorical)
+    begin = -(-4 * floats * rows // ALIGNMENT) * ALIGNMENT  # of the ids
+    memory = buffers.take(begin + layout.id_dtype.itemsize * ids * rows)
+    targets = memory[: 4 * floats * rows].view(np.int32), memory[begin:].view(layout.id_dtype)
+    for to_rows, from_rows, chunk in scattered(chunks, order):
+        permute(targets[0], chunk.addresses[:floats], rows, to_rows, from_rows)
+        permute(targets[1], chunk.addresses[floats:], rows, to_rows, from_rows)
+    offsets = [4 * rows * i for i in range(floats)]
+    offsets += [begin + layout.id_dtype.itemsize * rows * i for i in range(ids)]
+    none = np.zeros(floats + ids, np.int64)
+    return Chunk(rows, memory.ctypes.data + np.array(offsets), layout.row_bytes, none, none, memory)

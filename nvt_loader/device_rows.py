@@ -1,0 +1,129 @@
+"""Columns as tensors → blocks, by torch's operators: what a GPU does, tested on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from nvt_loader.blocks import Block, JaggedBlock, Source, empty_block
+from nvt_loader.layout import Layout
+
+#: Offsets, elements and weights of a list column.
+Lists = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceRows:
+    """Consecutive rows on a device.
+
+    Attributes:
+        rows: how many.
+        floats: float32 [rows, 1 + dense columns], the label first.
+        ids: int [rows, categorical columns that are not multi-hot].
+        lists: per multi-hot column offsets (int32 [rows + 1]), ids, and weights (float32) or None.
+    """
+
+    rows: int
+    floats: torch.Tensor
+    ids: torch.Tensor
+    lists: tuple[Lists, ...]
+
+    def slice(self, begin: int, end: int) -> DeviceRows:
+        """Rows [begin, end), on the same memory."""
+        return DeviceRows(
+            end - begin,
+            self.floats[begin:end],
+            self.ids[begin:end],
+            tuple((offsets[begin : end + 1], *rest) for offsets, *rest in self.lists),
+        )
+
+
+def build_on_device(
+    layout: Layout,
+    parts: list[list[DeviceRows]],
+    sources: list[Source],
+    steps: int,
+    batch: int,
+    device: torch.device,
+) -> Block | JaggedBlock:
+    """The block of ``steps`` batches that the sources make together, on ``device``."""
+    schema = layout.schema
+    chunks = [chunk for own in parts for chunk in own]
+    if not chunks:
+        return empty_block(layout, steps, device)
+    index = np.empty((steps, batch), np.int64)  # which row of all chunks each row of a batch is
+    base = 0
+    for source in sources:
+        rows = steps * source.width
+        order = np.arange(rows) if source.order is None else source.order()
+        own = (base + order).reshape(steps, -1)[:, source.begin : source.end]
+        index[:, source.first : source.first + own.shape[1]] = own
+        base += rows
+    where = torch.from_numpy(index).to(device)
+    floats = torch.cat([chunk.floats for chunk in chunks])
+    ids = torch.cat([chunk.ids for chunk in chunks])
+    labels = floats[:, 0][where]
+    dense = floats[:, 1:][where]
+    if not schema.multi_hot:
+        return Block(labels, dense, ids[where].transpose(1, 2).contiguous())
+    return _jagged(layout, chunks, ids, where, labels, dense)
+
+
+def _jagged(
+    layout: Layout,
+    chunks: list[DeviceRows],
+    ids: torch.Tensor,
+    where: torch.Tensor,
+    labels: torch.Tensor,
+    dense: torch.Tensor,
+) -> JaggedBlock:
+    """All columns' ids go into one pool; each row of each column is a range of it."""
+    steps, batch = where.shape
+    schema, device = layout.schema, ids.device
+    pool, weights, lengths, starts = [], [], [], []
+    size = single = 0
+    for name in schema.categorical:
+        if name in schema.multi_hot:
+            k = schema.multi_hot.index(name)
+            first = []
+            for chunk in chunks:
+                offsets, values, own = chunk.lists[k]
+                first.append((offsets[:-1].long() + size, offsets.diff()))
+                pool.append(values)
+                if layout.weights:
+                    weights.append(
+                        torch.ones_like(values, dtype=torch.float32) if own is None else own
+                    )
+                size += len(values)
+            starts.append(torch.cat([start for start, _ in first])[where])
+            lengths.append(torch.cat([length for _, length in first])[where])
+        else:
+            values = ids[:, single]
+            single += 1
+            pool.append(values)
+            if layout.weights:
+                weights.append(torch.ones_like(values, dtype=torch.float32))
+            starts.append(where + size)
+            lengths.append(torch.ones_like(where, dtype=torch.int32))
+            size += len(values)
+    length = torch.stack(lengths, dim=1).view(-1)
+    start = torch.stack(starts, dim=1).view(-1)
+    ends = length.cumsum(0)  # int64
+    total = int(ends[-1])  # waits: in the loader's own thread
+    index = torch.repeat_interleave(start - ends + length, length, output_size=total)
+    index += torch.arange(total, device=device)
+    begins = torch.cat([ends.new_zeros(1), ends])
+    by_step = begins[:-1].view(steps, -1)
+    last = begins[by_step.shape[1] :: by_step.shape[1]]
+    offsets = torch.cat([by_step, last[:, None]], dim=1) - by_step[:, :1]
+    return JaggedBlock(
+        labels,
+        dense,
+        torch.cat(pool)[index],
+        torch.cat(weights)[index] if layout.weights else None,
+        length.view(steps, -1).to(torch.int32),
+        offsets.to(torch.int32),
+        begins[::batch].tolist(),
+    )

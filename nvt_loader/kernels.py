@@ -1,0 +1,223 @@
+"""Compiled loops of the CPU path: columns into batch-major memory, without the interpreter lock.
+
+Memory comes as addresses (Arrow's buffers), so that one call does all columns and nothing is
+compiled again for another number of them; the caller keeps it alive. Addresses, and loops that
+count from zero, are also what lets the compiler use vector instructions: an index that might be
+negative does not. Floats go as their bits. Compiled once per machine (numba's cache), at import.
+
+*Runs* say what goes where: int64 [runs, 4], of consecutive rows: the chunk they are in, their
+first row there, how many rows, and the element of the target where column 0 begins. Runs are in
+the order of the target, so that it is written from front to back.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+#: Rows of which several columns are interleaved at a time: what fits a core's cache.
+TILE_ROWS = 256
+
+
+@intrinsic
+def _pointer(_context, address):
+    def generate(context, builder, _signature, values):
+        return builder.inttoptr(values[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(address), generate
+
+
+def _compile(*signatures: str):
+    return numba.njit(list(signatures), nogil=True, cache=True)
+
+
+@_compile(
+    "void(int32[::1], int64[:, ::1], int64, int64[:, ::1], int64[::1])",
+    "void(int64[::1], int64[:, ::1], int64, int64[:, ::1], int64[::1])",
+)
+def copy_runs(target, sources, stride, runs, steps):
+    """Copy columns to ``[steps, columns, B]``: row i of a run, column c → ``at + i + c·stride``.
+
+    Args:
+        target: memory of a block, flat.
+        sources: int64 [chunks, columns], the address of each column of each chunk.
+        stride: elements from one column to the next.
+        runs: int64 [runs, 4].
+        steps: int64 [steps + 1], which runs make each step.
+    """
+    base, size = target.ctypes.data, target.itemsize
+    for step in range(len(steps) - 1):
+        for c in range(sources.shape[1]):
+            for k in range(steps[step], steps[step + 1]):
+                chunk, first, rows, at = runs[k]
+                address = sources[chunk, c] + first * size
+                source = numba.carray(_pointer(address), (1,), target.dtype)
+                to = numba.carray(_pointer(base + (at + c * stride) * size), (1,), target.dtype)
+                for i in range(rows):
+                    to[i] = source[i]
+
+
+@_compile("void(int32[::1], int64[:, ::1], int64[:, ::1])")
+def interleave_runs(target, sources, runs):
+    """Copy columns to ``[rows, columns]``: row i of a run, column c → ``(at + i)·columns + c``."""
+    base, columns = target.ctypes.data, sources.shape[1]
+    for k in range(len(runs)):
+        chunk, first, rows, at = runs[k]
+        for tile in range(0, rows, TILE_ROWS):
+            size = min(TILE_ROWS, rows - tile)
+            for c in range(columns):
+                address = sources[chunk, c] + (first + tile) * 4
+                source = numba.carray(_pointer(address), (1,), np.int32)
+                to = base + ((at + tile) * columns + c) * 4
+                to = numba.carray(_pointer(to), (1,), np.int32)
+                for i in range(size):
+                    to[np.uint64(i * columns)] = source[i]
+
+
+@_compile(
+    "void(int32[::1], int64[::1], int64, uint32[::1], uint32[::1])",
+    "void(int64[::1], int64[::1], int64, uint32[::1], uint32[::1])",
+)
+def permute(target, sources, stride, to_rows, from_rows):
+    """Columns' rows ``from_rows`` → rows ``to_rows`` of a target ``[columns, stride]``, flat."""
+    base, size = target.ctypes.data, target.itemsize
+    for c in range(len(sources)):
+        source = numba.carray(_pointer(sources[c]), (1,), target.dtype)
+        to = numba.carray(_pointer(base + c * stride * size), (1,), target.dtype)
+        for i in range(len(to_rows)):
+            to[to_rows[i]] = source[from_rows[i]]
+
+
+@_compile(
+    "void(uint32[::1], int64[::1], int64)",
+    "void(uint64[::1], int64[::1], int64)",
+)
+def largest(found, sources, rows):
+    """Per column the largest of ``rows`` unsigned numbers, into ``found`` [columns].
+
+    Read as unsigned, a negative id is a large one: one reduction for both ends of a table.
+    """
+    for c in range(len(sources)):
+        source = numba.carray(_pointer(sources[c]), (1,), found.dtype)
+        most = found.dtype.type(0)
+        for i in range(rows):
+            most = max(most, source[i])
+        found[c] = most
+
+
+@_compile("void(uint32[::1], int64[::1], int64)")
+def largest_magnitude(found, sources, rows):
+    """Per float32 column the largest magnitude, as bits: from 0x7F800000 on it is no number."""
+    for c in range(len(sources)):
+        source = numba.carray(_pointer(sources[c]), (1,), np.uint32)
+        most = np.uint32(0)
+        for i in range(rows):
+            most = max(most, source[i] & np.uint32(0x7FFFFFFF))
+        found[c] = most
+
+
+@_compile("void(int32[::1], int64[:, ::1], boolean[::1], int64, int64[:, ::1], int64[::1])")
+def list_lengths(lengths, offsets, is_list, stride, runs, steps):
+    """The lengths of all columns' rows, as :func:`copy_runs` lays rows out.
+
+    Args:
+        lengths: int32, flat [steps · columns · B].
+        offsets: int64 [chunks, columns], addresses of int32 offsets, one more than there are rows.
+        is_list: bool [columns]; the other columns have one element in each row.
+        stride: B.
+        runs: int64 [runs, 4].
+        steps: int64 [steps + 1].
+    """
+    base = lengths.ctypes.data
+    for step in range(len(steps) - 1):
+        for c in range(offsets.shape[1]):
+            for k in range(steps[step], steps[step + 1]):
+                chunk, first, rows, at = runs[k]
+                to = numba.carray(_pointer(base + (at + c * stride) * 4), (1,), np.int32)
+                if is_list[c]:
+                    source = offsets[chunk, c] + first * 4
+                    source = numba.carray(_pointer(source), (1,), np.int32)
+                    for i in range(rows):
+                        to[i] = source[i + 1] - source[i]
+                else:
+                    for i in range(rows):
+                        to[i] = 1
+
+
+@_compile(
+    "void(int32[::1], int64[::1], int64[:, ::1], int64[:, ::1], boolean[::1], int64,"
+    " int64[:, ::1], int64[::1])",
+    "void(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], boolean[::1], int64,"
+    " int64[:, ::1], int64[::1])",
+)
+def list_values(target, starts, values, offsets, is_list, stride, runs, steps):
+    """All columns' elements, those of row and column r of :func:`list_lengths` from ``starts[r]``.
+
+    The rows of a run follow one another in source and target, so each run is one copy.
+
+    Args:
+        target: values of a block, flat.
+        starts: int64 [steps · columns · B].
+        values: int64 [chunks, columns], addresses of the elements; 0: leave the target as it is.
+        offsets, is_list, stride, runs, steps: as :func:`list_lengths` takes them.
+    """
+    base, size = target.ctypes.data, target.itemsize
+    for step in range(len(steps) - 1):
+        for c in range(values.shape[1]):
+            for k in range(steps[step], steps[step + 1]):
+                chunk, first, rows, at = runs[k]
+                begin, count = first, rows
+                if is_list[c]:
+                    bounds = offsets[chunk, c] + first * 4
+                    bounds = numba.carray(_pointer(bounds), (1,), np.int32)
+                    begin, count = bounds[0], bounds[rows] - bounds[0]
+                if values[chunk, c] == 0 or count == 0:
+                    continue
+                source = numba.carray(_pointer(values[chunk, c] + begin * size), (1,), target.dtype)
+                to = base + starts[at + c * stride] * size
+                to = numba.carray(_pointer(to), (1,), target.dtype)
+                for i in range(count):
+                    to[i] = source[i]
+
+
+@_compile(
+    "void(int32[::1], int64[::1], int64, int64, uint32[::1], uint32[::1])",
+    "void(int64[::1], int64[::1], int64, int64, uint32[::1], uint32[::1])",
+)
+def permute_lists(target, starts, values, offsets, to_rows, from_rows):
+    """A list column's rows ``from_rows`` → from ``starts[to_rows]`` on in ``target``."""
+    source = numba.carray(_pointer(values), (1,), target.dtype)
+    bounds = numba.carray(_pointer(offsets), (1,), np.int32)
+    for i in range(len(to_rows)):
+        to = starts[to_rows[i]]
+        begin = bounds[from_rows[i]]
+        for k in range(bounds[from_rows[i] + np.uint32(1)] - begin):
+            target[to + k] = source[begin + k]
+
+
+@numba.njit(inline="always")
+def _mixed(state):
+    """SplitMix64's output function (Steele, Lea, Flood 2014): a hash of 64 bits."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+@_compile("void(uint64[::1], uint64)")
+def random_words(words, seed):
+    """SplitMix64's stream from ``seed``."""
+    for i in range(len(words)):
+        words[i] = _mixed(seed + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15))
+
+
+@_compile("void(int64[::1], uint64)")
+def random_order(order, seed):
+    """A random permutation of 0 … len(order) - 1 < 2**32 (Fisher and Yates, SplitMix64)."""
+    for i in range(len(order)):
+        seed += np.uint64(0x9E3779B97F4A7C15)
+        high = _mixed(seed) >> np.uint64(32)
+        place = np.int64((high * np.uint64(i + 1)) >> np.uint64(32))
+        order[i] = order[place]
+        order[place] = i

@@ -1,0 +1,91 @@
+"""Which rows of which chunk go where in a block in CPU memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from nvt_loader.blocks import Source
+from nvt_loader.decode import Chunk, Rows
+from nvt_loader.kernels import copy_runs, interleave_runs
+
+#: Tensors in a block's memory begin at multiples of this many bytes.
+ALIGNMENT = 64
+
+
+def stack(parts: list[list[Chunk]], what: str) -> np.ndarray:
+    """An attribute of all chunks of all parts: int64 [chunks, columns]."""
+    return np.stack([getattr(chunk, what) for chunks in parts for chunk in chunks])
+
+
+def flat(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor's memory as a flat array; floats as their bits."""
+    array = tensor.view(-1).numpy()
+    return array.view(np.int32) if array.dtype == np.float32 else array
+
+
+def copy_floats(
+    labels: torch.Tensor, dense: torch.Tensor, addresses: np.ndarray, runs: Runs
+) -> None:
+    """Write labels and dense features of a block."""
+    rows = runs.at(runs.batch)
+    copy_runs(flat(labels), np.ascontiguousarray(addresses[:, :1]), 0, rows, runs.bounds)
+    columns = dense.shape[2]
+    if columns:
+        interleave_runs(flat(dense), np.ascontiguousarray(addresses[:, 1 : 1 + columns]), rows)
+
+
+class Runs:
+    """Which consecutive rows of which chunk make which part of a batch, in the batches' order.
+
+    Attributes:
+        steps, batch: of the block.
+        bounds: int64 [steps + 1], which runs make each step.
+    """
+
+    def __init__(
+        self, parts: list[list[Rows]], sources: list[Source], steps: int, batch: int
+    ) -> None:
+        self.steps, self.batch = steps, batch
+        found, chunks = [], 0
+        for source, own in zip(sources, parts, strict=True):
+            found.append(_runs(source, steps, [chunk.rows for chunk in own], chunks))
+            chunks += len(own)
+        self._runs = np.concatenate(found)
+        self._runs = self._runs[np.argsort(self._runs[:, 0], kind="stable")]
+        self.bounds = np.searchsorted(self._runs[:, 0], np.arange(steps + 1))
+
+    def at(self, size: int) -> np.ndarray:
+        """The runs as :mod:`nvt_loader.kernels` takes them, of steps of ``size`` elements."""
+        step, place = self._runs[:, 0], self._runs[:, 4]
+        return np.column_stack([self._runs[:, 1:4], step * size + place])
+
+
+def _runs(source: Source, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
+    """A source's runs: int64 [runs, 5]: step, chunk, first row in it, rows, place in the batch."""
+    ends = np.cumsum(rows)
+    starts = np.arange(steps) * source.width + source.begin
+    cuts = ends[:-1]
+    offset = cuts % source.width
+    cuts = cuts[(offset > source.begin) & (offset < source.end)]
+    begins = np.union1d(starts, cuts)
+    step = begins // source.width
+    chunk = np.searchsorted(ends, begins, side="right")
+    stops = np.minimum(step * source.width + source.end, ends[chunk])
+    place = source.first + begins - step * source.width - source.begin
+    first = begins - (ends[chunk] - np.array(rows)[chunk])
+    return np.column_stack([step, first_chunk + chunk, first, stops - begins, place])
+
+
+def scattered(
+    chunks: list[Chunk], order: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, Chunk]]:
+    """Per chunk: where its rows go, ascending, and which rows they are (uint32 each)."""
+    first = 0
+    for chunk in chunks:
+        here = order - first
+        to_rows = np.flatnonzero((here >= 0) & (here < chunk.rows))
+        yield to_rows.astype(np.uint32), here[to_rows].astype(np.uint32), chunk
+        first += chunk.rows

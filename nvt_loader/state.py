@@ -1,0 +1,52 @@
+"""What a loader's state holds, and whether a loader may go on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clicklog.errors import SchemaError, SettingsError
+
+#: 2: shards begin at row groups, windows are permuted otherwise.
+STATE_VERSION = 2
+
+
+def make_state(
+    identity: dict[str, Any], *, virtual_shards: int, epoch: int, step: int
+) -> dict[str, Any]:
+    """The state: what must stay the same, and where training is."""
+    return {
+        "version": STATE_VERSION,
+        **identity,
+        "virtual_shards": virtual_shards,
+        "epoch": epoch,
+        "step": step,
+    }
+
+
+def check_state(state: dict[str, Any], mine: dict[str, Any], directory: Path) -> None:
+    """Refuse a state of other data or settings.
+
+    Raises:
+        SchemaError: the data are not those of the state.
+        SettingsError: a setting is not, or the state is of another version or no state.
+    """
+    if state.get("version") != STATE_VERSION:
+        raise SettingsError(
+            f"loader state of version {state.get('version')}, not {STATE_VERSION}",
+            "resume with the version of this project that wrote it",
+        )
+    then, now = state["data"], mine["data"]
+    changed = [f"{key} {then[key]} → {now[key]}" for key in now if then[key] != now[key]]
+    if changed:
+        raise SchemaError(
+            f"{directory}: the data have changed since the loader state was written: "
+            f"{', '.join(changed)}",
+            "resume on the same files, or start a new run",
+        )
+    for key, value in mine.items():
+        if state[key] != value:
+            raise SettingsError(
+                f"{key} = {value}, but {state[key]} in the loader state",
+                "resume with the same settings; batch_size * world_size counts, not the world size",
+            )
