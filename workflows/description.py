@@ -258,9 +258,10 @@ def _check_names(path: Path, description: WorkflowDescription) -> None:
 def _check_graph(path: Path, description: WorkflowDescription) -> None:
     """``graph.json`` is the graph of the spec, the statistics and the vocabularies."""
     found = read_json(path / GRAPH_FILE, "the graph of a saved workflow")
-    # through JSON, so that tuples and whole floats compare as they are read back
-    difference = _difference(found, json.loads(json.dumps(description.graph)))
-    if difference:
+    # As text: in Python True equals 1.
+    expected = json.dumps(description.graph, sort_keys=True)
+    if json.dumps(found, sort_keys=True) != expected:
+        difference = _difference(found, json.loads(expected))
         raise BadInputError(
             f"{path / GRAPH_FILE}: not the graph of the spec in {METADATA_FILE}: {difference}",
             _COPY_AGAIN,
@@ -268,7 +269,7 @@ def _check_graph(path: Path, description: WorkflowDescription) -> None:
 
 
 def _difference(found: Any, expected: Any, where: str = "") -> str:
-    """The first difference of two JSON values, in words; "" if they are equal."""
+    """The first difference of two JSON values, in words; "" if there is none."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in sorted(found.keys() | expected.keys()):
             if key not in found or key not in expected:

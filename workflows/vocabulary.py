@@ -10,7 +10,6 @@ import dataclasses
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.spec import CategoricalColumn
@@ -93,6 +92,8 @@ def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
     if len(counts) < 2:
         return values, counts
     if _text(values):
+        import pyarrow.compute as pc  # slow to import; only strings need it
+
         table = pa.table({"count": to_arrow(counts), "value": values})
         order = pc.sort_indices(table, [("count", "descending"), ("value", "ascending")])
         return values.take(order), counts[to_numpy(order)]

@@ -26,7 +26,7 @@ from workflows.graph import build
 from workflows.store import load, save
 
 _SETTINGS = settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -76,17 +76,17 @@ def test_fit_save_load_transform(
             }
         )
     loaded = load(directory / "workflow")
-    for rows in [random_raw_rows(spec, 12, seed + 99), *(part for part in parts if len(part))]:
+    # rows with unseen values, and one of the partitions it was fitted on
+    for rows in (random_raw_rows(spec, 12, seed + 99), max(parts, key=len)):
         frame, expected = workflows.to_frame(rows, spec), oracle.transform(rows)
         result = loaded.transform(frame)
         check(result, expected, spec)
         pd.testing.assert_frame_equal(result[spec.columns], fitted.transform(frame)[spec.columns])
-        dataset = loaded.transform(nvtabular.Dataset(frame, cpu=True)).to_ddf().compute()
-        pd.testing.assert_frame_equal(result[spec.columns], dataset[spec.columns])
-        without = load(directory / "workflow", label=False)
-        result = without.transform(frame.drop(columns=spec.label))
-        assert spec.label not in result
-        check(result.assign(**{spec.label: rows.label}), expected, spec)
+    dataset = loaded.transform(nvtabular.Dataset(frame, cpu=True)).to_ddf().compute()
+    pd.testing.assert_frame_equal(result[spec.columns], dataset[spec.columns])
+    without = load(directory / "workflow", label=False).transform(frame.drop(columns=spec.label))
+    assert spec.label not in without
+    pd.testing.assert_frame_equal(result[spec.columns[1:]], without[spec.columns[1:]])
 
 
 @_SETTINGS
