@@ -79,14 +79,20 @@ def format_spec_rows(rows: SpecRows, spec: FeatureSpec) -> bytes:
     for values, column in zip(rows.categorical, spec.categorical, strict=True):
         if isinstance(values, ItemLists):
             items = pa.ListArray.from_arrays(_offsets(values), _texts(values.codes, column))
-            columns.append(pc.binary_join(items, spec.input.list_separator))
+            columns.append(pc.binary_join(items, _scalar(spec.input.list_separator)))
         else:
             texts = _texts(values, column)
-            columns.append(pc.if_else(mask_to_arrow(values == MISSING_VALUE), "", texts))
-    lines = pc.binary_join_element_wise(*columns, spec.input.delimiter, null_handling="replace")
-    ended = pc.binary_join_element_wise(lines, "\n", "")
+            columns.append(pc.if_else(mask_to_arrow(values == MISSING_VALUE), _scalar(""), texts))
+    lines = pc.binary_join_element_wise(*columns, _scalar(spec.input.delimiter))
+    ended = pc.binary_join_element_wise(lines, _scalar("\n"), _scalar(""))
     data = ended.buffers()[2]
     return data.to_pybytes() if data is not None else b""
+
+
+def _scalar(text: str) -> pa.StringScalar:
+    """``pa.scalar(text)``, which would import pandas."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    return string_array(np.array([0, len(data)], np.int32), data)[0]
 
 
 def prefix_of(column: CategoricalColumn) -> str:
@@ -107,12 +113,12 @@ def _header(spec: FeatureSpec) -> bytes:
 def _dense_text(numbers: np.ndarray, column: DenseColumn) -> pa.Array:
     missing = mask_to_arrow(numbers == MISSING_COUNT)
     if column.raw != "float":
-        return pc.if_else(missing, "", to_arrow(numbers).cast(pa.string()))
+        return pc.if_else(missing, _scalar(""), to_arrow(numbers).cast(pa.string()))
     whole = numbers // HUNDREDTHS
     rest = to_arrow(numbers - whole * HUNDREDTHS).cast(pa.string())
     whole_text = to_arrow(whole).cast(pa.string())
-    text = pc.binary_join_element_wise(whole_text, pc.utf8_lpad(rest, 2, "0"), ".")
-    return pc.if_else(missing, "", text)
+    text = pc.binary_join_element_wise(whole_text, pc.utf8_lpad(rest, 2, "0"), _scalar("."))
+    return pc.if_else(missing, _scalar(""), text)
 
 
 def _texts(codes: np.ndarray, column: CategoricalColumn) -> pa.Array:
@@ -121,7 +127,7 @@ def _texts(codes: np.ndarray, column: CategoricalColumn) -> pa.Array:
     digits = _hex(codes)
     if column.raw == "hex32":
         return digits
-    return pc.binary_join_element_wise(prefix_of(column), digits, "")
+    return pc.binary_join_element_wise(_scalar(prefix_of(column)), digits, _scalar(""))
 
 
 def _hex(codes: np.ndarray) -> pa.StringArray:
@@ -158,7 +164,7 @@ def _typed(codes: np.ndarray, column: CategoricalColumn) -> pa.Array:
 
 
 def _nulled(values: pa.Array, missing: pa.BooleanArray) -> pa.Array:
-    return pc.if_else(missing, pa.scalar(None, values.type), values)
+    return pc.if_else(missing, pa.nulls(1, values.type)[0], values)
 
 
 def _offsets(lists: ItemLists) -> pa.Int32Array:

@@ -20,7 +20,14 @@ from clicklog.errors import (
 )
 from clicklog.files import atomic_path, read_json, write_json, write_text
 from clicklog.schema import TableSchema
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
+from clicklog.spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+    load_spec,
+    shipped_specs,
+)
 from clicklog.splits import cut_last_day
 
 
@@ -76,6 +83,110 @@ def test_bad_specs(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "spec.toml").write_text(text)
     with pytest.raises(SettingsError, match=message):
         load_spec(tmp_path / "spec.toml")
+
+
+_CAT = "[[categorical]]\nnames = "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"[input]\nformat = 'json'\n{_CAT}'x'", "format 'json' is unknown\n.*tsv, csv, parquet"),
+        (f"[input]\nkind = 'csv'\n{_CAT}'x'", "unknown key 'kind'"),
+        (f"[input]\nheaders = true\n{_CAT}'x'", "did you mean 'header'"),
+        (f"[input]\ndelimiter = ';'\n{_CAT}'x'", "delimiter = ';' with format = 'tsv'"),
+        (f"[input]\nformat = 'csv'\ndelimiter = '::'\n{_CAT}'x'", "delimiter = '::'"),
+        (f"[input]\nformat = 'csv'\ndelimiter = '|'\n{_CAT}'x'", "both '|'"),
+        (f"[input]\nlist_separator = '-'\n{_CAT}'x'", "list_separator = '-'"),
+        (f"[input]\nformat = 'parquet'\nheader = true\n{_CAT}'x'", "header = true with parquet"),
+        (f"[[dense]]\nnames = 'd'\nraw = 'int64'\n{_CAT}'x'", "raw = 'int64'\n.*int32, float"),
+        (f"[[dense]]\nnames = 'd'\nfill = 0.5\n{_CAT}'x'", "fill = 0.5\n.*32-bit integer"),
+        (f"[[dense]]\nnames = 'd'\nfill = 3000000000\n{_CAT}'x'", "fill = 3000000000"),
+        (f"[[dense]]\nnames = 'd'\nraw = 'float'\nfill = inf\n{_CAT}'x'", "fill = inf"),
+        (f"{_CAT}'x'\nhash_buckets = 9\nfreq_threshold = 2", "hash_buckets and freq_threshold"),
+        (f"{_CAT}'x'\nhash_buckets = 9\nvocabulary = 'v'", "hash_buckets and vocabulary are both"),
+        (
+            f"{_CAT}'x'\nhash_buckets = 2147483647",
+            "hash_buckets = 2147483647\n.*at most 2147483645",
+        ),
+        (f"{_CAT}'x'\nmulti_hot = 1", "multi_hot = 1"),
+        (f"{_CAT}'a/b'", "'a/b' cannot be the name"),
+        (f"{_CAT}'.a'", "'.a' cannot be the name"),
+        (f'{_CAT}"x"\nvocabulary = "a\\u0001b"', "cannot be the name of a column"),
+        (
+            f"{_CAT}'a'\nvocabulary = 'v'\n{_CAT}'b'\nvocabulary = 'v'\nraw = 'int'",
+            "columns a and b share the vocabulary 'v'",
+        ),
+        (
+            f"{_CAT}'a'\n{_CAT}'b'\nvocabulary = 'a'\nfreq_threshold = 2",
+            "columns a and b share the vocabulary 'a'",
+        ),
+        (
+            f"{_CAT}'a'\nvocabulary = 'b'\n{_CAT}'b'\nvocabulary = 'v'",
+            "vocabulary 'b' of column a has the name of another column",
+        ),
+        (f"[[dense]]\nnames = 'n'\n{_CAT}'a'\nvocabulary = 'n'", "has the name of another column"),
+    ],
+)
+def test_bad_specs_of_other_shapes(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "spec.toml").write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        load_spec(tmp_path / "spec.toml")
+
+
+def test_shipped_specs_by_name_and_by_path(tmp_path: Path) -> None:
+    assert list(shipped_specs()) == ["criteo_1tb", "criteo_kaggle", "retail"]
+    assert load_spec("criteo_1tb") == load_spec()
+    assert load_spec("criteo_1tb").tokenized
+    kaggle = load_spec("criteo_kaggle")
+    assert kaggle.columns == load_spec().columns
+    assert {column.freq_threshold for column in kaggle.categorical} == {10}
+    (tmp_path / "mine.toml").write_text(shipped_specs()["retail"].read_text())
+    assert load_spec(tmp_path / "mine.toml") == load_spec(str(tmp_path / "mine.toml"))
+    assert load_spec(tmp_path / "mine.toml") == load_spec("retail")
+    with pytest.raises(SettingsError, match=r"'criteo_1t'.*\n.*did you mean 'criteo_1tb'"):
+        load_spec("criteo_1t")
+
+
+def test_the_retail_spec_shows_what_criteos_log_has_not() -> None:
+    spec = load_spec("retail")
+    assert not spec.tokenized
+    assert spec.input == InputFormat("csv", header=True, delimiter=",", list_separator="|")
+    assert {column.raw for column in spec.dense} == {"int32", "float"}
+    assert {column.raw for column in spec.categorical} == {"int", "string"}
+    assert [c.name for c in spec.vocabularies["product"]] == ["product", "recent_products"]
+    assert [c.name for c in spec.categorical if c.multi_hot] == ["recent_products"]
+    (hashed,) = (column for column in spec.categorical if column.hash_buckets)
+    assert (hashed.oov_ids, hashed.reserved_ids) == (100_000, 100_002)
+    assert FeatureSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_specs_saved_before_there_were_formats_can_be_read() -> None:
+    """What a workflow of an earlier version holds."""
+    column = {"name": "c", "raw": "hex32", "freq_threshold": 0, "max_table_size": 9}
+    value = {
+        "label": "l",
+        "dense": [{"name": "d", "fill": 1}],
+        "categorical": [column | {"num_buckets": 2}],
+        "dense_transform": "log",
+    }
+    spec = FeatureSpec.from_dict(value)
+    assert spec.tokenized
+    assert spec.categorical == (CategoricalColumn("c", max_table_size=9, num_buckets=2),)
+
+
+def test_policies_by_name() -> None:
+    spec = load_spec("retail")
+    for name, policy in (
+        ("nvidia-2", (2, 0)), ("nvidia-3", (3, 0)), ("nvidia-15", (15, 0)),
+        ("mlperf-40m", (0, 40_000_000)),
+    ):  # fmt: skip
+        changed = spec.with_policy_named(name).categorical
+        *others, hashed = changed
+        assert {(c.freq_threshold, c.max_table_size) for c in others} == {policy}
+        assert hashed == spec.categorical[-1]
+    with pytest.raises(SettingsError, match=r"policy 'nvidia-4' is unknown\n.*did you mean"):
+        spec.with_policy_named("nvidia-4")
 
 
 def test_spec_that_is_not_there(tmp_path: Path) -> None:
@@ -175,6 +286,16 @@ def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OutputError, match="/proc/none/file: cannot be written"):
         write_text("/proc/none/file", "text")
+
+
+def test_an_error_of_another_file_is_not_the_outputs(tmp_path: Path) -> None:
+    def copy() -> None:
+        with atomic_path(tmp_path / "copy") as temporary:
+            temporary.write_bytes((tmp_path / "none").read_bytes())
+
+    with pytest.raises(FileNotFoundError):
+        copy()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_json_that_is_none(tmp_path: Path) -> None:
