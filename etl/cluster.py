@@ -14,12 +14,18 @@ import nvt_compat  # noqa: F401
 
 from distributed import Client, LocalCluster
 
-from clicklog.errors import SettingsError
+from clicklog.errors import ClickLogError, SettingsError
 from etl.engines import cores, gpu_count
 
 #: Shares of a GPU's memory: RMM's pool, and where Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8
 CONNECT_SECONDS = 10
+#: A worker takes seconds to start, on a busy machine a minute.
+START_SECONDS = 300
+
+
+class WorkerLostError(ClickLogError):
+    """A Dask worker died again and again, in nearly all cases for want of memory."""
 
 
 @contextlib.contextmanager
@@ -134,23 +140,27 @@ def _uninterrupted(start: Callable):
     Ctrl-C still reaches us, and is raised once there is something to stop.
     """
     outcome: dict = {}
+    remedy = "`python -c 'import nvt_compat'` here must work; then see the memory there is"
 
     def run() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             outcome["value"] = start()
-        except BaseException as error:
+        except Exception as error:
             outcome["error"] = error
 
-    thread = threading.Thread(target=run, name="start-workers")
+    thread = threading.Thread(target=run, name="start-workers", daemon=True)
     thread.start()
     try:
-        thread.join()
+        thread.join(START_SECONDS)
     except KeyboardInterrupt:
-        thread.join()
+        thread.join(START_SECONDS)
         if "value" in outcome:
             outcome["value"].close()
         raise
+    if thread.is_alive():
+        raise WorkerLostError(f"Dask workers did not start in {START_SECONDS} s", remedy)
     if "error" in outcome:
-        raise outcome["error"]
+        error = outcome["error"]
+        raise WorkerLostError(f"Dask workers did not start: {error}", remedy) from error
     return outcome["value"]

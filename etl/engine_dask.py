@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import nvt_compat  # noqa: F401
@@ -19,11 +22,11 @@ from distributed import Client, KilledWorker, as_completed, get_worker
 from merlin.dag import Graph
 from nvtabular.ops import StatOperator
 
-from clicklog.errors import ClickLogError
 from clicklog.raw import Block, read_block
 from clicklog.rows import RawRows, empty_rows
 from clicklog.schema import TableSchema
 from clicklog.spec import FIRST_OOV_ID, FeatureSpec
+from etl.cluster import WorkerLostError
 from etl.plan import Unit
 from etl.results import UnitResult
 from etl.state import finish_unit
@@ -34,10 +37,8 @@ from workflows.store import load
 log = logging.getLogger(__name__)
 
 _PROGRESS = "etl-rows"
-
-
-class WorkerLostError(ClickLogError):
-    """A Dask worker died again and again, in nearly all cases for want of memory."""
+#: How long a cluster may be without a worker: one that died is replaced within seconds.
+LOST_SECONDS = 60
 
 
 def fit(
@@ -77,7 +78,7 @@ def fit(
     passes = len(Graph.get_nodes_by_op_type([workflow.output_node], StatOperator))
     client.subscribe_topic(_PROGRESS, lambda event: report(event[1] / passes))
     try:
-        with readable_errors():
+        with readable_errors(client):
             return workflow.fit(nvtabular.Dataset(frame, cpu=not gpu))
     finally:
         client.unsubscribe_topic(_PROGRESS)
@@ -130,12 +131,13 @@ def transform(
         batch_size=1000,
     )
     try:
-        with readable_errors():
+        with readable_errors(client):
             for future in as_completed(futures):
                 yield future.result()
                 future.release()
     finally:
-        client.cancel([future for future in futures if not future.done()])
+        with contextlib.suppress(CancelledError):  # a closed client has none
+            client.cancel([future for future in futures if not future.done()])
 
 
 def transform_unit(
@@ -187,19 +189,57 @@ def _loaded(path: str, digest: str):
 
 
 @contextlib.contextmanager
-def readable_errors() -> Iterator[None]:
-    """Silence NVTabular's own logging of tracebacks; name the cause of lost workers."""
+def readable_errors(client: Client | None = None) -> Iterator[None]:
+    """Silence NVTabular's own logging of tracebacks; name the cause of lost workers.
+
+    Raises:
+        WorkerLostError: workers died again and again, or there are none any more.
+    """
     loggers = [logging.getLogger(name) for name in ("merlin", "nvtabular")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
+    lost = threading.Event()
     try:
-        yield
+        with _watched(client, lost) if client else contextlib.nullcontext():
+            yield
     except (KilledWorker, MemoryError) as error:
         raise WorkerLostError(
             f"Dask workers ran out of memory, most likely: {error!r}",
-            "use a smaller --block_mb, fewer --workers, or cap the vocabularies",
+            "use a smaller --block_mb, fewer --workers, or cap the vocabularies; with --resume "
+            "what is done is not done again",
         ) from error
+    except CancelledError:
+        if not lost.is_set():
+            raise
+        raise WorkerLostError(
+            f"the cluster has had no worker for {LOST_SECONDS} s",
+            "see the workers' own output for the reason, start them, and run again with --resume",
+        ) from None
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _watched(client: Client, lost: threading.Event) -> Iterator[None]:
+    """Close the client, which ends all waiting, when its cluster is without workers for long."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        last = time.monotonic()
+        while not stop.wait(min(2, LOST_SECONDS / 4)):
+            if client.scheduler_info(n_workers=-1)["workers"]:
+                last = time.monotonic()
+            elif time.monotonic() - last > LOST_SECONDS:
+                lost.set()
+                client.close(timeout=5)
+                return
+
+    thread = threading.Thread(target=watch, name="watch-workers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -231,10 +231,8 @@ class _Run:
             "they were written to during the run; begin again with --restart",
         )
         manifest = make_manifest(self.record, self.days, results, sizes, description)
-        timings = self._timings(plan, manifest)
-        write_json(self.output / "timings.json", timings)
-        with_speed = {**manifest, "rows_per_s": timings["rows_per_s"]}
-        write_report(self.output / "report.html", with_speed, description)
+        write_json(self.output / "timings.json", self._timings(plan, manifest))
+        write_report(self.output / "report.html", manifest, description)
         write_json(self.output / output.MANIFEST_FILE, manifest)
         output.release(self.output)
         log.info("wrote %s", self.output / output.MANIFEST_FILE)

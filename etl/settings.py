@@ -30,8 +30,8 @@ class EtlSettings:
         scheduler: address of a running Dask cluster to use instead of starting one.
         on_bad_rows: ``error``: stop at the first; ``quarantine``: keep them in ``rejected/``.
         max_bad_fraction: of all rows, that may be put there.
-        shuffle: the order of the training rows: as in the log, or by ``seed``, ``file`` within
-            each part or over the ``full`` split.
+        shuffle: the order of the training rows: as in the log, or by ``seed``, within each day
+            (``file``) or over the ``full`` split.
         seed: of the shuffle.
         resume: finish what an interrupted run began.
         restart: discard what an interrupted run did.
