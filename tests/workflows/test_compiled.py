@@ -24,6 +24,7 @@ from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
 from clicklog.tokenizer import parse_rows
 from tests.workflows.random_specs import feature_specs
 from workflows import compiled
+from workflows.compiled import tables
 
 _SETTINGS = settings(
     max_examples=60,
@@ -196,6 +197,18 @@ def test_tokenized_logs_as_nvtabular(
     check(directory, half)
 
 
+def _rows_of(spec: FeatureSpec, categorical: list, rows: int) -> RawRows:
+    """Rows without dense columns in which nothing is missing."""
+    return dataclasses.replace(
+        empty_rows(spec),
+        label=np.zeros(rows, np.uint8),
+        dense=np.empty((0, rows), np.int32),
+        dense_missing=np.zeros(rows, np.uint64),
+        categorical=categorical,
+        categorical_missing=np.zeros(rows, np.uint64),
+    )
+
+
 @pytest.mark.parametrize("raw", ["hex32", "int", "string"])
 def test_large_vocabularies(tmp_path: Path, raw: str) -> None:
     """Tables with collisions, in several batches of the vocabulary: each value finds its id."""
@@ -215,17 +228,32 @@ def test_large_vocabularies(tmp_path: Path, raw: str) -> None:
     workflows.write_workflow(tmp_path, spec, workflows.Fitted({}, {"c": fitted}))
     workflow = compiled.load(tmp_path)
     asked = np.concatenate([known, unknown])
-    rows = dataclasses.replace(
-        empty_rows(spec),
-        label=np.zeros(len(asked), np.uint8),
-        dense=np.empty((0, len(asked)), np.int32),
-        dense_missing=np.zeros(len(asked), np.uint64),
-        categorical=[values(asked)],
-        categorical_missing=np.zeros(len(asked), np.uint64),
-    )
-    ids = workflow.transform(rows).ids[0]
+    ids = workflow.transform(_rows_of(spec, [values(asked)], len(asked))).ids[0]
     assert (ids[: len(known)] == np.arange(len(known)) + 3).all()
     assert (ids[len(known) :] == 2).all()
+
+
+def test_strings_with_equal_hashes(tmp_path: Path) -> None:
+    """Strings are told apart by their bytes: two in the vocabulary, and one that is not."""
+    rng = np.random.default_rng(4)
+    first = rng.integers(0x20, 0x7F, (4000, 8), np.uint8)
+    second = rng.integers(0x20, 0x7F, 8, np.uint8).view(np.uint64)
+    # the state after the first 8 bytes; the second 8 bytes are made to cancel its difference
+    states = [int(tables._mix(np.uint64(16) ^ word)) for word in first.view(np.uint64)[:, 0]]
+    equal = []
+    for head, state in zip(first, states, strict=True):
+        tail = np.uint64(states[0] ^ state) ^ second
+        if (tail.view(np.uint8) < 0x80).all():
+            equal.append((head.tobytes() + tail.tobytes()).decode())
+    assert len(set(equal)) >= 3
+    spec = FeatureSpec("label", (), (CategoricalColumn("c", raw="string"),))
+    fitted = workflows.finish(pa.array(equal[:2]), np.array([2, 1]), spec.categorical[0], 0)
+    workflows.write_workflow(tmp_path, spec, workflows.Fitted({}, {"c": fitted}))
+    words = np.load(tmp_path / "compiled" / "tables.npy")
+    used = np.flatnonzero(words[1::2])
+    assert len(set(words[::2][used])) == 1  # the hashes are equal indeed
+    rows = _rows_of(spec, [pa.array(equal[:3])], 3)
+    assert compiled.load(tmp_path).transform(rows).ids[0].tolist() == [3, 4, 2]
 
 
 def test_tables_small_enough_for_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
