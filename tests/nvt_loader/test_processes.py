@@ -1,14 +1,46 @@
-"""Real processes: as many steps on each rank, so that no collective waits for ever."""
+"""Real processes under torchrun: every row once, equal steps, and resuming on another world size."""
 
 from __future__ import annotations
 
-import torch.multiprocessing
+import json
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+
+from nvt_loader import KJTLoader
 from tests.nvt_loader.data import write_split
-from tests.nvt_loader.ranks import run_rank
+from tests.nvt_loader.helper import rows_of
+
+ROOT = Path(__file__).parents[2]
+ROWS = 1881  # 19 full steps of 96, and one of 57
 
 
-def test_two_processes(tmp_path):
-    write_split(tmp_path, {"train": [1000, 100, 700, 50, 31]})  # the last step: 19 and 20 rows
-    train = str(tmp_path / "train")
-    torch.multiprocessing.spawn(run_rank, args=(2, str(tmp_path), train), nprocs=2)
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    root = tmp_path_factory.mktemp("split")
+    write_split(root, {"train": [1000, 100, 700, 50, 31]})
+    return root / "train"
+
+
+def torchrun(processes: int, *arguments: object) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={processes}", "-m", "tests.nvt_loader.ranks"]
+    subprocess.run([*command, *map(str, arguments)], check=True, cwd=ROOT, timeout=240)
+
+
+def test_two_processes_stop_and_four_go_on(train, tmp_path):
+    torchrun(2, train, tmp_path / "two.json", 96, 7)
+    two = json.loads((tmp_path / "two.json").read_text())
+    (tmp_path / "state.json").write_text(json.dumps(two["state"]))
+    torchrun(4, train, tmp_path / "four.json", 96, 10**6, tmp_path / "state.json")
+    four = json.loads((tmp_path / "four.json").read_text())
+
+    alone = KJTLoader(train, 96, shuffle=True, device="cpu")
+    epochs = [[rows_of([batch]) for batch in alone] for _ in range(3)]
+    assert two["steps"] == four["steps"] == 20
+    assert two["epochs"] == [epochs[0][:7], epochs[1][:7]]
+    assert (two["state"]["epoch"], two["state"]["step"]) == (1, 5)
+    assert four["epochs"] == [epochs[1][5:], epochs[2]]
+    assert sorted(row for step in four["epochs"][1] for row in step) == list(range(ROWS))

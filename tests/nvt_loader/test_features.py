@@ -1,0 +1,233 @@
+"""Any parquet, hashing, undersampling, limits, budgets, accounts: what the loader does besides."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from clicklog.errors import SchemaError, SettingsError
+from clicklog.schema import TableSchema
+from nvt_loader import KJTLoader, accounting, memory
+from nvt_loader.layout import read_layout
+from nvt_loader.plan import Plan
+from tests.nvt_loader.data import row_numbers, write_split
+from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    root = tmp_path_factory.mktemp("split")
+    write_split(root, {"train": [1000, 0, 100, 700, 50, 30]})
+    return root / "train"
+
+
+ROWS = 1880
+
+
+def test_any_parquet_with_a_schema_in_hand(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {
+        "clicked": rng.random(200) < 0.5,
+        "user": rng.integers(0, 30, 200),
+        "price": rng.random(200),
+        "age": rng.integers(0, 99, 200).astype(np.int16),
+        "title": ["x"] * 200,
+    }
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet", row_group_size=30)
+    schema = TableSchema("clicked", ("age", "price"), ("user",), (30,))
+    for path in (tmp_path, tmp_path / "log.parquet"):
+        loader = KJTLoader(path, 16, schema=schema, virtual_shards=1, device="cpu")
+        assert loader.schema is loader.input_schema is schema
+        batches = list(loader)
+        labels = torch.cat([batch.labels for batch in batches])
+        dense = torch.cat([batch.dense_features for batch in batches])
+        ids = torch.cat([batch.sparse_features["user"].values() for batch in batches])
+        assert labels.tolist() == columns["clicked"].tolist()
+        assert dense[:, 0].tolist() == columns["age"].tolist()
+        assert np.array_equal(dense[:, 1], columns["price"].astype(np.float32))
+        assert ids.tolist() == columns["user"].tolist()
+        assert ids.dtype == torch.int32
+
+
+def test_int64_ids(train):
+    for shuffle in (False, True):
+        expected = list(KJTLoader(train, 64, shuffle=shuffle, device="cpu"))
+        wide = list(KJTLoader(train, 64, shuffle=shuffle, id_dtype="int64", device="cpu"))
+        for a, b in zip(wide, expected, strict=True):
+            assert a.sparse_features.values().dtype == torch.int64
+            assert torch.equal(a.sparse_features.values(), b.sparse_features.values().long())
+            assert torch.equal(a.dense_features, b.dense_features)
+
+
+def test_hash_indices(train, caplog):
+    options = {"table_sizes": (10, 20, 50), "device": "cpu"}
+    with pytest.raises(SchemaError, match=r"cat_1 holds id .* table of 20[\s\S]*--hash_indices"):
+        list(KJTLoader(train, 64, **options))
+    expected = read_rows(train)
+    with caplog.at_level(logging.WARNING, "nvt_loader"):
+        batches = list(KJTLoader(train, 64, hash_indices=True, **options))
+    for batch in batches:
+        ids = batch.sparse_features.to_dict()
+        for i, row in enumerate(rows_of([batch])):
+            for name, size in (("cat_0", 10), ("cat_1", 20), ("cat_2", 50)):
+                raw = expected[row][name]
+                hashed = raw if raw < size else 3 + (raw - 3) % (size - 3)
+                assert ids[name].values()[i] == hashed
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2  # once for each column, not for each chunk
+    assert "column cat_1 outside its table of 20 rows" in said[0] + said[1]
+    with pytest.raises(SchemaError, match="has none to map ids to"):
+        list(KJTLoader(train, 64, table_sizes=(10, 3, 50), hash_indices=True, device="cpu"))
+    with pytest.raises(SettingsError, match="2 table sizes for 3"):
+        KJTLoader(train, 64, table_sizes=(1, 2), device="cpu")
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_undersampling(train, world_size):
+    expected = read_rows(train)
+    positive = {row for row, columns in expected.items() if columns["label"]}
+    options = {"undersampling_rate": 0.25, "seed": 4}
+    loaders = all_ranks(train, 48 // world_size, world_size, **options)
+    epochs = [sum(global_rows(loaders), []) for _ in range(2)]  # noqa: RUF017
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    kept = set(epochs[0])
+    assert len(kept) == len(epochs[0]) == loaders[0].num_rows
+    assert positive <= kept
+    assert abs(len(kept - positive) / (ROWS - len(positive)) - 0.25) < 0.05
+    other = KJTLoader(train, 48, undersampling_rate=0.25, seed=5, device="cpu")
+    assert set(rows_of(other)) != kept
+    for batch in loaders[0]:  # the other columns are still those of their rows
+        for i, row in enumerate(row_numbers(batch.dense_features)):
+            assert batch.sparse_features["cat_2"].values()[i] == expected[row]["cat_2"]
+    assert sorted(rows_of(KJTLoader(train, 48, undersampling_rate=1.0, device="cpu"))) == list(
+        range(ROWS)
+    )
+    none = set(rows_of(KJTLoader(train, 48, undersampling_rate=0.0, device="cpu")))
+    assert none == positive
+    with pytest.raises(SettingsError, match="undersampling_rate = 2"):
+        KJTLoader(train, 48, undersampling_rate=2, device="cpu")
+
+
+@pytest.mark.parametrize("shuffle", ["none", "row_groups", "rows"])
+def test_limit_batches(train, shuffle):
+    options = {"shuffle": shuffle, "shuffle_window": 500, "device": "cpu"}
+    whole = list(KJTLoader(train, 64, **options))
+    for limit in (1, 5, 29, 30, 100):
+        loader = KJTLoader(train, 64, limit_batches=limit, **options)
+        assert len(loader) == min(limit, 30)
+        assert_same(list(loader), whole[:limit])
+        assert len(list(loader)) == len(loader)
+
+
+def test_shuffling_row_groups_only(train):
+    order = rows_of(KJTLoader(train, 2000, shuffle="row_groups", virtual_shards=1, device="cpu"))
+    assert sorted(order) == list(range(ROWS))
+    assert order != sorted(order)
+    assert (np.diff(order) == 1).mean() > 0.9  # rows keep their neighbours
+    with pytest.raises(SettingsError, match="shuffle = 'all'"):
+        KJTLoader(train, 64, shuffle="all", device="cpu")
+
+
+def test_drop_last_leaves_out_other_rows_in_each_epoch(train):
+    for shuffle in (False, True):
+        loader = KJTLoader(train, 300, drop_last=True, shuffle=shuffle, device="cpu")
+        left = [frozenset(range(ROWS)) - set(rows_of(loader)) for _ in range(6)]
+        assert {len(rows) for rows in left} == {ROWS % 300}
+        assert len(set(left)) == 6
+
+
+def test_map_and_transforms(train):
+    loader = KJTLoader(train, 64, transforms=[lambda b: b.labels + 1], device="cpu")
+    assert loader.map(lambda labels: labels.tolist()) is loader
+    assert len(loader.transforms) == 2
+    found = list(loader)
+    assert len(found) == len(loader)
+    assert set(found[0]) <= {1.0, 2.0}
+
+
+def test_a_budget_bounds_what_is_held(tmp_path):
+    write_split(tmp_path, {"train": [40000]}, row_group_rows=20000)
+    layout = read_layout(tmp_path / "train")
+    width = memory.row_bytes(layout)
+    for mib, batch, window, shards in ((1, 64, 0, 1), (4, 64, 0, 8), (64, 2048, 131072, 8)):
+        size = mib << 20
+        budget = memory.divide(layout, size, batch=batch, window=window, shards=shards)
+        held = memory.HELD_BLOCKS * budget.block_rows + window + shards * budget.decode_rows
+        assert width * held <= size
+    with pytest.raises(SettingsError, match=r"loader_memory = 1 MiB .* 65536 rows take \d+ MiB"):
+        KJTLoader(tmp_path / "train", 65536, loader_memory=1 << 20, device="cpu")
+    with pytest.raises(SettingsError, match="shuffle_window"):
+        KJTLoader(tmp_path / "train", 64, shuffle=True, loader_memory=1 << 20, device="cpu")
+
+
+def test_memory_is_used_again(tmp_path):
+    write_split(tmp_path, {"train": [40000]}, row_group_rows=20000)
+    loader = KJTLoader(tmp_path / "train", 100, loader_memory=1 << 20, device="cpu")
+    places, kept, batches = set(), None, iter(loader)
+    for batch in batches:
+        kept = kept or (batch, batch.dense_features.clone())
+        places.add(batch.labels.untyped_storage().data_ptr())
+    assert len(places) <= memory.HELD_BLOCKS + 2  # that of the kept batch besides
+    assert torch.equal(kept[0].dense_features, kept[1])  # and nobody wrote to that
+
+
+def test_accounts(train, monkeypatch):
+    loader = KJTLoader(train, 64, device="cpu")
+    list(loader)
+    assert loader.rows_delivered == loader.epoch_rows == ROWS
+    loader.check_epoch()
+    next(iter(loader))
+    with pytest.raises(SchemaError, match=f"got 64 rows in this epoch, {ROWS} were planned"):
+        loader.check_epoch()
+    loader.load_state_dict(loader.state_dict() | {"epoch": 1, "step": 3})
+    list(loader)
+    loader.check_epoch()
+    original = Plan.rank_rows
+    monkeypatch.setattr(Plan, "rank_rows", lambda *a: original(*a) + 1)
+    with pytest.raises(SchemaError, match=f"rank 0 got {ROWS} rows in epoch 2, {ROWS + 1} were"):
+        list(loader)
+
+
+def test_rows_against_the_manifest(tmp_path):
+    split = tmp_path / "criteo_binary" / "split"
+    write_split(split, {"train": [100, 30], "valid": [10]})
+
+    def write(rows):
+        value = {"splits": {"train": {"rows": rows}}}
+        (tmp_path / "manifest.json").write_text(json.dumps(value))
+
+    write(130)
+    KJTLoader(split / "train", 8, device="cpu")
+    KJTLoader(split / "valid", 8, device="cpu")
+    accounting.check_manifest(read_layout(split / "train"))
+    write(131)
+    with pytest.raises(SchemaError, match=r"130 rows, but the ETL wrote 131 \(.*manifest\.json"):
+        KJTLoader(split / "train", 8, device="cpu")
+    KJTLoader(split / "train" / "part.1.parquet", 8, device="cpu")  # one file is no split
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"id_dtype": "int16"}, "id_dtype = 'int16'"),
+        ({"limit_batches": 0}, "limit_batches = 0"),
+        ({"shuffle_window": 0}, "shuffle_window = 0"),
+        ({"decode_threads": 0}, "decode_threads = 0"),
+    ],
+)
+def test_settings(train, options, message):
+    with pytest.raises(SettingsError, match=message):
+        KJTLoader(train, 8, device="cpu", **options)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_changes_nothing(train, threads):
+    expected = list(KJTLoader(train, 64, shuffle=True, decode_threads=2, device="cpu"))
+    found = KJTLoader(train, 64, shuffle=True, decode_threads=threads, device="cpu")
+    assert_same(list(found), expected)

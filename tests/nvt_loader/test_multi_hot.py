@@ -1,0 +1,206 @@
+"""List columns become jagged features: right ids, lengths, offsets and weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+from clicklog.errors import SchemaError, SettingsError
+from nvt_loader import KJTLoader
+from nvt_loader.layout import read_layout
+from nvt_loader.memory import row_bytes
+from tests.nvt_loader.data import write_split
+from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
+
+LISTS = ("cat_0", "cat_2")
+WEIGHTS = {name: f"{name}_weight" for name in LISTS}
+ROWS = 1580
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    root = tmp_path_factory.mktemp("split")
+    write_split(root, {"train": [1000, 0, 550, 30], "valid": [5]}, multi_hot=LISTS)
+    return root / "train"
+
+
+def bags(jagged, row: int) -> list[float]:
+    begin, end = jagged.offsets()[row], jagged.offsets()[row + 1]
+    assert end - begin == jagged.lengths()[row]
+    return jagged.values()[begin:end].tolist()
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS, {"cat_2": "cat_2_weight"}])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("batch_size", "world_size", "shards"), [(64, 1, None), (7, 3, 1)])
+def test_batches_hold_the_lists_of_the_files(
+    train, batch_size, world_size, shards, shuffle, weights
+):
+    expected = read_rows(train)
+    seen = []
+    options = {"shuffle": shuffle, "virtual_shards": shards, "weights": weights}
+    for loader in all_ranks(train, batch_size, world_size, shuffle_window=512, **options):
+        for batch in loader:
+            kjt, size = batch.sparse_features, batch.labels.shape[0]
+            assert kjt.keys() == ["cat_0", "cat_1", "cat_2"]
+            assert kjt.stride() == size
+            assert_derived(kjt)
+            parts = kjt.to_dict()
+            for i, row in enumerate(rows_of([batch])):
+                want = expected[row]
+                assert bags(parts["cat_0"], i) == want["cat_0"]
+                assert bags(parts["cat_1"], i) == [want["cat_1"]]
+                assert bags(parts["cat_2"], i) == want["cat_2"]
+                assert batch.labels[i] == want["label"]
+                if weights:
+                    assert_weights(parts, i, want, weights)
+            seen += rows_of([batch])
+    assert sorted(seen) == list(range(ROWS))
+    assert any(not row["cat_0"] for row in expected.values())  # there are empty lists
+
+
+def assert_weights(parts, i, want, weights):
+    for key, part in parts.items():
+        found = part.weights()[part.offsets()[i] : part.offsets()[i + 1]].tolist()
+        ids = want[key] if isinstance(want[key], list) else [want[key]]
+        assert found == (want[weights[key]] if key in weights else [1.0] * len(ids))
+
+
+def assert_derived(kjt):
+    """What the loader gives is what TorchRec derives from the lengths alone."""
+    derived = type(kjt)(
+        kjt.keys(), kjt.values(), weights=kjt.weights_or_none(), lengths=kjt.lengths()
+    )
+    assert kjt.values().dtype == kjt.lengths().dtype == kjt.offsets().dtype == torch.int32
+    assert torch.equal(kjt.offsets(), derived.offsets())
+    assert kjt.length_per_key() == derived.length_per_key()
+    assert kjt.offset_per_key() == derived.offset_per_key()
+
+
+def test_world_sizes_see_the_same_global_batches(train):
+    seen = [global_rows(all_ranks(train, 96 // n, n, shuffle=True)) for n in (1, 2, 8)]
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_resuming(train):
+    whole = list(KJTLoader(train, 96, shuffle=True, device="cpu"))
+    stopped = KJTLoader(train, 96, shuffle=True, device="cpu")
+    iterator = iter(stopped)
+    for _ in range(7):
+        next(iterator)
+    resumed = KJTLoader(train, 96, shuffle=True, device="cpu")
+    resumed.load_state_dict(stopped.state_dict(trained_steps=5))
+    assert_same(list(resumed), whole[5:])
+
+
+def test_embeddings_of_jagged_and_empty_batches(train):
+    tables = [
+        EmbeddingBagConfig(name=f"t{i}", embedding_dim=4, num_embeddings=200, feature_names=[key])
+        for i, key in enumerate(("cat_0", "cat_1", "cat_2"))
+    ]
+    embed = EmbeddingBagCollection(tables=tables)
+    for loader in all_ranks(train.parent / "valid", 2, 8):
+        (batch,) = list(loader)
+        size = batch.labels.shape[0]
+        assert size in (0, 1)
+        assert embed(batch.sparse_features).values().shape == (size, 12)
+
+
+def test_int64_ids(train):
+    expected = list(KJTLoader(train, 64, shuffle=True, device="cpu"))
+    found = list(KJTLoader(train, 64, shuffle=True, id_dtype="int64", device="cpu"))
+    for a, b in zip(found, expected, strict=True):
+        assert a.sparse_features.values().dtype == torch.int64
+        assert torch.equal(a.sparse_features.values(), b.sparse_features.values().long())
+
+
+def rewrite(train, **columns):
+    table = pq.read_table(train / "part.0.parquet")
+    for name, array in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), name, array)
+    pq.write_table(table, train / "part.0.parquet", row_group_size=64)
+
+
+@pytest.fixture
+def small(tmp_path):
+    write_split(tmp_path, {"train": [100]}, multi_hot=LISTS)
+    (tmp_path / "train" / "_metadata").unlink()
+    return tmp_path / "train"
+
+
+def lists_of(train, name):
+    return pq.read_table(train / "part.0.parquet")[name].to_pylist()
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.uint16())]
+)
+def test_lists_of_another_type_are_converted(small, kind):
+    expected = list(KJTLoader(small, 16, weights=WEIGHTS, device="cpu"))
+    rewrite(small, cat_0=pa.array(lists_of(small, "cat_0"), kind))
+    assert_same(list(KJTLoader(small, 16, weights=WEIGHTS, device="cpu")), expected)
+
+
+def test_only_empty_lists(small):
+    rewrite(small, cat_0=pa.array([[]] * 100, pa.list_(pa.int32())))
+    for batch in KJTLoader(small, 16, device="cpu"):
+        assert batch.sparse_features.length_per_key()[0] == 0
+
+
+@pytest.mark.parametrize("row", [0, 70])
+@pytest.mark.parametrize("broken", [None, [None], [1, None]])
+def test_nulls_in_lists(small, row, broken):
+    lists = lists_of(small, "cat_0")
+    lists[row] = broken
+    rewrite(small, cat_0=pa.array(lists, pa.list_(pa.int32())))
+    with pytest.raises(SchemaError, match=r"part\.0\.parquet: column cat_0 holds 1 null"):
+        list(KJTLoader(small, 16, device="cpu"))
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+@pytest.mark.parametrize("value", [10, -1])
+def test_an_id_of_a_list_outside_its_table(small, kind, value):
+    lists = lists_of(small, "cat_0")
+    lists[80] = [1, value]
+    rewrite(small, cat_0=pa.array(lists, pa.list_(kind)))
+    with pytest.raises(SchemaError, match=rf"cat_0 holds id {value}, .* table of 10 rows"):
+        list(KJTLoader(small, 16, device="cpu"))
+    batches = list(KJTLoader(small, 16, hash_indices=True, virtual_shards=1, device="cpu"))
+    part = batches[5].sparse_features["cat_0"]
+    assert part.values()[part.offsets()[0] : part.offsets()[1]].tolist() == [
+        1,
+        3 + (value - 3) % 7,
+    ]
+
+
+def test_weights_that_do_not_fit(small):
+    with pytest.raises(SettingsError, match="column cat_1, which is not multi-hot"):
+        KJTLoader(small, 16, weights={"cat_1": "cat_0_weight"}, device="cpu")
+    with pytest.raises(SchemaError, match="column nope is missing"):
+        KJTLoader(small, 16, weights={"cat_0": "nope"}, device="cpu")
+    weights = lists_of(small, "cat_0_weight")
+    weights[70] = [1.0] * (len(weights[70]) + 1)
+    rewrite(small, cat_0_weight=pa.array(weights, pa.list_(pa.float32())))
+    with pytest.raises(SchemaError, match=r"cat_0_weight has \d weights for \d ids"):
+        list(KJTLoader(small, 16, weights=WEIGHTS, device="cpu"))
+    weights[70] = [float("nan")] * (len(weights[70]) - 1)
+    lists = lists_of(small, "cat_0")
+    lists[70] = [1] * len(weights[70])
+    rewrite(
+        small,
+        cat_0=pa.array(lists, pa.list_(pa.int32())),
+        cat_0_weight=pa.array(weights, pa.list_(pa.float32())),
+    )
+    if weights[70]:
+        with pytest.raises(SchemaError, match="cat_0_weight holds nan"):
+            list(KJTLoader(small, 16, weights=WEIGHTS, device="cpu"))
+
+
+def test_bytes_of_a_row(train):
+    lists = [len(ids) for row in read_rows(train).values() for ids in (row["cat_0"], row["cat_2"])]
+    found = row_bytes(read_layout(train))
+    assert found == pytest.approx(4 * 4 + 24 + 2 * (4 * np.mean(lists) + 16), rel=0.2)
