@@ -8,7 +8,7 @@ import sys
 
 from clicklog.errors import run_command
 
-#: Subcommand → its module (``add_arguments``, ``run``, perhaps ``DESCRIPTION``), and a line of help.
+#: Subcommand → its module (``add_arguments``, ``run``, perhaps ``DESCRIPTION``), and its help.
 COMMANDS = {
     "synthesize": ("etl.synthesize", "make a click log with a planted click model"),
     "run": ("etl.run_command", "days of a raw log → saved NVTabular Workflow + parquet"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import shutil
 from pathlib import Path
 
@@ -129,6 +130,23 @@ def test_dry_run_writes_nothing(raw: Path, engine: str, tmp_path: Path, capsys) 
     rows = int(text.split("rows  : about ")[1].split("\n")[0].replace(",", ""))
     assert abs(rows - sum(ROWS)) < 20
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_of_compressed_days(raw: Path, tmp_path: Path, capsys) -> None:
+    """What they would become is estimated from their first bytes."""
+    for packed in (["day_1"], ["day_0", "day_1", "day_2"]):
+        log = tmp_path / f"raw_{len(packed)}"
+        shutil.copytree(raw, log)
+        for name in packed:
+            (log / f"{name}.gz").write_bytes(gzip.compress((log / name).read_bytes()))
+            (log / name).unlink()
+        flags = ["--input_path", str(log), "--output_path", str(tmp_path / "out"), "--dry_run"]
+        assert main(["run", *flags, "--engine", "cpu"]) == 0
+        text = capsys.readouterr().out
+        assert f"{len(packed)} of 3 days are compressed, 1 : " in text
+        rows = int(text.split("rows  : about ")[1].split("\n")[0].replace(",", ""))
+        assert abs(rows - sum(ROWS)) < 20
+        assert not (tmp_path / "out").exists()
 
 
 def test_dry_run_refuses_what_the_run_would(raw: Path, done: Path, capsys) -> None:
