@@ -4,10 +4,12 @@ A checkpoint is a directory::
 
     model.json      what the model is and where it comes from; written last
     .metadata       which tensor lies where (torch.distributed.checkpoint)
-    __R_N.distcp    what rank R wrote: weights and optimizer state
+    __R_N.distcp    what rank R wrote: weights, optimizer state, random number generators
 
-It is written beside its final name, fsynced and renamed. :func:`load_model` reads the weights of
-any world size and sharding plan into one process.
+It is written beside its final name, fsynced and renamed. Only tensors are stored, so nothing in it
+has to be unpickled but ``.metadata``, which is read with care. :func:`load_model` reads the
+weights of any world size and sharding plan into one process; :mod:`dlrm.resume` reads all of it
+back into a training run.
 """
 
 from __future__ import annotations
@@ -25,8 +27,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files import TEMPORARY, fsync_directory, read_json, write_json
@@ -61,8 +61,7 @@ def check_destination(path: Path | str) -> None:
 
 def save_checkpoint(
     path: Path | str,
-    model: DistributedModelParallel,
-    optimizer: CombinedOptimizer,
+    state: dict[str, Any],
     config: ModelConfig,
     record: dict[str, Any],
     group: Group,
@@ -71,18 +70,16 @@ def save_checkpoint(
 
     Args:
         path: directory; missing or empty.
-        model: the sharded :class:`dlrm.model.TrainModel`.
-        optimizer: its optimizer, with the fused ones.
-        config: its shape.
+        state: nested dicts of tensors, see :func:`dlrm.resume.training_state`.
+        config: the model's shape.
         record: JSON-ready facts about the training, kept in ``model.json``.
-        group: this rank.
+        group: this rank; its ``cpu`` group is used.
 
     Raises:
         OutputError: something is there already, or it cannot be written.
     """
     path = Path(path).absolute()
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     try:
         if group.rank == 0:
             check_destination(path)
@@ -99,7 +96,7 @@ def save_checkpoint(
         dist.barrier(group=group.cpu)
     except (OSError, CheckpointException) as error:
         raise OutputError(
-            f"{path}: the checkpoint cannot be written: {_reason(error)}",
+            f"{path}: the checkpoint cannot be written: {reason(error)}",
             "free space or choose a writable place",
         ) from error
     finally:
@@ -110,7 +107,7 @@ def save_checkpoint(
 def _finish(
     path: Path, temporary: Path, config: ModelConfig, record: dict[str, Any], group: Group
 ) -> None:
-    stored = _Reader(temporary).read_metadata().storage_data.values()
+    stored = Reader(temporary).read_metadata().storage_data.values()
     missing = {item.relative_path for item in stored} - set(os.listdir(temporary))
     if missing:
         raise OutputError(
@@ -191,14 +188,14 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
     dlrm = build_dlrm(config, device=device)
     dlrm.sparse_arch.to_empty(device=device)
     wanted = {_PREFIX + name: tensor for name, tensor in dlrm.state_dict().items()}
-    reader = _Reader(path)
+    reader = Reader(path)
     try:
         stored = reader.read_metadata().state_dict_metadata
         _check_tensors(path, wanted, stored)
         dcp.load(wanted, storage_reader=reader, no_dist=True)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, CheckpointException) as error:
         raise BadInputError(
-            f"{path}: the checkpoint is damaged: {_reason(error)}", "copy it again"
+            f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again"
         ) from error
     return Scorer(dlrm).eval().requires_grad_(False), config
 
@@ -217,10 +214,11 @@ def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: dict[str
             raise SchemaError(f"{path}: weights {name!r}, of which {MODEL_FILE} knows nothing")
 
 
-class _Reader(dcp.FileSystemReader):
+class Reader(dcp.FileSystemReader):
     """Reads ``.metadata``, a pickle, without running whatever code it may name."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What lies where. Raises UnpicklingError for anything but plain metadata."""
         raw = (Path(self.path) / ".metadata").read_bytes()
         metadata = _MetadataUnpickler(io.BytesIO(raw)).load()
         if not isinstance(metadata, Metadata):
@@ -253,7 +251,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f".metadata names {module}.{name}")
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The first line that says something; CheckpointException hides it in a dict per rank."""
     if isinstance(error, CheckpointException):
         for wrapped in error.failures.values():

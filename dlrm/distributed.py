@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import time
+import uuid
 from collections.abc import Iterator
 
 import numpy as np
@@ -46,7 +48,8 @@ def process_group() -> Iterator[Group]:
     rank = 0 if alone else int(os.environ["RANK"])
     world_size = 1 if alone else int(os.environ["WORLD_SIZE"])
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    where = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
+    store = dist.HashStore() if alone else _store_of_this_attempt(rank, world_size)
+    where = {"store": store, "rank": rank, "world_size": world_size}
     if torch.cuda.is_available():
         if local_world_size > torch.cuda.device_count():
             raise SettingsError(
@@ -70,6 +73,31 @@ def process_group() -> Iterator[Group]:
     finally:
         if finished or world_size == 1:
             dist.destroy_process_group()
+
+
+def _store_of_this_attempt(rank: int, world_size: int) -> dist.Store:
+    """torchrun's store, with keys of its own for this start of the job.
+
+    After a restart torchrun may offer the store that the first start used. There the addresses of
+    processes that are gone still stand, and a rank that is quicker than its peer connects to those.
+    So rank 0 gives this start a name: each rank asks for it with a key that nobody used before.
+    """
+    store = next(dist.rendezvous("env://", rank, world_size))[0]
+    mine = uuid.uuid4().hex
+    if rank:
+        store.set(f"ask/{rank}", mine)
+        name = store.get(f"answer/{mine}").decode()  # waits for it
+        store.set(f"known/{name}/{rank}", "")
+        return dist.PrefixStore(name, store)
+    unaware = set(range(1, world_size))
+    while unaware:
+        for other in list(unaware):
+            if store.check([f"ask/{other}"]):  # maybe of the last start; nobody reads that answer
+                store.set(f"answer/{store.get(f'ask/{other}').decode()}", mine)
+            if store.check([f"known/{mine}/{other}"]):
+                unaware.remove(other)
+        time.sleep(0.01)
+    return dist.PrefixStore(mine, store)
 
 
 def reduce_sum(group: Group, *values: float | torch.Tensor) -> list[float]:

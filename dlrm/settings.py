@@ -41,6 +41,7 @@ def _flag(group: str, default: Any, text: str, parse: Any = None) -> Any:
 OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
 LR_POLICIES = ("dlrm_main", "nvidia")
 SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
+MODES = ("train", "test")
 PRECISIONS = ("fp32", "fp16", "bf16")
 
 
@@ -148,8 +149,34 @@ class TrainSettings:
     log_path: str | None = _flag(
         "reporting", None, "directory to which metrics.jsonl is written (appended)", str
     )
+
+    mode: str = _flag(
+        "checkpoints", "train", "train, or test the model of --load_checkpoint_path", MODES
+    )
     save_checkpoint_path: str | None = _flag(
-        "reporting", None, "directory of the checkpoint that is written at the end", str
+        "checkpoints", None, "directory of the checkpoint that is written at the end", str
+    )
+    load_checkpoint_path: str | None = _flag(
+        "checkpoints", None, "checkpoint whose weights to start from, or to test", str
+    )
+    checkpoint_dir: str | None = _flag(
+        "checkpoints", None, "directory for checkpoints on the way, one for this run alone", str
+    )
+    checkpoint_freq: int | None = _flag(
+        "checkpoints", None, "steps between two checkpoints on the way", int
+    )
+    checkpoint_minutes: float | None = _flag(
+        "checkpoints",
+        None,
+        "minutes between two checkpoints on the way, looked at with each line of progress",
+        float,
+    )
+    keep_checkpoints: int = _flag("checkpoints", 3, "how many of the newest to keep", int)
+    resume: bool = _flag(
+        "checkpoints",
+        False,
+        "go on from the newest checkpoint in --checkpoint_dir, if there is one; torchrun's "
+        "restarts do so by themselves",
     )
 
     def __post_init__(self) -> None:
@@ -164,8 +191,12 @@ class TrainSettings:
             "embedding_dim",
             "throughput_check_freq_within_epoch",
             "validation_freq_within_epoch",
+            "checkpoint_freq",
+            "keep_checkpoints",
+            "world_size",
         ):
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise SettingsError(f"--{name} {getattr(self, name)}", "it must be at least 1")
         for name in ("learning_rate", "lr_after_change_point"):
             value = getattr(self, name)
@@ -174,7 +205,7 @@ class TrainSettings:
         for name in ("lr_warmup_steps", "lr_decay_start", "lr_decay_steps", "decay_end_lr"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise SettingsError(f"--{name} {getattr(self, name)}", "it must not be negative")
-        for name in ("eps", "decay_power", "hbm_gib"):
+        for name in ("eps", "decay_power", "hbm_gib", "checkpoint_minutes"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise SettingsError(f"--{name} {value}", "it must be a positive number")
@@ -230,6 +261,19 @@ class TrainSettings:
         self._check_choices()
         self._need("change_lr", "lr_change_point", "lr_after_change_point")
         self._need("plan_only", "world_size")
+        self._need("checkpoint_dir", "checkpoint_freq", "checkpoint_minutes")
+        self._need("checkpoint_dir", "keep_checkpoints", "resume")
+        if self.checkpoint_dir and not (self.checkpoint_freq or self.checkpoint_minutes):
+            raise SettingsError(
+                f"--checkpoint_dir {self.checkpoint_dir} without a frequency",
+                "add --checkpoint_freq (steps) or --checkpoint_minutes",
+            )
+        if self.mode == "test":
+            if not self.load_checkpoint_path:
+                raise SettingsError("--mode test has nothing to test", "add --load_checkpoint_path")
+            for name in ("checkpoint_dir", "save_checkpoint_path"):
+                if getattr(self, name):
+                    raise SettingsError(f"--mode test writes no checkpoint: --{name}")
         if self.lr_policy != "nvidia":
             for name in ("decay_power", "decay_end_lr"):
                 if getattr(self, name) != _default(name):
@@ -260,7 +304,7 @@ class TrainSettings:
             )
 
     def _check_choices(self) -> None:
-        for name in ("optimizer", "lr_policy", "sharding", "comm_precision"):
+        for name in ("optimizer", "lr_policy", "sharding", "comm_precision", "mode"):
             value, choices = getattr(self, name), self.__dataclass_fields__[name].metadata["parse"]
             if value is not None and value not in choices:
                 raise SettingsError(f"--{name} {value}", f"one of {', '.join(choices)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from torchrec.distributed import TrainPipelineSparseDist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from clicklog.errors import BadInputError, SettingsError
+from clicklog.errors import BadInputError, OutputError, SettingsError
 from clicklog.files import read_json
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
@@ -28,6 +29,14 @@ from dlrm.metrics import Metrics
 from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
 from dlrm.optimizers import combine_optimizers, fuse_table_optimizer, set_learning_rate
 from dlrm.report import MetricsLog, metrics_line, metrics_table, train_line
+from dlrm.resume import (
+    Checkpoints,
+    check_resumable,
+    finished,
+    load_state,
+    load_weights,
+    training_state,
+)
 from dlrm.schedule import learning_rate
 from dlrm.settings import TrainSettings
 from dlrm.sharding import shard_model
@@ -65,7 +74,8 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
     if settings.save_checkpoint_path:
         check_destination(settings.save_checkpoint_path)
     config = model_config(settings, TableSchema.read(settings.binary_path))
-    return _Run(settings, config, group).train()
+    run = _Run(settings, config, group)
+    return run.test() if settings.mode == "test" else run.train()
 
 
 class _Run:
@@ -76,33 +86,95 @@ class _Run:
         self.config = config
         self.group = group
         self.events = MetricsLog(settings.log_path if group.rank == 0 else None)
-        self.events.write("start", settings=settings.to_dict(), model=config.to_dict())
         self.loaders = {split: _loader(settings, split, group) for split in SPLITS}
         self.epoch_steps = len(self.loaders["train"])
         self.total_steps = self.epoch_steps * settings.epochs
-        if not self.total_steps:
-            raise BadInputError(f"{settings.split_path('train')}: no rows to train on")
-        if group.rank == 0 and not settings.save_checkpoint_path:
-            log.warning("no --save_checkpoint_path: the trained model will not be kept")
-        self.model, self.optimizer = _build(settings, config, group)
-        self.pipeline = TrainPipelineSparseDist(self.model, self.optimizer, group.device)
-        self.meter = _Meter(group.device)
         self.step = self.samples = 0
         self.train_seconds = 0.0
+        self.model, self.optimizer = _build(settings, config, group)
+        if settings.load_checkpoint_path:
+            load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
+        self.pipeline = TrainPipelineSparseDist(self.model, self.optimizer, group.device)
+        self.meter = _Meter(group.device)
+        self.checkpoints: Checkpoints | None = None
+        self.events.write("start", settings=settings.to_dict(), model=config.to_dict())
+
+    def test(self) -> TrainResult:
+        """Evaluate the test set."""
+        metrics = {"test": self._evaluate("test")}
+        if self.group.rank == 0:
+            log.info("%s", metrics_table(metrics))
+        return TrainResult(0, 0, 0.0, {split: m for split, m in metrics.items() if m is not None})
 
     def train(self) -> TrainResult:
+        """Train, evaluate, and write the checkpoints."""
+        if not self.total_steps:
+            path = self.settings.split_path("train")
+            raise BadInputError(f"{path}: no rows to train on")
+        kept = self.settings.save_checkpoint_path or self.settings.checkpoint_dir
+        if self.group.rank == 0 and not kept:
+            log.warning("no --save_checkpoint_path: the trained model will not be kept")
+        if self.settings.checkpoint_dir:
+            self._resume(self.settings.checkpoint_dir)
+        try:
+            return self._finish(self._train_epochs())
+        except BaseException:
+            if self.checkpoints:
+                self.checkpoints.abandon()
+            raise
+
+    def _train_epochs(self) -> dict[str, Metrics]:
+        """Train what is left of all epochs; the last metrics by split, on rank 0."""
         metrics = {}
         self.model.train()
-        for epoch in range(self.settings.epochs):
+        every = self.settings.validation_freq_within_epoch
+        for epoch in range(self.step // self.epoch_steps, self.settings.epochs):
             batches = iter(self.loaders["train"])
-            for first in range(0, self.epoch_steps, self.settings.validation_freq_within_epoch):
-                length = min(self.settings.validation_freq_within_epoch, self.epoch_steps - first)
-                self._train_segment(batches, epoch, first, length)
+            first = self.step % self.epoch_steps
+            while first < self.epoch_steps:
+                end = min(first - first % every + every, self.epoch_steps)
+                self._train_segment(batches, epoch, first, end - first)
                 metrics["valid"] = self._evaluate("valid")
+                first = end
             if next(batches, None) is not None:
                 raise RuntimeError(f"the loader has more than the {self.epoch_steps} steps it said")
         metrics["test"] = self._evaluate("test")
-        return self._finish({split: m for split, m in metrics.items() if m is not None})
+        if self.checkpoints:
+            self.checkpoints.wait()
+        return {split: m for split, m in metrics.items() if m is not None}
+
+    def _resume(self, directory: str) -> None:
+        """Go on from the newest checkpoint, if there is one and that was asked for."""
+        settings, group = self.settings, self.group
+        self.checkpoints = Checkpoints(directory, settings.keep_checkpoints, self.config, group)
+        found = finished(directory)
+        if not found:
+            return
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+        if not (settings.resume or restarted):
+            raise OutputError(
+                f"--checkpoint_dir {directory}: holds a run, up to {found[-1].name}",
+                "add --resume to go on from there, or choose another directory",
+            )
+        path = found[-1]
+        training = check_resumable(path, self._record(), self.config)
+        self.loaders["train"].load_state_dict(training["loader"])
+        load_state(path, self.model, self.optimizer, group)
+        self.step, self.samples = training["steps"], training["samples"]
+        self.train_seconds = training["train_seconds"]
+        self.events.write("resume", step=self.step, checkpoint=str(path))
+        if group.rank == 0:
+            log.info("resumed from %s", path)
+
+    def _checkpoint(self, epoch_step: int) -> None:
+        """Write a checkpoint after step ``epoch_step`` of an epoch, in the background."""
+        record = {
+            **self._record(),
+            "loader": self.loaders["train"].state_dict(epoch_step),
+            "train_seconds": self.train_seconds,
+        }
+        state = training_state(self.model, self.optimizer, self.group)
+        self.checkpoints.save(self.step, state, record)
 
     def _train_segment(self, batches: Iterator[Batch], epoch: int, first: int, length: int) -> None:
         """Train steps ``first`` … ``first + length - 1`` of an epoch; the pipeline is empty after.
@@ -121,8 +193,11 @@ class _Run:
             self.step += 1
             self.samples += output.global_size
             self.meter.add(output)
+            due = self.step % (self.settings.checkpoint_freq or self.total_steps) == 0
             if (i + 1) % frequency == 0 or i + 1 == first + length:
-                self._report(epoch, i + 1, rate)
+                due |= self._report(epoch, i + 1, rate)
+            if due and self.checkpoints:
+                self._checkpoint(i + 1)
 
     def _segment(self, batches: Iterator[Batch], first: int, length: int) -> Iterator[TrainBatch]:
         for i in range(first, first + length):
@@ -145,9 +220,10 @@ class _Run:
             raise RuntimeError(f"step {i}: a batch of {rows} instead of {size} rows")
         return TrainBatch.of(batch, size, global_size)
 
-    def _report(self, epoch: int, epoch_step: int, rate: float) -> None:
+    def _report(self, epoch: int, epoch_step: int, rate: float) -> bool:
+        """Report the steps since the last report; whether rank 0's clock wants a checkpoint."""
         meter, group = self.meter, self.group
-        loss, waited = reduce_sum(group, meter.loss, meter.waited)
+        loss, waited, due = reduce_sum(group, meter.loss, meter.waited, self._overdue())
         seconds = time.perf_counter() - meter.start
         loss /= group.world_size * meter.samples
         if not math.isfinite(loss):
@@ -175,6 +251,13 @@ class _Run:
             values["eta_s"] = (self.total_steps - self.step) * seconds / meter.steps
             log.info("%s", train_line(values))
         meter.reset()
+        return bool(due)
+
+    def _overdue(self) -> bool:
+        minutes = self.settings.checkpoint_minutes
+        if not (minutes and self.checkpoints and self.group.rank == 0):
+            return False
+        return time.monotonic() - self.checkpoints.saved_at > 60 * minutes
 
     def _evaluate(self, split: str) -> Metrics | None:
         begin = time.perf_counter()
@@ -198,8 +281,11 @@ class _Run:
         result = TrainResult(self.step, self.samples, self.train_seconds, metrics)
         path = self.settings.save_checkpoint_path
         if path:
-            record = self._record(result)
-            save_checkpoint(path, self.model, self.optimizer, self.config, record, self.group)
+            record = self._record() | {
+                "metrics": {split: m.to_dict() for split, m in metrics.items()}
+            }
+            state = training_state(self.model, self.optimizer, self.group)
+            save_checkpoint(path, state, self.config, record, self.group)
         self.events.write(
             "end",
             step=self.step,
@@ -219,12 +305,11 @@ class _Run:
             log.info("checkpoint: %s", path or "none (--save_checkpoint_path)")
         return result
 
-    def _record(self, result: TrainResult) -> dict[str, Any]:
+    def _record(self) -> dict[str, Any]:
         return {
             "settings": self.settings.to_dict(),
-            "steps": result.steps,
-            "samples": result.samples,
-            "metrics": {split: m.to_dict() for split, m in result.metrics.items()},
+            "steps": self.step,
+            "samples": self.samples,
             "workflow_digest": _workflow_digest(self.settings.binary_path),
         }
 
@@ -272,7 +357,7 @@ def _build(
 
 def _workflow_digest(binary_path: str) -> str | None:
     """The digest of the workflow that made the data, if it lies where the ETL puts it."""
-    path = Path(binary_path).absolute().parent.parent / "workflow" / "workflow.json"
+    path = Path(binary_path).absolute().parent.parent / "workflow" / "metadata.json"
     if not path.is_file():
         return None
     value = read_json(path, "a saved workflow")

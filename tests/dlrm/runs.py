@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dlrm.distributed import process_group
@@ -31,11 +32,11 @@ def train_here(*flags: str) -> TrainResult:
 
 
 def torchrun(
-    *command: str, ranks: int = 2, timeout: float = 120
+    *command: str, ranks: int = 2, timeout: float = 120, launcher: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run a script with its flags by torchrun from the repository's root."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return run_command([*launcher, f"--nproc-per-node={ranks}", *command], timeout=timeout)
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", *launcher]
+    return run_command([*run, f"--nproc-per-node={ranks}", *command], timeout=timeout)
 
 
 def train_many(flags: list[list[str]], ranks: int) -> None:

@@ -19,7 +19,7 @@ def saved(data, tmp_path_factory) -> Path:
     """A checkpoint below the workflow that made its data."""
     workflow = data.parents[1] / "workflow"
     workflow.mkdir()
-    (workflow / "workflow.json").write_text('{"digest": "abc"}')
+    (workflow / "metadata.json").write_text('{"digest": "abc"}')
     path = tmp_path_factory.mktemp("saved") / "checkpoint"
     train_here(f"--binary_path={data}", f"--save_checkpoint_path={path}", "--learning_rate=0.1")
     shutil.rmtree(workflow)
