@@ -41,7 +41,6 @@ from clicklog.files import atomic_path, read_json, write_json, write_text
 from etl.parquet import write_part
 from etl.permutation import permute, round_keys
 
-MODES = ("none", "file", "full")
 #: Bytes of rows that a thread takes at once: at least, and at most (a part may be larger).
 _LEAST, _MOST = 64 << 20, 512 << 20
 #: Rows that a thread takes from a file at once should be at least so many bytes.
