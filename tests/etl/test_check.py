@@ -7,22 +7,20 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError
 from clicklog.schema import TableSchema
 from etl import check as check_module
 from etl.__main__ import main
 from etl.check import check
-from etl.check_overlap import Overlap, Sample, take_sample
-from etl.findings import ERROR, NOTE, WARNING
+from etl.findings import NOTE, WARNING
 from etl.output import UNFINISHED_FILE
 from etl.parquet import write_part
 from etl.run import EtlSettings, run
+from tests.etl.findings import bad, only, set_value
 from tests.logs import CRITEO, write_day, write_log
 
 SPLIT = Path("criteo_binary") / "split"
@@ -46,18 +44,6 @@ def output(sound: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def _bad(output: Path) -> list[str]:
-    return [str(one) for one in check(output, workers=2) if one.severity != NOTE]
-
-
-def _only(output: Path, kind: str, severity: str = ERROR) -> str:
-    """The one finding there is."""
-    found = [one for one in check(output, workers=2) if one.severity != NOTE]
-    assert [(one.severity, one.kind) for one in found] == [(severity, kind)], list(map(str, found))
-    assert "\n" not in str(found[0])
-    return str(found[0])
-
-
 def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table], manifest: bool = True) -> None:
     """Change a part; the manifest learns its new size, so that only the values are wrong."""
     write_part(change(pq.read_table(path)), path)
@@ -68,19 +54,6 @@ def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table], manifest: bool 
             if path == output / SPLIT / one["file"]:
                 one["bytes"] = path.stat().st_size
         (output / "manifest.json").write_text(json.dumps(value))
-
-
-def _set(column: str, row: int, value) -> Callable[[pa.Table], pa.Table]:
-    def change(table: pa.Table) -> pa.Table:
-        index = table.schema.get_field_index(column)
-        values = table[column].to_pylist()
-        values[row] = value
-        field = table.schema.field(index)
-        if value is None:
-            field = field.with_nullable(True)
-        return table.set_column(index, field, pa.array(values, field.type))
-
-    return change
 
 
 def _cast(column: str, kind: pa.DataType) -> Callable[[pa.Table], pa.Table]:
@@ -132,8 +105,8 @@ def test_many_findings_alike_are_counted(output: Path, capsys, monkeypatch) -> N
 
 def test_nulls(output: Path) -> None:
     part = output / SPLIT / "valid" / "part.0.parquet"
-    _rewrite(part, _set("cat_3", 5, None))
-    found = _bad(output)
+    _rewrite(part, set_value("cat_3", 5, None))
+    found = bad(output)
     assert len(found) == 2  # the null, and that the column is nullable
     assert "valid/part.0.parquet: row group 0, column cat_3: 1 nulls" in found[0]
     assert "nullable columns: cat_3" in found[1]
@@ -141,10 +114,10 @@ def test_nulls(output: Path) -> None:
 
 def test_nulls_without_statistics(output: Path) -> None:
     part = output / SPLIT / "valid" / "part.0.parquet"
-    table = _set("int_3", 5, None)(pq.read_table(part))
+    table = set_value("int_3", 5, None)(pq.read_table(part))
     pq.write_table(table, part, write_statistics=False)
     (output / "manifest.json").unlink()
-    found = _bad(output)
+    found = bad(output)
     assert any("row group 0, row 5, column int_3: a null" in one for one in found)
 
 
@@ -152,13 +125,13 @@ def test_nulls_without_statistics(output: Path) -> None:
 @pytest.mark.parametrize("value", [-1, 10**6])
 def test_id_range(output: Path, value: int, statistics: bool) -> None:
     part = output / SPLIT / "train" / "part.1.parquet"
-    _rewrite(part, _set("cat_25", 7, value))
-    _rewrite(part, _set("cat_25", 8, value))
+    _rewrite(part, set_value("cat_25", 7, value))
+    _rewrite(part, set_value("cat_25", 8, value))
     if not statistics:
         pq.write_table(pq.read_table(part), part, write_statistics=False)
         (output / "manifest.json").unlink()
     size = TableSchema.read(output / SPLIT).table_sizes[25]
-    found = _only(output, "id range")
+    found = only(output, "id range")
     assert f"column cat_25: id {value}, the table has {size} rows" in found
     if not statistics:
         assert "row group 0, row 7, " in found
@@ -167,31 +140,31 @@ def test_id_range(output: Path, value: int, statistics: bool) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_not_finite(output: Path, value: float) -> None:
-    _rewrite(output / SPLIT / "test" / "part.0.parquet", _set("int_12", 3, value))
-    found = _only(output, "not finite")
+    _rewrite(output / SPLIT / "test" / "part.0.parquet", set_value("int_12", 3, value))
+    found = only(output, "not finite")
     assert "test/part.0.parquet: row group 0, row 3, column int_12" in found
 
 
 def test_both_infinities_are_seen(output: Path) -> None:
     part = output / SPLIT / "test" / "part.0.parquet"
-    _rewrite(part, _set("int_0", 3, float("inf")))
-    _rewrite(part, _set("int_0", 4, float("-inf")))
-    assert "(2 such in the file)" in _only(output, "not finite")
+    _rewrite(part, set_value("int_0", 3, float("inf")))
+    _rewrite(part, set_value("int_0", 4, float("-inf")))
+    assert "(2 such in the file)" in only(output, "not finite")
 
 
 @pytest.mark.parametrize("value", [2.0, -1.0, 0.5, float("nan")])
 def test_labels(output: Path, value: float) -> None:
     part = output / SPLIT / "train" / "part.0.parquet"
     zero = pq.read_table(part)["label"].to_pylist().index(0.0)
-    _rewrite(part, _set("label", zero, value))
-    assert f"row group 0, row {zero}, column label: label {value:g}" in _only(output, "labels")
+    _rewrite(part, set_value("label", zero, value))
+    assert f"row group 0, row {zero}, column label: label {value:g}" in only(output, "labels")
 
 
 def test_positives_against_the_manifest(output: Path) -> None:
     part = output / SPLIT / "train" / "part.0.parquet"
     zero = pq.read_table(part)["label"].to_pylist().index(0.0)
-    _rewrite(part, _set("label", zero, 1.0))
-    assert "rows have label 1, the manifest says" in _only(output, "rows")
+    _rewrite(part, set_value("label", zero, 1.0))
+    assert "rows have label 1, the manifest says" in only(output, "rows")
 
 
 def test_page_checksums(output: Path) -> None:
@@ -201,7 +174,7 @@ def test_page_checksums(output: Path) -> None:
     data = bytearray(part.read_bytes())
     data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
     part.write_bytes(data)
-    found = _bad(output)
+    found = bad(output)
     assert any("train/part.0.parquet: row group 0: cannot be read" in one for one in found)
 
 
@@ -211,7 +184,7 @@ def test_page_checksums(output: Path) -> None:
 def test_footer(output: Path) -> None:
     part = output / SPLIT / "train" / "part.0.parquet"
     part.write_bytes(part.read_bytes()[:-50])
-    assert any("train/part.0.parquet: no parquet file" in one for one in _bad(output))
+    assert any("train/part.0.parquet: no parquet file" in one for one in bad(output))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +205,7 @@ def test_footer(output: Path) -> None:
 )
 def test_columns(output: Path, change, what: str) -> None:
     _rewrite(output / SPLIT / "valid" / "part.0.parquet", change)
-    assert any(what in one and "valid/part.0.parquet" in one for one in _bad(output))
+    assert any(what in one and "valid/part.0.parquet" in one for one in bad(output))
 
 
 def test_schema(output: Path) -> None:
@@ -241,42 +214,42 @@ def test_schema(output: Path) -> None:
     TableSchema(schema.label, schema.dense, schema.categorical, sizes).write(
         output / SPLIT / "test"
     )
-    assert "not that of" in _only(output, "schema")
+    assert "not that of" in only(output, "schema")
     shutil.rmtree(output / SPLIT / "test" / ".merlin")
-    assert "no .merlin/schema.json" in _only(output, "schema")
+    assert "no .merlin/schema.json" in only(output, "schema")
     for split in ("", "train", "valid", "test"):
         TableSchema(schema.label, schema.dense, schema.categorical, sizes).write(
             output / SPLIT / split
         )
-    found = _bad(output)
+    found = bad(output)
     assert any("the manifest says" in one for one in found)
     assert any("columns or table sizes other than" in one for one in found)
     (output / SPLIT / ".merlin" / "schema.json").write_text('{"feature": []}')
-    assert any("no label" in one for one in _bad(output))
+    assert any("no label" in one for one in bad(output))
     (output / SPLIT / ".merlin" / "schema.json").write_text('{"feature": [{"name": 1, "a"')
-    assert any("cannot be read" in one for one in _bad(output))
+    assert any("cannot be read" in one for one in bad(output))
 
 
 def test_rows_and_files_against_the_manifest(output: Path) -> None:
     split = output / SPLIT / "train"
     whole = pq.read_table(split / "part.0.parquet")
     write_part(whole.slice(1), split / "part.0.parquet")
-    found = "\n".join(_bad(output))
+    found = "\n".join(bad(output))
     assert "train/part.0.parquet: 119 rows, the manifest says 120" in found
     assert "_metadata: says part.0.parquet has row groups of 120 rows, it has 119" in found
     assert "_metadata.json: says part.0.parquet has 120 rows, it has 119" in found
     write_part(whole, split / "part.0.parquet")
-    assert _bad(output) == []
+    assert bad(output) == []
 
     shutil.copy(split / "part.0.parquet", split / "part.9.parquet")
-    found = "\n".join(_bad(output))
+    found = "\n".join(bad(output))
     assert "train/part.9.parquet: not in the manifest" in found
     assert "holds the same 120 rows as train/part.0.parquet" in found
     assert "does not list part.9.parquet" in found
     (split / "part.9.parquet").unlink()
 
     (split / "part.1.parquet").unlink()
-    found = "\n".join(_bad(output))
+    found = "\n".join(bad(output))
     assert "train/part.1.parquet: missing, the manifest lists it" in found
     assert "lists part.1.parquet, which is not there" in found
 
@@ -284,7 +257,7 @@ def test_rows_and_files_against_the_manifest(output: Path) -> None:
 def test_bytes_against_the_manifest(output: Path) -> None:
     part = output / SPLIT / "train" / "part.0.parquet"
     pq.write_table(pq.read_table(part), part, compression="none")
-    assert "bytes, the manifest says" in _only(output, "rows")
+    assert "bytes, the manifest says" in only(output, "rows")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +279,7 @@ def test_the_manifest_itself(output: Path, change, what: str) -> None:
     value = json.loads((output / "manifest.json").read_text())
     change(value)
     (output / "manifest.json").write_text(json.dumps(value))
-    found = _bad(output)
+    found = bad(output)
     assert len(found) == 1, found
     assert what in found[0]
 
@@ -326,38 +299,38 @@ def test_rejected_rows(output: Path, tmp_path: Path) -> None:
             max_bad_fraction=0.5,
         )
     )
-    assert _bad(tmp_path / "rejecting") == []
+    assert bad(tmp_path / "rejecting") == []
     (file,) = (tmp_path / "rejecting" / "rejected").iterdir()
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    assert "1 rejected rows, the manifest says 2" in _only(tmp_path / "rejecting", "rows", WARNING)
+    assert "1 rejected rows, the manifest says 2" in only(tmp_path / "rejecting", "rows", WARNING)
 
 
 def test_unreadable_manifest(output: Path) -> None:
     (output / "manifest.json").write_text("{")
-    assert "manifest.json: damaged" in _only(output, "manifest")
+    assert "manifest.json: damaged" in only(output, "manifest")
 
 
 def test_unfinished_and_leftovers(output: Path) -> None:
     (output / ".work").mkdir()
-    assert "left by a run" in _only(output, "leftover", WARNING)
+    assert "left by a run" in only(output, "leftover", WARNING)
     shutil.rmtree(output / ".work")
     (output / SPLIT / "train" / ".part.0.parquet.123.tmp").touch()
-    assert "half written" in _only(output, "leftover", WARNING)
+    assert "half written" in only(output, "leftover", WARNING)
     (output / SPLIT / "train" / ".part.0.parquet.123.tmp").unlink()
     (output / UNFINISHED_FILE).touch()
-    assert "the run has not finished -> run it again with --resume" in _only(output, "unfinished")
+    assert "the run has not finished -> run it again with --resume" in only(output, "unfinished")
     shutil.rmtree(output / "criteo_binary")
     shutil.rmtree(output / "workflow")
     (output / "manifest.json").unlink()
-    _only(output, "unfinished")
+    only(output, "unfinished")
 
 
 def test_collected_metadata(output: Path) -> None:
     path = output / SPLIT / "_metadata"
     path.write_bytes(b"PAR1")
-    assert "_metadata: no parquet metadata" in _only(output, "_metadata")
+    assert "_metadata: no parquet metadata" in only(output, "_metadata")
     path.unlink()
-    assert "_metadata: missing" in _only(output, "_metadata")
+    assert "_metadata: missing" in only(output, "_metadata")
 
 
 def test_workflow(output: Path) -> None:
@@ -366,37 +339,37 @@ def test_workflow(output: Path) -> None:
     data = bytearray(description.read_bytes())
     data[len(data) // 2] ^= 1
     description.write_bytes(data)
-    assert "not the file that was saved" in _only(output, "workflow")
+    assert "not the file that was saved" in only(output, "workflow")
     data[len(data) // 2] ^= 1
     description.write_bytes(data)
-    assert _bad(output) == []
+    assert bad(output) == []
     compiled = max((workflow / "compiled").glob("*.npy"), key=lambda path: path.stat().st_size)
     data = bytearray(compiled.read_bytes())
     data[-1] ^= 1
     compiled.write_bytes(data)
-    assert "workflow/compiled: " in _only(output, "workflow")
+    assert "workflow/compiled: " in only(output, "workflow")
     shutil.rmtree(workflow)
-    assert "missing" in _only(output, "workflow")
+    assert "missing" in only(output, "workflow")
 
 
 def test_hugectr(output: Path) -> None:
     listed = output / SPLIT / "train" / "_file_list.txt"
     text = listed.read_text()
     listed.write_text(text.replace("part.1", "part.7"))
-    found = _bad(output)
+    found = bad(output)
     assert len(found) == 2
     assert "says 2 files and lists 2, 2 are here" in found[0]
     assert "1 paths lead nowhere" in found[1]
     listed.write_text("many\n")
-    assert "damaged" in _only(output, "HugeCTR")
+    assert "damaged" in only(output, "HugeCTR")
     listed.unlink()
-    assert "_file_list.txt: missing" in _only(output, "HugeCTR")
+    assert "_file_list.txt: missing" in only(output, "HugeCTR")
     listed.write_text(text)
     described = output / SPLIT / "train" / "_metadata.json"
     value = json.loads(described.read_text())
     value["cats"][0]["index"] = 0
     described.write_text(json.dumps(value))
-    assert "cats are not the schema's columns" in _only(output, "HugeCTR")
+    assert "cats are not the schema's columns" in only(output, "HugeCTR")
 
 
 def test_a_moved_output(output: Path, tmp_path: Path) -> None:
@@ -407,177 +380,3 @@ def test_a_moved_output(output: Path, tmp_path: Path) -> None:
     assert [(one.severity, one.kind) for one in found] == [(WARNING, "HugeCTR")] * 3
     for one, split in zip(found, ("train", "valid", "test"), strict=True):
         assert f"replace {output / SPLIT / split} by {moved / SPLIT / split}" in one.remedy
-
-
-# --- made elsewhere
-
-
-def _elsewhere(directory: Path, splits: dict[str, int], seed: int = 0, ids: int = 1000) -> Path:
-    """Parquet with a schema and nothing else, as other tools write it: nullable, by pandas."""
-    rng = np.random.default_rng(seed)
-    schema = TableSchema("click", ("price",), ("item", "user"), (ids, ids))
-    for split, rows in splits.items():
-        table = pa.table(
-            {
-                "click": to_arrow((rng.random(rows) < 0.3).astype(np.float32)),
-                "price": to_arrow(rng.normal(size=rows).round(1).astype(np.float32)),
-                "item": to_arrow(rng.integers(0, ids, rows, dtype=np.int32)),
-                "user": to_arrow(rng.integers(0, ids, rows, dtype=np.int32)),
-            }
-        )
-        (directory / split).mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, directory / split / "0.parquet")
-        schema.write(directory / split)
-    return directory
-
-
-def test_made_elsewhere(tmp_path: Path) -> None:
-    directory = _elsewhere(tmp_path / "data", {"train": 3000, "valid": 500, "test": 500})
-    found = check(directory)
-    assert {one.severity for one in found} == {NOTE}
-    assert any("no manifest.json: made elsewhere" in str(one) for one in found)
-    assert any("nullable columns: click, price" in str(one) for one in found)
-    assert _bad(directory / "train") == []  # one split alone
-
-
-def test_validation_is_called_valid(tmp_path: Path) -> None:
-    directory = _elsewhere(tmp_path / "data", {"train": 300, "validation": 50})
-    found = _bad(directory)
-    assert len(found) == 2
-    assert "validation: training looks for valid -> rename" in found[0]
-    assert "test: no parquet file" in found[1]
-
-
-def test_without_a_schema(tmp_path: Path) -> None:
-    """Values are still checked as far as they can be."""
-    directory = _elsewhere(tmp_path / "data", {"train": 300})
-    shutil.rmtree(directory / "train" / ".merlin")
-    assert "no .merlin/schema.json" in _only(directory, "schema")
-    table = pq.read_table(directory / "train" / "0.parquet")
-    pq.write_table(_set("price", 2, float("nan"))(table), directory / "train" / "0.parquet")
-    assert any("row 2, column price: nan" in one for one in _bad(directory))
-
-
-def test_an_empty_split(tmp_path: Path) -> None:
-    directory = _elsewhere(tmp_path / "data", {"train": 300, "valid": 0, "test": 10})
-    assert "valid: no rows" in _only(directory, "splits")
-
-
-def test_lists(tmp_path: Path) -> None:
-    """Ids in lists: range, nulls, nested row numbers; empty lists are fine."""
-    schema = TableSchema("label", (), ("tags",), (10,), ("tags",))
-    directory = tmp_path / "data" / "train"
-
-    def write(lists: list) -> None:
-        kind = pa.list_(pa.int32())
-        table = pa.table({"label": pa.array([1.0] * len(lists), pa.float32())})
-        pq_table = table.append_column("tags", pa.array(lists, kind))
-        directory.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pq_table, directory / "0.parquet", write_statistics=False)
-        schema.write(directory)
-
-    write([[1, 9], [], [3]])
-    assert _bad(directory) == []
-    write([[1, 9], [], [3], [4, 10, 11]])
-    found = _only(directory, "id range")
-    assert "row 3, column tags: id 10, the table has 10 rows (2 such in the file)" in found
-    write([[1, 9], [2, None]])
-    assert "row 1, column tags: a null in a list" in _only(directory, "nulls")
-    write([[1, 9], None])
-    assert "row 1, column tags: a null" in _only(directory, "nulls")
-
-
-# --- overlap of splits
-
-
-def _append(directory: Path, split: str, table: pa.Table) -> None:
-    path = directory / split / "0.parquet"
-    pq.write_table(pa.concat_tables([pq.read_table(path), table]), path, row_group_size=1000)
-
-
-def _rows(directory: Path, split: str) -> pa.Table:
-    return pq.read_table(directory / split / "0.parquet")
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
-    return _elsewhere(tmp_path / "data", {"train": 4000, "valid": 1000, "test": 1000})
-
-
-@pytest.mark.parametrize(("source", "target"), [("train", "valid"), ("train", "test")])
-def test_a_copied_file(elsewhere: Path, source: str, target: str) -> None:
-    shutil.copy(elsewhere / source / "0.parquet", elsewhere / target / "1.parquet")
-    found = _bad(elsewhere)
-    assert f"{target}/1.parquet: holds the same 4000 rows as {source}/0.parquet" in found[0]
-    assert any("80.00% of its rows are also in train" in one for one in found)
-
-
-def test_a_copied_file_in_another_order(elsewhere: Path) -> None:
-    rows = _rows(elsewhere, "train")
-    order = np.random.default_rng(0).permutation(len(rows))
-    pq.write_table(rows.take(to_arrow(order)), elsewhere / "test" / "1.parquet")
-    assert "test/1.parquet: holds the same 4000 rows as train/0.parquet" in _bad(elsewhere)[0]
-
-
-@pytest.mark.parametrize(("source", "target"), [("train", "test"), ("valid", "test")])
-def test_a_copied_range(elsewhere: Path, source: str, target: str) -> None:
-    _append(elsewhere, target, _rows(elsewhere, source).slice(137, 200))
-    found = _bad(elsewhere)
-    assert len(found) == 2
-    assert f"{target}/0.parquet: about 200 rows of it stand in {source}/0.parquet too" in found[0]
-    assert f"16.67% of its rows are also in {source}" in found[1]
-
-
-def test_scattered_copies_are_a_warning(elsewhere: Path) -> None:
-    """No range is copied, but every twentieth row."""
-    rows = _rows(elsewhere, "train").take(to_arrow(np.arange(0, 4000, 40)))
-    _append(elsewhere, "valid", rows)
-    assert "9.09% of its rows are also in train" in _only(elsewhere, "overlap", WARNING)
-
-
-def test_a_few_coincident_rows_are_no_finding(elsewhere: Path) -> None:
-    _append(elsewhere, "valid", _rows(elsewhere, "train").slice(0, 8))
-    assert _bad(elsewhere) == []
-    notes = [str(one) for one in check(elsewhere) if one.kind == "overlap"]
-    assert any("valid: 0.79% of its rows are also in train" in one for one in notes)
-
-
-def test_rows_that_repeat_by_nature_are_no_finding(tmp_path: Path) -> None:
-    """Few distinct rows: every row of valid is in train, by chance, in windows too."""
-    directory = _elsewhere(tmp_path / "data", {"train": 4000, "valid": 1000}, ids=2)
-    notes = {one.kind: str(one) for one in check(directory)}
-    assert "overlap" in notes
-    share = float(notes["overlap"].split("valid: ")[1].split("%")[0])
-    assert share > 50
-    assert all(one.kind == "splits" for one in check(directory) if one.severity != NOTE)
-
-
-def test_one_row_again_and_again_is_no_copied_range(elsewhere: Path) -> None:
-    """A robot's rows, in both splits."""
-    row = _rows(elsewhere, "train").slice(0, 1)
-    for split in ("train", "test"):
-        _append(elsewhere, split, pa.concat_tables([row] * 100))
-    assert not any("same order" in one for one in _bad(elsewhere))
-
-
-def test_sampling_bounds_what_is_kept() -> None:
-    """Of much more than is kept, the share is found within the error of the sample."""
-    rng = np.random.default_rng(0)
-    shared = rng.integers(0, 2**63, 300_000).astype(np.uint64)
-    valid = np.concatenate([shared, rng.integers(0, 2**63, 700_000).astype(np.uint64)])
-    train = np.concatenate([rng.integers(0, 2**63, 500_000).astype(np.uint64), shared[::-1]])
-    overlap = Overlap({"train": ["t"], "valid": ["v"]}, {"t": len(train), "v": len(valid)})
-    assert (overlap.row_mask, overlap.window_mask) == (0, 0)
-    overlap.row_mask, overlap.window_mask = 63, 255
-    kept = 0
-    for files, hashes in zip(overlap.order, (valid, train), strict=True):
-        for begin in range(0, len(hashes), 50_000):
-            sample = take_sample(hashes[begin : begin + 50_000], 63, 255)
-            kept = max(kept, len(sample.hashes) + len(sample.windows))
-            overlap.add(files[0], overlap.reduce(files[0], Sample.joined([sample])))
-        overlap.finish()
-    assert kept < 50_000 // 64 * 2
-    held, common = overlap._held["valid"], overlap._common["train", "valid"]
-    share = held.counts[common.hashes].sum() / held.counts.sum()
-    assert share == pytest.approx(0.3, abs=0.02)
-    assert not common.windows  # the order is another one

@@ -9,183 +9,94 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-import yaml
 
 import etl.import_parts
 from clicklog.errors import BadInputError, OutputError, SettingsError
 from clicklog.schema import TableSchema
 from etl.__main__ import main
-from etl.check import check
-from etl.findings import NOTE
 from etl.import_arrays import find_source
-from etl.import_parts import ImportSettings, import_arrays
 from etl.output import UNFINISHED_FILE
-
-SPLIT = Path("criteo_binary") / "split"
-SIZES = tuple(10 + j for j in range(26))
-
-
-def _rows(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Labels [n], dense [n, 13], ids [n, 26] that reach the sizes' ends."""
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(0, SIZES, (rows, 26))
-    ids[0], ids[-1] = 0, np.array(SIZES) - 1
-    return rng.integers(0, 2, rows), rng.normal(size=(rows, 13)).astype(np.float32), ids
-
-
-def _write_npy(directory: Path, rows_by_day: list[int], sparse=np.int32) -> list[tuple]:
-    directory.mkdir(parents=True, exist_ok=True)
-    days = []
-    for day, rows in enumerate(rows_by_day):
-        label, dense, ids = _rows(rows, day)
-        np.save(directory / f"day_{day}_labels.npy", label.astype(np.int32).reshape(-1, 1))
-        np.save(directory / f"day_{day}_dense.npy", dense)
-        np.save(directory / f"day_{day}_sparse.npy", ids.astype(sparse))
-        days.append((label, dense, ids))
-    return days
-
-
-def _write_bin(directory: Path, rows: dict[str, int], flavour: str = "TorchRec") -> dict:
-    splits = {}
-    for seed, (split, count) in enumerate(rows.items()):
-        label, dense, ids = _rows(count, seed)
-        own = directory / split
-        own.mkdir(parents=True)
-        if flavour == "TorchRec":
-            label.astype(np.float32).tofile(own / "label.bin")
-            dense.tofile(own / "numerical.bin")
-            kinds = [np.int32] * 26
-        else:
-            label.astype(bool).tofile(own / "label.bin")
-            dense = dense.astype(np.float16)
-            dense.tofile(own / "numerical.bin")
-            kinds = [np.int8] * 9 + [np.int16] * 9 + [np.int32] * 8
-        for j, kind in enumerate(kinds):
-            ids[:, j].astype(kind).tofile(own / f"cat_{j}.bin")
-        splits[split] = (label, dense.astype(np.float32), ids)
-    return splits
-
-
-def _import(directory: Path, output: Path, **options) -> dict:
-    return import_arrays(find_source(directory), ImportSettings(directory, output, **options))
-
-
-def _read(output: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    files = sorted(
-        (output / SPLIT / split).glob("*.parquet"), key=lambda path: int(path.name.split(".")[1])
-    )
-    table = pq.ParquetDataset([str(file) for file in files]).read()
-    assert table.schema.remove_metadata() == TableSchema.read(output / SPLIT).arrow
-    columns = [table[name].to_numpy() for name in table.schema.names]
-    return columns[0], np.stack(columns[1:14], 1), np.stack(columns[14:], 1)
-
-
-def _assert_rows(found: tuple, expected: tuple) -> None:
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def _is_sound(output: Path, allowed: tuple[str, ...] = ()) -> bool:
-    """By ``python -m etl check``."""
-    found = [one for one in check(output) if one.severity != NOTE and one.kind not in allowed]
-    assert not found, list(map(str, found))
-    return True
+from tests.etl.training_sets import (
+    SIZES,
+    SPLIT,
+    assert_rows,
+    feature_spec,
+    import_set,
+    is_sound,
+    read_rows,
+    write_bin,
+    write_npy,
+)
 
 
 @pytest.mark.parametrize("sparse", [np.int32, np.int64])
 def test_npy(tmp_path: Path, sparse) -> None:
-    days = _write_npy(tmp_path / "in", [70, 50, 41], sparse)
-    manifest = _import(tmp_path / "in", tmp_path / "out", workers=2)
+    days = write_npy(tmp_path / "in", [70, 50, 41], sparse)
+    manifest = import_set(tmp_path / "in", tmp_path / "out", workers=2)
     train = tuple(np.concatenate(parts) for parts in zip(*days[:2], strict=True))
-    _assert_rows(_read(tmp_path / "out", "train"), train)
-    _assert_rows(_read(tmp_path / "out", "valid"), tuple(part[:21] for part in days[2]))
-    _assert_rows(_read(tmp_path / "out", "test"), tuple(part[21:] for part in days[2]))
+    assert_rows(read_rows(tmp_path / "out", "train"), train)
+    assert_rows(read_rows(tmp_path / "out", "valid"), tuple(part[:21] for part in days[2]))
+    assert_rows(read_rows(tmp_path / "out", "test"), tuple(part[21:] for part in days[2]))
     assert TableSchema.read(tmp_path / "out" / SPLIT).table_sizes == SIZES
     assert manifest["rows"] == {"in": 161, "out": 161, "rejected": 0}
     assert manifest["splits"]["train"]["positives"] == train[0].sum()
     assert [day["rows"] for day in manifest["by_day"].values()] == [70, 50, 41]
-    assert _is_sound(tmp_path / "out")
+    assert is_sound(tmp_path / "out")
     assert not (tmp_path / "out" / UNFINISHED_FILE).exists()
     assert not (tmp_path / "out" / ".work").exists()
 
 
 def test_npy_of_one_day_and_contiguous_ids(tmp_path: Path) -> None:
     """One day is cut 80/10/10; what contiguous preprocessing wrote beside goes before."""
-    ((label, dense, ids),) = _write_npy(tmp_path / "in", [100])
+    ((label, dense, ids),) = write_npy(tmp_path / "in", [100])
     np.save(tmp_path / "in" / "day_0_sparse_contig_freq.npy", ids + 1)
-    _import(tmp_path / "in", tmp_path / "out")
-    _assert_rows(_read(tmp_path / "out", "train"), (label[:80], dense[:80], ids[:80] + 1))
-    assert len(_read(tmp_path / "out", "valid")[0]) == 10
+    import_set(tmp_path / "in", tmp_path / "out")
+    assert_rows(read_rows(tmp_path / "out", "train"), (label[:80], dense[:80], ids[:80] + 1))
+    assert len(read_rows(tmp_path / "out", "valid")[0]) == 10
 
 
 def test_npy_by_column(tmp_path: Path) -> None:
-    ((label, dense, ids),) = _write_npy(tmp_path / "in", [100])
+    ((label, dense, ids),) = write_npy(tmp_path / "in", [100])
     np.save(tmp_path / "in" / "day_0_dense.npy", np.asfortranarray(dense))
-    _import(tmp_path / "in", tmp_path / "out")
-    _assert_rows(_read(tmp_path / "out", "train"), (label[:80], dense[:80], ids[:80]))
+    import_set(tmp_path / "in", tmp_path / "out")
+    assert_rows(read_rows(tmp_path / "out", "train"), (label[:80], dense[:80], ids[:80]))
 
 
 def test_kaggle(tmp_path: Path) -> None:
-    ((label, dense, ids),) = _write_npy(tmp_path / "in", [100])
+    ((label, dense, ids),) = write_npy(tmp_path / "in", [100])
     for name in ("labels", "dense", "sparse"):
         (tmp_path / "in" / f"day_0_{name}.npy").rename(tmp_path / "in" / f"train_{name}.npy")
     np.save(tmp_path / "in" / "test_dense.npy", dense)  # without labels: left out
-    _import(tmp_path / "in", tmp_path / "out")
-    _assert_rows(_read(tmp_path / "out", "train"), (label[:80], dense[:80], ids[:80]))
+    import_set(tmp_path / "in", tmp_path / "out")
+    assert_rows(read_rows(tmp_path / "out", "train"), (label[:80], dense[:80], ids[:80]))
 
 
 @pytest.mark.parametrize("flavour", ["TorchRec", "NVIDIA"])
 def test_split_binary(tmp_path: Path, flavour: str) -> None:
     rows = {"train": 90, "validation": 30, "test": 20}
-    splits = _write_bin(tmp_path / "in", rows, flavour)
+    splits = write_bin(tmp_path / "in", rows, flavour)
     source = find_source(tmp_path / "in")
     assert source.kind == f"{flavour}'s split binary set"
-    _import(tmp_path / "in", tmp_path / "out")
+    import_set(tmp_path / "in", tmp_path / "out")
     for split, name in (("train", "train"), ("valid", "validation"), ("test", "test")):
-        _assert_rows(_read(tmp_path / "out", split), splits[name])
-    assert _is_sound(tmp_path / "out")
+        assert_rows(read_rows(tmp_path / "out", split), splits[name])
+    assert is_sound(tmp_path / "out")
 
 
 def test_without_a_validation_set(tmp_path: Path, caplog) -> None:
-    _write_bin(tmp_path / "in", {"train": 90, "test": 30}, "NVIDIA")
-    _import(tmp_path / "in", tmp_path / "out")
+    write_bin(tmp_path / "in", {"train": 90, "test": 30}, "NVIDIA")
+    import_set(tmp_path / "in", tmp_path / "out")
     assert "no rows for valid" in caplog.text
-    assert _is_sound(tmp_path / "out", allowed=("splits",))
-
-
-def _feature_spec(directory: Path, splits: dict, **changed) -> dict:
-    """As NVIDIA's scripts write it; the names of categories end in .bin there."""
-    kinds = ["int8"] * 9 + ["int16"] * 9 + ["int32"] * 8
-    dense, cats = [f"num_{i}" for i in range(13)], [f"cat_{j}.bin" for j in range(26)]
-    features = {name: {"dtype": "float16"} for name in dense} | {"label": {"dtype": "bool"}}
-    for name, kind, size in zip(cats, kinds, SIZES, strict=True):
-        features[name] = {"dtype": kind, "cardinality": size + 5}
-
-    def files(split: str) -> list:
-        by_file = {"numerical.bin": dense, "label.bin": ["label"]} | {name: [name] for name in cats}
-        return [
-            {"type": "split_binary", "features": names, "files": [f"{split}/{file}"]}
-            for file, names in by_file.items()
-        ]
-
-    value = {
-        "feature_spec": features,
-        "source_spec": {split: files(split) for split in splits},
-        "channel_spec": {"label": ["label"], "numerical": dense, "categorical": cats},
-        "metadata": {},
-    } | changed
-    (directory / "feature_spec.yaml").write_text(yaml.dump(value))
-    return value
+    assert is_sound(tmp_path / "out", allowed=("splits",))
 
 
 def test_feature_spec(tmp_path: Path) -> None:
-    splits = _write_bin(tmp_path / "in", {"train": 90, "test": 30}, "NVIDIA")
-    _feature_spec(tmp_path / "in", splits)
-    _import(tmp_path / "in", tmp_path / "out")
+    splits = write_bin(tmp_path / "in", {"train": 90, "test": 30}, "NVIDIA")
+    feature_spec(tmp_path / "in", splits)
+    import_set(tmp_path / "in", tmp_path / "out")
     for split, expected in splits.items():
-        _assert_rows(_read(tmp_path / "out", split), expected)
+        assert_rows(read_rows(tmp_path / "out", split), expected)
     schema = TableSchema.read(tmp_path / "out" / SPLIT)
     assert schema.table_sizes == tuple(size + 5 for size in SIZES)  # its cardinalities
     assert schema.dense[:2] == ("num_0", "num_1")
@@ -205,8 +116,8 @@ def test_feature_spec(tmp_path: Path) -> None:
     ],
 )
 def test_feature_spec_that_is_none(tmp_path: Path, change: dict, what: str) -> None:
-    splits = _write_bin(tmp_path / "in", {"train": 90}, "NVIDIA")
-    _feature_spec(tmp_path / "in", splits, **change)
+    splits = write_bin(tmp_path / "in", {"train": 90}, "NVIDIA")
+    feature_spec(tmp_path / "in", splits, **change)
     with pytest.raises(BadInputError, match=what):
         find_source(tmp_path / "in")
 
@@ -218,7 +129,7 @@ def test_a_bin_file_of_another_length(
     tmp_path: Path, flavour: str, name: str, bytes_off: int
 ) -> None:
     """Read as it is, it would shift every row after the end."""
-    _write_bin(tmp_path / "in", {"train": 90, "test": 30}, flavour)
+    write_bin(tmp_path / "in", {"train": 90, "test": 30}, flavour)
     path = tmp_path / "in" / "train" / name
     data = path.read_bytes()
     path.write_bytes(data[:bytes_off] if bytes_off < 0 else data + bytes(bytes_off))
@@ -230,7 +141,7 @@ def test_a_bin_file_of_another_length(
 
 
 def test_a_bin_file_is_missing(tmp_path: Path) -> None:
-    _write_bin(tmp_path / "in", {"train": 90, "test": 30})
+    write_bin(tmp_path / "in", {"train": 90, "test": 30})
     (tmp_path / "in" / "train" / "cat_7.bin").unlink()
     with pytest.raises(BadInputError, match=r"cat_7\.bin: missing"):
         find_source(tmp_path / "in")
@@ -241,7 +152,7 @@ def test_a_bin_file_is_missing(tmp_path: Path) -> None:
 
 def test_npy_that_does_not_fit(tmp_path: Path) -> None:
     directory = tmp_path / "in"
-    _write_npy(directory, [70, 50, 41])
+    write_npy(directory, [70, 50, 41])
     sparse = np.load(directory / "day_1_sparse.npy")
     path = directory / "day_1_sparse.npy"
     np.save(path, sparse[:-1])
@@ -285,62 +196,62 @@ def test_npy_that_does_not_fit(tmp_path: Path) -> None:
     ],
 )
 def test_values_that_no_training_takes(tmp_path: Path, name, row, column, value, what) -> None:
-    _write_npy(tmp_path / "in", [70, 50, 41])
+    write_npy(tmp_path / "in", [70, 50, 41])
     path = tmp_path / "in" / f"day_1_{name}.npy"
     array = np.load(path)
     array[row, column] = value
     np.save(path, array)
     with pytest.raises(BadInputError, match=f"day_1_{name}.npy: {what}"):
-        _import(tmp_path / "in", tmp_path / "out")
+        import_set(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_bytes_that_are_no_bool(tmp_path: Path) -> None:
-    _write_bin(tmp_path / "in", {"train": 90, "test": 30}, "NVIDIA")
+    write_bin(tmp_path / "in", {"train": 90, "test": 30}, "NVIDIA")
     path = tmp_path / "in" / "train" / "label.bin"
     data = bytearray(path.read_bytes())
     data[5] = 2
     path.write_bytes(data)
     with pytest.raises(BadInputError, match=r"label\.bin: row 5: column label: 2"):
-        _import(tmp_path / "in", tmp_path / "out")
+        import_set(tmp_path / "in", tmp_path / "out")
 
 
 def test_table_sizes(tmp_path: Path) -> None:
-    _write_npy(tmp_path / "in", [70, 50, 41])
+    write_npy(tmp_path / "in", [70, 50, 41])
     larger = tuple(size + 1 for size in SIZES)
-    _import(tmp_path / "in", tmp_path / "larger", table_sizes=larger)
+    import_set(tmp_path / "in", tmp_path / "larger", table_sizes=larger)
     assert TableSchema.read(tmp_path / "larger" / SPLIT).table_sizes == larger
     small = (SIZES[0] - 1, *SIZES[1:])
     with pytest.raises(BadInputError, match=r"column cat_0: 9\n.*the table has 9 rows"):
-        _import(tmp_path / "in", tmp_path / "small", table_sizes=small)
+        import_set(tmp_path / "in", tmp_path / "small", table_sizes=small)
     with pytest.raises(SettingsError, match="25 table sizes, the set has 26"):
-        _import(tmp_path / "in", tmp_path / "few", table_sizes=SIZES[1:])
+        import_set(tmp_path / "in", tmp_path / "few", table_sizes=SIZES[1:])
     with pytest.raises(SettingsError, match="a table of 0 rows"):
-        _import(tmp_path / "in", tmp_path / "none", table_sizes=(0, *SIZES[1:]))
+        import_set(tmp_path / "in", tmp_path / "none", table_sizes=(0, *SIZES[1:]))
     with pytest.raises(SettingsError, match="without table sizes"):
-        _import(tmp_path / "in", tmp_path / "modulo", modulo=True)
+        import_set(tmp_path / "in", tmp_path / "modulo", modulo=True)
 
 
 def test_modulo(tmp_path: Path) -> None:
     """As TorchRec takes raw hashes: also those that were negative in int32."""
-    ((_, _, ids),) = _write_npy(tmp_path / "in", [100])
+    ((_, _, ids),) = write_npy(tmp_path / "in", [100])
     raw = (ids * 0x9E3779B9 + 12345).astype(np.uint32).view(np.int32)
     np.save(tmp_path / "in" / "day_0_sparse.npy", raw)
-    _import(tmp_path / "in", tmp_path / "out", table_sizes=SIZES, modulo=True)
+    import_set(tmp_path / "in", tmp_path / "out", table_sizes=SIZES, modulo=True)
     expected = raw[:80] % np.array(SIZES, np.int32)  # NumPy's, as TorchRec's
-    np.testing.assert_array_equal(_read(tmp_path / "out", "train")[2], expected)
-    assert _is_sound(tmp_path / "out")
+    np.testing.assert_array_equal(read_rows(tmp_path / "out", "train")[2], expected)
+    assert is_sound(tmp_path / "out")
 
 
 def test_parts_and_workers_change_nothing(tmp_path: Path, monkeypatch) -> None:
-    _write_npy(tmp_path / "in", [70, 50, 41])
-    _import(tmp_path / "in", tmp_path / "one")
+    write_npy(tmp_path / "in", [70, 50, 41])
+    import_set(tmp_path / "in", tmp_path / "one")
     monkeypatch.setattr(etl.import_parts, "ROWS_PER_PART", 16)
-    _import(tmp_path / "in", tmp_path / "many", workers=4)
+    import_set(tmp_path / "in", tmp_path / "many", workers=4)
     assert len(list((tmp_path / "many" / SPLIT / "train").glob("*.parquet"))) == 9
     for split in ("train", "valid", "test"):
-        _assert_rows(_read(tmp_path / "many", split), _read(tmp_path / "one", split))
-    assert _is_sound(tmp_path / "many")
+        assert_rows(read_rows(tmp_path / "many", split), read_rows(tmp_path / "one", split))
+    assert is_sound(tmp_path / "many")
 
 
 class _PulledError(Exception):
@@ -350,8 +261,8 @@ class _PulledError(Exception):
 def test_resume(tmp_path: Path, monkeypatch) -> None:
     """Byte-identical, and what is done is not done again."""
     monkeypatch.setattr(etl.import_parts, "ROWS_PER_PART", 16)
-    _write_npy(tmp_path / "in", [70, 50, 41])
-    _import(tmp_path / "in", tmp_path / "whole")
+    write_npy(tmp_path / "in", [70, 50, 41])
+    import_set(tmp_path / "in", tmp_path / "whole")
     write, written = etl.import_parts.write_part, []
 
     def pull(table, path: Path) -> int:
@@ -363,12 +274,12 @@ def test_resume(tmp_path: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(etl.import_parts, "write_part", pull)
         with pytest.raises(_PulledError):
-            _import(tmp_path / "in", tmp_path / "out")
+            import_set(tmp_path / "in", tmp_path / "out")
     assert (tmp_path / "out" / UNFINISHED_FILE).exists()
     with pytest.raises(OutputError, match="did not finish"):
-        _import(tmp_path / "in", tmp_path / "out")
+        import_set(tmp_path / "in", tmp_path / "out")
     with pytest.raises(OutputError, match="table_sizes"):
-        _import(tmp_path / "in", tmp_path / "out", table_sizes=SIZES, resume=True)
+        import_set(tmp_path / "in", tmp_path / "out", table_sizes=SIZES, resume=True)
     again: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -376,20 +287,20 @@ def test_resume(tmp_path: Path, monkeypatch) -> None:
             "write_part",
             lambda t, path: again.append(path.name) or write(t, path),
         )
-        _import(tmp_path / "in", tmp_path / "out", resume=True)
+        import_set(tmp_path / "in", tmp_path / "out", resume=True)
     assert len(again) == 9 + 2 + 2 - 5  # parts of train, valid, test, less those that were there
     files = {path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("part.*")}
     files |= {Path("manifest.json"), SPLIT / "_metadata"}
     for file in files:
         assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
     # once more: nothing to do; and never over something else
-    assert _import(tmp_path / "in", tmp_path / "out", resume=True)["rows"]["in"] == 161
+    assert import_set(tmp_path / "in", tmp_path / "out", resume=True)["rows"]["in"] == 161
     with pytest.raises(OutputError, match="finished"):
-        _import(tmp_path / "in", tmp_path / "out")
+        import_set(tmp_path / "in", tmp_path / "out")
 
 
 def test_command_line(tmp_path: Path, capsys) -> None:
-    _write_bin(tmp_path / "in", {"train": 90, "validation": 30, "test": 30})
+    write_bin(tmp_path / "in", {"train": 90, "validation": 30, "test": 30})
     arguments = ["import", "--input_path", str(tmp_path / "in"), "--output_path"]
     sizes = ",".join(map(str, SIZES))
     assert main([*arguments, str(tmp_path / "out"), "--num_embeddings_per_feature", sizes]) == 0
