@@ -3,6 +3,8 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,13 +15,17 @@ from clicklog.raw import (
     count_lines,
     cut_blocks,
     find_days,
+    first_line,
     has_label,
     offset_of_line,
+    open_day,
     parse_days,
     read_block,
     read_bytes,
+    read_pieces,
     stream_rows,
 )
+from clicklog.spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day, write_log
 
 
@@ -177,3 +183,62 @@ def test_stream_of_something_else(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadInputError, match=message):
             list(stream_rows(str(tmp_path / name), CRITEO, block_bytes=10))
+
+
+SMALL_CSV = FeatureSpec(
+    "y", (), (CategoricalColumn("c", raw="string"),), input=InputFormat("csv", header=True)
+)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("block_bytes", [3, 10, 1000])
+def test_lines_of_csv_are_named_as_an_editor_counts_them(
+    tmp_path: Path, ending: str, block_bytes: int
+) -> None:
+    lines = ["c,y", *(f"v{i},{i % 2}" for i in range(20))]
+    lines[13] = "v,x"
+    path = tmp_path / f"log.csv{ending}"
+    kind = {"": None, ".gz": "gzip", ".zst": "zstd"}[ending]
+    with pa.output_stream(path, compression=kind) as file:
+        file.write("\n".join(lines).encode())
+    with pytest.raises(BadRowError, match=r"line 14: column y: 'x': a label is 0 or 1"):
+        list(stream_rows(str(path), SMALL_CSV, block_bytes=block_bytes))
+    streamed = list(stream_rows(str(path), SMALL_CSV, block_bytes=block_bytes, reject=True))
+    numbers = [int(n) for numbers, _ in streamed for n in numbers]
+    assert numbers == [n for n in range(20) if n != 12]
+    values = [value for _, rows in streamed for value in rows.categorical[0].to_pylist()]
+    assert values == [f"v{n}" for n in numbers]
+    assert [bad.text for _, rows in streamed for bad in rows.bad] == [b"v,x"]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 12, 1000])
+def test_pieces_are_the_block(tmp_path: Path, piece_bytes: int) -> None:
+    path = str(tmp_path / "day_0.csv")
+    lines = ["c,y", *(f"v{i},{i % 2}" for i in range(20))]
+    lines[13] = "v,x"
+    Path(path).write_text("\n".join(lines))
+    day = open_day(find_days(path)[0], SMALL_CSV)
+    block = day.cut(day.find_row(5, day.end), day.end, 1000)[0]
+    assert first_line(block, SMALL_CSV) == 7
+    whole = read_block(block, SMALL_CSV, reject=True)
+    pieces = list(read_pieces(block, SMALL_CSV, reject=True, piece_bytes=piece_bytes))
+    assert sum(piece.lines for piece in pieces) == whole.lines == 15
+    assert np.concatenate([piece.label for piece in pieces]).tolist() == whole.label.tolist()
+    for read in (read_block, lambda *args: list(read_pieces(*args, piece_bytes=piece_bytes))):
+        with pytest.raises(BadRowError, match=r"day_0.csv, line 14: column y"):
+            read(block, SMALL_CSV)
+    without = read_block(block, SMALL_CSV, label=False)
+    assert without.label is None
+    assert len(without) == 15
+
+
+def test_a_header_alone_and_a_long_one(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("c,y")
+    assert list(stream_rows(str(tmp_path / "empty.csv"), SMALL_CSV, block_bytes=10)) == []
+    names = ",".join(f"column_{i}" for i in range(20_000))
+    (tmp_path / "day_0.csv").write_text(f"{names},c,y\n" + "," * 20_000 + "v,1\n")
+    (day,) = find_days(str(tmp_path))
+    opened = open_day(day, SMALL_CSV)
+    (block,) = opened.cut(opened.begin, opened.end, 1 << 20)
+    rows = read_block(block, SMALL_CSV)
+    assert (rows.label.tolist(), rows.categorical[0].to_pylist()) == ([1], ["v"])
