@@ -13,7 +13,6 @@ from collections.abc import Iterable
 import numba
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from clicklog.arrays import to_arrow, to_numpy
 
@@ -52,6 +51,8 @@ def count(values: np.ndarray | pa.Array, placeholders: int = 0) -> Counts:
 
 
 def _count_text(values: pa.Array) -> Counts:
+    import pyarrow.compute as pc  # a fifth of a second, which a log of numbers need not wait
+
     counted = pc.value_counts(values.cast(pa.large_string()))
     text, counts = counted.field("values"), counted.field("counts")
     there = pc.not_equal(text, "")  # an empty string is a missing one

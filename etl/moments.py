@@ -44,7 +44,10 @@ def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
     for j, column in enumerate(spec.dense):
         values, fill = rows.dense[j], rows.dense.dtype.type(column.fill)
         bit = np.uint64(1 << j)
-        _prepare(values, rows.dense_missing, bit, fill, logarithm, _LOGARITHMS, scratch)
+        if logarithm:
+            _logarithm(values, rows.dense_missing, bit, fill, _LOGARITHMS, scratch)
+        else:
+            _filled(values, rows.dense_missing, bit, fill, scratch)
         result[j] = _moments(scratch)
     return result
 
@@ -78,16 +81,21 @@ def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, flo
 
 
 @numba.njit(nogil=True, cache=True)
-def _prepare(values, missing, bit, fill, logarithm, table, out):
-    """Fill what is missing and take the logarithm, if so asked, in float64."""
+def _logarithm(values, missing, bit, fill, table, out):
+    """log(max(value, minimum) + shift) in float64, of what is missing that of ``fill``."""
     for i in range(len(values)):
         value = fill if missing[i] & bit else values[i]
-        if logarithm:
-            shifted = max(np.float64(value), np.float64(DENSE_MINIMUM)) + DENSE_SHIFT
-            whole = np.int64(shifted) if shifted < len(table) else 0
-            out[i] = table[whole] if whole == shifted else np.log(shifted)
+        shifted = max(value, DENSE_MINIMUM) + DENSE_SHIFT  # int64 for integers
+        if shifted < len(table) and shifted == np.int64(shifted):
+            out[i] = table[np.int64(shifted)]
         else:
-            out[i] = value
+            out[i] = np.log(shifted)
+
+
+@numba.njit(nogil=True, cache=True)
+def _filled(values, missing, bit, fill, out):
+    for i in range(len(values)):
+        out[i] = fill if missing[i] & bit else values[i]
 
 
 @numba.njit(nogil=True, cache=True)
