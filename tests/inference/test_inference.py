@@ -177,12 +177,27 @@ def test_an_output_is_not_overwritten(trained: Trained, tmp_path: Path, capsys) 
     assert "/proc/none/p.parquet: cannot be written" in capsys.readouterr().err
 
 
+def _rewritten(source: Path, target: Path, *, dense: int = 13, another: int | None = None) -> Path:
+    """The same workflow with fewer dense columns, or with another value in cat_4's vocabulary."""
+    description = workflows.inspect(source)
+    vocabularies = {}
+    for column in description.spec.categorical:
+        vocabulary = description.vocabularies[column.name]
+        values, counts = (c.to_numpy() for c in pq.read_table(source / vocabulary.file).columns)
+        if another is not None and column.name == "cat_4":
+            values, counts = np.append(values, another), np.append(counts, 1)
+        vocabularies[column.name] = workflows.FittedVocabulary(values, counts, vocabulary.observed)
+    spec = dataclasses.replace(description.spec, dense=description.spec.dense[:dense])
+    state = workflows.Fitted(description.statistics, vocabularies)
+    workflows.write_workflow(target, spec, state)
+    return target
+
+
 def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) -> None:
-    workflow = shutil.copytree(trained.workflow, tmp_path / "workflow")
-    value = json.loads((workflow / "workflow.json").read_text())
+    workflow = trained.workflow
     checkpoint = shutil.copytree(trained.checkpoint, tmp_path / "checkpoint")
     record = json.loads((checkpoint / "model.json").read_text())
-    assert record["training"]["workflow_digest"] == value["digest"]
+    assert record["training"]["workflow_digest"] == workflows.inspect(workflow).digest
     record["training"]["workflow_digest"] = "0" * 64
     write_json(checkpoint / "model.json", record)
     with pytest.raises(SchemaError, match=r"another workflow.*\n.*OUT/workflow beside"):
@@ -190,19 +205,15 @@ def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) 
     # without a recorded digest, columns and table sizes still have to fit
     record["training"]["workflow_digest"] = None
     write_json(checkpoint / "model.json", record)
-    Predictor(workflow, checkpoint)
-    value["vocabularies"]["cat_4"]["table_size"] += 1
-    write_json(workflow / "workflow.json", value)
+    Predictor(_rewritten(workflow, tmp_path / "same"), checkpoint)
     with pytest.raises(SchemaError, match=r"column cat_4: .* gives ids up to \d+"):
-        Predictor(workflow, checkpoint)
-    value["spec"]["dense"] = value["spec"]["dense"][:-1]
-    write_json(workflow / "workflow.json", value)
+        Predictor(_rewritten(workflow, tmp_path / "larger", another=2**32 - 1), checkpoint)
     with pytest.raises(SchemaError, match="dense columns of"):
-        Predictor(workflow, checkpoint)
+        Predictor(_rewritten(workflow, tmp_path / "narrower", dense=12), checkpoint)
 
 
 def test_paths_that_are_none(trained: Trained, tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"workflow.json: no such file"):
+    with pytest.raises(BadInputError, match=r"metadata.json: no such file"):
         Predictor(tmp_path, trained.checkpoint)
     with pytest.raises(BadInputError, match="no such checkpoint"):
         Predictor(trained.workflow, tmp_path / "none")
