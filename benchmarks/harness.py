@@ -91,7 +91,8 @@ class Metric:
 
 
 WALL = Metric("wall_s", "wall s", ".1f")
-CPU = Metric("cpu_s", "CPU s", ".1f")
+#: With a ratio: on a busy machine it tells more than the clock.
+CPU = Metric("cpu_s", "CPU s", ".1f", ratio=True)
 MEMORY = Metric("peak_rss_mb", "peak MB")
 
 

@@ -206,7 +206,6 @@ def _categorical(data: ReportData) -> str:
         "unseen in<br>valid",
     ]
     headings += ["unseen in<br>test", "table rows", *dimensions]
-    policies = {column.policy for column in data.categorical}
     rows = []
     for column in data.categorical:
         unseen = ["-"] * len(SPLITS)
@@ -221,27 +220,27 @@ def _categorical(data: ReportData) -> str:
             f"{column.table_size:,}",
             *(_bytes(column.table_size, dimension) for dimension in DIMENSIONS),
         ]
-        rows.append(row + ([html.escape(column.policy)] if len(policies) > 1 else []))
+        rows.append(row)
     total = sum(column.table_size for column in data.categorical)
     sums = [_bytes(total, dimension) for dimension in DIMENSIONS]
     last = ["all", *[""] * 5, f"{total:,}", *sums]
-    if len(policies) > 1:
-        headings.append("vocabulary")
-        last.append("")
-    one = f" Vocabularies: {html.escape(policies.pop())}." if len(policies) == 1 else ""
     return (
         "<h2>Categorical columns</h2><p class=faint>Cardinality over the training days, and how "
         "many of the most frequent values make 99 % of the occurrences; unseen: share of ids that "
         "are out of vocabulary (bars: relative to the largest); size of the embedding tables, "
-        f"float32, for three dimensions, without the optimizer's state.{one}</p>"
+        "float32, for three dimensions, without the optimizer's state.</p>"
         f"<div class=wide>{_table(headings, rows, last)}</div>"
     )
 
 
 def _top_values(data: ReportData) -> str:
     cards = []
+    shared: dict[str, list[str]] = {}
     for column in data.categorical:
-        if not column.top:
+        shared.setdefault(column.vocabulary, []).append(column.name)
+    for column in data.categorical:
+        names = shared[column.vocabulary]
+        if not column.top or column.name != names[0]:
             continue
         rows = []
         for value, count, share in column.top:
@@ -251,7 +250,7 @@ def _top_values(data: ReportData) -> str:
                 f"<td>{charts.bar(share, charts.percent(share))}</td></tr>"
             )
         cards.append(
-            f"<div class=card><h3>{html.escape(column.name)}</h3>"
+            f"<div class=card><h3>{html.escape(', '.join(names))}</h3>"
             f"<table>{''.join(rows)}</table></div>"
         )
     return (

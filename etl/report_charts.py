@@ -69,8 +69,9 @@ def histogram(one: Histogram, what: str) -> str:
             "</rect>"
         )
     parts.append(f"<line class=axis x1=0 x2={width} y1={bottom} y2={bottom} />")
-    parts.append(_text(0, height - 4, f"{_tidy(one.low)}", "start"))
-    parts.append(_text(width, height - 4, f"{_tidy(one.high)}", "end"))
+    span = one.high - one.low
+    parts.append(_text(0, height - 4, _tidy(one.low, span), "start"))
+    parts.append(_text(width, height - 4, _tidy(one.high, span), "end"))
     return _svg(width, height, what, parts)
 
 
@@ -122,7 +123,10 @@ def size(count: float) -> str:
     return f"{count / 2 ** (power or 10):,.1f} {unit}"
 
 
-def _tidy(value: float) -> str:
+def _tidy(value: float, span: float) -> str:
+    """Three digits; 0 for what is only a rounding error away from it on an axis of ``span``."""
+    if abs(value) < 1e-3 * span:
+        return "0"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

@@ -59,6 +59,7 @@ class Categorical:
 
     Attributes:
         name: of the column.
+        vocabulary: name of its vocabulary, which columns may share.
         policy: of its vocabulary, in words.
         values: in its vocabulary; None if it is hashed.
         table_size: rows of its embedding table.
@@ -70,6 +71,7 @@ class Categorical:
     """
 
     name: str
+    vocabulary: str
     policy: str
     values: int | None
     table_size: int
@@ -111,6 +113,7 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
         categorical.append(
             Categorical(
                 name=column.name,
+                vocabulary=vocabulary.name,
                 policy=describe_policy(column),
                 values=None if hashed else vocabulary.values,
                 table_size=vocabulary.table_size,

@@ -69,7 +69,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--input", required=True)
     parser.add_argument("--output", required=True)
-    parser.add_argument("--stage", choices=("memory", "disk"), default="disk")
+    parser.add_argument("--stage", choices=("memory", "disk"), default="memory")
     parser.add_argument("--parse_only", action="store_true")
     args = parser.parse_args()
     files = sorted(glob.glob(f"{args.input}/day_*"), key=lambda f: int(f.rsplit("_", 1)[1]))

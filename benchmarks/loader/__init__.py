@@ -1,0 +1,1 @@
+"""The loader beside Merlin's, TorchRec's and a plain DataLoader."""

@@ -1,0 +1,239 @@
+"""Measured runs: time, memory and failures of real processes, medians and ratios of them."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness
+from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table
+from benchmarks.process import run
+from benchmarks.venvs import Peer, PeerError
+from clicklog.errors import ClickLogError
+
+SPEED = Metric("n_per_s", "n/s", ratio=True)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def printing(text: str = "{}", before: str = "") -> list[str]:
+    return python(f"{before}\nprint('noise')\nprint({text!r})")
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    monkeypatch.setattr(harness, "BUILD", tmp_path)
+    return Table("try", "a try", [SPEED, WALL, MEMORY], base="b")
+
+
+def test_a_run_has_the_last_line_the_time_and_the_memory():
+    one = run(printing('{"rows": 3}', "x = bytearray(80 << 20); sum(x[::4096])"))
+    assert one.output == {"rows": 3}
+    assert not one.error
+    assert 80 * 2**20 / 1e6 < one.peak_rss_mb < 150
+    assert 0 < one.cpu_s < one.wall_s + 1
+
+
+def test_cpu_seconds_are_counted_not_the_waiting():
+    busy = "import time\nwhile time.process_time() < 0.4: pass"
+    assert 0.4 <= run(printing(before=busy)).cpu_s < 1.5
+    idle = run(printing(before="import time; time.sleep(1)"))
+    assert idle.wall_s > 1
+    assert idle.cpu_s < 0.5
+
+
+def test_memory_and_cpu_are_those_of_all_processes():
+    child = (
+        "import time; x = bytearray(60 << 20); x[::4096] = b'1' * len(x[::4096]);"
+        "end = time.time() + 1.5\nwhile time.process_time() < 0.3 or time.time() < end: pass"
+    )
+    start = (
+        "import subprocess, sys\n"
+        f"children = [subprocess.Popen([sys.executable, '-c', {child!r}]) for _ in range(2)]\n"
+        "[child.wait() for child in children]"
+    )
+    one = run(printing(before=start))
+    assert one.peak_rss_mb > 2 * 60 * 2**20 / 1e6
+    assert one.cpu_s > 0.6
+
+
+def test_what_a_run_leaves_behind_is_ended(tmp_path: Path):
+    orphan = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
+    start = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {orphan + '; time.sleep(60)'!r}])\n"
+        f"import os\nwhile not os.path.exists({str(tmp_path / 'pid')!r}): time.sleep(0.01)\n"
+        "time.sleep(0.2)"
+    )
+    assert not run(printing(before=start)).error
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.time() + 5
+    while time.time() < deadline and Path(f"/proc/{pid}").exists():
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (python("raise SystemExit('no such thing')"), "no such thing"),
+        (python("import os; os.abort()"), "exit status -6"),
+        (python("print('done')"), "no JSON object in the last line it printed: 'done'"),
+        (python("print('[1]')"), "no JSON object"),
+        (["/nonexistent/program"], "cannot be started"),
+    ],
+)
+def test_a_failed_run_says_why(command: list[str], said: str):
+    one = run(command)
+    assert said in one.error
+    assert one.output == {}
+
+
+def test_a_run_past_its_time_is_killed():
+    begin = time.time()
+    one = run(python("import time; time.sleep(60)"), timeout=0.5)
+    assert time.time() - begin < 10
+    assert "killed after 0 s" in one.error or "killed after 1 s" in one.error
+
+
+def test_medians_ratios_and_the_order_of_runs(table: Table, tmp_path: Path):
+    order = tmp_path / "order"
+
+    def system(name: str, speeds: list[int]) -> System:
+        code = (
+            f"import json\nwith open({str(order)!r}, 'a') as f: f.write({name!r})\n"
+            f"n = open({str(order)!r}).read().count({name!r})\n"
+            f"print(json.dumps({{'n_per_s': {speeds!r}[n - 1], 'versions': {{{name!r}: '1'}}}}))"
+        )
+        return System(name, "", python(code))
+
+    table.measure([system("a", [30, 10, 20]), system("b", [5, 80, 40])], repeats=3)
+    assert order.read_text() == "ababab"
+    assert table.median("a", "", "n_per_s") == 20
+    assert table.ratio("a", "", "n_per_s") == 0.5
+    assert table.ratio("b", "", "n_per_s") == 1
+    lines = table.text().splitlines()
+    assert "medians of 3 interleaved runs" in lines[0]
+    assert lines[3].split() == ["system", "n/s", "x", "b", "wall", "s", "peak", "MB"]
+    assert lines[5].split()[:3] == ["a", "20", "0.50"]
+    written = json.loads(table.write(data="here").read_text())
+    assert written["versions"]["a"] == {"a": "1"}
+    assert written["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert written["data"] == "here"
+    own = [r for r in written["results"] if r["system"] == "a" and r["metric"] == "n_per_s"]
+    assert own[0]["median"] == 20
+    assert own[0]["runs"] == [30, 10, 20]
+    assert own[0]["case"] == ""
+    assert own[0]["peak_rss_mb"] > 0
+
+
+def test_ratios_are_within_a_case(table: Table):
+    cases = {("a", "1"): 10, ("b", "1"): 20, ("a", "2"): 10, ("b", "2"): 5, ("a", "3"): 7}
+    systems = [
+        System(name, case, printing(json.dumps({"n_per_s": speed})))
+        for (name, case), speed in cases.items()
+    ]
+    table.measure(systems, repeats=1)
+    ratios = [table.ratio("a", case, "n_per_s") for case in "123"]
+    assert ratios == [0.5, 2, None]
+
+
+def test_a_failing_system_stays_in_the_table_and_is_not_run_again(table: Table, tmp_path: Path):
+    count = tmp_path / "count"
+    code = f"open({str(count)!r}, 'a').write('x'); raise SystemExit('out of luck')"
+
+    def refuse() -> None:
+        raise PeerError("cannot be installed: no network", "get one")
+
+    table.measure(
+        [
+            System("a", "", python(code)),
+            System("b", "", printing('{"n_per_s": 1}')),
+            System("c", "", printing(), prepare=refuse),
+        ],
+        repeats=3,
+    )
+    assert count.read_text() == "x"
+    assert table.failed == {
+        ("a", ""): "out of luck",
+        ("c", ""): "cannot be installed: no network",
+    }
+    assert "failed: a: out of luck" in table.text()
+    written = json.loads(table.write().read_text())
+    assert [one["system"] for one in written["failed"]] == ["a", "c"]
+    assert {one["system"] for one in written["results"]} == {"b"}
+
+
+def test_results_found_void_later_count_as_failed(table: Table):
+    table.measure([System("b", "", printing('{"n_per_s": 1}'))], repeats=1)
+    table.fail("b", "", "its output is another")
+    assert table.median("b", "", "n_per_s") is None
+    assert "failed: b: its output is another" in table.text()
+
+
+def test_speed_from_rows_and_results_from_files(table: Table, tmp_path: Path):
+    file = tmp_path / "result.json"
+    write = python(f"import time; time.sleep(0.3); open({str(file)!r}, 'w').write('hello')")
+    table.metrics = (Metric("rows_per_s", "rows/s"), CPU)
+    table.measure(
+        [
+            System("a", "", write, result=lambda: {"rows": 100, "text": file.read_text()}),
+            System("b", "", printing(before="import time; time.sleep(0.3)"), rows=50),
+            System("c", "", printing('{"rows_per_s": 7}'), rows=50),
+        ],
+        repeats=1,
+    )
+    assert table.outputs("a", "")[0]["text"] == "hello"
+    for name, rows in (("a", 100), ("b", 50)):
+        wall = table.median(name, "", "wall_s")
+        assert table.median(name, "", "rows_per_s") == pytest.approx(rows / wall)
+    assert table.median("c", "", "rows_per_s") == 7
+
+
+def test_a_slow_system_may_run_less_often(table: Table):
+    table.measure([System("a", "", printing(), repeats=1), System("b", "", printing())], repeats=2)
+    assert [len(runs) for runs in table.runs.values()] == [1, 2]
+    assert "medians of 1-2 interleaved runs" in table.text()
+
+
+def test_a_peer_is_built_once_and_again_when_its_requirements_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import benchmarks.venvs as venvs
+
+    monkeypatch.setattr(venvs, "BUILD", tmp_path / "build")
+    installed = []
+    create = venvs.venv.create
+    monkeypatch.setattr(venvs.venv, "create", lambda at, with_pip: create(at))  # pip takes seconds
+    monkeypatch.setattr(Peer, "_pip", lambda self, *arguments: installed.append(arguments))
+    peer = Peer("thing", ("thing==1",), tools=("pip==24.0",), no_deps=True)
+    peer.ensure()
+    assert peer.python.exists()
+    assert installed == [("pip==24.0",), ("--no-deps", "thing==1")]
+    peer.ensure()
+    assert len(installed) == 2
+    Peer("thing", ("thing==2",)).ensure()
+    assert installed[2:] == [("thing==2",)]
+
+
+def test_a_peer_that_cannot_be_installed_says_so(tmp_path: Path, monkeypatch):
+    import benchmarks.venvs as venvs
+
+    monkeypatch.setattr(venvs, "BUILD", tmp_path)
+    create = venvs.venv.create
+    monkeypatch.setattr(venvs.venv, "create", lambda at, with_pip: create(at))
+    peer = Peer("none", ("polars==2.1.0",))
+    with pytest.raises(
+        PeerError, match="none: cannot be installed: .*No module named pip"
+    ) as caught:
+        peer.ensure()
+    assert isinstance(caught.value, ClickLogError)
+    assert not (peer.directory / "requirements.sha256").exists()  # half built is not whole

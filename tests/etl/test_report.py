@@ -1,0 +1,255 @@
+"""The report's numbers are those of the log, counted in plain Python, and its page is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import workflows
+from clicklog.spec import load_spec
+from clicklog.splits import SPLITS
+from clicklog.synthetic import synthesize
+from clicklog.synthetic_model import SyntheticSettings
+from etl import report_charts as charts
+from etl import report_data
+from etl.report import write_report
+from etl.report_data import BINS, collect
+from etl.run import run
+from tests.etl.runs import cut, read_split, settings
+from tests.logs import CRITEO, write_log
+
+ROWS = [300, 200, 151]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
+    directory = tmp_path_factory.mktemp("report")
+    days = write_log(directory / "raw", ROWS)
+    days[0][0][-1] = days[1][0][-1] = "<b>"  # not hexadecimal: two bad rows
+    for day in (0, 1):
+        text = "".join("\t".join(row) + "\n" for row in days[day])
+        (directory / "raw" / f"day_{day}").write_text(text)
+    options = {"on_bad_rows": "quarantine"}
+    run(settings(directory / "raw", directory / "out", **options))
+    return directory / "out", [days[0][1:], days[1][1:], days[2]]
+
+
+@pytest.fixture(scope="module")
+def retail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("retail")
+    spec = load_spec("retail")
+    synthesize(directory / "raw", SyntheticSettings(days=3, rows_per_day=400), spec=spec)
+    run(settings(directory / "raw", directory / "out", spec))
+    return directory / "out"
+
+
+def data_of(output: Path) -> tuple[dict, report_data.ReportData]:
+    manifest = json.loads((output / "manifest.json").read_text())
+    return manifest, collect(output, manifest, workflows.inspect(output / "workflow"))
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in their order; collects texts and attributes."""
+
+    VOID = frozenset({"meta", "line", "rect", "i", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.texts, self.attributes = [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.attributes += [(tag, *attribute) for attribute in attrs]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list) -> None:
+        self.attributes += [(tag, *attribute) for attribute in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.mark.parametrize("which", ["done", "retail"])
+def test_the_page_is_whole_and_loads_nothing(which: str, request: pytest.FixtureRequest):
+    value = request.getfixturevalue(which)
+    text = ((value[0] if which == "done" else value) / "report.html").read_text()
+    page = Page(text)
+    assert not {tag for tag, *_ in page.attributes} & {"script", "link", "img", "iframe"}
+    assert not {name for _, name, _ in page.attributes} & {"src", "href", "onload"}
+    assert "://" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert "<b>" not in "".join(re.findall(r"<td class='mono.*?</td>", text))
+    for heading in ("Rows and click rate by day", "Missing values", "Dense columns",
+                    "Categorical columns", "Most frequent values", "Rejected rows",
+                    "Time per stage", "Settings and versions"):  # fmt: skip
+        assert any(heading in one for one in page.texts), heading
+
+
+def test_missing_and_unseen_shares(done: tuple[Path, list]):
+    output, days = done
+    splits = cut(days)
+    _, data = data_of(output)
+    for j, column in enumerate(data.dense):
+        for split in SPLITS:
+            fields = [row[1 + j] for row in splits[split]]
+            assert column.missing[split] == fields.count("") / len(fields)
+    for j, column in enumerate(data.categorical):
+        train = {row[14 + j] for row in splits["train"]}
+        for split in SPLITS:
+            fields = [row[14 + j] for row in splits[split]]
+            unseen = sum(field not in train for field in fields if field)
+            assert column.missing[split] == fields.count("") / len(fields)
+            assert column.unseen[split] == unseen / len(fields)
+    assert any(column.unseen["test"] for column in data.categorical)
+
+
+def test_most_frequent_values_and_how_many_make_99_percent(done: tuple[Path, list]):
+    output, days = done
+    train = cut(days)["train"]
+    _, data = data_of(output)
+    for j, column in enumerate(data.categorical):
+        counts = Counter(row[14 + j] for row in train)
+        counts.pop("", None)
+        expected = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        assert [(value, n) for value, n, _ in column.top] == expected[: report_data.TOP]
+        assert [s for *_, s in column.top] == [n / len(train) for _, n in expected[:5]]
+        assert column.values == len(counts)
+        wanted, seen, most = 0.99 * sum(counts.values()), 0, 0
+        while seen < wanted:
+            seen += expected[most][1]
+            most += 1
+        assert column.most == most
+
+
+def test_counting_in_batches_gives_the_same(done: tuple[Path, list], monkeypatch):
+    whole = data_of(done[0])[1].categorical
+    monkeypatch.setattr(report_data, "_BATCH", 7)
+    assert data_of(done[0])[1].categorical == whole
+
+
+def test_dense_values_before_are_the_raw_ones(done: tuple[Path, list]):
+    output, days = done
+    train = cut(days)["train"]
+    description = workflows.inspect(output / "workflow")
+    written = read_split(output, "train")
+    for j, name in enumerate(CRITEO.dense_names):
+        raw = [max(int(row[1 + j] or 0), -2) for row in train]
+        got = report_data.before(written[name].to_numpy(np.float64), name, description)
+        assert got.tolist() == raw
+
+
+@pytest.mark.parametrize("transform", ["log", "normalize"])
+def test_dense_values_before_with_another_transform(tmp_path: Path, transform: str):
+    days = write_log(tmp_path / "raw", [80, 40])
+    spec = dataclasses.replace(CRITEO, dense_transform=transform)
+    run(settings(tmp_path / "raw", tmp_path / "out", spec))
+    description = workflows.inspect(tmp_path / "out" / "workflow")
+    least = -2 if transform == "log" else -(10**9)
+    raw = [max(int(row[1] or 0), least) for row in days[0]]
+    written = read_split(tmp_path / "out", "train")["int_0"].to_numpy(np.float64)
+    assert report_data.before(written, "int_0", description).tolist() == raw
+
+
+def test_histograms_hold_all_sampled_rows(done: tuple[Path, list]):
+    _, data = data_of(done[0])
+    assert data.sampled_rows == sum(ROWS[:2]) - 2
+    for column in data.dense:
+        for one in (column.before, column.after):
+            assert len(one.shares) == BINS
+            assert one.shares.sum() + one.below + one.above == pytest.approx(1)
+            assert one.high > one.low
+
+
+def test_shares_of_list_columns_are_of_ids_and_hashed_columns_have_none(retail: Path):
+    manifest, data = data_of(retail)
+    by_name = {column.name: column for column in data.categorical}
+    for split in SPLITS:
+        ids = read_split(retail, split)["recent_products"]
+        total = sum(map(len, ids))
+        unseen = sum(int((one == 2).sum()) for one in ids)
+        assert total > manifest["splits"][split]["rows"]
+        assert by_name["recent_products"].unseen[split] == unseen / total
+    assert by_name["user"].unseen is None
+    assert by_name["user"].values is None
+    assert by_name["user"].top == []
+    assert by_name["product"].top == by_name["recent_products"].top
+
+
+def test_rows_and_click_rate_of_each_day(done: tuple[Path, list]):
+    output, days = done
+    titles = re.findall(r"<title>day (.*?)</title>", (output / "report.html").read_text())
+    clicks = [sum(row[0] == "1" for row in day) for day in days]
+    assert titles == [
+        *(f"{i}: {len(day)}" for i, day in enumerate(days)),
+        *(f"{i}: {n / len(day):.2%}" for i, (n, day) in enumerate(zip(clicks, days, strict=True))),
+    ]
+
+
+def test_the_page_says_what_was_rejected_and_how_long_it_took(done: tuple[Path, list]):
+    output, _ = done
+    text = (output / "report.html").read_text()
+    assert "2 of 651 rows break the spec" in text
+    timings = json.loads((output / "timings.json").read_text())
+    for stage in timings["seconds"]:
+        assert f"<td>{stage}</td>" in text
+    sizes = json.loads((output / "manifest.json").read_text())["num_embeddings_per_feature"]
+    assert f"--num_embeddings_per_feature {sizes}" in text
+
+
+def test_a_resumed_run_says_whose_time_it_is(done: tuple[Path, list], tmp_path: Path):
+    output, _ = done
+    manifest = json.loads((output / "manifest.json").read_text())
+    timings = json.loads((output / "timings.json").read_text())
+    kept = (output / "report.html").read_bytes()
+    (output / "timings.json").write_text(
+        json.dumps({**timings, "resumed": True, "rows_per_s": None, "text_mb_per_s": None})
+    )
+    write_report(output / "report.html", manifest, workflows.inspect(output / "workflow"))
+    assert "interrupted and resumed" in (output / "report.html").read_text()
+    (output / "timings.json").write_text(json.dumps(timings))
+    write_report(output / "report.html", manifest, workflows.inspect(output / "workflow"))
+    assert (output / "report.html").read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("highest", "expected"),
+    [
+        (0, [0, 1]),
+        (1, [0, 0.25, 0.5, 0.75, 1]),
+        (0.256, [0, 0.1, 0.2, 0.3]),
+        (195_841_983, [0, 50e6, 100e6, 150e6, 200e6]),
+        (7, [0, 2, 4, 6, 8]),
+    ],
+)
+def test_ticks_are_round_and_cover_the_highest(highest: float, expected: list):
+    assert charts.ticks_to(highest) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0"), (1e-5, "&lt; 0.1 %"), (0.0344, "3.4 %"), (0.99999, "&gt; 99.9 %"), (1, "100.0 %")],
+)
+def test_small_shares_are_not_zero(share: float, text: str):
+    assert charts.percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(100, "0.1 KiB"), (2**20, "1.0 MiB"), (96 * 2**30, "96.0 GiB")]
+)
+def test_sizes_have_a_unit(count: int, text: str):
+    assert charts.size(count) == text
