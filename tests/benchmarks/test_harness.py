@@ -232,7 +232,7 @@ def test_a_peer_that_cannot_be_installed_says_so(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(venvs.venv, "create", lambda at, with_pip: create(at))
     peer = Peer("none", ("polars==2.1.0",))
     with pytest.raises(
-        PeerError, match="none: cannot be installed: .*No module named pip"
+        PeerError, match=r"none: cannot be installed: .*No module named pip"
     ) as caught:
         peer.ensure()
     assert isinstance(caught.value, ClickLogError)
