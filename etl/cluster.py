@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import nvt_compat  # noqa: F401
@@ -128,8 +129,12 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
         started = _uninterrupted(lambda: LocalCUDACluster(**options))
     else:
         started = _uninterrupted(lambda: LocalCluster(**options, processes=True))
-    with started, Client(started) as client:
-        yield client
+    try:
+        with Client(started) as client:
+            yield client
+    finally:
+        with contextlib.suppress(TimeoutError):  # a worker that is slow to end ends with us
+            started.close()
 
 
 def _uninterrupted(start: Callable):
@@ -149,6 +154,8 @@ def _uninterrupted(start: Callable):
         except Exception as error:
             outcome["error"] = error
 
+    # multiprocessing's helper, once it runs, lifts the mask of the thread that started it
+    resource_tracker.ensure_running()
     thread = threading.Thread(target=run, name="start-workers", daemon=True)
     thread.start()
     try:

@@ -19,6 +19,7 @@ import nvtabular
 import pyarrow as pa
 import pyarrow.compute as pc
 from distributed import Client, KilledWorker, as_completed, get_worker
+from distributed.client import ClosedClientError
 from merlin.dag import Graph
 from nvtabular.ops import StatOperator
 
@@ -81,7 +82,8 @@ def fit(
         with readable_errors(client):
             return workflow.fit(nvtabular.Dataset(frame, cpu=not gpu))
     finally:
-        client.unsubscribe_topic(_PROGRESS)
+        with contextlib.suppress(ClosedClientError):
+            client.unsubscribe_topic(_PROGRESS)
 
 
 def _read_frame(block: Block, spec: FeatureSpec, gpu: bool, reject: bool):
@@ -136,7 +138,7 @@ def transform(
                 yield future.result()
                 future.release()
     finally:
-        with contextlib.suppress(CancelledError):  # a closed client has none
+        with contextlib.suppress(CancelledError, ClosedClientError):
             client.cancel([future for future in futures if not future.done()])
 
 

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client
+
+from clicklog.errors import SettingsError
+from etl.cluster import WorkerLostError, local_cluster
+from etl.run import run
+from tests.etl.runs import parts, settings, tree
+from tests.logs import random_rows, write_day
+
+pytestmark = pytest.mark.timeout(900)  # workers take a minute to start on a busy machine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three days, five units of about a megabyte."""
+    directory = tmp_path_factory.mktemp("log") / "raw"
+    rows = random_rows(300, 0)
+    for day, times in enumerate((30, 20, 12)):
+        write_day(directory / f"day_{day}", rows * times)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def whole(raw: Path, dask_client, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """Where an uninterrupted run wrote, and what; gone from there."""
+    output = tmp_path_factory.mktemp("etl") / "out"
+    run(settings(raw, output, block_mb=1, scheduler=dask_client.scheduler.address))
+    return output, tree(output)
+
+
+def _wait(condition: Callable[[], object], seconds: float = 600) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def _start(raw: Path, output: Path, *flags: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "etl", "run", "--engine", "dask", "--block_mb", "1"]
+    command += ["--input_path", str(raw), "--output_path", str(output), *flags]
+    return subprocess.Popen(
+        command, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+
+
+def _written(output: Path) -> dict[str, int]:
+    return {
+        "/".join(path.parts[-2:]): path.stat().st_mtime_ns
+        for path in output.rglob("part.*.parquet")
+        if not path.name.startswith(".")
+    }
+
+
+def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
+    """In the fit, and with all its workers in the transform; what is done is not done again."""
+    output, expected = whole
+    shutil.rmtree(output, ignore_errors=True)
+    scheduler = dask_client.scheduler.address
+    for flags, reached in (
+        (["--scheduler", scheduler], ".work/*/categories"),
+        (["--workers", "2", "--resume"], ".work/*/units/*.json"),
+    ):
+        process = _start(raw, output, *flags)
+        _wait(lambda reached=reached: any(output.glob(reached)))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        assert not (output / "manifest.json").exists()
+    done = {path.stem for path in output.glob(".work/*/units/*.json")}
+    written = {
+        name: time for name, time in _written(output).items()
+        if name.replace("/part", "").removesuffix(".parquet") in done
+    }  # fmt: skip
+    assert written
+    run(settings(raw, output, block_mb=1, scheduler=scheduler, resume=True))
+    assert tree(output) == expected
+    assert _written(output).items() >= written.items()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with local_cluster(2, tmp_path_factory.mktemp("dask")) as client:
+        yield client
+
+
+def test_a_worker_that_dies_is_replaced(raw: Path, whole, cluster: Client) -> None:
+    output, expected = whole
+    shutil.rmtree(output, ignore_errors=True)
+    killed = []
+
+    def kill() -> None:
+        _wait(lambda: any(output.glob(".work/*/units/*.json")))
+        pid = cluster.run(os.getpid).popitem()[1]
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    address = cluster.scheduler.address
+    manifest = run(settings(raw, output, block_mb=1, scheduler=address))
+    thread.join()
+    assert killed
+    assert tree(output) == expected
+    rows = {
+        split: sum(pq.read_metadata(path).num_rows for path in parts(output, split))
+        for split in manifest["splits"]
+    }
+    assert rows == {split: one["rows"] for split, one in manifest["splits"].items()}
+    assert sum(rows.values()) == manifest["rows"]["in"] == 62 * 300
+
+
+def test_a_cluster_that_loses_all_workers(
+    raw: Path, tmp_path: Path, cluster: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etl.engine_dask.LOST_SECONDS", 3)
+    output = tmp_path / "out"
+
+    def leave() -> None:
+        _wait(lambda: any(output.glob(".work/*/cuts.json")))
+        time.sleep(1)
+        cluster.cluster.scale(0)
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    with pytest.raises(WorkerLostError, match=r"no worker for 3 s\n.*--resume"):
+        run(settings(raw, output, block_mb=1, scheduler=cluster.scheduler.address))
+    thread.join()
+    assert not (output / "manifest.json").exists()
+
+
+def test_a_cluster_that_cannot_do_it(raw: Path, tmp_path: Path, dask_client, monkeypatch) -> None:
+    address = dask_client.scheduler.address
+    nowhere = {"127.0.0.1:1": False, "127.0.0.1:2": True}
+    answers: dict[Callable, dict] = {}
+    answer = Client.run
+
+    def told(client: Client, function: Callable, *arguments: object) -> dict:
+        if function in answers:
+            return answers[function]
+        return answer(client, function, *arguments)
+
+    monkeypatch.setattr(Client, "run", told)
+    from etl.engines import gpu_count
+
+    for given, message in (
+        ({os.path.isdir: nowhere}, r"1 of 2 workers do not see .*: 127.0.0.1:1(.|\n)*share"),
+        ({gpu_count: {"a": 1, "b": 0}, os.path.isdir: {"a": True}}, "1 of 2 workers have GPUs"),
+        ({gpu_count: {"a": 1}, os.path.isdir: {"a": True}}, "this machine has none that cuDF"),
+        ({gpu_count: {}}, "no workers"),
+    ):
+        answers.clear()
+        answers.update(given)
+        with pytest.raises(SettingsError, match=message):
+            run(settings(raw, tmp_path / "out", scheduler=address))
+        assert not any((tmp_path / "out").iterdir())
+
+
+def test_workers_that_cannot_start(raw: Path, tmp_path: Path) -> None:
+    """They say why, and nobody waits for ever."""
+    (tmp_path / "broken.py").write_text("import no_such_module_there_is\n")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "DASK_DISTRIBUTED__WORKER__PRELOAD": "['broken']",
+    }
+    flags = ["--input_path", str(raw), "--output_path", str(tmp_path / "out"), "--workers", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "etl", "run", "--engine", "dask", *flags],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "error: Dask workers did not start: " in done.stderr
+
+
+def test_ctrl_c_while_workers_start(raw: Path, tmp_path: Path) -> None:
+    """It reaches all processes of a terminal, and none of them prints a traceback."""
+    output = tmp_path / "out"
+    process = _start(raw, output, "--workers", "2")
+    _wait(lambda: _descendants(process.pid) >= 2)
+    time.sleep(1)  # they import
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=600)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert stderr.endswith("interrupted\n")
+
+
+def _descendants(pid: int) -> int:
+    """How many processes a process has started, whichever of its threads did."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return sum(len(one.read_text().split()) for one in lists)
