@@ -17,6 +17,7 @@ from clicklog.complaints import (
     complaint,
     shown,
 )
+from clicklog.fast_rows import longest_row, parse_row
 from clicklog.rows import BadRow, Ragged, RawRows
 from clicklog.spec import FeatureSpec
 
@@ -59,10 +60,11 @@ def parse_rows(
     line = np.empty(lines, np.int64)
     bad = np.zeros((DESCRIBED_BAD_ROWS, 7), np.int64)
     columns = (labels, dense, categorical, missing, line)
-    rows, bad_count = _parse(buffer, label, *columns, bad)
+    longest = longest_row(dense_count, categorical_count)
+    rows, bad_count = _parse(buffer, label, longest, *columns, bad)
     if reject and bad_count > len(bad):  # so rare that parsing twice is the cheaper way
         bad = np.zeros((bad_count, 7), np.int64)
-        _parse(buffer, label, *columns, bad)
+        _parse(buffer, label, longest, *columns, bad)
     names = spec.columns if label else spec.columns[1:]
     described = [_describe(buffer, names, *map(int, entry)) for entry in bad[:bad_count]]
     return RawRows(
@@ -105,8 +107,11 @@ HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
 
 
 @numba.njit(nogil=True, cache=True)
-def _parse(buffer, has_label, labels, dense, categorical, missing, row_line, bad):
+def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_line, bad):
     """Fill the columns; (rows, bad rows). ``buffer`` ends with a newline.
+
+    Common rows are parsed by :func:`clicklog.fast_rows.parse_row`, which may read ``longest``
+    bytes; all others, and those near the end, byte by byte.
 
     The common forms of a field are parsed in line; calls are for the rest, because each costs as
     much as a field (numba counts references to the buffer).
@@ -119,7 +124,27 @@ def _parse(buffer, has_label, labels, dense, categorical, missing, row_line, bad
     bad_count = 0
     line = 0
     at = 0
+    begin = np.uint64(buffer.ctypes.data)
+    dense_address, dense_step = np.uint64(dense.ctypes.data), np.uint64(4 * dense.shape[1])
+    ids_address, ids_step = np.uint64(categorical.ctypes.data), np.uint64(4 * categorical.shape[1])
     while at < size:
+        if at + longest <= size:
+            offset = np.uint64(4 * row)
+            end, label, dense_missing, ids_missing = parse_row(
+                begin + np.uint64(at), has_label,
+                dense_address + offset, dense_step, dense.shape[0],
+                ids_address + offset, ids_step, categorical.shape[0],
+            )  # fmt: skip
+            if end:
+                if has_label:
+                    labels[row] = label
+                missing[0, row] = dense_missing
+                missing[1, row] = ids_missing
+                row_line[row] = line
+                row += 1
+                line += 1
+                at = np.int64(end - begin)
+                continue
         line_begin = at
         column = 0
         code = 0
