@@ -71,6 +71,19 @@ def _prefetch(typing_context, array, index):
     return types.void(array, index), generate
 
 
+@intrinsic
+def _eight_bytes(typing_context, array, index):
+    """``array[index:index + 8]`` of a uint8 array as one word, wherever it begins."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.gep(data, [arguments[1]])
+        word = builder.bitcast(address, ir.IntType(64).as_pointer())
+        return builder.load(word, align=1)
+
+    return types.uint64(array, index), generate
+
+
 @numba.njit(inline="always")
 def _mix(key):
     """A 64-bit hash of 64 bits (multiply, xor-shift: after Steele, Lea, Flood, SplitMix, 2014)."""
@@ -87,19 +100,24 @@ def _home(hashed, slots):
 
 
 @numba.njit(inline="always")
+def _last_bytes(data, at, end):
+    """The fewer than eight bytes ``data[at:end]`` as one word."""
+    if at + 8 <= len(data):
+        return _eight_bytes(data, at) & ((np.uint64(1) << np.uint64(8 * (end - at))) - np.uint64(1))
+    word = np.uint64(0)
+    for k in range(end - at):
+        word |= np.uint64(data[at + k]) << np.uint64(8 * k)
+    return word
+
+
+@numba.njit(inline="always")
 def _hash_text(data, begin, end):
     hashed = np.uint64(end - begin)
     at = begin
     while at + 8 <= end:
-        word = np.uint64(data[at])
-        for k in range(1, 8):
-            word |= np.uint64(data[at + k]) << np.uint64(8 * k)
-        hashed = _mix(hashed ^ word)
+        hashed = _mix(hashed ^ _eight_bytes(data, at))
         at += 8
-    word = np.uint64(0)
-    for k in range(end - at):
-        word |= np.uint64(data[at + k]) << np.uint64(8 * k)
-    return _mix(hashed ^ word)
+    return _mix(hashed ^ _last_bytes(data, at, end))
 
 
 _WORDS = types.Array(types.uint64, 1, "C")
@@ -107,6 +125,9 @@ _READ_WORDS = types.Array(types.uint64, 1, "C", readonly=True)
 _IDS = types.Array(types.int32, 1, "A")
 _PLACE = types.Array(types.int64, 1, "C", readonly=True)
 _TALLY = types.Array(types.int64, 1, "C")
+
+
+_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
 
 def _read(kind: types.Type, dimensions: int = 1) -> types.Array:
@@ -155,7 +176,7 @@ def insert_wide(words, slots, values, first_id):
 
 
 @numba.njit(
-    types.void(_WORDS, types.int64, _read(types.int64), _read(types.uint8), types.int64),
+    types.void(_WORDS, types.int64, _read(types.int64), _BYTES, types.int64),
     nogil=True,
     cache=True,
 )
@@ -204,8 +225,9 @@ def _probe_wide(words, begin, size, key):
 
 
 @numba.njit(inline="always")
-def _encode_hex(values, missing, bit, words, place, out, tally):
+def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
     begin, size = np.uint64(place[PLACE_BEGIN]), np.uint64(place[PLACE_SLOTS])
+    slot_words = np.uint64(2) if wide else np.uint64(1)
     oov_ids = np.uint32(place[PLACE_OOV_IDS])
     shift, masked = np.uint64(bit), len(missing) > 0
     rows = len(values)
@@ -213,8 +235,12 @@ def _encode_hex(values, missing, bit, words, place, out, tally):
     oov = 0
     for i in range(rows):
         if i + _AHEAD < rows:
-            _prefetch(words, begin + _home(_mix(values[i + _AHEAD]), size))
-        found = _probe_narrow(words, begin, size, np.uint64(values[i]))
+            _prefetch(words, begin + slot_words * _home(_mix(values[i + _AHEAD]), size))
+        key = np.uint64(values[i])
+        if wide:
+            found = _probe_wide(words, begin, size, key)
+        else:  # longer keys are in no narrow table
+            found = _probe_narrow(words, begin, size, key)
         if masked and (missing[i] >> shift) & np.uint64(1):
             found = _NULL_ID
             nulls += 1
@@ -246,7 +272,7 @@ def encode_hex(values, missing, bit, words, place, out, tally):
         out: int32 [n], filled: 1 where missing, 2 … where out of vocabulary.
         tally: int64 [2], to which missing and out-of-vocabulary values are added.
     """
-    _encode_hex(values, missing, bit, words, place, out, tally)
+    _encode_numbers(values, missing, bit, words, place, False, out, tally)
 
 
 @numba.njit(
@@ -259,7 +285,7 @@ def encode_hex(values, missing, bit, words, place, out, tally):
 def encode_hex_columns(values, missing, words, places, out, tallies):
     """:func:`encode_hex` of all columns [columns, n] at once; column j is bit j."""
     for j in range(values.shape[0]):
-        _encode_hex(values[j], missing, j, words, places[j], out[j], tallies[j])
+        _encode_numbers(values[j], missing, j, words, places[j], False, out[j], tallies[j])
 
 
 @numba.njit(
@@ -270,35 +296,10 @@ def encode_hex_columns(values, missing, words, places, out, tallies):
 )  # fmt: skip
 def encode_int(values, missing, bit, words, place, out, tally):
     """As :func:`encode_hex`, of int64; the table may be narrow or wide."""
-    begin, size = np.uint64(place[PLACE_BEGIN]), np.uint64(place[PLACE_SLOTS])
-    wide = place[PLACE_WIDE] != 0
-    words_each = np.uint64(2) if wide else np.uint64(1)
-    oov_ids = np.uint32(place[PLACE_OOV_IDS])
-    shift, masked = np.uint64(bit), len(missing) > 0
-    rows = len(values)
-    nulls = 0
-    oov = 0
-    for i in range(rows):
-        if i + _AHEAD < rows:
-            _prefetch(words, begin + words_each * _home(_mix(values[i + _AHEAD]), size))
-        key = np.uint64(values[i])
-        found = np.int32(0)
-        if masked and (missing[i] >> shift) & np.uint64(1):
-            out[i] = _NULL_ID
-            nulls += 1
-            continue
-        if wide:
-            found = _probe_wide(words, begin, size, key)
-        elif key <= _LOW:
-            found = _probe_narrow(words, begin, size, key)
-        if found == 0:
-            found = _OOV_ID
-            if oov_ids > 1:
-                found += np.int32(murmur3_of_int(values[i]) % oov_ids)
-            oov += 1
-        out[i] = found
-    tally[0] += nulls
-    tally[1] += oov
+    if place[PLACE_WIDE]:
+        _encode_numbers(values, missing, bit, words, place, True, out, tally)
+    else:
+        _encode_numbers(values, missing, bit, words, place, False, out, tally)
 
 
 @numba.njit(inline="always")
@@ -309,15 +310,17 @@ def _same_text(data, begin, end, text_begins, text, which):
     at, text_end = text_begins[which], text_begins[which + 1]
     if at < 0 or text_end > len(text) or text_end - at != end - begin:
         return False
-    for k in range(end - begin):  # noqa: SIM110 - numba has no generators
-        if data[begin + k] != text[at + k]:
+    while begin + 8 <= end:
+        if _eight_bytes(data, begin) != _eight_bytes(text, at):
             return False
-    return True
+        begin += 8
+        at += 8
+    return _last_bytes(data, begin, end) == _last_bytes(text, at, text_end)
 
 
 @numba.njit(
-    types.void(_read(types.int32), _read(types.uint8), _read(types.uint64), types.int64,
-               _READ_WORDS, _PLACE, _read(types.int64), _read(types.uint8), _IDS, _TALLY),
+    types.void(_read(types.int32), _BYTES, _read(types.uint64), types.int64,
+               _READ_WORDS, _PLACE, _read(types.int64), _BYTES, _IDS, _TALLY),
     nogil=True,
     cache=True,
 )  # fmt: skip
