@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numba
 import numpy as np
 
 from clicklog.errors import BadInputError
@@ -81,5 +82,15 @@ def by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
 
 def count_bits(mask: np.ndarray, bits: int) -> np.ndarray:
     """How often each of the lowest bits is set: uint64 [n] → int64 [bits]."""
-    counts = [np.count_nonzero(mask & (np.uint64(1) << np.uint64(j))) for j in range(bits)]
-    return np.array(counts, np.int64)
+    counts = np.empty(bits, np.int64)
+    _count_bits(mask, counts)
+    return counts
+
+
+@numba.njit(nogil=True, cache=True)
+def _count_bits(mask, counts):
+    for bit in range(len(counts)):
+        count = np.uint64(0)
+        for word in mask:
+            count += (word >> np.uint64(bit)) & np.uint64(1)
+        counts[bit] = count
