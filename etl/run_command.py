@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ClickLogError: whatever :func:`etl.run.run` raises, or settings that make no sense.
     """
+    from clicklog.files import read_json
     from clicklog.raw import parse_days
 
     settings = EtlSettings(
@@ -112,6 +113,9 @@ def run(args: argparse.Namespace) -> None:
     manifest = etl.run.run(settings)
     rows = manifest["rows"]
     print(f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected")
+    timings = read_json(settings.output_path / "timings.json", "the run's timings")
+    if timings["rows_per_s"]:  # not of an interrupted run
+        print(f"{timings['rows_per_s']} rows/s to fit and transform")
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
 
 

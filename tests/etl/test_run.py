@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import workflows
 from clicklog.errors import ClickLogError
 from clicklog.schema import TableSchema
+from clicklog.spec import load_spec
 from clicklog.splits import SPLITS
 from etl.__main__ import main
 from etl.run import run
@@ -226,3 +228,29 @@ def test_truncated_parquet_is_noticed(done: Path, tmp_path: Path) -> None:
     part.write_bytes(part.read_bytes()[:-100])
     with pytest.raises(ClickLogError, match=r"part.0.parquet"):
         list(KJTLoader(copy / "valid", 8, device="cpu"))
+
+
+def test_both_engines_write_the_same_for_strings_and_lists(dask_client, tmp_path: Path) -> None:
+    spec = load_spec("retail")
+    flags = "--spec retail --days 3 --rows_per_day 400 --cardinality_scale 0.01"
+    assert main(["synthesize", "--output_path", str(tmp_path / "raw"), *flags.split()]) == 0
+    manifests = [
+        run(settings(tmp_path / "raw", tmp_path / name, spec, **options))
+        for name, options in (
+            ("cpu", {}), ("dask", {"scheduler": dask_client.scheduler.address})
+        )
+    ]  # fmt: skip
+    for part in manifests[0]["files"]:
+        one, other = (
+            pq.read_table(tmp_path / name / "criteo_binary" / "split" / part["file"])
+            for name in ("cpu", "dask")
+        )
+        assert one.schema == other.schema
+        for name in one.column_names:
+            if name in spec.dense_names:
+                np.testing.assert_allclose(one[name], other[name], rtol=3e-7, atol=1e-7)
+            else:
+                assert one[name].to_pylist() == other[name].to_pylist(), name
+    for key in ("rows", "splits", "by_day", "num_embeddings_per_feature"):
+        assert manifests[0][key] == manifests[1][key]
+    assert sum(manifests[0]["splits"]["test"]["out_of_vocabulary"].values()) > 0
