@@ -124,13 +124,13 @@ def _categorical(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
     def policy(columns: tuple[CategoricalColumn, ...]) -> tuple[int, ...]:
         return tuple(columns[0].policy.values())
 
+    _check_joint_names(spec)
     ends = []
     for _, vocabularies in groupby(sorted(spec.vocabularies.values(), key=policy), key=policy):
         vocabularies = list(vocabularies)
         names = [column.name for columns in vocabularies for column in columns]
         groups = [[column.name for column in columns] for columns in vocabularies]
         groups = [group for group in groups if len(group) > 1]
-        _check_joint_names(groups, spec)
         params = _categorify(vocabularies, groups)
         ends.append(nodes.add(CATEGORIFY, params, [nodes.select(names, groups)]))
     return ends
@@ -141,16 +141,17 @@ def joint_name(group: list[str]) -> str:
     return "_".join(group)
 
 
-def _check_joint_names(groups: list[list[str]], spec: FeatureSpec) -> None:
+def _check_joint_names(spec: FeatureSpec) -> None:
     """While fitting, Categorify names its files by the columns of a group, joined."""
-    for group in groups:
-        joined = joint_name(group)
-        if joined in spec.columns:
+    taken = {name: f"column {name}" for name in spec.columns}
+    for name, columns in spec.vocabularies.items():
+        joined = joint_name([column.name for column in columns])
+        if len(columns) > 1 and joined in taken:
             raise SettingsError(
-                f"columns {' and '.join(group)} share a vocabulary and column {joined} has the "
-                "name that NVTabular gives it",
-                "rename one of them",
+                f"vocabulary {name} and {taken[joined]}: NVTabular calls both {joined!r}",
+                "rename a column",
             )
+        taken[joined] = f"vocabulary {name}"
 
 
 def _categorify(

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import workflows
-from clicklog.errors import BadInputError, SchemaError
+from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
 from workflows import nodes
-from workflows.graph import realize
+from workflows.graph import build, realize
 from workflows.store import load
 
 SPEC = FeatureSpec(
@@ -286,3 +286,20 @@ def test_it_is_a_genuine_workflow(saved: Path) -> None:
     assert type(workflow) is nvtabular.Workflow
     assert set(workflow.input_schema.column_names) == set(SPEC.columns)
     assert set(load(saved, label=False).input_schema.column_names) == set(SPEC.columns[1:])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": "x", "b": "x", "a_b": ""}, "vocabulary x and column a_b.* both 'a_b'"),
+        (
+            {"a": "x", "b_c": "x", "a_b": "y", "c": "y"},
+            "vocabulary y and vocabulary x.* both 'a_b_c'",
+        ),
+    ],
+)
+def test_names_that_nvtabular_would_confuse(columns: dict[str, str], message: str) -> None:
+    """Categorify names the vocabulary of two columns after both, joined."""
+    categorical = tuple(CategoricalColumn(n, vocabulary=v) for n, v in columns.items())
+    with pytest.raises(SettingsError, match=message):
+        build(FeatureSpec("label", (), categorical))
