@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +27,21 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False):
         spec: the columns.
         gpu: make a ``cudf.DataFrame`` on the current device.
     """
-    convert = _to_arrow if gpu else _to_pandas
+    if gpu:
+        import cudf
+
+        return cudf.DataFrame.from_arrow(to_table(rows, spec))
+    import pandas as pd
+
+    return pd.DataFrame(_columns(rows, spec, _to_pandas), copy=False)
+
+
+def to_table(rows: RawRows, spec: FeatureSpec) -> pa.Table:
+    """The columns of a cuDF frame, on the host; see :func:`to_frame`."""
+    return pa.table(_columns(rows, spec, _to_arrow))
+
+
+def _columns(rows: RawRows, spec: FeatureSpec, convert: Callable) -> dict[str, Any]:
     columns = {}
     if rows.label is not None:
         columns[spec.label] = rows.label.astype(np.float32)
@@ -35,13 +52,7 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False):
         for j, name in enumerate(names):
             absent = (missing >> np.uint64(j)) & np.uint64(1) != 0
             columns[name] = convert(values[j], absent)
-    if gpu:
-        import cudf
-
-        return cudf.DataFrame.from_arrow(pa.table(columns))
-    import pandas as pd
-
-    return pd.DataFrame(columns, copy=False)
+    return columns
 
 
 def _to_pandas(values: CategoryValues, absent: np.ndarray) -> np.ndarray:

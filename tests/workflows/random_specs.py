@@ -114,7 +114,7 @@ class Oracle:
                             self.counts[column.vocabulary_name][value] += 1
         self.ids = {name: self._ids(columns[0]) for name, columns in spec.vocabularies.items()}
         columns = zip(*(self.dense(rows) for rows in parts), strict=True)
-        dense = [np.concatenate(column) for column in columns]
+        dense = [np.concatenate(column) for column in columns]  # none without parts
         self.mean = [math.fsum(x) / len(x) for x in dense]
         self.std = [
             math.sqrt(math.fsum((x - mean) ** 2) / (len(x) - 1)) if len(x) > 1 else 0.0

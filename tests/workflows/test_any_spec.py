@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import workflows
 from clicklog.rows import RawRows, empty_rows
 from clicklog.spec import FeatureSpec
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
+from workflows.frames import to_table
 from workflows.graph import build
 from workflows.store import load, save
 
@@ -221,3 +223,24 @@ _SHARED = {
     ],
     "dense_transform": "log_normalize",
 }
+
+
+@settings(deadline=None)
+@given(spec=feature_specs(), rows=st.integers(0, 30), seed=st.integers(0, 10**6))
+def test_frames_hold_what_was_read(spec: FeatureSpec, rows: int, seed: int) -> None:
+    """pandas' columns and, as far as can be seen without a GPU, cuDF's."""
+    raw = random_raw_rows(spec, rows, seed)
+    frame, table = workflows.to_frame(raw, spec), to_table(raw, spec)
+    assert list(frame.columns) == table.column_names == spec.columns
+    for column, cells in zip(spec.categorical, Oracle(spec, []).cells(raw), strict=True):
+        got = [x.tolist() if column.multi_hot else x for x in frame[column.name]]
+        assert [None if pd.api.types.is_scalar(x) and pd.isna(x) else x for x in got] == cells
+        assert table[column.name].to_pylist() == cells
+        plain = pa.string() if column.raw == "string" else pa.int64()
+        assert table[column.name].type == (pa.list_(plain) if column.multi_hot else plain)
+    for j, name in enumerate(spec.dense_names):
+        absent = (raw.dense_missing >> np.uint64(j)) & np.uint64(1) != 0
+        expected = [None if a else x for x, a in zip(raw.dense[j].tolist(), absent, strict=True)]
+        assert table[name].to_pylist() == expected
+        assert [None if math.isnan(x) else x for x in frame[name]] == expected
+    assert frame[spec.label].dtype == np.float32
