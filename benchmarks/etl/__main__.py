@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks.etl import systems
+from benchmarks.etl.log import DAYS, make_log, rows_of
 from benchmarks.etl.systems import DUCKDB, NVTABULAR, POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, compare
-from benchmarks.harness import CPU, MEMORY, ROOT, WALL, Metric, System, Table, start_logging
+from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, start_logging
 from benchmarks.venvs import BUILD
-from clicklog.errors import BadInputError, run_command
-from clicklog.files import read_json
+from clicklog.errors import run_command
 from clicklog.spec import load_spec
 
-DAYS = 8
 ETL = "TSV to parquet"
 #: Text per unit of work for the two memory lines, MiB, and how much longer the second log is.
 _UNIT_MB, _FACTOR = 8, 20
@@ -43,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     add("--rows", type=int, default=2_000_000, help="of the log to make")
     add("--cardinality_scale", type=float, default=0.05, help="of the log to make")
+    add("--rare", type=float, default=0.25, help="share of rare values in its largest columns")
     add("--repeats", type=int, default=3, help="runs of each system")
     add("--slow_repeats", type=int, default=1, help="runs of the slow ones (nvtabular, dask)")
     add("--threads", type=int, default=systems.cores(), help="of every system")
@@ -76,19 +75,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _log(args: argparse.Namespace, work: Path) -> Log:
     """The log that was given, or one made once for these settings."""
-    path = args.input or work / f"log-{args.rows}-{args.cardinality_scale:g}"
-    if not (path / "synthetic.json").is_file():
-        if args.input:
-            raise BadInputError(f"{path}: no synthetic.json", "make it with `etl synthesize`")
-        command = [sys.executable, "-m", "etl", "synthesize", "--output_path", path]
-        command += ["--days", str(DAYS), "--rows_per_day", str(args.rows // DAYS)]
-        command += ["--cardinality_scale", str(args.cardinality_scale)]
-        subprocess.run(command, check=True, cwd=ROOT)
-    rows = read_json(path / "synthetic.json", "a synthetic log")["rows"]
+    path = args.input
+    if path is None:
+        path = work / f"log-{args.rows}-{args.cardinality_scale:g}-{args.rare:g}"
+        make_log(path, args.rows, args.cardinality_scale, args.rare)
     out = work / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    return Log(path, rows, out, args.threads)
+    return Log(path, rows_of(path), out, args.threads)
 
 
 def _systems(log: Log, slow: int) -> list[System]:

@@ -82,6 +82,9 @@ def main():
     for name in ("stage", "train", "valid", "test", "vocabulary"):
         os.makedirs(os.path.join(args.output, name))
     database = duckdb.connect(config={"threads": args.threads})
+    # otherwise a vocabulary that is larger than the data changes places with them in the join,
+    # and the rows come out in another order
+    database.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
     train, last_day = (os.path.join(stage, f"{name}.parquet") for name in ("train", "last_day"))
     parse(database, files[:-1], train)
     parse(database, files[-1:], last_day)
