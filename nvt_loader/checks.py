@@ -107,6 +107,11 @@ class Checker:
                 unproven[i] = not 0 <= statistics.min <= statistics.max < self._sizes[i]
         return unproven
 
+    def is_plain(self, field: pa.Field, number: int) -> bool:
+        """Whether a column of a file has the loader's own type, of four bytes, and no nulls."""
+        wanted = self._types[number]
+        return field.type == wanted and not field.nullable and wanted.bit_width == 32
+
     def column(self, column: pa.Array, number: int, file: int) -> pa.Array:
         """A column of a file, without nulls and in the type that the loader hands out."""
         name = self._layout.schema.columns[number]

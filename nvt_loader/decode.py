@@ -96,12 +96,14 @@ def cpu_decoder(layout: Layout) -> Decoder:
             batches = file.iter_batches(
                 min(rows, group.rows), row_groups=[group.index], columns=names, use_threads=False
             )
+            where = None
             first = 0  # of the batch, as a row of the row group
             for batch in _kept(batches, layout, piece.row_group):
+                where = where or _columns(batch.schema, layout, checker, unproven)
                 begin, end = max(piece.begin - first, 0), min(piece.end - first, batch.num_rows)
                 if begin < end:
                     rows_of_piece = batch.slice(begin, end - begin)
-                    yield _chunk(rows_of_piece, layout, checker, unproven, group.file)
+                    yield _chunk(rows_of_piece, layout, checker, where, group.file)
                 first += batch.num_rows
                 if first >= piece.end:
                     return
@@ -180,25 +182,44 @@ def count_kept(layout: Layout) -> Layout:
     return dataclasses.replace(layout, kept=tuple(kept))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """Where the columns are in a file's batches, and which need no look but at their numbers."""
+
+    indices: list[int]
+    plain: list[bool]
+    unproven: np.ndarray
+
+
+def _columns(found: pa.Schema, layout: Layout, checker: Checker, unproven: np.ndarray) -> _Columns:
+    indices = [found.get_field_index(name) for name in layout.schema.columns]
+    plain = [checker.is_plain(found.field(at), i) for i, at in enumerate(indices)]
+    return _Columns(indices, plain, unproven)
+
+
 def _chunk(
-    batch: pa.RecordBatch, layout: Layout, checker: Checker, unproven: np.ndarray, file: int
+    batch: pa.RecordBatch, layout: Layout, checker: Checker, where: _Columns, file: int
 ) -> Chunk:
-    columns = layout.schema.columns
-    addresses, values, weights = np.zeros((3, len(columns)), np.int64)
+    arrays = batch.columns
+    count = len(where.indices)
+    addresses, values, weights = np.zeros((3, count), np.int64)
     owner: list[Any] = []
-    for i, name in enumerate(columns):
-        column = checker.column(batch.column(name), i, file)
-        owner.append(column)
-        if pa.types.is_list(column.type):
+    for i, (index, plain) in enumerate(zip(where.indices, where.plain, strict=True)):
+        column = arrays[index]
+        if plain:  # 40 of these for each chunk: nothing more than needed
             addresses[i] = column.buffers()[1].address + 4 * column.offset
-            elements = column.values
-            values[i] = _address(elements)
         else:
-            addresses[i] = _address(column)
+            column = checker.column(column, i, file)
+            if pa.types.is_list(column.type):
+                addresses[i] = column.buffers()[1].address + 4 * column.offset
+                values[i] = _address(column.values)
+            else:
+                addresses[i] = _address(column)
+        owner.append(column)
     chunk = Chunk(batch.num_rows, addresses, layout.row_bytes, values, weights, owner)
-    checker.check(chunk, unproven, file)
+    checker.check(chunk, where.unproven, file)
     for name, weight in layout.weights.items():
-        i = columns.index(name)
+        i = layout.schema.columns.index(name)
         weights[i] = checker.weights(batch.column(weight), owner[i], weight, owner, file)
     return chunk
 

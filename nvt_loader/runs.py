@@ -59,24 +59,28 @@ class Runs:
 
     def at(self, size: int) -> np.ndarray:
         """The runs as :mod:`nvt_loader.kernels` takes them, of steps of ``size`` elements."""
-        step, place = self._runs[:, 0], self._runs[:, 4]
-        return np.column_stack([self._runs[:, 1:4], step * size + place])
+        found = self._runs[:, 1:].copy()
+        found[:, 3] += self._runs[:, 0] * size
+        return found
 
 
 def _runs(source: Source, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
     """A source's runs: int64 [runs, 5]: step, chunk, first row in it, rows, place in the batch."""
+    width, begin, end = source.width, source.begin, source.end
+    begins = np.arange(steps) * width + begin
     ends = np.cumsum(rows)
-    starts = np.arange(steps) * source.width + source.begin
-    cuts = ends[:-1]
-    offset = cuts % source.width
-    cuts = cuts[(offset > source.begin) & (offset < source.end)]
-    begins = np.union1d(starts, cuts)
-    step = begins // source.width
+    inside = [cut for cut in ends[:-1].tolist() if begin < cut % width < end]
+    if inside:  # where a chunk ends within a run
+        begins = np.sort(np.concatenate([begins, inside]))
+    step = begins // width
     chunk = np.searchsorted(ends, begins, side="right")
-    stops = np.minimum(step * source.width + source.end, ends[chunk])
-    place = source.first + begins - step * source.width - source.begin
-    first = begins - (ends[chunk] - np.array(rows)[chunk])
-    return np.column_stack([step, first_chunk + chunk, first, stops - begins, place])
+    found = np.empty((len(begins), 5), np.int64)
+    found[:, 0] = step
+    found[:, 1] = chunk + first_chunk
+    found[:, 2] = begins - (ends - rows)[chunk]
+    found[:, 3] = np.minimum(step * width + end, ends[chunk]) - begins
+    found[:, 4] = source.first + begins - step * width - begin
+    return found
 
 
 def scattered(

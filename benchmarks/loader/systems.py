@@ -51,6 +51,7 @@ def ours(args: argparse.Namespace) -> Iterable[Any]:
 def stock(args: argparse.Namespace) -> Iterable[Any]:
     """merlin.dataloader's Loader as its documentation has it, and a map to TorchRec's batch."""
     import nvt_compat  # noqa: F401  (before merlin)
+
     import torch
     from merlin.dataloader.torch import Loader
     from merlin.io import Dataset
