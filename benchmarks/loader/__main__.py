@@ -1,11 +1,11 @@
 """The loader beside Merlin's own, TorchRec's and a plain one: parquet → batches for a DLRM.
 
-Every run is a process of its own that iterates for some seconds; its
-start is not counted, and rates are without the first batch. Limits are parts of the work alone: decoding with one thread (no checksums,
-no batches), copying a batch. "x merlin stock" is within a case. "later ms" and "CPU ms" are of the
-first batch of a later epoch. Training steps are those of a
-small DLRM (DistributedModelParallel, TrainPipelineSparseDist, B = 2048); "x ready" is the step's
-time over that with a batch that is ready in memory, both measured in the same process in turn.
+Every run is a process of its own that iterates for some seconds; its start is not counted, and
+rates are without the first batch. Limits are parts of the work alone: decoding with one thread (no
+checksums, no batches), copying a batch. "x merlin stock" is within a case. "later ms" and "CPU ms"
+are of the first batch of a later epoch. Training steps are those of a small DLRM
+(DistributedModelParallel, TrainPipelineSparseDist, B = 2048); "x ready" is the step's time over
+that with a batch that is ready in memory, both measured in the same process in turn.
 """
 
 from __future__ import annotations

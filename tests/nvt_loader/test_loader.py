@@ -251,9 +251,12 @@ def test_abandoned_and_finished_iterators_leave_no_thread(train, monkeypatch):
     gc.disable()  # the reference count alone must do it
     try:
         loader = KJTLoader(train, 16, device="cpu")
-        for _ in range(20):
+        held = pa.total_allocated_bytes()
+        for _ in range(100):
             for _batch in loader:
                 break
+        wait_for_no_threads()
+        assert pa.total_allocated_bytes() - held < 1 << 20
         iterator = iter(loader)
         next(iterator)
         assert loader_threads()

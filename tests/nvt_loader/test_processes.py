@@ -1,4 +1,4 @@
-"""Real processes under torchrun: every row once, equal steps, and resuming on another world size."""
+"""Real processes under torchrun: every row once, equal steps, resuming on other world sizes."""
 
 from __future__ import annotations
 
