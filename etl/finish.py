@@ -81,7 +81,7 @@ def move_parts(parts: Path, split_root: Path, files: list[str]) -> None:
     """Move all parts to where they belong; those that are there already stay.
 
     Raises:
-        OutputError: the directory cannot be written.
+        OSError: the directory cannot be written.
     """
     for split in SPLITS:
         (split_root / split).mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,7 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
         OutputError: it holds something else, another process writes there, or nobody can.
     """
     with contextlib.ExitStack() as stack:
-        with _named_errors(output):
+        with named_errors(output):
             work = _take(output, stack, resume, restart)
         try:
             yield work
@@ -123,8 +123,10 @@ def is_finished(output: Path) -> bool:
 
 
 def release(output: Path) -> None:
-    """Remove what only an unfinished run needs; its manifest is there."""
-    _remove(output, (WORK_DIRECTORY, UNFINISHED_FILE))
+    """Remove what only an unfinished run needs; its manifest is there, so nothing may fail."""
+    shutil.rmtree(output / WORK_DIRECTORY, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (output / UNFINISHED_FILE).unlink()
 
 
 @contextlib.contextmanager
@@ -141,13 +143,15 @@ def _locked(output: Path) -> Iterator:
 
 
 @contextlib.contextmanager
-def _named_errors(output: Path) -> Iterator[None]:
+def named_errors(output: Path) -> Iterator[None]:
+    """Turn an OSError into an :class:`OutputError`."""
     try:
         yield
     except OSError as error:
         raise OutputError(
             f"{output}: cannot be written: {error.strerror or error}",
-            "free space, make it writable, or choose another --output_path",
+            "free space or make it writable, then run again with --resume; or choose another "
+            "--output_path",
         ) from error
 
 

@@ -221,7 +221,8 @@ class _Run:
         description = inspect(self.workflow)
         with self.clock("describe"):
             files = [result.unit.file for result in results]
-            move_parts(self.parts, self.split_root, files)
+            with output.named_errors(self.split_root):
+                move_parts(self.parts, self.split_root, files)
             sizes = check_rows(plan, results, self.split_root)
             write_descriptions(self.split_root, files, description.table_schema)
         _refuse_changes(

@@ -202,7 +202,7 @@ def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch, number
             run(again)
         except OutputError as error:
             messages.append(str(error))
-        fails_at += 5
+        fails_at += 3
     assert len(messages) > 10
     assert all(os.strerror(number) in message for message in messages)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")

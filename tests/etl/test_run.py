@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,6 +22,7 @@ from clicklog.spec import load_spec
 from clicklog.splits import SPLITS
 from etl.__main__ import main
 from etl.run import run
+from etl.settings import EtlSettings
 from tests.etl.runs import assert_is, parts, read_split, settings, tree
 from tests.logs import CRITEO, write_day, write_log
 
@@ -131,11 +134,10 @@ def test_the_contract_on_disk(raw, done: Path) -> None:
     assert {path.name for path in done.iterdir()} == {
         "criteo_binary", "workflow", "manifest.json", "report.html", "timings.json"
     }  # fmt: skip
-    report = (done / "report.html").read_text()
-    assert report.count("data:image/png;base64") == 4
-    assert "http" not in report
+    assert "<svg" in (done / "report.html").read_text()
 
 
+@pytest.mark.parametrize("options", ["cpu"], indirect=True)
 def test_merlin_reads_it(done: Path) -> None:
     """NVTabular's Dataset and the stock Merlin loader see the same rows."""
     import nvt_compat  # noqa: F401
@@ -163,6 +165,23 @@ def test_compressed_days(raw, options, tmp_path: Path) -> None:
     run(settings(tmp_path / "raw", tmp_path / "out", **options))
     assert_is(tmp_path / "out", raw[1])
     assert not (tmp_path / "out" / ".work").exists()
+
+
+def test_a_remote_log(raw, tmp_path: Path) -> None:
+    """Through fsspec, whose memory filesystem tells no time of change; compressed days too."""
+    memory = fsspec.filesystem("memory")
+    for path in raw[0].iterdir():
+        memory.pipe(f"/etl-run/{path.name}", path.read_bytes())
+    text = memory.cat("/etl-run/day_0")
+    memory.rm("/etl-run/day_0")
+    memory.pipe("/etl-run/day_0.zst", pa.compress(text, "zstd", asbytes=True))
+    try:
+        remote = EtlSettings("memory://etl-run", tmp_path / "out", CRITEO, engine="cpu")
+        inputs = run(remote)["inputs"]
+    finally:
+        memory.rm("/etl-run", recursive=True)
+    assert_is(tmp_path / "out", raw[1])
+    assert {"size", "sha256 of its ends"} == inputs[0]["fingerprint"].keys()
 
 
 def test_a_column_that_is_never_there(options, tmp_path: Path) -> None:
@@ -220,6 +239,7 @@ print("imported:", sorted(banned & set(sys.modules)))
     assert done.stdout.endswith("imported: []\n")
 
 
+@pytest.mark.parametrize("options", ["cpu"], indirect=True)
 def test_truncated_parquet_is_noticed(done: Path, tmp_path: Path) -> None:
     from nvt_loader import KJTLoader
 
