@@ -93,19 +93,31 @@ class Checker:
         ids = pa.from_numpy_dtype(layout.id_dtype)
         self._types = [pa.float32()] * self._first_id + [ids] * len(self._sizes)
         self._said: set[str] = set()
+        self._known: tuple[pq.ParquetSchema | None, list[int]] = (None, [])
         self._lock = threading.Lock()
 
     def unproven(self, footer: pq.FileMetaData, row_group: int) -> np.ndarray:
         """The categorical columns whose ids the footer does not show to be in their table: bool."""
-        paths = [footer.schema.column(i).path.split(".")[0] for i in range(footer.num_columns)]
-        places = {name: i for i, name in enumerate(paths)}
         group = footer.row_group(row_group)
         unproven = np.ones(len(self._sizes), bool)
-        for i, name in enumerate(self._layout.schema.categorical):
-            statistics = group.column(places[name]).statistics
+        for i, place in enumerate(self._places(footer)):
+            statistics = group.column(place).statistics
             if statistics is not None and statistics.has_min_max:
-                unproven[i] = not 0 <= statistics.min <= statistics.max < self._sizes[i]
+                size = self._layout.schema.table_sizes[i]
+                unproven[i] = not 0 <= statistics.min <= statistics.max < size
         return unproven
+
+    def _places(self, footer: pq.FileMetaData) -> list[int]:
+        """Where the categorical columns are among a file's leaves; most files are alike."""
+        schema = footer.schema
+        with self._lock:
+            known, places = self._known
+        if known is None or not known.equals(schema):
+            leaves = [schema.column(i).path.split(".")[0] for i in range(footer.num_columns)]
+            places = [leaves.index(name) for name in self._layout.schema.categorical]
+            with self._lock:
+                self._known = schema, places
+        return places
 
     def is_plain(self, field: pa.Field, number: int) -> bool:
         """Whether a column of a file has the loader's own type, of four bytes, and no nulls."""

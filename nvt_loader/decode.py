@@ -92,7 +92,8 @@ def cpu_decoder(layout: Layout) -> Decoder:
             check_unchanged(layout, piece.row_group, footer)
             unproven = checker.unproven(footer, group.index)
             # A reader of its own: a ParquetFile keeps the settings of the last call.
-            file = pq.ParquetFile(path, metadata=footer, page_checksum_verification=True)
+            source = pa.OSFile(str(path))  # given the path, pyarrow takes a millisecond to open it
+            file = pq.ParquetFile(source, metadata=footer, page_checksum_verification=True)
             batches = file.iter_batches(
                 min(rows, group.rows), row_groups=[group.index], columns=names, use_threads=False
             )
