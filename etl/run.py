@@ -200,7 +200,7 @@ class _Run:
 
         own = [result for result in results if result.unit.split == "train"]
         total = sum(result.rows for result in own)
-        with tqdm(desc="shuffle", total=total, unit="rows", unit_scale=True, disable=None) as bar:
+        with tqdm(desc="shuffle", total=total, unit=" rows", unit_scale=True, disable=None) as bar:
             shuffle(
                 self.parts,
                 self.parts,
@@ -275,7 +275,7 @@ class RowsBar(tqdm):
         self.mb_per_row = plan.text_bytes(split) / max(1, plan.estimated_rows(split)) / 1e6
         total = plan.estimated_rows(split)
         super().__init__(
-            desc=what, total=total, initial=initial, unit="rows", unit_scale=True, disable=None
+            desc=what, total=total, initial=initial, unit=" rows", unit_scale=True, disable=None
         )
 
     @property

@@ -60,11 +60,13 @@ def test_a_bad_row_stops_the_run(log, options, tmp_path: Path, day: int) -> None
     with pytest.raises(BadRowError, match=rf"day_{day}, line 31: column int_4: '1.5'"):
         run(settings(raw, output, **options))
     assert not (output / "manifest.json").exists()
-    # corrected, the input is another
     _write(raw, log)
-    with pytest.raises(OutputError, match=rf"day_{day} (size|modified): .* before.*--restart|--re"):
-        run(settings(raw, output, **options, resume=True))
-    run(settings(raw, output, **options, restart=True))
+    if not any(output.iterdir()):  # nothing was done: a fit with Dask is one unit
+        run(settings(raw, output, **options))
+    else:  # corrected, the input is another
+        with pytest.raises(OutputError, match=rf"day_{day} size: \d+ before, \d+ now"):
+            run(settings(raw, output, **options, resume=True))
+        run(settings(raw, output, **options, restart=True))
     assert_is(output, log)
     assert not (output / ".unfinished").exists()
 

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import gzip
 import json
+import os
+import pty
+import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import fsspec
@@ -237,6 +244,31 @@ print("imported:", sorted(banned & set(sys.modules)))
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("imported: []\n")
+
+
+def test_progress_is_for_terminals(raw, tmp_path: Path) -> None:
+    """Rows/s, MB/s and the time left of each stage on one; none of it in a log."""
+    told = []
+    for name in ("terminal", "log"):
+        command = [sys.executable, "-m", "etl", "run", "--engine", "cpu"]
+        command += ["--input_path", str(raw[0]), "--output_path", str(tmp_path / name)]
+        reader, writer = pty.openpty() if name == "terminal" else os.pipe()
+        if name == "terminal":
+            fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 150, 0, 0))
+        with subprocess.Popen(command, stderr=writer, stdout=subprocess.DEVNULL) as process:
+            os.close(writer)
+            text = b""
+            with contextlib.suppress(OSError):  # how a terminal ends
+                while chunk := os.read(reader, 1 << 16):
+                    text += chunk
+        os.close(reader)
+        assert process.returncode == 0
+        told.append(text.decode())
+    for stage in ("fit", "transform"):
+        lines = [line for line in re.split("[\r\n]", told[0]) if line.startswith(f"{stage}: ")]
+        assert any(re.search(r"rows/s, \d+ MB/s\]|rows \[.*MB/s", line) for line in lines), lines
+    assert "MB/s" not in told[1]
+    assert "transform: " in told[1]  # how long it took
 
 
 @pytest.mark.parametrize("options", ["cpu"], indirect=True)
