@@ -46,6 +46,20 @@ PIECE_BYTES = 2 << 20
 _RUNS_VERSION = 1
 
 
+@contextlib.contextmanager
+def system_memory() -> Iterator[None]:
+    """Let Arrow allocate from the C library, as NumPy does.
+
+    Its own allocator keeps what was freed for itself, tens of MB for each thread.
+    """
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(usual)
+
+
 def fit(
     blocks: list[Block],
     spec: FeatureSpec,
@@ -206,20 +220,9 @@ def transform(
         log.debug("begin %s", unit.file)
         return finish_unit(unit, _encoded(unit.block, workflow, reject), parts, work)
 
-    with _system_memory(), _threads(workers) as pool:
+    with _threads(workers) as pool:
         for future in [pool.submit(transform_unit, unit) for unit in units]:
             yield future.result()
-
-
-@contextlib.contextmanager
-def _system_memory() -> Iterator[None]:
-    """Arrow's own allocator keeps what is freed for itself, tens of MB for each thread."""
-    usual = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    try:
-        yield
-    finally:
-        pa.set_memory_pool(usual)
 
 
 def _encoded(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:

@@ -177,8 +177,8 @@ def test_a_damaged_run_is_an_error_that_names_it(tmp_path: Path) -> None:
     at = data.index(_run(0).counts[0].values.tobytes())
     data[at] ^= 1
     path.write_bytes(data)
-    with pytest.raises(BadInputError, match="0-1.npz: damaged"):
+    with pytest.raises(BadInputError, match=r"0-1\.npz: damaged"):
         runs.files[0].counts(0)
     path.write_bytes(data[:100])
-    with pytest.raises(BadInputError, match="0-1.npz: damaged"):
+    with pytest.raises(BadInputError, match=r"0-1\.npz: damaged"):
         _total(_open(tmp_path, 1))
