@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--rows", type=int, default=4_000_000, help="of the data to make")
     add("--repeats", type=int, default=1, help="runs of each system")
-    add("--seconds", type=float, default=3.0, help="that a run iterates")
+    add("--seconds", type=float, default=2.0, help="that a run iterates")
     add("--cases", metavar="TEXT", default="", help="only cases with this in their name")
     add("--systems", metavar="LIST", help=f"only these, for example '{OURS},{STOCK}'")
     args = parser.parse_args(argv)
