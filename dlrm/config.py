@@ -100,7 +100,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
 
 def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...]:
     paste = (
-        "leave the flag out and the sizes come from the data, or paste "
+        "leave the flag out and the sizes come from the data, add --hash_indices, or paste "
         f"--num_embeddings_per_feature {schema.num_embeddings_per_feature}"
     )
     if settings.num_embeddings is not None:
@@ -122,6 +122,6 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
         for name, given, needed in zip(schema.categorical, sizes, schema.table_sizes, strict=True)
         if given < needed
     ]
-    if small:
+    if small and not settings.hash_indices:
         raise SettingsError(f"{flag}: table too small: {'; '.join(small)}", paste)
     return sizes

@@ -62,6 +62,21 @@ class TrainSettings:
     shuffle_training_set: bool = _flag(
         "data", False, "read the row groups of the training set in a new order every epoch"
     )
+    drop_last_training_batch: bool = _flag(
+        "data", False, "leave out the last training step of an epoch when it is not full"
+    )
+    limit_train_batches: int | None = _flag("data", None, "steps of a training epoch", int)
+    limit_val_batches: int | None = _flag("data", None, "steps of an evaluation of valid", int)
+    limit_test_batches: int | None = _flag("data", None, "steps of the evaluation of test", int)
+    undersampling_rate: float | None = _flag(
+        "data", None, "share of the training rows with label 0 to keep", float
+    )
+    hash_indices: bool = _flag(
+        "data", False, "map ids that a given table size has no row for into the table"
+    )
+    loader_memory: int | None = _flag(
+        "data", None, "MiB that a loader may hold, of each split (default: 256)", int
+    )
     seed: int = _flag("data", 0, "seed of the initial weights and of the shuffling", int)
 
     num_embeddings: int | None = _flag(
@@ -191,6 +206,10 @@ class TrainSettings:
             "embedding_dim",
             "throughput_check_freq_within_epoch",
             "validation_freq_within_epoch",
+            "limit_train_batches",
+            "limit_val_batches",
+            "limit_test_batches",
+            "loader_memory",
             "checkpoint_freq",
             "keep_checkpoints",
             "world_size",
@@ -213,6 +232,10 @@ class TrainSettings:
             raise SettingsError(
                 f"--lr_change_point {self.lr_change_point}",
                 "it is a share of all steps, between 0 and 1",
+            )
+        if self.undersampling_rate is not None and not 0 < self.undersampling_rate <= 1:
+            raise SettingsError(
+                f"--undersampling_rate {self.undersampling_rate}", "a share, above 0 and at most 1"
             )
         if not 0 <= self.seed < 2**63:
             raise SettingsError(f"--seed {self.seed}", "it must be between 0 and 2**63 - 1")

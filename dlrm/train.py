@@ -86,7 +86,7 @@ class _Run:
         self.config = config
         self.group = group
         self.events = MetricsLog(settings.log_path if group.rank == 0 else None)
-        self.loaders = {split: _loader(settings, split, group) for split in SPLITS}
+        self.loaders = {split: _loader(settings, config, split, group) for split in SPLITS}
         self.epoch_steps = len(self.loaders["train"])
         self.total_steps = self.epoch_steps * settings.epochs
         self.step = self.samples = 0
@@ -138,6 +138,7 @@ class _Run:
                 first = end
             if next(batches, None) is not None:
                 raise RuntimeError(f"the loader has more than the {self.epoch_steps} steps it said")
+            self.loaders["train"].check_epoch()
         metrics["test"] = self._evaluate("test")
         if self.checkpoints:
             self.checkpoints.wait()
@@ -213,7 +214,7 @@ class _Run:
         ranks = self.group.world_size
         global_size = self.settings.batch_size * ranks
         if i == self.epoch_steps - 1:  # the rest of the data, however the ranks share it
-            global_size = self.loaders["train"].num_rows - i * global_size
+            global_size = min(global_size, self.loaders["train"].num_rows - i * global_size)
         size = -(-global_size // ranks)
         rows = len(batch.labels)
         if rows > size or (rows < size and i < self.epoch_steps - 1):
@@ -263,6 +264,7 @@ class _Run:
         begin = time.perf_counter()
         loader, size = self.loaders[split], self.settings.batch_size
         metrics = evaluate(self.pipeline, self.model, loader, size, self.group)
+        loader.check_epoch()
         if metrics is not None:
             seconds = time.perf_counter() - begin
             epoch = self.step / self.epoch_steps
@@ -333,15 +335,28 @@ class _Meter:
         self.loss += output.loss.double() * output.global_size
 
 
-def _loader(settings: TrainSettings, split: str, group: Group) -> KJTLoader:
+def _loader(settings: TrainSettings, config: ModelConfig, split: str, group: Group) -> KJTLoader:
+    training = split == "train"
+    limits = {
+        "train": settings.limit_train_batches,
+        "valid": settings.limit_val_batches,
+        "test": settings.limit_test_batches,
+    }
+    memory = settings.loader_memory
     return KJTLoader(
         settings.split_path(split),
         settings.batch_size,
         rank=group.rank,
         world_size=group.world_size,
-        shuffle=settings.shuffle_training_set and split == "train",
+        shuffle=settings.shuffle_training_set and training,
         seed=settings.seed,
+        drop_last=settings.drop_last_training_batch and training,
         device=group.device,
+        table_sizes=config.num_embeddings,
+        hash_indices=settings.hash_indices,
+        undersampling_rate=settings.undersampling_rate if training else None,
+        limit_batches=limits[split],
+        **({} if memory is None else {"loader_memory": memory << 20}),
     )
 
 
