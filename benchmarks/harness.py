@@ -10,8 +10,8 @@ A benchmark lists :class:`System` entries and :class:`Metric` columns and calls:
 Each system is a command that prints one JSON object as its last line; its numbers are metrics, to
 which ``wall_s``, ``cpu_s`` and ``peak_rss_mb`` of its whole process tree are added, and, if it
 says how many ``rows`` it did and not how fast, ``rows_per_s`` over the whole process. Runs are
-interleaved because machines are shared: a noisy minute then hits every system. A system that
-fails stays in the table, as failed.
+interleaved because machines are shared: a noisy minute then hits every system, and ratios are
+taken within a round. A system that fails stays in the table, as failed.
 """
 
 from __future__ import annotations
@@ -171,9 +171,14 @@ class Table:
         return statistics.median(values) if values else None
 
     def ratio(self, system: str, case: str, key: str) -> float | None:
-        """A metric's median as a multiple of the base's in the same case, or None."""
-        own, base = self.median(system, case, key), self.median(self.base, case, key)
-        return None if own is None or not base else own / base
+        """A metric as a multiple of the base's in the same case, or None.
+
+        The median over the rounds of the ratio within a round: runs of one round are neighbours in
+        time, so that what else the machine does hits both.
+        """
+        own, base = self.values(system, case, key), self.values(self.base, case, key)
+        ratios = [a / b for a, b in zip(own, base, strict=False) if b]
+        return statistics.median(ratios) if ratios else None
 
     def text(self) -> str:
         """The table of medians and ratios."""

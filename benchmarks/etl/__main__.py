@@ -9,6 +9,7 @@ included, but for the lines "… only", which are limits: one part of the work a
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -66,6 +67,7 @@ def _run(args: argparse.Namespace) -> int:
         base="polars",
     )
     table.measure(chosen, repeats=args.repeats)
+    logging.getLogger("benchmarks").info("comparing what they wrote")
     _compare(table, log)
     table.print()
     print(f"written to {table.write()}")
