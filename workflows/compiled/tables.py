@@ -13,7 +13,8 @@ Lookups of large tables wait for memory, so the slot of a later row is prefetche
 1–40 M values, that halves the time of a lookup; on small tables it costs 1 ns.
 
 Kernels have explicit signatures: compiled once, at import (or read from numba's cache), never in
-the middle of a request.
+the middle of a request. (numba's cache goes by the time of this file alone: after a change of the
+hash in :mod:`clicklog.hashing`, which is compiled into them, touch it.)
 """
 
 from __future__ import annotations
