@@ -128,7 +128,7 @@ def our_output(directory: Path) -> Output:
         return read_parquet_column(directory / "workflow" / one.file, one.name + suffix)
 
     return Output(
-        _files(split, ("train", "valid", "test")),
+        _splits(split, ("train", "valid", "test")),
         functools.partial(vocabulary, suffix="_size"),
         functools.partial(vocabulary, suffix=""),
     )
@@ -141,7 +141,7 @@ def frames_output(directory: Path) -> Output:
         return read_parquet_column(directory / "vocabulary" / f"{name}.parquet", column(name))
 
     return Output(
-        _files(directory, ("train", "valid", "test")),
+        _splits(directory, ("train", "valid", "test")),
         lambda name: vocabulary(name, lambda _: "len").astype(np.int64),
         lambda name: vocabulary(name, lambda name: name).astype(np.int64),
     )
@@ -154,8 +154,8 @@ def nvtabular_output(directory: Path) -> Output:
         file = directory / "categories" / f"unique.{name}.parquet"
         return read_parquet_column(file, f"{name}_size").astype(np.int64)
 
-    return Output(_files(directory, ("train", "last_day")), counts)
+    return Output(_splits(directory, ("train", "last_day")), counts)
 
 
-def _files(directory: Path, splits: Sequence[str]) -> list[Path]:
-    return [file for split in splits for file in parts(directory / split)]
+def _splits(directory: Path, names: Sequence[str]) -> list[list[Path]]:
+    return [parts(directory / name) for name in names]

@@ -29,19 +29,24 @@ class Output:
     """What a program wrote.
 
     Attributes:
-        files: parquet files in the order of their rows.
+        splits: parquet files of each split, in the order of their rows.
         counts: of a column's vocabulary: occurrences int64 [n] per value, in the order of ids.
         values: of a column's vocabulary, in the order of ids; or None.
     """
 
-    files: Sequence[Path]
+    splits: Sequence[Sequence[Path]]
     counts: Callable[[str], np.ndarray]
     values: Callable[[str], np.ndarray] | None = None
 
     def column(self, name: str) -> np.ndarray:
         """All rows of a column, in order."""
-        parts = [pq.ParquetFile(f).read(columns=[name]).column(0) for f in self.files]
-        return np.concatenate([part.to_numpy() for part in parts])
+        files = [file for split in self.splits for file in split]
+        return np.concatenate([read_parquet_column(file, name) for file in files])
+
+    def split_of_rows(self) -> np.ndarray:
+        """The number of the split of each row."""
+        rows = [sum(pq.read_metadata(file).num_rows for file in split) for split in self.splits]
+        return np.repeat(np.arange(len(rows)), rows)
 
 
 def parts(directory: Path) -> list[Path]:
@@ -80,7 +85,8 @@ def compare(
     dense: Sequence[str],
     categorical: Sequence[str],
     *,
-    same_ties: bool,
+    same_ties: bool = True,
+    same_order: bool = True,
 ) -> Summary:
     """Compare every value of two outputs.
 
@@ -90,38 +96,62 @@ def compare(
         label, dense, categorical: column names.
         same_ties: equally frequent values have the same ids in both. Without, the ids must be equal
             up to a permutation of values that occur equally often.
+        same_order: the rows have the same order. Without, the rows of a split are compared as a
+            set (label and ids together, each dense column by itself).
 
     Raises:
         DifferentOutputError: the first difference.
     """
     summary = Summary()
+    rows = [one.split_of_rows().astype(np.uint64) for one in (ours, theirs)]
     for name in (label, *dense):
         a, b = ours.column(name), theirs.column(name)
         _require(len(a) == len(b), f"{len(b):,} rows, and not {len(a):,}")
         summary.rows = len(a)
+        if not same_order:
+            if name == label:
+                rows = [_mixed(hashes, column) for hashes, column in zip(rows, (a, b), strict=True)]
+            a, b = np.sort(a), np.sort(b)
         worst = float(np.abs(a - b).max(initial=0.0))
         _require(worst <= _DENSE_TOLERANCE, f"{name}: values differ by up to {worst:g}")
     for name in categorical:
-        counts = ours.counts(name)
-        _require(
-            np.array_equal(counts, theirs.counts(name)),
-            f"{name}: another vocabulary: {len(theirs.counts(name)):,} values, and not "
-            f"{len(counts):,}, or other counts",
-        )
-        if same_ties and theirs.values:
-            _require(
-                np.array_equal(ours.values(name), theirs.values(name)), f"{name}: values differ"
-            )
+        _compare_vocabularies(name, ours, theirs, same_ties=same_ties)
         a, b = ours.column(name), theirs.column(name)
-        _require(
-            np.array_equal(a, b) if same_ties else _same_but_for_ties(a, b, counts),
-            f"{name}: ids differ",
-        )
+        counts = ours.counts(name)
+        if not same_order:
+            rows = [_mixed(hashes, column) for hashes, column in zip(rows, (a, b), strict=True)]
+        elif same_ties:
+            _require(np.array_equal(a, b), f"{name}: ids differ")
+        else:
+            _require(_same_but_for_ties(a, b, counts), f"{name}: ids differ")
         summary.vocabulary += len(counts)
         summary.null += int(np.count_nonzero(a == NULL_ID))
         summary.oov += int(np.count_nonzero(a == FIRST_OOV_ID))
         summary.checksum = zlib.crc32(a.astype("<i4").data, summary.checksum)
+    if not same_order:
+        _require(np.array_equal(*map(np.sort, rows)), "labels and ids differ, in whatever order")
     return summary
+
+
+def _compare_vocabularies(name: str, ours: Output, theirs: Output, *, same_ties: bool) -> None:
+    counts, other = ours.counts(name), theirs.counts(name)
+    _require(
+        np.array_equal(counts, other),
+        f"{name}: another vocabulary: {len(other):,} values, and not {len(counts):,}, or other "
+        "counts",
+    )
+    if same_ties and theirs.values:
+        same = np.array_equal(ours.values(name), theirs.values(name))
+        _require(same, f"{name}: the vocabulary's values differ")
+
+
+def _mixed(hashes: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """A hash per row, of what was hashed before and one more column (SplitMix64's mixer)."""
+    bits = column.astype(np.float64) if column.dtype.kind == "f" else column.astype(np.int64)
+    mixed = hashes * np.uint64(0x9E3779B97F4A7C15) + bits.view(np.uint64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _require(condition: bool, what: str) -> None:
