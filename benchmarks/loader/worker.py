@@ -15,6 +15,10 @@ from benchmarks.loader import systems
 from dlrm.startup import prepare_torch
 
 
+#: A run ends when its time is over and so many rows came, or when this many times its time is over.
+LEAST_ROWS, PATIENCE = 200_000, 5
+
+
 def main() -> None:
     """Measure what the arguments say."""
     parser = argparse.ArgumentParser()
@@ -55,7 +59,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rows, cpu, begin = 0, time.process_time(), time.perf_counter()
     for batch in iterator:
         rows += batch if isinstance(batch, int) else batch.labels.shape[0]
-        if time.perf_counter() - begin > args.seconds:
+        elapsed = time.perf_counter() - begin
+        # a loader that stands still between its chunks needs some of them to show its rate
+        if elapsed > args.seconds and (rows > LEAST_ROWS or elapsed > PATIENCE * args.seconds):
             break
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
     if hasattr(batches, "stop"):
