@@ -50,6 +50,8 @@ class InputFormat:
             )
         if self.header and self.format == "parquet":
             raise SettingsError("header = true with parquet", "parquet names its columns itself")
+        if self.header not in (None, True, False):  # TOML's strings are true, "false" too
+            raise SettingsError(f"header = {self.header!r}", "give true or false, without quotes")
         if self.header is None:
             object.__setattr__(self, "header", self.format == "csv")
         object.__setattr__(self, "delimiter", self.delimiter or self._usual_delimiter)
@@ -69,8 +71,9 @@ class InputFormat:
         return {"tsv": "\t", "csv": ",", "parquet": ""}[self.format]
 
 
-def _is_separator(value: str) -> bool:
-    return len(value) == 1 and value.isascii() and not value.isalnum() and value not in '"\r\n-+.'
+def _is_separator(value: Any) -> bool:
+    one = isinstance(value, str) and len(value) == 1
+    return one and value.isascii() and not value.isalnum() and value not in '"\r\n-+.'
 
 
 @dataclasses.dataclass(frozen=True)

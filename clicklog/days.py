@@ -6,9 +6,8 @@ import dataclasses
 import re
 from collections.abc import Collection
 
-import fsspec
-
 from clicklog.errors import BadInputError, SettingsError
+from clicklog.lines import filesystem_of
 
 _DAY_NAME = re.compile(r"day_(\d+)(\.tsv|\.txt|\.csv|\.parquet)?(\.(?:gz|bz2|xz|zst))?")
 _COMPRESSED = re.compile(r".*\.(?:gz|bz2|xz|zst)")
@@ -60,7 +59,7 @@ def find_days(input_path: str, days: Collection[int] | None = None) -> list[DayF
     Raises:
         BadInputError: no such directory, no days in it, a day missing, empty or twice there.
     """
-    filesystem, root = fsspec.core.url_to_fs(str(input_path))
+    filesystem, root = filesystem_of(str(input_path))
     if not filesystem.exists(root):
         raise BadInputError(f"{input_path}: no such directory", "pass the directory of day_0 …")
     one_file = filesystem.isfile(root)

@@ -56,6 +56,20 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def remove(path: Path | str) -> None:
+    """Delete a file, durably, if it is there. Raises :class:`OutputError`."""
+    path = Path(path)
+    try:
+        path.unlink()
+        fsync_directory(path.parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be replaced: {error.strerror or error}", "choose a writable place"
+        ) from error
+
+
 def lock(marker: IO, directory: Path) -> None:
     """Lock an open marker file, so that two running programs keep apart in ``directory``.
 

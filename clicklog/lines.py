@@ -22,8 +22,14 @@ _LINE_BYTES = 64 << 10  # enough to hold the end of nearly every line
 
 @functools.lru_cache(maxsize=64)
 def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a path or URL, and the path within it."""
-    return fsspec.core.url_to_fs(path)
+    """The file system of a path or URL, and the path within it. Raises :class:`BadInputError`."""
+    try:
+        return fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise BadInputError(
+            f"{path}: cannot be opened: {error}",
+            "install the package that fsspec needs for it, or fetch the files and pass their path",
+        ) from error
 
 
 def read_bytes(path: str, begin: int, end: int) -> bytes:
@@ -113,6 +119,7 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
     Raises:
         BadInputError: it is missing, truncated, or not what its name says.
     """
+    filesystem_of(path)  # its errors say more than those of opening
     try:
         with _decompressed(path) as file:
             while chunk := file.read(chunk_bytes):

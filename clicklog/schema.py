@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from clicklog.errors import SchemaError
+from clicklog.errors import BadInputError, SchemaError
 from clicklog.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -92,11 +92,21 @@ class TableSchema:
         """Read ``directory/.merlin/schema.json``.
 
         Raises:
-            BadInputError: there is none.
+            BadInputError: there is none, or it is damaged.
             SchemaError: it has no label, or a categorical column without a table size.
         """
         path = Path(directory) / SCHEMA_FILE
         value = read_json(path, "the schema that the ETL writes beside the parquet files")
+        try:
+            return cls._of(value, path)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BadInputError(
+                f"{path}: damaged, or no schema of Merlin's: {error!r}",
+                "copy it again, or run the ETL again",
+            ) from error
+
+    @classmethod
+    def _of(cls, value: Any, path: Path) -> TableSchema:
         label, dense, categorical, sizes, multi_hot = "", [], [], [], []
         for feature in value.get("feature", []):
             tags = feature.get("annotation", {}).get("tag", [])

@@ -230,6 +230,7 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
     _check_keys(value, {"label", "dense", "categorical", "dense_transform", "input"}, str(source))
     try:
         _check_keys(value.get("input", {}), _fields(InputFormat), str(source))
+        _check_keys(value.get("label", {}), {"name"}, str(source))
         return FeatureSpec(
             label=value.get("label", {}).get("name", "label"),
             dense=_columns(value.get("dense", []), DenseColumn, str(source)),
@@ -259,21 +260,34 @@ def _source(path: Path | str) -> Any:
 
 def _columns(blocks: list[dict], kind: type, source: str) -> tuple:
     allowed = _fields(kind) - {"name"} | {"names"}
+    if not isinstance(blocks, list):
+        raise SettingsError(
+            f"{source}: columns in single brackets", "write [[dense]] and [[categorical]]"
+        )
     columns = []
     for block in blocks:
         _check_keys(block, allowed, source)
         options = {key: value for key, value in block.items() if key != "names"}
         names = block.get("names", [])
         names = _expand(names) if isinstance(names, str) else names
+        if not names:  # a column that is forgotten is missed by nobody until training is done
+            raise SettingsError(
+                f"{source}: a block of columns without names: {block}", 'add names = "…" or a list'
+            )
         columns += [kind(name=name, **options) for name in names]
     return tuple(columns)
 
 
 def _expand(pattern: str) -> list[str]:
     """``"int_{0..12}"`` → int_0 … int_12; a name without braces is itself."""
-    match = re.fullmatch(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", pattern)
-    if not match:
+    if not re.search("[{}]", pattern):
         return [pattern]
+    match = re.fullmatch(r"([^{}]*)\{(\d+)\.\.(\d+)\}([^{}]*)", pattern)
+    if not match or int(match[3]) < int(match[2]):
+        raise SettingsError(
+            f"names = {pattern!r} is no range of names",
+            'write "int_{0..12}"; names that hold braces go into a list',
+        )
     head, first, last, tail = match.groups()
     return [f"{head}{i}{tail}" for i in range(int(first), int(last) + 1)]
 
@@ -282,7 +296,12 @@ def _fields(kind: type) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)}
 
 
-def _check_keys(value: dict, allowed: set[str], source: str) -> None:
+def _check_keys(value: Any, allowed: set[str], source: str) -> None:
+    if not isinstance(value, dict):
+        raise SettingsError(
+            f"{source}: not a feature spec: {value!r:.60} where a table is needed",
+            f"a table with {', '.join(sorted(allowed))}",
+        )
     for key in value:
         if key not in allowed:
             raise SettingsError(f"{source}: unknown key {key!r}", _known(key, allowed))

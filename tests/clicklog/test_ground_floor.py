@@ -18,7 +18,7 @@ from clicklog.errors import (
     SettingsError,
     run_command,
 )
-from clicklog.files import atomic_path, read_json, write_json, write_text
+from clicklog.files import atomic_path, read_json, remove, write_json, write_text
 from clicklog.schema import TableSchema
 from clicklog.spec import (
     CategoricalColumn,
@@ -126,6 +126,16 @@ _CAT = "[[categorical]]\nnames = "
             "vocabulary 'b' of column a has the name of another column",
         ),
         (f"[[dense]]\nnames = 'n'\n{_CAT}'a'\nvocabulary = 'n'", "has the name of another column"),
+        # each of these would leave out a column, or the label's name, without a word
+        (f"[[dense]]\nnames = 'd_{{12..0}}'\n{_CAT}'x'", r"'d_\{12\.\.0\}' is no range of names"),
+        (f"{_CAT}'x_{{0,3}}'", r"'x_\{0,3\}' is no range of names"),
+        (f"{_CAT}'x{{0..1}}y{{0..1}}'", "is no range of names\n.*go into a list"),
+        (f"[[dense]]\nraw = 'float'\n{_CAT}'x'", "without names: {'raw': 'float'}"),
+        (f"{_CAT}[]", "without names"),
+        (f"[dense]\nnames = 'd'\n{_CAT}'x'", r"write \[\[dense\]\]"),
+        (f"[label]\nnam = 'click'\n{_CAT}'x'", "unknown key 'nam'\n.*did you mean 'name'"),
+        (f"[input]\nformat = 'csv'\nheader = 'false'\n{_CAT}'x'", "header = 'false'\n.*without"),
+        (f"[input]\nformat = 'csv'\ndelimiter = 5\n{_CAT}'x'", "delimiter = 5\n.*one ASCII"),
     ],
 )
 def test_bad_specs_of_other_shapes(tmp_path: Path, text: str, message: str) -> None:
@@ -243,6 +253,25 @@ def test_schema_that_is_none(tmp_path: Path) -> None:
         TableSchema("label", (), ("a", "b"), (1,))
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        {"feature": [1]},
+        {"feature": [{"annotation": {"tag": ["target"]}}]},
+        {
+            "feature": [
+                {"name": "c", "annotation": {"tag": ["categorical"]}, "intDomain": {"max": "x"}}
+            ]
+        },
+    ],
+)
+def test_schema_that_is_damaged(tmp_path: Path, value) -> None:
+    write_json(tmp_path / ".merlin" / "schema.json", value)
+    with pytest.raises(BadInputError, match=r"schema.json: damaged, .*\n.*copy it again"):
+        TableSchema.read(tmp_path)
+
+
 @given(st.integers(0, 1000), st.booleans())
 def test_splits_cover_the_last_day(rows: int, only_day: bool) -> None:
     cuts = cut_last_day(rows, only_day=only_day)
@@ -286,6 +315,16 @@ def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OutputError, match="/proc/none/file: cannot be written"):
         write_text("/proc/none/file", "text")
+
+
+def test_removing_a_file(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "old")
+    remove(tmp_path / "file")
+    remove(tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+    write_text(tmp_path / "file", "not a directory")
+    with pytest.raises(OutputError, match="file/inside: cannot be replaced: Not a directory"):
+        remove(tmp_path / "file" / "inside")
 
 
 def test_an_error_of_another_file_is_not_the_outputs(tmp_path: Path) -> None:

@@ -220,6 +220,12 @@ def test_remote_files(logs, name: str) -> None:
         memory.rm("/remote", recursive=True)
 
 
+def test_a_protocol_that_fsspec_does_not_know() -> None:
+    for read in (find_days, lambda path: list(stream_rows(path, CRITEO, block_bytes=99))):
+        with pytest.raises(BadInputError, match=r"s4://log/day_0: cannot be opened: Protocol not"):
+            read("s4://log/day_0")
+
+
 def test_formats_that_are_not_what_the_spec_says(logs) -> None:
     with pytest.raises(
         BadInputError, match=r'a parquet file, where the spec says csv\n.*"parquet"'
