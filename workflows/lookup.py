@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +60,13 @@ def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
         alone = observed is not None and spec.oov_ids == 1
         return Meaning(number, "oov", count=observed["oov"] if alone else None)
     row = number - spec.reserved_ids
-    file = _open(Path(path) / vocabulary.file)
-    for group in range(file.num_row_groups):
-        rows = file.metadata.row_group(group).num_rows
-        if row < rows:
-            values, counts = file.read_row_group(group).slice(row, 1).columns
-            return Meaning(number, "value", _shown(values[0].as_py(), spec), counts[0].as_py())
-        row -= rows
+    with _opened(Path(path) / vocabulary.file) as file:
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if row < rows:
+                values, counts = file.read_row_group(group).slice(row, 1).columns
+                return Meaning(number, "value", _shown(values[0].as_py(), spec), counts[0].as_py())
+            row -= rows
     raise BadInputError(
         f"{Path(path) / vocabulary.file}: has no row for id {number} of column {column}",
         "copy the whole workflow directory again, or fit it again",
@@ -76,21 +78,27 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
 
     Raises:
         BadInputError: no saved workflow there, or a damaged one.
-        SettingsError: no such column, or a text that is no value of it.
+        SettingsError: no such column, or a text that is no value of it, or no id: a missing list.
     """
     description = inspect(path)
     spec, vocabulary = _column(description, column), description.vocabularies[column]
+    if not text and spec.multi_hot:
+        raise SettingsError(
+            f"column {column} holds lists: a missing one is an empty one, and has no id",
+            "ask for a value of a list",
+        )
     if not text:
         return meaning_of(path, column, NULL_ID)
     value = _parsed(text, spec)
     scalar = (strings([value]) if spec.raw == "string" else to_arrow(np.array([value])))[0]
-    file, first = _open(Path(path) / vocabulary.file), spec.reserved_ids
-    for group in range(file.num_row_groups):
-        table = file.read_row_group(group)
-        row = pc.index(table.column(0), scalar).as_py()
-        if row >= 0:
-            return Meaning(first + row, "value", _shown(value, spec), table.column(1)[row].as_py())
-        first += len(table)
+    first = spec.reserved_ids
+    with _opened(Path(path) / vocabulary.file) as file:
+        for group in range(file.num_row_groups):
+            values, counts = file.read_row_group(group).columns
+            row = pc.index(values, scalar).as_py()
+            if row >= 0:
+                return Meaning(first + row, "value", _shown(value, spec), counts[row].as_py())
+            first += len(values)
     return meaning_of(path, column, FIRST_OOV_ID + _hash(value, spec) % spec.oov_ids)
 
 
@@ -104,9 +112,11 @@ def _column(description: WorkflowDescription, name: str) -> CategoricalColumn:
     )
 
 
-def _open(file: Path) -> pq.ParquetFile:
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[pq.ParquetFile]:
     try:
-        return pq.ParquetFile(file, page_checksum_verification=True)
+        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+            yield parquet
     except (OSError, pa.ArrowException) as error:
         raise BadInputError(
             f"{file}: cannot be read: {error}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
 
 from clicklog.spec import CategoricalColumn, FeatureSpec
@@ -110,13 +109,20 @@ def _parameters(record: nodes.Record) -> str:
 
 def _shortened(names: list[str]) -> str:
     """``cat_0 … cat_25`` for names that count up; a few names; or the first and how many."""
-    runs = []
-    numbered = [(name.rstrip("0123456789"), name) for name in names]
-    for _, run in groupby(numbered, key=lambda pair: pair[0]):
-        run = [name for _, name in run]
-        runs.append(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(run))
-    shown = ", ".join(runs)
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and name == _next_name(runs[-1][-1]):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    shown = ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
     return shown if len(shown) <= 60 else f"{names[0]}, … ({len(names)} columns)"
+
+
+def _next_name(name: str) -> str:
+    """``cat_10`` for ``cat_9``; "" if it ends with no number."""
+    head = name.rstrip("0123456789")
+    return f"{head}{int(name[len(head) :]) + 1}" if head != name else ""
 
 
 def _categorical(description: WorkflowDescription) -> list[list[str]]:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import SchemaError
-from clicklog.files import atomic_path, write_json, write_text
+from clicklog.files import atomic_path, remove, write_json, write_text
 from clicklog.spec import FIRST_OOV_ID, NULL_ID, PADDING_ID, CategoricalColumn, FeatureSpec
 from clicklog.strings import string_parts, strings
 from workflows.description import (
@@ -74,7 +74,7 @@ def write_workflow(path: Path | str, spec: FeatureSpec, fitted: Fitted) -> Workf
     from workflows import compiled  # it reads saved workflows, and so imports this package
 
     path = Path(path)
-    (path / METADATA_FILE).unlink(missing_ok=True)
+    remove(path / METADATA_FILE)
     statistics = _statistics(spec, fitted)
     vocabularies = _vocabularies(spec, fitted)
     files = {}

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import workflows
-from clicklog.errors import SettingsError
+from clicklog.errors import BadInputError, SettingsError
 from clicklog.hashing import murmur3_int, murmur3_string
 from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
 from workflows.lookup import Meaning, id_of, meaning_of
+from workflows.report import _shortened
 
 SPEC = FeatureSpec(
     label="label",
@@ -88,11 +91,32 @@ def test_values_out_of_the_vocabulary(saved: Path) -> None:
         ("cat_0", "123456789", "1 to 8 hexadecimal digits"),
         ("user", "1.5", "an integer of at most"),
         ("user", "9007199254740993", "an integer of at most"),
+        ("seen", "", "column seen holds lists: a missing one is an empty one"),
     ],
 )
 def test_questions_without_an_answer(saved: Path, column: str, asked, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         (meaning_of if isinstance(asked, int) else id_of)(saved, column, asked)
+
+
+def test_a_damaged_vocabulary_is_named(saved: Path, tmp_path: Path) -> None:
+    """Of the same size, so that only its page checksum tells."""
+    copy = shutil.copytree(saved, tmp_path / "workflow")
+    file = copy / workflows.inspect(copy).vocabularies["cat_1"].file
+    page = pq.read_metadata(file).row_group(0).column(0)
+    content = bytearray(file.read_bytes())
+    content[page.data_page_offset + page.total_compressed_size - 1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(BadInputError, match=r"unique.cat_1.parquet: cannot be read: .*CRC"):
+        meaning_of(copy, "cat_1", 3)
+    with pytest.raises(BadInputError, match=r"unique.cat_1.parquet: cannot be read: .*CRC"):
+        id_of(copy, "cat_1", "3")
+
+
+def test_names_with_gaps_are_no_range() -> None:
+    assert _shortened([f"cat_{i}" for i in range(26)]) == "cat_0 … cat_25"
+    assert _shortened(["cat_0", "cat_2", "cat_4"]) == "cat_0, cat_2, cat_4"
+    assert _shortened(["a", "cat_8", "cat_9", "cat_10", "cat_12"]) == "a, cat_8 … cat_10, cat_12"
 
 
 def _run(*args: str | Path) -> subprocess.CompletedProcess:

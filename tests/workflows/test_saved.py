@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import workflows
-from clicklog.errors import BadInputError, SchemaError, SettingsError
+from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
 from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
 from workflows import nodes
 from workflows.graph import build, realize
@@ -156,6 +156,12 @@ def test_writing_again_begins_by_undoing(copy: Path) -> None:
         workflows.write_workflow(copy, SPEC, state)
     with pytest.raises(BadInputError, match="no such file"):
         workflows.inspect(copy)
+
+
+def test_a_file_is_no_directory(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file/metadata.json: cannot be replaced"):
+        workflows.write_workflow(tmp_path / "file", SPEC, _state())
 
 
 def test_files_that_are_not_those_saved(saved: Path, tmp_path: Path) -> None:
