@@ -105,13 +105,12 @@ def _read_schema(output: Output) -> None:
     for directory in found:
         try:
             schema = TableSchema.read(directory)
-        except (ClickLogError, AttributeError, KeyError, TypeError, ValueError) as error:
-            what = error.what if isinstance(error, ClickLogError) else f"damaged: {error!r}"
+        except ClickLogError as error:
             output.add(
                 ERROR,
                 "schema",
                 directory / SCHEMA_FILE,
-                what,
+                error.what,
                 "it needs the tags target, continuous and categorical, and intDomain.max: write it "
                 "with clicklog.schema.TableSchema.write",
             )
@@ -233,7 +232,7 @@ def _columns(output: Output) -> None:
                 f"columns {', '.join(extra)} are not in the schema",
                 "the loader leaves them out; nothing to do",
             )
-        order = [name for name in found.names if name in wanted.names]
+        order = list(dict.fromkeys(name for name in found.names if name in wanted.names))
         if order != [name for name in wanted.names if name in order]:
             output.add(
                 WARNING if strict else NOTE,
@@ -242,7 +241,8 @@ def _columns(output: Output) -> None:
                 f"columns in another order than the schema's: {', '.join(order[:5])} …",
                 "the loader goes by name; HugeCTR by order",
             )
-        names = tuple(name for name in order if found.field(name).nullable)
+        nullables = {field.name for field in found if field.nullable}
+        names = tuple(name for name in order if name in nullables)
         if output.schema and names:
             nullable.setdefault(names, []).append(file)
     for names, files in nullable.items():

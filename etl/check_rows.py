@@ -126,6 +126,8 @@ def _statistics(output: Output) -> set[tuple[str, str, str]]:
                 size = sizes[name]
                 if size is None or not statistics.has_min_max:
                     continue
+                if not isinstance(statistics.min, int):
+                    continue  # of another type, which is a finding already
                 for one in (statistics.min, statistics.max):
                     if not 0 <= one < size and (file, name, "id range") not in known:
                         known.add((file, name, "id range"))
@@ -187,8 +189,8 @@ def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarra
     hashes = np.zeros(len(batch), np.uint64)
     sizes = _sizes(output)
     for name in schema.columns if schema else batch.schema.names:
-        if name not in batch.schema.names:
-            continue
+        if batch.schema.names.count(name) != 1:
+            continue  # a finding already
         array = batch.column(name)
 
         def problem(kind: str, what: str, remedy: str, row: int, count: int, name=name) -> None:
@@ -198,14 +200,12 @@ def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarra
         if array.null_count:
             first = pc.index(array.is_null(), True).as_py()
             problem("nulls", "a null", AGAIN, first, array.null_count)
-            if not pa.types.is_list(array.type):  # a null list is empty
-                array = pc.fill_null(array, 0)
-        if pa.types.is_list(array.type):
+        if pa.types.is_list(array.type):  # a null list is empty
             _scan_lists(array, sizes.get(name), hashes, problem)
             continue
         if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
             continue  # the type is a finding already
-        values = to_numpy(array)
+        values = to_numpy(pc.fill_null(array, 0) if array.null_count else array)
         _fold(_bits(values), hashes)
         if schema and name == schema.label:
             scan.positives += int(np.count_nonzero(values == 1))
@@ -264,9 +264,8 @@ def _scan_lists(array: pa.ListArray, size: int | None, hashes: np.ndarray, probl
     if child.null_count:
         first = pc.index(child.is_null(), True).as_py()
         problem("nulls", "a null in a list", AGAIN, row_of(first), child.null_count)
-        child = pc.fill_null(child, 0)
     if pa.types.is_integer(child.type):
-        values = to_numpy(child)
+        values = to_numpy(pc.fill_null(child, 0) if child.null_count else child)
         _fold_lists(_bits(values), offsets, hashes)
         if size is not None:
             _scan_ids(values, size, problem, row_of)

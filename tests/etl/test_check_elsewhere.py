@@ -93,6 +93,39 @@ def test_lists(tmp_path: Path) -> None:
     assert "row 1, column tags: a null" in only(directory, "nulls")
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pa.array(["a", None]),
+        pa.array(["a", None]).dictionary_encode(),
+        pa.array([["a"], [None]]),
+        pa.array([[1], None], pa.large_list(pa.int32())),
+        pa.array([1, None], pa.date32()),
+        pa.array([True, None]),
+    ],
+    ids=lambda ids: str(ids.type),
+)
+def test_ids_of_another_type(tmp_path: Path, ids: pa.Array) -> None:
+    """Their type is what is wrong: not their range, and not the file."""
+    directory = tmp_path / "data" / "train"
+    schema = TableSchema("label", (), ("item",), (10,))
+    schema.write(directory)
+    label = pa.array([0.0, 1.0], pa.float32())
+    pq.write_table(pa.table({"label": label, "item": ids}), directory / "0.parquet")
+    found = [one for one in check(directory) if one.severity != NOTE]
+    assert all("column item" in one.where for one in found)
+    assert {one.kind for one in found} == {"columns", "nulls"}
+
+
+def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
+    directory = tmp_path / "data" / "train"
+    TableSchema("label", ("x",), ("item",), (10,)).write(directory)
+    numbers, ids = pa.array([0.0, 1.0], pa.float32()), pa.array([1, 2], pa.int32())
+    table = pa.Table.from_arrays([numbers, numbers, numbers, ids], ["label", "x", "x", "item"])
+    pq.write_table(table, directory / "0.parquet")
+    assert "column x: there 2 times" in only(directory, "columns")
+
+
 # --- overlap of splits
 
 
