@@ -14,8 +14,7 @@ from typing import Any
 from benchmarks.loader import systems
 from dlrm.startup import prepare_torch
 
-
-#: A run ends when its time is over and so many rows came, or when this many times its time is over.
+#: A run ends when its time is over and so many rows came, or when it has lasted so many times it.
 LEAST_ROWS, PATIENCE = 200_000, 5
 
 
