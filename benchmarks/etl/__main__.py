@@ -9,13 +9,14 @@ included, but for the lines "… only", which are limits: one part of the work a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import shutil
 import sys
 from pathlib import Path
 
 from benchmarks.etl import systems
-from benchmarks.etl.log import DAYS, make_log, rows_of
+from benchmarks.etl.log import DAYS, make_log, repeat_head, rows_of
 from benchmarks.etl.systems import DUCKDB, NVTABULAR, POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, start_logging
@@ -88,11 +89,24 @@ def _log(args: argparse.Namespace, work: Path) -> Log:
 
 
 def _systems(log: Log, slow: int) -> list[System]:
-    unit_rows = _UNIT_MB * log.threads * 2**20 / _megabytes(log.path) / 1e6 * log.rows
+    def bounded(times: int) -> System:
+        """A log of so many times the text of the units in work, with the same vocabularies."""
+        path = log.work / f"log_{times}x"
+        head = (_UNIT_MB << 20) * log.threads // DAYS
+        system = systems.ours(
+            dataclasses.replace(log, path=path),
+            "cpu",
+            "ours cpu",
+            f"log of {times}x its blocks",
+            "--block_mb",
+            str(_UNIT_MB),
+        )
 
-    def bounded(times: int) -> list[str]:
-        per_day = str(max(2, round(times * unit_rows / DAYS)))
-        return ["--block_mb", str(_UNIT_MB), "--limit_rows", per_day]
+        def prepare() -> None:
+            repeat_head(log.path, path, head, times)
+            system.prepare()
+
+        return dataclasses.replace(system, prepare=prepare)
 
     threads = ["--threads", str(log.threads)]
     written = systems.output_of(log, "ours cpu", ETL)
@@ -105,8 +119,8 @@ def _systems(log: Log, slow: int) -> list[System]:
         systems.peer(log, NVTABULAR, NVTABULAR_NAME, case=ETL, repeats=slow),
         systems.peer(log, POLARS, "polars", "--parse_only", case="parse only"),
         *(systems.limit(log, part, written) for part in ("read", "parse", "write")),
-        systems.ours(log, "cpu", "ours cpu", "log 1x its blocks", *bounded(1)),
-        systems.ours(log, "cpu", "ours cpu", f"log {_FACTOR}x its blocks", *bounded(_FACTOR)),
+        bounded(1),
+        bounded(_FACTOR),
     ]
 
 

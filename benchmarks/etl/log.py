@@ -68,6 +68,22 @@ def _add_rare(
             out.write("\t".join(row) + "\n")
 
 
+def repeat_head(source: Path, target: Path, head_bytes: int, times: int) -> None:
+    """A log whose days are the first lines of those of ``source``, so many times over.
+
+    Whatever ``times``, it has the same values, and so the same vocabularies.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for day in range(DAYS):
+        with open(source / f"day_{day}", "rb") as file:
+            head = file.read(head_bytes)
+        head = head[: head.rindex(b"\n") + 1]
+        with open(target / f"day_{day}", "wb") as out:
+            for _ in range(times):
+                out.write(head)
+
+
 def rows_of(path: Path) -> int:
     """Rows of a log made by :func:`make_log`, or by ``etl synthesize``.
 
