@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import null_mask, to_numpy
 from clicklog.assemble import assemble
-from clicklog.columns import LARGEST_INT, CategoricalColumn
+from clicklog.columns import LARGEST_INT, CategoricalColumn, DenseColumn
 from clicklog.complaints import (
     BAD_INTEGER,
     BAD_LABEL,
@@ -197,6 +197,28 @@ def _to_rows(table: pa.Table | pa.RecordBatch, spec: FeatureSpec, *, label: bool
         for name, (kind, multi_hot) in zip(names, raw, strict=True)
     )
     return assemble(spec, converted, {}, text, rows=len(table), label=label, reject=reject)
+
+
+def convert_column(
+    array: pa.Array, column: DenseColumn | CategoricalColumn, source: str
+) -> Converted:
+    """Check and convert a column that is in memory, as :func:`read_parquet` does.
+
+    Args:
+        array: [n], of any type that can hold the column's raw type.
+        column: what it should be.
+        source: names the array in errors.
+
+    Raises:
+        BadInputError: the array is of another type.
+    """
+    multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
+    if not _fits(array.type, column.raw, multi_hot):
+        raise BadInputError(
+            f"{source}: column {column.name} is of type {array.type}, not {_wanted(column)}",
+            "convert it first",
+        )
+    return _lists(array, column.raw) if multi_hot else _values(array, column.raw)
 
 
 def _readable(value: object) -> str:

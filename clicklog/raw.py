@@ -32,6 +32,7 @@ __all__ = [
     "Block",
     "DayFile",
     "OpenDay",
+    "Piece",
     "count_lines",
     "cut_blocks",
     "find_days",
@@ -46,6 +47,7 @@ __all__ = [
     "read_bytes",
     "read_pieces",
     "read_stream",
+    "stream_pieces",
     "stream_rows",
 ]
 
@@ -267,6 +269,42 @@ def first_rows(block: Block, spec: FeatureSpec, size: int) -> Block:
     return dataclasses.replace(block, end=block.begin + cut) if cut else block
 
 
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Some rows of a log, read but not parsed: that can be left to other threads.
+
+    Attributes:
+        first: the number of the first row, from 0; a header is none.
+        text: the lines; of parquet None.
+        layout: of the lines; of parquet None.
+        block: the rows of a parquet file, otherwise None.
+    """
+
+    path: str
+    spec: FeatureSpec
+    first: int
+    label: bool
+    text: bytes | None = None
+    layout: Layout | None = None
+    block: Block | None = None
+
+    def without_label(self) -> Piece:
+        """The same, but for the label, where columns have names: what it holds does not matter."""
+        if self.block is None and not self.spec.input.header:
+            return self
+        layout = self.layout.without_label() if self.layout else None
+        return dataclasses.replace(self, label=False, layout=layout)
+
+    def parse(self, *, reject: bool = False) -> RawRows:
+        """Parse the rows; line numbers count from ``first``. Raises BadRowError."""
+        if self.block is not None:
+            return read_block(self.block, self.spec, label=self.label, reject=reject)
+        rows = _parse(self.text, self.spec, self.layout, reject)
+        if rows.bad_count and not reject:
+            _raise_bad_row(rows, self.path, self.first + 1 + header_lines(self.spec))
+        return rows
+
+
 def stream_rows(
     path: str, spec: FeatureSpec, *, block_bytes: int, reject: bool = False
 ) -> Iterator[tuple[np.ndarray, RawRows]]:
@@ -279,8 +317,15 @@ def stream_rows(
         BadInputError: the file is missing, empty or truncated.
         BadRowError: a row breaks the spec (unless ``reject``).
     """
+    for piece in stream_pieces(path, spec, block_bytes=block_bytes):
+        rows = piece.parse(reject=reject)
+        yield piece.first + rows.line, rows
+
+
+def stream_pieces(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterator[Piece]:
+    """:func:`stream_rows`, but the rows are left to be parsed."""
     if spec.input.format == "parquet":
-        yield from _stream_parquet(path, spec, block_bytes, reject)
+        yield from _parquet_pieces(path, spec, block_bytes)
         return
     layout, first, rest = None, 0, b""
     for chunk in read_stream(path, block_bytes):
@@ -290,7 +335,7 @@ def stream_rows(
             layout = _layout_of(text, path, spec)
             text, cut = text[layout.begin :], cut - layout.begin
         if cut:
-            yield _numbered(text[:cut], spec, layout, path, first, reject)
+            yield Piece(path, spec, first, layout.label, text[:cut], layout)
             first += text.count(b"\n")
         rest = text[cut:]
     if layout is None and not rest:
@@ -299,16 +344,7 @@ def stream_rows(
         layout = _layout_of(rest, path, spec)
         rest = rest[layout.begin :]
     if rest:
-        yield _numbered(rest, spec, layout, path, first, reject)
-
-
-def _numbered(
-    text: bytes, spec: FeatureSpec, layout: Layout, source: str, first: int, reject: bool
-) -> tuple[np.ndarray, RawRows]:
-    rows = _parse(text, spec, layout, reject)
-    if rows.bad_count and not reject:
-        _raise_bad_row(rows, source, first + 1 + header_lines(spec))
-    return first + rows.line, rows
+        yield Piece(path, spec, first, layout.label, rest, layout)
 
 
 def header_lines(spec: FeatureSpec) -> int:
@@ -316,9 +352,7 @@ def header_lines(spec: FeatureSpec) -> int:
     return int(bool(spec.input.header))
 
 
-def _stream_parquet(
-    path: str, spec: FeatureSpec, block_bytes: int, reject: bool
-) -> Iterator[tuple[np.ndarray, RawRows]]:
+def _parquet_pieces(path: str, spec: FeatureSpec, block_bytes: int) -> Iterator[Piece]:
     from clicklog.parquet_rows import cut_rows, parquet_layout
 
     filesystem, name = filesystem_of(path)
@@ -328,6 +362,4 @@ def _stream_parquet(
     if not layout.rows:
         raise BadInputError(f"{path}: no rows", "there is nothing to read")
     for begin, end in cut_rows(layout, 0, layout.rows, block_bytes):
-        block = Block(path, begin, end, path)
-        rows = read_block(block, spec, label=layout.label, reject=reject)
-        yield begin + rows.line, rows
+        yield Piece(path, spec, begin, layout.label, block=Block(path, begin, end, path))

@@ -1,16 +1,22 @@
 """Saved workflow + checkpoint → click probabilities.
 
-Importing this package imports neither NVTabular nor torch; using :class:`Predictor` does.
+Importing this package imports neither NVTabular nor torch; using :class:`Predictor` imports torch.
+Nothing here imports NVTabular, Dask or pandas, the benchmark aside.
 """
 
 from __future__ import annotations
 
 import importlib
 
-__all__ = ["Predictor"]
+_HOME = {
+    "InvalidRowError": "inference.values",
+    "Predictor": "inference.predictor",
+    "write_bundle": "inference.bundle",
+}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str):
-    if name == "Predictor":
-        return importlib.import_module("inference.predictor").Predictor
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

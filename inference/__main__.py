@@ -3,46 +3,155 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import sys
+import time
 from pathlib import Path
 
-from clicklog.errors import run_command
+from clicklog.errors import SettingsError, run_command
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m inference", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    predict = commands.add_parser(
-        "predict", help="raw rows → parquet of click probabilities, in the order of the rows"
-    )
-    add = predict.add_argument
-    add("--workflow", required=True, type=Path, metavar="OUT/workflow", help="saved workflow")
-    add("--checkpoint", required=True, type=Path, metavar="CKPT", help="training checkpoint")
-    add("--input", required=True, metavar="TSV", help="raw rows, with or without a label column")
-    add("--output", required=True, type=Path, metavar="PARQUET", help="file to write")
-    add("--device", default="cpu", help="where the model runs: cpu (default), cuda, cuda:1 …")
-    add(
-        "--bad_rows",
-        choices=("stop", "reject"),
-        default="stop",
-        help="stop at the first malformed row (default), or leave such rows out",
-    )
-    predict.set_defaults(function=_predict)
+    _add_predict(commands)
+    _add_bundle(commands)
+    _add_benchmark(commands)
     args = parser.parse_args(argv)
     return run_command(lambda: args.function(args))
 
 
-def _predict(args: argparse.Namespace) -> None:
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--bundle", type=Path, metavar="BUNDLE", help="made by `python -m inference bundle`; or")
+    add("--workflow", type=Path, metavar="OUT/workflow", help="saved workflow, and")
+    add("--checkpoint", type=Path, metavar="CKPT", help="training checkpoint, of any world size")
+    add("--device", default="cpu", help="where the model runs: cpu (default), cuda, cuda:1 …")
+
+
+def _add_predict(commands) -> None:
+    parser = commands.add_parser(
+        "predict", help="raw rows → parquet of click probabilities, in the order of the rows"
+    )
+    _add_model(parser)
+    add = parser.add_argument
+    add(
+        "--input",
+        required=True,
+        metavar="FILE",
+        help="raw rows, with or without labels: TSV, CSV (also compressed), parquet; local or URL",
+    )
+    add("--output", required=True, type=Path, metavar="PARQUET", help="file to write")
+    add(
+        "--format",
+        choices=("tsv", "csv", "parquet"),
+        help="of the input; default: the training log's, or parquet if it is called so",
+    )
+    add(
+        "--id_columns", default="", metavar="A,B", help="columns of the input to copy to the output"
+    )
+    add(
+        "--on_bad_rows",
+        choices=("error", "quarantine"),
+        default="error",
+        help="stop at the first malformed row (default), or write such rows to "
+        "OUTPUT.rejected.tsv and go on",
+    )
+    add("--workers", type=int, metavar="N", help="threads; default: as many as there are cores")
+    add("--resume", action="store_true", help="go on where an interrupted run with this output was")
+    add("--evaluate", action="store_true", help="print metrics; the rows must have labels")
+    parser.set_defaults(function=_predict)
+
+
+def _add_bundle(commands) -> None:
+    parser = commands.add_parser(
+        "bundle", help="workflow and checkpoint → one directory that can be moved"
+    )
+    add = parser.add_argument
+    add("--workflow", required=True, type=Path, metavar="OUT/workflow", help="saved workflow")
+    add("--checkpoint", required=True, type=Path, metavar="CKPT", help="training checkpoint")
+    add("--output", required=True, type=Path, metavar="BUNDLE", help="directory to make")
+    parser.set_defaults(function=_bundle)
+
+
+def _add_benchmark(commands) -> None:
+    parser = commands.add_parser(
+        "benchmark", help="latency and rows/s by batch size, beside Workflow.transform"
+    )
+    _add_model(parser)
+    add = parser.add_argument
+    add("--input", required=True, metavar="FILE", help="raw rows to measure with")
+    add("--format", choices=("tsv", "csv", "parquet"), help="of the input")
+    add("--batch_sizes", default="1,64,4096", metavar="N,N", help="default: 1,64,4096")
+    add("--seconds", type=float, default=2.0, help="time for each measurement; default: 2")
+    add("--json", type=Path, metavar="FILE", help="write the results there, too")
+    parser.set_defaults(function=_benchmark)
+
+
+def _load(args: argparse.Namespace):
+    """The predictor that ``--bundle``, or ``--workflow`` and ``--checkpoint``, name."""
+    given = (args.bundle is not None, args.workflow is not None, args.checkpoint is not None)
+    if given not in ((True, False, False), (False, True, True)):
+        raise SettingsError(
+            "no model, or two", "pass --bundle, or both --workflow and --checkpoint"
+        )
     from dlrm.startup import prepare_torch
 
     prepare_torch()
-    from inference.bulk import predict_file
     from inference.predictor import Predictor
 
-    predictor = Predictor(args.workflow, args.checkpoint, args.device)
-    rows = predict_file(predictor, args.input, args.output, reject=args.bad_rows == "reject")
-    print(f"{rows} rows scored: {args.output}")
+    return Predictor.load(args.bundle or args.workflow, args.checkpoint, device=args.device)
+
+
+def _predict(args: argparse.Namespace) -> None:
+    if args.workers is not None and args.workers < 1:
+        raise SettingsError(f"--workers {args.workers}", "at least one thread is needed")
+    predictor = _load(args)
+    from inference.bulk import evaluate_file, predict_file
+
+    begin = time.perf_counter()
+    scored = predict_file(
+        predictor,
+        args.input,
+        args.output,
+        file_format=args.format,
+        id_columns=tuple(filter(None, args.id_columns.split(","))),
+        reject=args.on_bad_rows == "quarantine",
+        need_label=args.evaluate,
+        workers=args.workers,
+        resume=args.resume,
+    )
+    seconds = time.perf_counter() - begin
+    rejected = f", {scored.rejected} rejected" if scored.rejected else ""
+    print(f"{scored.rows} rows scored{rejected} in {seconds:.1f} s: {args.output}")
+    if args.evaluate:
+        print(json.dumps(dataclasses.asdict(evaluate_file(args.output))))
+
+
+def _bundle(args: argparse.Namespace) -> None:
+    from dlrm.startup import prepare_torch
+
+    prepare_torch()
+    from inference.bundle import write_bundle
+
+    write_bundle(args.workflow, args.checkpoint, args.output)
+    size = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())
+    print(f"{args.output}: {size / 2**20:.1f} MiB")
+
+
+def _benchmark(args: argparse.Namespace) -> None:
+    try:
+        sizes = [int(size) for size in args.batch_sizes.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise SettingsError(f"--batch_sizes {args.batch_sizes}", "positive integers, as 1,64,4096")
+    predictor = _load(args)
+    from inference.benchmark import run_benchmark
+
+    run_benchmark(predictor, args, sizes)
 
 
 if __name__ == "__main__":

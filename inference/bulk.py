@@ -1,20 +1,60 @@
-"""Scoring files of any size: parse a block, score it, append it to a parquet file."""
+"""Scoring files of any size: pieces go through parsing, encoding and the model in threads.
+
+A piece is some megabytes of the input. Threads take whole pieces, all heavy work runs without the
+interpreter lock, and the scores are put back in the order of the rows. Memory is bounded by the
+pieces under way and one part (:mod:`inference.parts`). Scores do not depend on the threads.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
+import itertools
 import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from tqdm import tqdm
 
-from clicklog.errors import OutputError
-from clicklog.files import atomic_path
-from clicklog.raw import stream_rows
-from inference.predictor import Predictor
+from clicklog.arrays import to_arrow, to_numpy
+from clicklog.errors import OutputError, SchemaError, SettingsError
+from clicklog.lines import filesystem_of
+from clicklog.raw import Piece, header_lines, stream_pieces
+from clicklog.rows import RawRows
+from clicklog.spec import FeatureSpec
+from dlrm.metrics import Metrics, compute_metrics
+from inference.ids import IdColumns, find_id_columns
+from inference.predictor import Predictor, input_spec
 
 log = logging.getLogger(__name__)
+
+PIECE_BYTES = 4 << 20
+#: Pieces of a part: what is done again at most after an interruption.
+PART_PIECES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """What :func:`predict_file` did: rows scored, rows rejected and the file that has them."""
+
+    rows: int
+    rejected: int
+    rejected_file: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    table: pa.Table
+    rejected: bytes
 
 
 def predict_file(
@@ -22,52 +62,176 @@ def predict_file(
     input_path: str,
     output_path: Path,
     *,
+    file_format: str | None = None,
+    id_columns: tuple[str, ...] = (),
     reject: bool = False,
-    block_mb: int = 16,
-) -> int:
+    need_label: bool = False,
+    workers: int | None = None,
+    resume: bool = False,
+    piece_bytes: int = PIECE_BYTES,
+) -> Scored:
     """Score a raw log, with or without labels, in bounded memory.
 
-    The output has a row for each row of the input, in its order: ``row`` int64 (the line, from 0),
-    ``probability`` float32, and ``label`` uint8 if the input has labels.
+    The output has a row for each row of the input, in its order: ``row`` int64 (from 0; a header is
+    none), the columns asked for, ``probability`` float32, and ``label`` uint8 if the input has it.
 
     Args:
         predictor: the workflow and the model.
-        input_path: tab-separated file, local or remote, also compressed.
+        input_path: tab- or comma-separated text, also compressed, or parquet; local or remote.
         output_path: parquet file; appears when it is whole.
-        reject: leave malformed rows out instead of stopping at the first.
-        block_mb: MiB of text that are scored at once.
-
-    Returns:
-        The number of rows scored.
+        file_format: of the input: tsv, csv or parquet; None: as the training log, but parquet where
+            the file is called so.
+        id_columns: columns of the input to copy.
+        reject: write malformed rows to ``OUTPUT.rejected.tsv`` instead of stopping at the first.
+        need_label: refuse an input without labels.
+        workers: threads; None: as many as there are cores.
+        resume: go on behind the last part of an earlier run with the same arguments, if there was
+            one.
+        piece_bytes: of the input that are scored at once.
 
     Raises:
         BadInputError, BadRowError: the input, naming file, line, column and value.
-        OutputError: the output exists, or cannot be written.
+        SchemaError: an id column, or the label, is not there.
+        OutputError: the output exists, or cannot be written, or an earlier run was another one.
     """
+    from inference.parts import Parts
+
     if output_path.exists():
         raise OutputError(f"{output_path} exists", "choose another --output, or remove it first")
-    scored = rejected = 0
-    writer = None
+    spec = input_spec(predictor.spec, input_path, file_format)
+    pieces = stream_pieces(input_path, spec, block_bytes=piece_bytes)
+    first = next(pieces)
+    if need_label and not first.label:
+        raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
+    ids = find_id_columns(id_columns, input_path, spec, first)
+    pieces = itertools.chain([first], pieces)
+    workers = workers or len(os.sched_getaffinity(0))
+    key = _key(predictor, input_path, spec, ids, reject, piece_bytes)
     bar = tqdm(desc="predict", unit="rows", unit_scale=True, disable=None)
-    with atomic_path(output_path) as temporary, bar:
-        try:
-            for lines, rows in stream_rows(
-                input_path, predictor.spec, block_bytes=block_mb << 20, reject=reject
-            ):
-                table = {"row": lines, "probability": predictor.predict_rows(rows)}
-                if rows.label is not None:
-                    table["label"] = rows.label
-                block = pa.table(table)
-                writer = writer or pq.ParquetWriter(
-                    temporary, block.schema, write_page_checksum=True
-                )
-                writer.write_table(block)
-                scored += len(rows)
-                rejected += rows.bad_count
-                bar.update(len(rows))
-        finally:
-            if writer:
-                writer.close()
+    rejected_file = output_path.with_name(f"{output_path.name}.rejected.tsv")
+    with Parts(output_path, key, resume=resume) as parts, bar:
+        if parts.done:
+            bar.update(parts.rows)
+            log.info("%s: resumed behind row %d", output_path, parts.rows)
+        left = itertools.islice(pieces, parts.done * PART_PIECES, None)
+
+        def work(piece: Piece) -> _Result:
+            return _score(predictor, piece, ids, reject)
+
+        for part in _chunks(_in_threads(work, left, workers), PART_PIECES, bar):
+            parts.add([one.table for one in part], b"".join(one.rejected for one in part))
+        rows, rejected = parts.finish(rejected_file)
     if rejected:
-        log.warning("%s: %d malformed rows left out", input_path, rejected)
-    return scored
+        log.warning("%s: %d malformed rows left out: %s", input_path, rejected, rejected_file)
+    return Scored(rows, rejected, rejected_file)
+
+
+def _score(predictor: Predictor, piece: Piece, ids: IdColumns, reject: bool) -> _Result:
+    rows = piece.parse(reject=reject)
+    columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
+    columns |= ids.read(piece, rows.line)
+    columns["probability"] = to_arrow(predictor.predict_rows(rows))
+    if rows.label is not None:
+        columns["label"] = to_arrow(rows.label)
+    return _Result(pa.table(columns), _describe(piece, rows))
+
+
+def _describe(piece: Piece, rows: RawRows) -> bytes:
+    """Line (from 1), reason and raw text of a piece's bad rows."""
+    begin = piece.first + 1 + header_lines(piece.spec)
+    return b"".join(
+        b"%d\t%s\t%s\n"
+        % (begin + bad.line, bad.what.encode(), bad.text.replace(b"\r", b"").replace(b"\n", b"\\n"))
+        for bad in rows.bad
+    )
+
+
+def _in_threads(
+    work: Callable[[Piece], _Result], pieces: Iterable[Piece], workers: int
+) -> Iterator[_Result]:
+    """Results in the order of the pieces, of which only a few are under way at any time."""
+    pool = ThreadPoolExecutor(workers, "predict")
+    pending: deque[Future[_Result]] = deque()
+    with _one_torch_thread():
+        try:
+            for piece in pieces:
+                pending.append(pool.submit(work, piece))
+                if len(pending) > workers + 1:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Our threads take pieces; PyTorch's own in each of them would only be in the way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _chunks(results: Iterator[_Result], size: int, bar: tqdm) -> Iterator[list[_Result]]:
+    chunk: list[_Result] = []
+    for result in results:
+        bar.update(len(result.table))
+        chunk.append(result)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _key(
+    predictor: Predictor,
+    path: str,
+    spec: FeatureSpec,
+    ids: IdColumns,
+    reject: bool,
+    piece_bytes: int,
+) -> dict[str, Any]:
+    """What the parts depend on."""
+    filesystem, name = filesystem_of(path)
+    info = filesystem.info(name)
+    state = {
+        key: str(info[key]) for key in ("size", "mtime", "ETag", "LastModified") if key in info
+    }
+    return {
+        "input": [path, state, dataclasses.asdict(spec.input)],
+        "workflow": predictor.workflow.digest,
+        "model": _digest(predictor),
+        "id_columns": ids.names,
+        "on_bad_rows": "quarantine" if reject else "error",
+        "piece size": [piece_bytes, PART_PIECES],
+    }
+
+
+def _digest(predictor: Predictor) -> str:
+    """Of the dense layers: trained together with the tables, they tell models apart."""
+    digest = hashlib.sha256(str(predictor.model.table.shape).encode())
+    for layer in (*predictor.model.bottom, *predictor.model.top):
+        for tensor in layer:
+            digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def evaluate_file(path: Path) -> Metrics:
+    """Metrics of a file that :func:`predict_file` wrote; takes about 60 bytes of memory a row.
+
+    Raises:
+        SettingsError: it has no labels.
+    """
+    with pq.ParquetFile(path) as file:
+        if "label" not in file.schema_arrow.names:
+            raise SettingsError(f"{path}: there are no labels", "leave --evaluate out")
+        table = file.read(columns=["probability", "label"])
+    probabilities = np.concatenate([to_numpy(c) for c in table["probability"].chunks])
+    labels = np.concatenate([to_numpy(c) for c in table["label"].chunks])
+    # as far from 0 and 1 as float32 tells numbers apart
+    x = probabilities.astype(np.float64).clip(1e-38, 1 - 2**-25)
+    return compute_metrics(np.log(x) - np.log1p(-x), labels)

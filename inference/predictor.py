@@ -2,161 +2,170 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from clicklog.errors import SchemaError, SettingsError
+from clicklog.columns import InputFormat
+from clicklog.errors import BadInputError
+from clicklog.raw import stream_pieces
+from clicklog.rows import Ragged, RawRows
 from clicklog.spec import FeatureSpec
-from clicklog.tokenizer import RawRows
-from dlrm.checkpoint import load_model, read_model_file
-from dlrm.config import ModelConfig
-from workflows import inspect, to_frame
-from workflows.description import WorkflowDescription
-from workflows.store import load
+from inference.bundle import is_bundle, read_bundle
+from inference.frames import read_columns
+from inference.model import ServingModel
+from inference.values import RowReader
+from inference.weights import check_pair, read_checkpoint, usable
+from workflows import compiled
+from workflows.compiled.workflow import Ids
 
 #: Rows that go through the model at once: bounds the memory of its activations.
 MODEL_ROWS = 8192
+_BLOCK_BYTES = 16 << 20
 
 
 class Predictor:
     """Scores raw rows as the model would have scored them in training's evaluation.
 
-    Args:
-        workflow: directory of a saved workflow.
-        checkpoint: directory of a training checkpoint, of any world size.
-        device: where the model runs; it must hold all tables. The workflow runs on the CPU.
+    Thread-safe: nothing is changed by scoring. Made by :meth:`load`.
 
-    Raises:
-        BadInputError: one of them is missing or damaged.
-        SchemaError: they do not belong together.
-        SettingsError: there is no such device.
+    Attributes:
+        workflow: encodes rows; on the CPU.
+        model: scores what was encoded.
     """
 
-    def __init__(
-        self, workflow: Path | str, checkpoint: Path | str, device: torch.device | str = "cpu"
-    ) -> None:
-        description = inspect(workflow)
-        self.spec: FeatureSpec = description.spec
-        self.device = _usable(device)
-        trained_on = read_model_file(checkpoint)["training"].get("workflow_digest")
-        if trained_on and trained_on != description.digest:
-            raise SchemaError(
-                f"{checkpoint} was trained on data of another workflow (digest "
-                f"{trained_on[:12]}…) than {workflow} (digest {description.digest[:12]}…)",
-                "pass the OUT/workflow beside the OUT/criteo_binary it was trained on",
-            )
-        self._model, config = load_model(checkpoint, self.device)
-        _check_fit(description, config, workflow, checkpoint)
-        self._config = config
-        self._workflow = load(workflow, label=False)
+    def __init__(self, workflow: compiled.CompiledWorkflow, model: ServingModel) -> None:
+        self.workflow, self.model = workflow, model
+        self._reader = RowReader(workflow.spec)
 
-    def predict_rows(self, rows: RawRows) -> np.ndarray:
-        """Probabilities float32 [n] of parsed rows, with or without labels."""
-        return self.predict(to_frame(rows, self.spec))
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        checkpoint: Path | str | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        check: bool = False,
+    ) -> Predictor:
+        """Open a bundle, or a saved workflow and a training checkpoint.
 
-    def predict(self, frame: pd.DataFrame) -> np.ndarray:
+        Args:
+            path: of the bundle; with ``checkpoint``, of the saved workflow.
+            checkpoint: directory of a training checkpoint, of any world size. It is read into
+                memory; a bundle is mapped, which takes no time.
+            device: where the model goes; it must hold all tables. Rows are encoded on the CPU.
+            check: read all files of the bundle or workflow and compare their digests.
+
+        Raises:
+            BadInputError: one of them is missing or damaged.
+            SchemaError: they do not belong together.
+            SettingsError: there is no such device.
+        """
+        device = usable(device)
+        if checkpoint is None:
+            if not is_bundle(path) and (Path(path) / "metadata.json").is_file():
+                raise BadInputError(
+                    f"{path}: a saved workflow, no bundle", "pass a checkpoint, too"
+                )
+            return cls(*read_bundle(path, device, check=check))
+        workflow = compiled.load(path, verify=check)
+        model, shape = read_checkpoint(checkpoint, device)
+        check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)
+        return cls(workflow, model)
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The raw columns."""
+        return self.workflow.spec
+
+    def predict(self, rows: Any) -> np.ndarray:
         """Probabilities of a click.
 
         Args:
-            frame: the raw columns by name, of any numeric dtype that holds them exactly: counts,
-                and categories as the integer their hexadecimal digits spell; NaN or NA where
-                missing. Further columns, a label among them, are ignored.
+            rows: any of: a list of dicts, one for each row; a frame (pandas, Polars, …) or Arrow
+                table; a dict of arrays or lists, one for each column; the path of a file in the
+                spec's format, or of a parquet file. Columns go by name, further ones (a label
+                among them) are ignored. Missing are None, NaN, NA, an empty string or list.
+                Integers may be held by floats that hold them exactly, hex32 also by their digits,
+                lists by lists or arrays.
 
         Returns:
-            float32 [rows], in the order of the frame.
+            float32 [rows], in their order.
 
         Raises:
-            SchemaError: a column is missing, or holds what is no count or no category.
+            SchemaError: a column is missing, or of a type that cannot hold its raw type.
+            InvalidRowError: a value that its column cannot hold, with row and column.
+            BadInputError, BadRowError: a file that is missing or malformed.
         """
-        frame = _checked(frame, self.spec)
-        if not len(frame):
-            return np.empty(0, np.float32)
-        features = self._workflow.transform(frame)
-        dense = features[list(self._config.dense)].to_numpy(np.float32)
-        ids = features[list(self._config.categorical)].to_numpy(np.int32).T
-        probabilities = [
-            self._score(dense[at : at + MODEL_ROWS], ids[:, at : at + MODEL_ROWS])
-            for at in range(0, len(frame), MODEL_ROWS)
-        ]
-        return np.concatenate(probabilities)
+        return self.predict_rows(self.read(rows)) if not _is_path(rows) else self._file(rows)
+
+    def read(self, rows: Any) -> RawRows:
+        """Rows in memory as typed columns; takes and raises what :meth:`predict` does."""
+        if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+            return self._reader.read(rows)
+        return read_columns(rows, self.spec)
+
+    def predict_rows(self, rows: RawRows) -> np.ndarray:
+        """Probabilities float32 [n] of parsed rows, with or without labels."""
+        encoded = self.workflow.transform(rows)
+        return self.predict_encoded(encoded.dense, encoded.ids)
 
     @torch.inference_mode()
-    def _score(self, dense: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        columns, rows = ids.shape
-        values = torch.from_numpy(np.ascontiguousarray(ids)).view(-1)
-        sparse = KeyedJaggedTensor(
-            keys=list(self._config.categorical),
-            values=values,
-            lengths=torch.ones(columns * rows, dtype=torch.int32),
-        )
-        logits = self._model(
-            torch.from_numpy(np.ascontiguousarray(dense)).to(self.device), sparse.to(self.device)
-        )
+    def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | Sequence[Ids]) -> np.ndarray:
+        """Probabilities float32 [n] of what the workflow makes of rows; see EncodedRows."""
+        count = dense.shape[1]
+        if count <= MODEL_ROWS:
+            return self._score(dense, ids) if count else np.empty(0, np.float32)
+        pieces = [
+            self._score(dense[:, at : at + MODEL_ROWS], _cut(ids, at, at + MODEL_ROWS))
+            for at in range(0, count, MODEL_ROWS)
+        ]
+        return np.concatenate(pieces)
+
+    def _score(self, dense: np.ndarray, ids: np.ndarray | Sequence[Ids]) -> np.ndarray:
+        logits = self.model.logits(dense, self.model.lookup(ids))
         return torch.sigmoid(logits).cpu().numpy()
 
-
-def _usable(device: torch.device | str) -> torch.device:
-    try:
-        chosen = torch.device(device)
-        torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingsError(f"--device {device}: {reason}", "the CPU always works: cpu") from error
-    return chosen
+    def _file(self, path: Path | str) -> np.ndarray:
+        spec = input_spec(self.spec, str(path))
+        pieces = [
+            self.predict_rows(piece.without_label().parse())
+            for piece in stream_pieces(str(path), spec, block_bytes=_BLOCK_BYTES)
+        ]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 
 
-def _checked(frame: pd.DataFrame, spec: FeatureSpec) -> pd.DataFrame:
-    """The columns of ``spec`` in float64, NaN where missing."""
-    names = spec.dense_names + spec.categorical_names
-    missing = [name for name in names if name not in frame]
-    if missing:
-        raise SchemaError(f"the frame has no column {', '.join(missing)}")
-    columns = {}
-    for name in names:
-        if not pd.api.types.is_numeric_dtype(frame[name]):
-            raise SchemaError(
-                f"column {name}: {frame[name].dtype} values, numbers are needed",
-                "parse hexadecimal digits first: int(text, 16)",
-            )
-        columns[name] = frame[name].to_numpy(np.float64, na_value=np.nan)
-    for name in spec.categorical_names:
-        values = columns[name]
-        wrong = ~(np.isnan(values) | ((values >= 0) & (values < 2**32) & (values % 1 == 0)))
-        if wrong.any():
-            raise SchemaError(
-                f"column {name}, row {int(wrong.argmax())}: {values[wrong][0]!r} is no category",
-                "a category is an unsigned integer of 32 bits",
-            )
-        if frame[name].dtype == np.float32 and (values > 2**24).any():
-            raise SchemaError(
-                f"column {name}: float32 rounds categories above {2**24}", "use float64 or int64"
-            )
-    return pd.DataFrame(columns, copy=False)
+def _is_path(rows: Any) -> bool:
+    return isinstance(rows, str | Path)
 
 
-def _check_fit(
-    description: WorkflowDescription, config: ModelConfig, workflow: Path | str, checkpoint
-) -> None:
-    schema = description.table_schema
-    for what, ours, theirs in (
-        ("dense columns", schema.dense, config.dense),
-        ("categorical columns", schema.categorical, config.categorical),
-    ):
-        if ours != theirs:
-            raise SchemaError(
-                f"{what} of {workflow}: {', '.join(ours)}; of {checkpoint}: {', '.join(theirs)}",
-                "pass the workflow whose data the model was trained on",
-            )
-    for name, needed, rows in zip(
-        schema.categorical, schema.table_sizes, config.num_embeddings, strict=True
-    ):
-        if needed > rows:
-            raise SchemaError(
-                f"column {name}: {workflow} gives ids up to {needed - 1}, the table in "
-                f"{checkpoint} has {rows} rows",
-                "pass the workflow whose data the model was trained on",
-            )
+def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> FeatureSpec:
+    """The spec for a file, whatever format the training log had.
+
+    Args:
+        spec: the workflow's.
+        path: parquet is known by the ending of the name.
+        file_format: tsv, csv or parquet; None: the spec's, but for files that are called parquet.
+    """
+    if file_format is None and path.endswith((".parquet", ".pq")):
+        file_format = "parquet"
+    if file_format in (None, spec.input.format):
+        return spec
+    return dataclasses.replace(spec, input=InputFormat(file_format))
+
+
+def _cut(ids: np.ndarray | Sequence[Ids], begin: int, end: int) -> np.ndarray | list[Ids]:
+    if isinstance(ids, np.ndarray):
+        return ids[:, begin:end]
+    return [_cut_column(column, begin, end) for column in ids]
+
+
+def _cut_column(column: Ids, begin: int, end: int) -> Ids:
+    if not isinstance(column, Ragged):
+        return column[begin:end]
+    offsets = column.offsets[begin : end + 1]
+    return Ragged(offsets - offsets[0], column.values[offsets[0] : offsets[-1]])

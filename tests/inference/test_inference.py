@@ -1,168 +1,185 @@
+"""``python -m inference predict``: files of any kind → parquet of scores."""
+
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-
-import nvt_compat  # noqa: F401
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.files import write_json
-from clicklog.tokenizer import parse_rows
-from dlrm.checkpoint import load_model
-from dlrm.evaluate import score
-from etl.run import EtlSettings, run
-from inference import Predictor
+from clicklog.errors import OutputError
+from dlrm.metrics import auroc
+from inference import Predictor, bulk
 from inference.__main__ import main
-from nvt_loader import KJTLoader
-from tests.logs import CRITEO, random_rows, write_day, write_log
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclasses.dataclass
-class Trained:
-    """A log, its ETL and a model trained on it."""
-
-    raw: Path
-    days: list
-    workflow: Path
-    parquet: Path
-    checkpoint: Path
-
-    @property
-    def flags(self) -> list[str]:
-        return ["--workflow", str(self.workflow), "--checkpoint", str(self.checkpoint)]
+from tests.inference.conftest import Trained
+from tests.inference.test_predictor import read_dicts, trainers_scores
+from tests.logs import random_rows, write_day
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, dask_client) -> Trained:
-    base = tmp_path_factory.mktemp("inference")
-    days = write_log(base / "raw", [400, 300, 201], seed=5)
-    address = dask_client.scheduler.address
-    run(EtlSettings(str(base / "raw"), base / "out", CRITEO, scheduler=address))
-    parquet = base / "out" / "criteo_binary" / "split"
-    flags = f"--binary_path {parquet} --save_checkpoint_path {base / 'checkpoint'} --adagrad "
-    flags += "--embedding_dim 8 --dense_arch_layer_sizes 16,8 --over_arch_layer_sizes 16,1 "
-    flags += "--learning_rate 0.1 --batch_size 64 --epochs 2"
-    done = subprocess.run(
-        [sys.executable, "train_torchrec.py", *flags.split()],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Trained(base / "raw", days, base / "out" / "workflow", parquet, base / "checkpoint")
-
-
-@pytest.fixture(scope="module")
-def predictor(trained: Trained) -> Predictor:
-    return Predictor(trained.workflow, trained.checkpoint)
-
-
-def _frame(rows: list[list[str]]) -> pd.DataFrame:
-    text = "\n".join("\t".join(row) for row in rows).encode()
-    return workflows.to_frame(parse_rows(text, CRITEO, label=True), CRITEO)
-
-
-def test_raw_rows_score_as_in_the_trainers_evaluation(trained: Trained, tmp_path: Path) -> None:
+def test_raw_rows_score_as_in_the_trainers_evaluation(
+    trained: Trained, tmp_path: Path, capsys
+) -> None:
     output = tmp_path / "predictions.parquet"
     flags = [*trained.flags, "--input", str(trained.raw / "day_2"), "--output", str(output)]
-    assert main(["predict", *flags]) == 0
+    assert main(["predict", *flags, "--evaluate"]) == 0
     got = pq.read_table(output)
     assert got.schema.names == ["row", "probability", "label"]
+    assert got.schema.types == [pa.int64(), pa.float32(), pa.uint8()]
     assert got["row"].to_pylist() == list(range(201))
-    assert got["label"].to_pylist() == [int(row[0]) for row in trained.days[2]]
-    model, _ = load_model(trained.checkpoint)
-    logits = [
-        score(model, KJTLoader(trained.parquet / split, 50, device="cpu", virtual_shards=1))[0]
-        for split in ("valid", "test")
-    ]
-    expected = 1 / (1 + np.exp(-np.concatenate(logits)))
+    labels = [int(row[0]) for row in trained.days[2]]
+    assert got["label"].to_pylist() == labels
+    expected = trainers_scores(trained)
     np.testing.assert_allclose(got["probability"].to_numpy(), expected, atol=1e-6)
-    assert np.ptp(expected) > 0.1  # the model says something
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed["samples"] == 201
+    assert printed["auroc"] == pytest.approx(auroc(expected, np.array(labels)), abs=1e-5)
+    loss = -np.mean(np.log(np.where(np.array(labels) == 1, expected, 1 - expected)))
+    assert printed["log_loss"] == pytest.approx(loss, abs=1e-5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["predictions.parquet"]
 
 
-def test_without_labels_with_unseen_and_missing_values(
-    trained: Trained, predictor: Predictor, tmp_path: Path
-) -> None:
+def test_csv_parquet_and_id_columns(shop: Trained, shop_predictor: Predictor, tmp_path: Path):
+    """Columns outside of the spec and in it; quoted text; types of parquet; pieces and threads."""
+    expected = trainers_scores(shop)
+    frame = pd.read_csv(shop.raw / "day_2.csv", dtype=str, keep_default_na=False)
+    frame.insert(3, "request", [f'r"{i},x' for i in range(len(frame))])
+    frame.to_csv(tmp_path / "rows.csv.gz", index=False)
+    rows = pd.DataFrame(read_dicts(shop.raw / "day_2.csv", shop_predictor.spec))
+    table = pa.Table.from_pandas(rows.assign(request=np.arange(len(rows)) * 10))
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=37)
+    pq.write_table(table.drop(["clicked"]), tmp_path / "bare.parquet")
+    for name, requests in (
+        ("rows.csv.gz", frame["request"].tolist()),
+        ("rows.parquet", [10 * i for i in range(400)]),
+        ("bare.parquet", [10 * i for i in range(400)]),
+    ):
+        for workers, piece_bytes in ((1, 1 << 20), (3, 3000)):
+            output = tmp_path / f"{name}.{workers}"
+            scored = bulk.predict_file(
+                shop_predictor,
+                str(tmp_path / name),
+                output,
+                id_columns=("request", "country"),
+                workers=workers,
+                piece_bytes=piece_bytes,
+            )
+            assert scored.rows == 400
+            got = pq.read_table(output)
+            label = [] if name.startswith("bare") else ["label"]
+            assert got.schema.names == ["row", "request", "country", "probability", *label]
+            assert got["row"].to_pylist() == list(range(400))
+            assert got["request"].to_pylist() == requests
+            countries = [value or "" for value in got["country"].to_pylist()]
+            assert countries == frame["country"].tolist()
+            np.testing.assert_allclose(got["probability"].to_numpy(), expected, atol=1e-6)
+
+
+def test_without_labels_with_unseen_and_missing_values(trained: Trained, tmp_path: Path) -> None:
     rows = random_rows(50, 99)
     rows[0] = ["0", *["-77"] * 13, *["ffffffff"] * 26]
     rows[1] = ["0", *[""] * 39]
-    expected = predictor.predict(_frame(rows))
     text = "\n".join("\t".join(row[1:]) for row in rows).encode()
     (tmp_path / "rows.gz").write_bytes(gzip.compress(text))
     output = tmp_path / "p.parquet"
     flags = [*trained.flags, "--input", str(tmp_path / "rows.gz"), "--output", str(output)]
-    assert main(["predict", *flags]) == 0
+    assert main(["predict", *flags, "--evaluate"]) == 2
+    assert main(["predict", *flags, "--id_columns", "cat_1"]) == 0
     got = pq.read_table(output)
-    assert got.schema.names == ["row", "probability"]
-    np.testing.assert_allclose(got["probability"].to_numpy(), expected, atol=1e-6)
-    assert np.isfinite(expected).all()
-    assert ((expected > 0) & (expected < 1)).all()
-
-
-def test_a_row_scores_the_same_in_any_company(predictor: Predictor) -> None:
-    frame = _frame(random_rows(40, 7))
-    together = predictor.predict(frame)
-    alone = [predictor.predict(frame[i : i + 1])[0] for i in range(40)]
-    np.testing.assert_allclose(alone, together, atol=1e-6)
-    shuffled = frame.sample(frac=1, random_state=1)
-    np.testing.assert_allclose(predictor.predict(shuffled), together[shuffled.index], atol=1e-6)
-    assert predictor.predict(frame[:0]).shape == (0,)
-    extra = frame.assign(more=1).drop(columns="label")[["more", *CRITEO.columns[:0:-1]]]
-    np.testing.assert_array_equal(predictor.predict(extra), together)
-    with pytest.raises(SchemaError, match="no column int_3, cat_9"):
-        predictor.predict(frame.drop(columns=["cat_9", "int_3"]))
-
-
-def test_frames_that_hold_something_else(predictor: Predictor) -> None:
-    frame = _frame(random_rows(10, 8))
-    expected = predictor.predict(frame)
-    same = frame.astype(dict.fromkeys(CRITEO.categorical_names + ["int_2"], "Int64"))
-    np.testing.assert_array_equal(predictor.predict(same), expected)
-
-    def wrong(values) -> pd.DataFrame:
-        return frame.assign(cat_4=values)
-
-    for values, message in (
-        (["0000001b"] * 10, r"column cat_4: .* values, numbers are needed\n.*int\(text, 16\)"),
-        ([0.5] * 10, r"column cat_4, row 0: .*0.5.* is no category"),
-        ([1] * 9 + [-1], r"column cat_4, row 9: .*-1"),
-        ([2**32] * 10, r"is no category"),
-        (np.full(10, 2**24 + 2, np.float32), "float32 rounds categories"),
-    ):
-        with pytest.raises(SchemaError, match=message):
-            predictor.predict(wrong(values))
-    with pytest.raises(SchemaError, match=r"column int_0: .* values, numbers are needed"):
-        predictor.predict(frame.assign(int_0="1"))
+    assert got.schema.names == ["row", "cat_1", "probability"]
+    assert got["cat_1"].to_pylist() == [row[15] for row in rows]
+    scores = got["probability"].to_numpy()
+    assert ((scores > 0) & (scores < 1)).all()
 
 
 def test_bad_rows(trained: Trained, predictor: Predictor, tmp_path: Path, capsys) -> None:
     rows = [list(row) for row in trained.days[2]]
     rows[9][30] = "xyz"
+    rows[150][3] = "1.5"
     write_day(tmp_path / "day", rows)
     output = tmp_path / "p.parquet"
     flags = [*trained.flags, "--input", str(tmp_path / "day"), "--output", str(output)]
     assert main(["predict", *flags]) == 2
     assert "day, line 10: column cat_16: 'xyz'" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["day"]
-    assert main(["predict", *flags, "--bad_rows", "reject"]) == 0
+    assert main(["predict", *flags, "--on_bad_rows", "quarantine", "--id_columns", "cat_0"]) == 0
     got = pq.read_table(output)
-    assert got["row"].to_pylist() == [i for i in range(201) if i != 9]
-    expected = predictor.predict(_frame(trained.days[2]))
-    np.testing.assert_allclose(got["probability"], np.delete(expected, 9), atol=1e-6)
+    good = [i for i in range(201) if i not in (9, 150)]
+    assert got["row"].to_pylist() == good
+    assert got["cat_0"].to_pylist() == [rows[i][14] for i in good]
+    expected = trainers_scores(trained)[good]
+    np.testing.assert_allclose(got["probability"], expected, atol=1e-6)
+    header, first, second = (tmp_path / "p.parquet.rejected.tsv").read_text().splitlines()
+    assert header == "line\treason\traw"
+    assert first.split("\t", 2)[0] == "10"
+    assert first.split("\t", 2)[2] == "\t".join(rows[9])
+    assert second.startswith("151\tcolumn int_2: '1.5'")
+
+
+def test_resume(
+    trained: Trained, predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupted run goes on behind its last part, and ends with the same file."""
+    monkeypatch.setattr(bulk, "PART_PIECES", 2)
+    rows = [list(row) for row in trained.days[0]]
+    rows[5][20] = "bad!"
+    write_day(tmp_path / "day", rows)
+    output = tmp_path / "p.parquet"
+
+    def score(stop_at: int | None = None, resume: bool = True, **more) -> list[int]:
+        """Numbers of the first rows of the pieces that were scored."""
+        scored = []
+        genuine = bulk._score
+
+        def work(predictor, piece, *rest):
+            if stop_at is not None and piece.first >= stop_at:
+                raise KeyboardInterrupt
+            scored.append(piece.first)
+            return genuine(predictor, piece, *rest)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(bulk, "_score", work)
+            bulk.predict_file(
+                predictor,
+                str(tmp_path / "day"),
+                output,
+                reject=True,
+                workers=2,
+                piece_bytes=4000,
+                resume=resume,
+                **more,
+            )
+        return scored
+
+    every = score()
+    assert len(every) > 8
+    whole = output.read_bytes()
+    rejected = (tmp_path / "p.parquet.rejected.tsv").read_bytes()
+    assert rejected.count(b"\n") == 2
+    output.unlink()
+    with pytest.raises(KeyboardInterrupt):
+        score(stop_at=every[5])
+    assert not output.exists()
+    with pytest.raises(OutputError, match="another id_columns"):
+        score(id_columns=("cat_0",))
+    again = score()
+    assert sorted(again) == every[4:]
+    assert output.read_bytes() == whole
+    assert (tmp_path / "p.parquet.rejected.tsv").read_bytes() == rejected
+    output.unlink()
+    with pytest.raises(KeyboardInterrupt):
+        score(stop_at=every[5])
+    assert sorted(score(resume=False)) == every
+    assert output.read_bytes() == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "day",
+        "p.parquet",
+        "p.parquet.rejected.tsv",
+    ]
 
 
 def test_an_output_is_not_overwritten(trained: Trained, tmp_path: Path, capsys) -> None:
@@ -177,43 +194,23 @@ def test_an_output_is_not_overwritten(trained: Trained, tmp_path: Path, capsys) 
     assert "/proc/none/p.parquet: cannot be written" in capsys.readouterr().err
 
 
-def _rewritten(source: Path, target: Path, *, dense: int = 13, another: int | None = None) -> Path:
-    """The same workflow with fewer dense columns, or with another value in cat_4's vocabulary."""
-    description = workflows.inspect(source)
-    vocabularies = {}
-    for column in description.spec.categorical:
-        vocabulary = description.vocabularies[column.name]
-        values, counts = (c.to_numpy() for c in pq.read_table(source / vocabulary.file).columns)
-        if another is not None and column.name == "cat_4":
-            values, counts = np.append(values, another), np.append(counts, 1)
-        vocabularies[column.name] = workflows.FittedVocabulary(values, counts, vocabulary.observed)
-    spec = dataclasses.replace(description.spec, dense=description.spec.dense[:dense])
-    state = workflows.Fitted(description.statistics, vocabularies)
-    workflows.write_workflow(target, spec, state)
-    return target
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--id_columns", "cat_77"], "column cat_77 of --id_columns is not there\n.*did you mean"),
+        (["--id_columns", "cat_0,cat_0"], "'cat_0' is in the output already"),
+        (["--id_columns", "row"], "'row' is in the output already"),
+        (["--workers", "0"], "--workers 0"),
+        (["--bundle", "b"], "no model, or two\n.*--bundle, or both"),
+        (["--device", "cuda:77"], "--device cuda:77: .*\n.*cpu"),
+        (["--format", "csv"], "column .* is not in the header"),
+    ],
+)
+def test_flags(trained: Trained, tmp_path: Path, capsys, flags: list[str], message: str) -> None:
+    output = tmp_path / "p.parquet"
+    given = [*trained.flags, "--input", str(trained.raw / "day_2"), "--output", str(output)]
+    assert main(["predict", *given, *flags]) == 2
+    import re
 
-
-def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) -> None:
-    workflow = trained.workflow
-    checkpoint = shutil.copytree(trained.checkpoint, tmp_path / "checkpoint")
-    record = json.loads((checkpoint / "model.json").read_text())
-    assert record["training"]["workflow_digest"] == workflows.inspect(workflow).digest
-    record["training"]["workflow_digest"] = "0" * 64
-    write_json(checkpoint / "model.json", record)
-    with pytest.raises(SchemaError, match=r"another workflow.*\n.*OUT/workflow beside"):
-        Predictor(workflow, checkpoint)
-    # without a recorded digest, columns and table sizes still have to fit
-    record["training"]["workflow_digest"] = None
-    write_json(checkpoint / "model.json", record)
-    Predictor(_rewritten(workflow, tmp_path / "same"), checkpoint)
-    with pytest.raises(SchemaError, match=r"column cat_4: .* gives ids up to \d+"):
-        Predictor(_rewritten(workflow, tmp_path / "larger", another=2**32 - 1), checkpoint)
-    with pytest.raises(SchemaError, match="dense columns of"):
-        Predictor(_rewritten(workflow, tmp_path / "narrower", dense=12), checkpoint)
-
-
-def test_paths_that_are_none(trained: Trained, tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"metadata.json: no such file"):
-        Predictor(tmp_path, trained.checkpoint)
-    with pytest.raises(BadInputError, match="no such checkpoint"):
-        Predictor(trained.workflow, tmp_path / "none")
+    assert re.search(message, capsys.readouterr().err)
+    assert not any(tmp_path.iterdir())

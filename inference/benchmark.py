@@ -1,0 +1,264 @@
+"""Latency and throughput of scoring by batch size, beside what stock NVTabular would take.
+
+In one process, on the same rows, in turn: every system does a batch, then every system the next
+one, so that a noisy moment of the machine meets all of them.
+
+- *ours*: rows as dicts (JSON's form) → ``Predictor.predict``; and its stages one by one: read
+  (dicts → typed columns), encode (→ ids and dense features), lookup (→ embeddings), dense (the
+  rest of the model).
+- *stock*: the same rows as a pandas frame, made beforehand → the genuine ``Workflow.transform`` →
+  a KeyedJaggedTensor → TorchRec's DLRM with the same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from clicklog.errors import SettingsError
+from clicklog.files import write_json
+from clicklog.raw import Piece, stream_pieces
+from clicklog.rows import Ragged, RawRows
+from clicklog.spec import FeatureSpec
+from clicklog.versions import installed_version
+from inference.predictor import Predictor, input_spec
+from inference.values import RowReader
+
+_PIECE_BYTES = 2 << 20
+_MOST_ROWS = 1 << 17
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """One stage at one batch size.
+
+    Attributes:
+        batch: rows of a batch.
+        stage: what was timed.
+        p50: milliseconds a batch; p90 and p99 likewise.
+        rows_per_s: rows of a batch over the median.
+        batches: how many were timed.
+    """
+
+    batch: int
+    stage: str
+    p50: float
+    p90: float
+    p99: float
+    rows_per_s: float
+    batches: int
+
+
+def run_benchmark(predictor: Predictor, args: argparse.Namespace, sizes: list[int]) -> None:
+    """Measure, print a table, and write ``--json``."""
+    spec = input_spec(predictor.spec, args.input, args.format)
+    pieces = _pieces(args.input, spec, max(*sizes, 1 << 14))
+    stock = None
+    if args.workflow is not None:
+        from inference.stock import Stock
+
+        stock = Stock(args.workflow, args.checkpoint, predictor.model.device)
+    timings = []
+    for size in sizes:
+        timings += measure(predictor, stock, pieces, size, args.seconds)
+    bulk = measure_bulk(predictor, pieces, args.seconds)
+    result = {
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "torch_threads": torch.get_num_threads(),
+            "device": str(predictor.model.device),
+            "load": os.getloadavg()[0],
+        },
+        "versions": {
+            name: installed_version(name) for name in ("torch", "torchrec", "nvtabular", "pandas")
+        },
+        "results": [dataclasses.asdict(timing) for timing in timings],
+        "bulk_one_thread": bulk,
+    }
+    _print(timings, bulk)
+    if args.json is not None:
+        write_json(args.json, result)
+
+
+def _pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:
+    """The first pieces of a file, with at least so many rows if it has them."""
+    pieces, count = [], 0
+    for piece in stream_pieces(path, spec, block_bytes=_PIECE_BYTES):
+        pieces.append(piece)
+        count += len(piece.parse(reject=True))
+        if count >= rows:
+            break
+    if not count:
+        raise SettingsError(f"{path}: no well-formed row", "there is nothing to measure with")
+    return pieces
+
+
+def measure(
+    predictor: Predictor, stock: Any, pieces: list[Piece], size: int, seconds: float
+) -> list[Timing]:
+    """Time all stages on batches of ``size`` rows.
+
+    Args:
+        predictor: to be measured.
+        stock: an :class:`inference.stock.Stock`, or None to do without.
+        pieces: where rows are taken from, again and again if they are few.
+        size: rows of a batch.
+        seconds: how long to go on; the stock system is given as much time, and one batch at least.
+    """
+    taken: dict[str, list[float]] = {}
+    batches = _batches(predictor.spec, pieces, size)
+
+    def timed(stage: str, work: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        result = work()
+        taken.setdefault(stage, []).append(time.perf_counter() - begin)
+        return result
+
+    def ours(rows: list[dict]) -> np.ndarray:
+        score = timed("ours: rows to probability", lambda: predictor.predict(rows))
+        raw = timed("  read", lambda: predictor.read(rows))
+        encoded = timed("  encode", lambda: predictor.workflow.transform(raw))
+        with torch.inference_mode():
+            embedded = timed("  lookup", lambda: _done(predictor.model.lookup(encoded.ids)))
+            timed("  dense", lambda: _done(predictor.model.logits(encoded.dense, embedded)))
+        return score
+
+    for rows, _ in itertools.islice(batches, 5):  # caches, compiled code
+        ours(rows)
+    taken.clear()
+    if stock is not None:
+        stock.predict(stock.frame(next(batches)[1]), timed)
+        taken.clear()
+    spent = {"ours": 0.0, "stock": 0.0}
+    while min(spent.values()) < seconds:
+        rows, raw = next(batches)
+        begin = time.perf_counter()
+        score = ours(rows)
+        spent["ours"] += time.perf_counter() - begin
+        if stock is None:
+            spent["stock"] = spent["ours"]
+        elif spent["stock"] <= min(spent["ours"], seconds):
+            frame = stock.frame(raw)
+            begin = time.perf_counter()
+            expected = timed("stock: frame to probability", partial(stock.predict, frame, timed))
+            spent["stock"] += time.perf_counter() - begin
+            np.testing.assert_allclose(score, expected, atol=1e-5)
+    return [_timing(size, stage, values) for stage, values in taken.items()]
+
+
+def _done(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+    return tensor
+
+
+def _timing(size: int, stage: str, seconds: list[float]) -> Timing:
+    p50, p90, p99 = (1e3 * float(np.quantile(seconds, q)) for q in (0.5, 0.9, 0.99))
+    return Timing(size, stage, p50, p90, p99, size / (p50 / 1e3), len(seconds))
+
+
+def _batches(
+    spec: FeatureSpec, pieces: list[Piece], size: int
+) -> Iterator[tuple[list[dict], RawRows]]:
+    """Batches of ``size`` rows for ever, as dicts and as typed columns."""
+    dicts = []
+    for piece in pieces:
+        dicts += to_dicts(piece.parse(reject=True), spec, limit=_MOST_ROWS - len(dicts))
+    dicts *= -(-size // len(dicts))
+    reader = RowReader(spec)
+    for at in itertools.cycle(range(0, len(dicts) - size + 1, size)):
+        rows = dicts[at : at + size]
+        yield rows, reader.read(rows)
+
+
+def to_dicts(rows: RawRows, spec: FeatureSpec, *, limit: int) -> list[dict[str, Any]]:
+    """Parsed rows as JSON would bring them: hex32 as its digits, missing values as None."""
+    columns = {}
+    for j, column in enumerate(spec.dense):
+        values = rows.dense[j][:limit].astype(np.int64 if column.raw == "int32" else np.float64)
+        columns[column.name] = _optional(values.tolist(), rows.dense_missing, j)
+    for j, column in enumerate(spec.categorical):
+        values = rows.categorical[j]
+        if isinstance(values, Ragged):
+            flat = _plain(values.values, column.raw)
+            offsets = values.offsets[: limit + 1].tolist()
+            columns[column.name] = [flat[a:b] for a, b in itertools.pairwise(offsets)]
+        else:
+            plain = _plain(values[:limit], column.raw)
+            columns[column.name] = _optional(plain, rows.categorical_missing, j)
+    names = list(columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _plain(values: Any, raw: str) -> list:
+    plain = values.to_pylist() if raw == "string" else values.tolist()
+    return [f"{value:08x}" for value in plain] if raw == "hex32" else plain
+
+
+def _optional(values: list, missing: np.ndarray, bit: int) -> list:
+    absent = ((missing >> np.uint64(bit)) & np.uint64(1)).tolist()
+    return [
+        None if gone else value for value, gone in zip(values, absent[: len(values)], strict=True)
+    ]
+
+
+def measure_bulk(predictor: Predictor, pieces: list[Piece], seconds: float) -> dict[str, float]:
+    """Rows/s of one thread in bulk: parse (file bytes → columns), encode, model; CPU seconds."""
+    spent = dict.fromkeys(("parse", "encode", "model"), 0.0)
+    rows = 0
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for piece in itertools.cycle(pieces):
+            marks = [time.thread_time()]
+            raw = piece.parse(reject=True)
+            marks.append(time.thread_time())
+            encoded = predictor.workflow.transform(raw)
+            marks.append(time.thread_time())
+            if rows:  # the first piece warms up
+                predictor.predict_encoded(encoded.dense, encoded.ids)
+                marks.append(time.thread_time())
+                for stage, (begin, end) in zip(spent, itertools.pairwise(marks), strict=True):
+                    spent[stage] += end - begin
+            rows += len(raw)
+            if sum(spent.values()) > seconds:
+                break
+    finally:
+        torch.set_num_threads(threads)
+    rows -= len(pieces[0].parse(reject=True))
+    return {stage: rows / value for stage, value in spent.items()}
+
+
+def _print(timings: list[Timing], bulk: dict[str, float]) -> None:
+    print(f"{'batch':>6}  {'':28}{'p50 ms':>10}{'p90 ms':>10}{'p99 ms':>10}{'rows/s':>12}")
+    for timing in timings:
+        print(
+            f"{timing.batch:>6}  {timing.stage:28}{timing.p50:10.3f}{timing.p90:10.3f}"
+            f"{timing.p99:10.3f}{timing.rows_per_s:12,.0f}"
+        )
+    for size in dict.fromkeys(timing.batch for timing in timings):
+        by_stage = {timing.stage: timing for timing in timings if timing.batch == size}
+        stock = by_stage.get("stock: frame to probability")
+        if stock is None:
+            continue
+        ours = by_stage["ours: rows to probability"].p50
+        transform = by_stage["  Workflow.transform"].p50
+        encode = by_stage["  read"].p50 + by_stage["  encode"].p50
+        print(
+            f"batch {size}: {stock.p50 / ours:,.0f} times faster than stock; read and encode "
+            f"{transform / encode:,.0f} times faster than Workflow.transform"
+        )
+    print("bulk, rows/s of one thread's CPU time: " + ", ".join(
+        f"{stage} {rate:,.0f}" for stage, rate in bulk.items()
+    ))  # fmt: skip

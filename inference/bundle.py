@@ -1,0 +1,200 @@
+"""A workflow and a model in one directory that can be moved: what a server needs, and no more.
+
+Layout::
+
+    bundle.json            shape of the model, digest of the workflow, where the weights come from;
+                           size and SHA-256 of every other file. Written last
+    workflow/              the saved workflow, with its compiled form
+    .merlin/schema.json    columns and table sizes
+    weights/table.npy      float32 [rows of all tables, embedding dim], one table after the other
+    weights/bottom.N.weight.npy, .bias.npy, top.N.…    the dense layers
+
+No pickle, no absolute path. The table is mapped into memory, not read: a bundle opens at once
+whatever its size, and processes on a machine share it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.files import TEMPORARY, fsync_directory, read_json, write_json
+from inference.model import Layer, ServingModel
+from inference.weights import ModelShape, check_pair, read_checkpoint
+from workflows import compiled
+from workflows.description import inspect, sha256, verify
+
+FORMAT = "nvt-torchrec bundle"
+VERSION = 1
+BUNDLE_FILE, WORKFLOW, WEIGHTS = "bundle.json", "workflow", "weights"
+_AGAIN = "copy the whole bundle again, or make it again with `python -m inference bundle`"
+
+
+def write_bundle(workflow: Path | str, checkpoint: Path | str, path: Path | str) -> None:
+    """Put a saved workflow and a training checkpoint into a new directory ``path``.
+
+    Raises:
+        BadInputError: one of them is missing or damaged (all bytes of the workflow are checked).
+        SchemaError: they do not belong together.
+        OutputError: ``path`` exists, or cannot be written.
+    """
+    workflow, path = Path(workflow), Path(path).absolute()
+    if path.exists():
+        raise OutputError(f"{path} exists", "choose another --output, or remove it first")
+    description = inspect(workflow)
+    verify(workflow, description)
+    opened = compiled.load(workflow, verify=True)
+    model, shape = read_checkpoint(checkpoint, torch.device("cpu"))
+    check_pair(opened.schema, opened.digest, shape, workflow, checkpoint)
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+        temporary.mkdir(parents=True)
+        shutil.copytree(workflow, temporary / WORKFLOW)
+        opened.schema.write(temporary)
+        _write_weights(temporary / WEIGHTS, model)
+        files = sorted(file for file in temporary.rglob("*") if file.is_file())
+        for file in files:
+            _sync(file)
+        value = {
+            "format": FORMAT,
+            "version": VERSION,
+            "workflow_digest": opened.digest,
+            "model": dataclasses.asdict(shape),
+            "layers": {"bottom": len(model.bottom), "top": len(model.top)},
+            "files": {
+                str(file.relative_to(temporary)): {
+                    "bytes": file.stat().st_size,
+                    "sha256": sha256(file),
+                }
+                for file in files
+            },
+        }
+        write_json(temporary / BUNDLE_FILE, value)
+        os.rename(temporary, path)
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "free space or choose a writable place",
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(file: Path) -> None:
+    with open(file, "rb+") as opened:
+        os.fsync(opened.fileno())
+
+
+def _write_weights(directory: Path, model: ServingModel) -> None:
+    directory.mkdir()
+    _save(directory / "table.npy", model.table)
+    for kind, layers in (("bottom", model.bottom), ("top", model.top)):
+        for index, (weight, bias) in enumerate(layers):
+            _save(directory / f"{kind}.{index}.weight.npy", weight)
+            _save(directory / f"{kind}.{index}.bias.npy", bias)
+
+
+def _save(file: Path, tensor: torch.Tensor) -> None:
+    np.save(file, tensor.numpy(), allow_pickle=False)
+
+
+def read_bundle(
+    path: Path | str, device: torch.device, *, check: bool = False
+) -> tuple[compiled.CompiledWorkflow, ServingModel]:
+    """Open what :func:`write_bundle` wrote.
+
+    Args:
+        path: the directory.
+        device: where the model goes; on the CPU its table stays on disk, and is mapped.
+        check: read all files and compare their SHA-256.
+
+    Raises:
+        BadInputError: no bundle there, or a file missing or damaged.
+        SchemaError: of another version, or its parts do not belong together.
+    """
+    path = Path(path)
+    value = _read_description(path, check=check)
+    workflow = compiled.load(path / WORKFLOW)
+    try:
+        shape = ModelShape(
+            **{key: tuple(item) if isinstance(item, list) else item
+               for key, item in value["model"].items()}
+        )  # fmt: skip
+        counts = {kind: int(value["layers"][kind]) for kind in ("bottom", "top")}
+        if workflow.digest != value["workflow_digest"]:
+            raise SchemaError(
+                f"{path}: the workflow in it is another one (digest {workflow.digest[:12]}…) than "
+                f"it was made with ({value['workflow_digest'][:12]}…)",
+                _AGAIN,
+            )
+        weights = path / WEIGHTS
+        table = _load(weights / "table.npy", 2)
+        if len(table) != sum(shape.num_embeddings):
+            raise ValueError(f"{len(table)} rows instead of {sum(shape.num_embeddings)}")
+        model = ServingModel.make(
+            table.to(device),
+            shape.num_embeddings,
+            _layers(weights, "bottom", counts["bottom"], device),
+            _layers(weights, "top", counts["top"], device),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
+    check_pair(workflow.schema, workflow.digest, shape, path / WORKFLOW, path)
+    return workflow, model
+
+
+def is_bundle(path: Path | str) -> bool:
+    """Whether a directory says it is one."""
+    return (Path(path) / BUNDLE_FILE).is_file()
+
+
+def _read_description(path: Path, *, check: bool) -> dict[str, Any]:
+    value = read_json(path / BUNDLE_FILE, "a bundle of `python -m inference bundle`")
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise SchemaError(f"{path / BUNDLE_FILE}: no bundle of this program", _AGAIN)
+    if value.get("version") != VERSION:
+        raise SchemaError(
+            f"{path}: bundle of version {value.get('version')}, this program reads {VERSION}",
+            _AGAIN,
+        )
+    try:
+        for name, expected in value["files"].items():
+            file = path / name
+            if not file.is_file():
+                raise BadInputError(f"{file}: missing", _AGAIN)
+            if file.stat().st_size != expected["bytes"]:
+                raise BadInputError(
+                    f"{file}: {file.stat().st_size} bytes instead of {expected['bytes']}", _AGAIN
+                )
+            if check and sha256(file) != expected["sha256"]:
+                raise BadInputError(f"{file}: not the file that was written (SHA-256)", _AGAIN)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise BadInputError(f"{path / BUNDLE_FILE}: damaged: {error!r}", _AGAIN) from error
+    return value
+
+
+def _load(file: Path, dimensions: int) -> torch.Tensor:
+    # "c": pages are shared with other processes until someone writes to them, and nobody does
+    array = np.load(file, mmap_mode="c", allow_pickle=False)
+    if array.dtype != np.float32 or array.ndim != dimensions:
+        raise ValueError(f"{file.name} holds {array.dtype} {array.shape}")
+    return torch.from_numpy(np.asarray(array))
+
+
+def _layers(weights: Path, kind: str, count: int, device: torch.device) -> list[Layer]:
+    return [
+        tuple(
+            _load(weights / f"{kind}.{index}.{part}.npy", dimensions).to(device)
+            for part, dimensions in (("weight", 2), ("bias", 1))
+        )
+        for index in range(count)
+    ]

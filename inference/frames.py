@@ -1,0 +1,139 @@
+"""Columns in memory → rows: frames of any library, Arrow tables, dicts of arrays or lists."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from clicklog.arrays import null_mask, to_arrow, to_numpy
+from clicklog.assemble import assemble
+from clicklog.columns import CategoricalColumn, DenseColumn
+from clicklog.convert import Converted
+from clicklog.errors import BadInputError, SchemaError
+from clicklog.parquet_rows import convert_column
+from clicklog.rows import RawRows
+from clicklog.spec import FeatureSpec
+from inference.values import InvalidRowError, category_values, parser
+
+#: Integers that a float type holds without rounding.
+_EXACT = {2: 2**11, 4: 2**24}
+
+
+def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
+    """Typed columns of a frame, a table or a dict of arrays; further columns are ignored.
+
+    Raises:
+        SchemaError: a column is missing, or of a type that cannot hold the raw type, or columns are
+            of unequal lengths.
+        InvalidRowError: a value that its column cannot hold.
+    """
+    names, get = _opened(columns)
+    wanted = (*spec.dense, *spec.categorical)
+    lost = [column.name for column in wanted if column.name not in names]
+    if lost:
+        close = difflib.get_close_matches(lost[0], map(str, names), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "missing values are nulls in a column"
+        raise SchemaError(f"there is no column {', '.join(lost)}", hint)
+    converted = [_convert(get(column.name), column) for column in wanted]
+    counts = [len(column.missing) for column in converted]
+    for column, count in zip(wanted, counts, strict=True):
+        if count != counts[0]:
+            raise SchemaError(
+                f"column {column.name} has {count} rows, column {wanted[0].name} {counts[0]}"
+            )
+    rows = assemble(spec, converted, {}, lambda row: b"", rows=counts[0], label=False, reject=False)
+    if rows.bad:
+        bad = rows.bad[0]
+        reason = bad.what.removeprefix(f"column {bad.column}: ")
+        raise InvalidRowError(bad.line, bad.column, reason)
+    return rows
+
+
+def _opened(columns: Any) -> tuple[Any, Any]:
+    """Names of the columns, and a function from a name to the column."""
+    if isinstance(columns, pa.Table | pa.RecordBatch):
+        return columns.schema.names, columns.column
+    if isinstance(columns, Mapping):
+        return columns.keys(), columns.__getitem__
+    if hasattr(columns, "columns"):  # pandas, Polars, cuDF
+        return list(columns.columns), columns.__getitem__
+    raise SchemaError(
+        f"rows in a {type(columns).__name__}",
+        "pass a frame, an Arrow table, a list of dicts, a dict of arrays, or a path",
+    )
+
+
+def _convert(values: Any, column: DenseColumn | CategoricalColumn) -> Converted:
+    array = _array(values, column)
+    if isinstance(array, list):
+        return _of_objects(array, column)
+    if pa.types.is_floating(array.type) and column.raw != "float":
+        _check_exact(array, column)
+    try:
+        return convert_column(array, column, "the rows")
+    except BadInputError as error:
+        raise SchemaError(error.what.removeprefix("the rows: "), error.remedy) from None
+
+
+def _array(values: Any, column: DenseColumn | CategoricalColumn) -> pa.Array | list:
+    """As an Arrow array where types are known, else as a list of objects."""
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return values
+    if isinstance(values, np.ma.MaskedArray):
+        return values.tolist()
+    if isinstance(values, np.ndarray):
+        if values.ndim == 1 and values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
+            return to_arrow(values.view(np.uint8) if values.dtype.kind == "b" else values)
+        return list(values)
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise SchemaError(
+            f"column {column.name}: {values!r:.60} is no column",
+            "pass rows as a list of dicts, or columns as a dict of arrays",
+        )
+    if isinstance(getattr(values, "dtype", None), np.dtype):  # pandas
+        return _array(np.asarray(values), column)
+    if hasattr(values, "__arrow_c_stream__"):
+        return pa.chunked_array(values).combine_chunks()
+    if hasattr(values, "to_arrow"):  # cuDF
+        return _array(values.to_arrow(), column)
+    if hasattr(values, "__array__"):
+        return _array(np.asarray(values), column)
+    return list(values)
+
+
+def _check_exact(array: pa.Array, column: DenseColumn | CategoricalColumn) -> None:
+    limit = _EXACT.get(array.type.bit_width // 8)
+    if not limit:
+        return
+    large = np.flatnonzero((np.abs(to_numpy(array)) > limit) & ~null_mask(array))
+    if len(large):
+        raise SchemaError(
+            f"column {column.name}: {array.type} rounds integers above {limit}, as in row "
+            f"{large[0]}",
+            "use float64 or int64",
+        )
+
+
+def _of_objects(values: list, column: DenseColumn | CategoricalColumn) -> Converted:
+    multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
+    parse = parser(column.raw, multi_hot=multi_hot)
+    parsed = []
+    for row, value in enumerate(values):
+        try:
+            parsed.append(parse(value))
+        except ValueError as error:
+            raise InvalidRowError(row, column.name, f"{value!r:.60}: {error}") from None
+    missing = np.array([value is None for value in parsed], bool)
+    empty: Any = () if multi_hot else ("" if column.raw == "string" else 0)
+    held = [empty if value is None else value for value in parsed]
+    if isinstance(column, DenseColumn):
+        typed: Any = np.array(held, np.int32 if column.raw == "int32" else np.float64)
+    else:
+        typed = category_values(held, column.raw, multi_hot=multi_hot)
+    return Converted(typed, missing, np.zeros(len(values), np.uint8), lambda row: repr(values[row]))

@@ -1,0 +1,71 @@
+"""Scoring as one would without this project: the benchmark's other side, and the tests' reference.
+
+Frame → ``nvtabular.Workflow.transform`` → KeyedJaggedTensor → TorchRec's DLRM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nvt_compat  # noqa: F401
+
+import numpy as np
+import pandas as pd
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from clicklog.rows import RawRows
+from dlrm.checkpoint import load_model
+from workflows.description import inspect
+from workflows.frames import to_frame
+from workflows.store import load
+
+Timed = Callable[[str, Callable[[], Any]], Any]
+
+
+class Stock:
+    """The genuine Workflow and the plain model."""
+
+    def __init__(self, workflow: Path, checkpoint: Path, device: torch.device) -> None:
+        description = inspect(workflow)
+        self.spec, self.schema = description.spec, description.table_schema
+        self.device = device
+        self._workflow = load(workflow, label=False)
+        self._model, _ = load_model(checkpoint, device)
+
+    def frame(self, rows: RawRows) -> pd.DataFrame:
+        """The frame that the Workflow takes, without labels."""
+        return to_frame(rows, self.spec)
+
+    def predict(self, frame: pd.DataFrame, timed: Timed) -> np.ndarray:
+        """Probabilities float32 [n]; ``timed`` runs a stage and takes its time."""
+        features = timed("  Workflow.transform", lambda: self._workflow.transform(frame))
+        return timed("  plain model", lambda: self._score(features))
+
+    @torch.inference_mode()
+    def _score(self, features: pd.DataFrame) -> np.ndarray:
+        dense, sparse = to_tensors(features, self.schema)
+        logits = self._model(dense.to(self.device), sparse.to(self.device))
+        return torch.sigmoid(logits).cpu().numpy()
+
+
+def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+    """What a Workflow made, as the model takes it: dense float32 [n, columns], and the ids."""
+    values, lengths = [], []
+    for name in schema.categorical:
+        column = features[name]
+        if name in schema.multi_hot:
+            lengths.append(np.array([len(ids) for ids in column], np.int32))
+            values += [np.asarray(ids, np.int64) for ids in column]
+        else:
+            lengths.append(np.ones(len(column), np.int32))
+            values.append(column.to_numpy(np.int64))
+    sparse = KeyedJaggedTensor(
+        keys=list(schema.categorical),
+        values=torch.from_numpy(np.concatenate(values)),
+        lengths=torch.from_numpy(np.concatenate(lengths)),
+    )
+    dense = features[list(schema.dense)].to_numpy(np.float32)
+    return torch.from_numpy(np.array(dense)), sparse  # a copy: pandas hands out read-only ones

@@ -1,0 +1,132 @@
+"""The weights of a trained model: from a training checkpoint, or from a bundle's arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from clicklog.errors import SchemaError, SettingsError
+from clicklog.schema import TableSchema
+from inference.model import Layer, ServingModel
+
+if TYPE_CHECKING:
+    from dlrm.config import ModelConfig
+    from dlrm.model import Scorer
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """What of a model has to fit a workflow.
+
+    Attributes:
+        dense: names of the dense features, in order.
+        categorical: names of the categorical features, in order.
+        num_embeddings: rows of each feature's table.
+        workflow_digest: of the workflow whose data the model was trained on; "" if unknown.
+    """
+
+    dense: tuple[str, ...]
+    categorical: tuple[str, ...]
+    num_embeddings: tuple[int, ...]
+    workflow_digest: str
+
+
+def usable(device: torch.device | str) -> torch.device:
+    """The device. Raises SettingsError if there is none such."""
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"--device {device}: {reason}", "the CPU always works: cpu") from error
+    return chosen
+
+
+def shape_of_checkpoint(record: dict[str, Any]) -> ModelShape:
+    """From a checkpoint's ``model.json``."""
+    from dlrm.config import ModelConfig
+
+    config = ModelConfig.from_dict(record.get("model"))
+    digest = record.get("training", {}).get("workflow_digest") or ""
+    return ModelShape(config.dense, config.categorical, config.num_embeddings, digest)
+
+
+def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingModel, ModelShape]:
+    """The model of a training checkpoint, whatever its world size and sharding plan.
+
+    Memory: the tables, and the largest of them once more.
+
+    Raises:
+        BadInputError: the checkpoint is missing, incomplete or damaged.
+        SchemaError: it is no checkpoint of this program.
+    """
+    from dlrm.checkpoint import load_model, read_model_file  # they bring TorchRec: seconds
+
+    shape = shape_of_checkpoint(read_model_file(path))
+    scorer, config = load_model(path, device)
+    return from_scorer(scorer, config), shape
+
+
+def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
+    """Take the weights out of a :class:`dlrm.model.Scorer`, which is of no use afterwards."""
+    bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
+    device = bags[config.table_names[0]].weight.device
+    table = torch.empty(sum(config.num_embeddings), config.embedding_dim, device=device)
+    at = 0
+    for name in config.table_names:
+        weight = bags[name].weight.detach()
+        table[at : at + len(weight)] = weight
+        at += len(weight)
+        bags[name].weight = None  # its memory is free for the next
+        del weight
+    bottom, top = _layers(scorer.dlrm.dense_arch), _layers(scorer.dlrm.over_arch)
+    return ServingModel.make(table, config.num_embeddings, bottom, top)
+
+
+def _layers(module: torch.nn.Module) -> list[Layer]:
+    linear = [part for part in module.modules() if isinstance(part, torch.nn.Linear)]
+    return [(layer.weight.detach(), layer.bias.detach()) for layer in linear]
+
+
+def check_pair(
+    schema: TableSchema, digest: str, shape: ModelShape, workflow: Path | str, model: Path | str
+) -> None:
+    """Check that a model was trained on what a workflow writes.
+
+    Args:
+        schema: of the data that the workflow writes.
+        digest: of the workflow.
+        shape: of the model.
+        workflow: names the workflow in errors.
+        model: names the model in errors.
+
+    Raises:
+        SchemaError: it was not.
+    """
+    remedy = "pass the workflow whose data the model was trained on"
+    if shape.workflow_digest and shape.workflow_digest != digest:
+        raise SchemaError(
+            f"{model} was trained on data of another workflow (digest "
+            f"{shape.workflow_digest[:12]}…) than {workflow} (digest {digest[:12]}…)",
+            "pass the OUT/workflow beside the OUT/criteo_binary it was trained on",
+        )
+    for what, ours, theirs in (
+        ("dense columns", schema.dense, shape.dense),
+        ("categorical columns", schema.categorical, shape.categorical),
+    ):
+        if ours != theirs:
+            raise SchemaError(
+                f"{what} of {workflow}: {', '.join(ours)}; of {model}: {', '.join(theirs)}", remedy
+            )
+    for name, needed, rows in zip(
+        schema.categorical, schema.table_sizes, shape.num_embeddings, strict=True
+    ):
+        if needed > rows:
+            raise SchemaError(
+                f"column {name}: {workflow} gives ids up to {needed - 1}, the table in "
+                f"{model} has {rows} rows",
+                remedy,
+            )

@@ -1,0 +1,81 @@
+"""Two models, trained once for all tests: on Criteo's columns, and on every other raw type."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clicklog.spec import load_spec
+from clicklog.synthetic import SyntheticSettings, synthesize
+from etl.run import EtlSettings, run
+from inference import Predictor
+from tests.logs import CRITEO, write_log
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINING = (
+    "--adagrad --embedding_dim 8 --dense_arch_layer_sizes 16,8 --over_arch_layer_sizes 16,1 "
+    "--learning_rate 0.1 --batch_size 64 --epochs 2"
+)
+
+
+@dataclasses.dataclass
+class Trained:
+    """A log, its ETL and a model trained on it."""
+
+    raw: Path
+    days: list
+    workflow: Path
+    parquet: Path
+    checkpoint: Path
+
+    @property
+    def flags(self) -> list[str]:
+        return ["--workflow", str(self.workflow), "--checkpoint", str(self.checkpoint)]
+
+
+def _train(base: Path, days: list, launcher: list[str]) -> Trained:
+    parquet = base / "out" / "criteo_binary" / "split"
+    flags = f"--binary_path {parquet} --save_checkpoint_path {base / 'checkpoint'} {TRAINING}"
+    done = subprocess.run(
+        [sys.executable, *launcher, "train_torchrec.py", *flags.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Trained(base / "raw", days, base / "out" / "workflow", parquet, base / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Criteo's columns, one rank."""
+    base = tmp_path_factory.mktemp("criteo")
+    days = write_log(base / "raw", [400, 300, 201], seed=5)
+    run(EtlSettings(str(base / "raw"), base / "out", CRITEO, engine="cpu"))
+    return _train(base, days, [])
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The retail spec: strings, integers, prices, lists, a shared vocabulary, a hash; two ranks."""
+    base = tmp_path_factory.mktemp("shop")
+    spec = load_spec("retail")
+    synthesize(base / "raw", SyntheticSettings(days=3, rows_per_day=400, seed=2), spec=spec)
+    run(EtlSettings(str(base / "raw"), base / "out", spec, engine="cpu"))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    return _train(base, [], launcher)
+
+
+@pytest.fixture(scope="session")
+def predictor(trained: Trained) -> Predictor:
+    return Predictor.load(trained.workflow, trained.checkpoint)
+
+
+@pytest.fixture(scope="session")
+def shop_predictor(shop: Trained) -> Predictor:
+    return Predictor.load(shop.workflow, shop.checkpoint)

@@ -1,0 +1,38 @@
+"""Scores the long way: ``Workflow.transform``, a KeyedJaggedTensor, TorchRec's DLRM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nvt_compat  # noqa: F401
+
+import numpy as np
+import torch
+
+import workflows
+from clicklog.rows import RawRows
+from dlrm.config import ModelConfig
+from dlrm.model import Scorer, build_dlrm, fill_table
+from inference.stock import to_tensors
+
+
+def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
+    """A model with random weights for a workflow's output."""
+    config = ModelConfig(schema.dense, schema.categorical, schema.table_sizes, 4, (8, 4), (8, 4, 1))
+    model = build_dlrm(config, seed=seed)
+    model.sparse_arch.to_empty(device="cpu")
+    bags = model.sparse_arch.embedding_bag_collection.embedding_bags
+    for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
+        fill_table(bags[name].weight.detach(), name, rows, 4, seed, (0, 0))
+    return Scorer(model).eval().requires_grad_(False), config
+
+
+def scores(scorer: Scorer, workflow: Path, rows: RawRows) -> np.ndarray:
+    """Probabilities float32 [n]."""
+    description = workflows.inspect(workflow)
+    schema = description.table_schema
+    genuine = workflows.load(workflow, label=False)
+    rows.label = None
+    frame = genuine.transform(workflows.to_frame(rows, description.spec))
+    dense, sparse = to_tensors(frame, schema)
+    return torch.sigmoid(scorer(dense, sparse)).numpy()

@@ -1,0 +1,126 @@
+"""Bundles: a workflow and a model in one directory, and pairs that do not belong together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import workflows
+from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.files import read_json, write_json
+from clicklog.schema import TableSchema
+from inference import Predictor, write_bundle
+from inference.__main__ import main
+from tests.inference.conftest import Trained
+from tests.inference.test_predictor import criteo_dicts
+
+
+@pytest.fixture(scope="module")
+def bundle(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made, and moved elsewhere."""
+    path = tmp_path_factory.mktemp("bundle")
+    assert main(["bundle", *trained.flags, "--output", str(path / "made")]) == 0
+    assert [file.name for file in path.iterdir()] == ["made"]
+    (path / "moved").mkdir()
+    return (path / "made").rename(path / "moved" / "here")
+
+
+def test_a_bundle_scores_as_its_parts(
+    bundle: Path, trained: Trained, predictor: Predictor, tmp_path: Path
+) -> None:
+    opened = Predictor.load(bundle, check=True)
+    rows = criteo_dicts(trained.days[2])
+    np.testing.assert_array_equal(opened.predict(rows), predictor.predict(rows))
+    assert TableSchema.read(bundle) == workflows.inspect(trained.workflow).table_schema
+    names = {file.suffix for file in bundle.rglob("*") if file.is_file()}
+    assert names == {".json", ".npy", ".parquet"}
+    assert not any(str(trained.raw.parent) in file.read_text() for file in bundle.rglob("*.json"))
+    output = tmp_path / "p.parquet"
+    flags = ["--bundle", str(bundle), "--input", str(trained.raw / "day_2")]
+    assert main(["predict", *flags, "--output", str(output)]) == 0
+    got = pq.read_table(output)["probability"].to_numpy()
+    np.testing.assert_allclose(got, predictor.predict(rows), atol=1e-6)
+
+
+def test_nothing_is_overwritten(bundle: Path, trained: Trained) -> None:
+    with pytest.raises(OutputError, match="exists"):
+        write_bundle(trained.workflow, trained.checkpoint, bundle)
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_bundle(trained.workflow, trained.checkpoint, "/proc/none/bundle")
+
+
+@pytest.mark.parametrize(
+    "file", ["weights/table.npy", "weights/top.1.bias.npy", "workflow/metadata.json"]
+)
+def test_damage(bundle: Path, tmp_path: Path, file: str) -> None:
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    whole = (copy / file).read_bytes()
+    (copy / file).write_bytes(whole[:-1])
+    with pytest.raises(BadInputError, match=rf"{file}: \d+ bytes instead of {len(whole)}"):
+        Predictor.load(copy)
+    (copy / file).write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+    with pytest.raises(BadInputError, match=rf"{file}: not the file that was written"):
+        Predictor.load(copy, check=True)
+    (copy / file).unlink()
+    with pytest.raises(BadInputError, match=f"{file}: missing"):
+        Predictor.load(copy)
+
+
+def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    value = read_json(copy / "bundle.json", "a bundle")
+    for change, error, message in (
+        ({"format": "x"}, SchemaError, "no bundle"),
+        ({"version": 9}, SchemaError, "version 9, this program reads 1"),
+        ({"model": {}}, BadInputError, "damaged"),
+        ({"files": 3}, BadInputError, "damaged"),
+        ({"workflow_digest": "0" * 64}, SchemaError, "the workflow in it is another one"),
+        ({"layers": {"bottom": 1, "top": 99}}, BadInputError, "damaged"),
+    ):
+        write_json(copy / "bundle.json", {**value, **change})
+        with pytest.raises(error, match=message):
+            Predictor.load(copy)
+
+
+def _rewritten(source: Path, target: Path, *, dense: int = 13, another: int | None = None) -> Path:
+    """The same workflow with fewer dense columns, or with another value in cat_4's vocabulary."""
+    description = workflows.inspect(source)
+    vocabularies = {}
+    for column in description.spec.categorical:
+        vocabulary = description.vocabularies[column.name]
+        values, counts = (c.to_numpy() for c in pq.read_table(source / vocabulary.file).columns)
+        if another is not None and column.name == "cat_4":
+            values, counts = np.append(values, another), np.append(counts, 1)
+        vocabularies[column.name] = workflows.FittedVocabulary(values, counts, vocabulary.observed)
+    spec = dataclasses.replace(description.spec, dense=description.spec.dense[:dense])
+    state = workflows.Fitted(description.statistics, vocabularies)
+    workflows.write_workflow(target, spec, state)
+    return target
+
+
+def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) -> None:
+    workflow = trained.workflow
+    checkpoint = shutil.copytree(trained.checkpoint, tmp_path / "checkpoint")
+    record = json.loads((checkpoint / "model.json").read_text())
+    assert record["training"]["workflow_digest"] == workflows.inspect(workflow).digest
+    record["training"]["workflow_digest"] = "0" * 64
+    write_json(checkpoint / "model.json", record)
+    with pytest.raises(SchemaError, match=r"another workflow.*\n.*OUT/workflow beside"):
+        Predictor.load(workflow, checkpoint)
+    with pytest.raises(SchemaError, match="another workflow"):
+        write_bundle(workflow, checkpoint, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+    # without a recorded digest, columns and table sizes still have to fit
+    record["training"]["workflow_digest"] = None
+    write_json(checkpoint / "model.json", record)
+    Predictor.load(_rewritten(workflow, tmp_path / "same"), checkpoint)
+    with pytest.raises(SchemaError, match=r"column cat_4: .* gives ids up to \d+"):
+        Predictor.load(_rewritten(workflow, tmp_path / "larger", another=2**32 - 1), checkpoint)
+    with pytest.raises(SchemaError, match="dense columns of"):
+        Predictor.load(_rewritten(workflow, tmp_path / "narrower", dense=12), checkpoint)
