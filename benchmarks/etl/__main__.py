@@ -22,6 +22,7 @@ from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, start_logging
 from benchmarks.venvs import BUILD
 from clicklog.errors import run_command
+from clicklog.files import lock
 from clicklog.spec import load_spec
 
 ETL = "TSV to parquet"
@@ -55,6 +56,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     work = BUILD / "etl"
+    work.mkdir(parents=True, exist_ok=True)
+    with open(work / "lock", "w") as marker:
+        lock(marker, work)
+        return _measured(args, work)
+
+
+def _measured(args: argparse.Namespace, work: Path) -> int:
     log = _log(args, work)
     chosen = _systems(log, args.slow_repeats)
     if args.only:
