@@ -27,6 +27,8 @@ __all__ = ["BadRow", "Ragged", "RawRows", "parse_rows"]
 DESCRIBED_BAD_ROWS = 100
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
+#: Where a number stops to grow, however many digits follow.
+_BEYOND_INT32 = np.int64(2**40)
 
 
 def parse_rows(
@@ -167,8 +169,8 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
                 at += 1
                 byte = buffer[at]
             digits = at
-            while np.uint8(byte - 48) < 10 and at - digits < 12:
-                value = value * 10 + np.int64(byte - 48)
+            while np.uint8(byte - 48) < 10:
+                value = min(value * 10 + np.int64(byte - 48), _BEYOND_INT32)
                 at += 1
                 byte = buffer[at]
             if at == field:
@@ -177,7 +179,7 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
                 code = BAD_INTEGER
             if negative:
                 value = -value
-            if np.uint8(byte - 48) < 10 or value != np.int32(value):
+            if value != np.int32(value):
                 code = BIG_INT32 if _is_integer(buffer, digits) else BAD_INTEGER
             dense[column - dense_begin, row] = np.int32(value)
             column += 1
