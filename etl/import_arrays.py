@@ -154,6 +154,8 @@ def _from_npy(directory: Path) -> ArraySource:
     sets: list[RowSet] = []
     for day, name in sorted(days.items()):
         sets += _day(directory, day, name, last=day == max(days), only=len(days) == 1)
+    if not sets:
+        raise BadInputError(f"{directory}: its arrays have no rows", "fetch or make them again")
     for one in sets:
         for mine, first in zip(one.files, sets[0].files, strict=True):
             if mine.columns != first.columns:

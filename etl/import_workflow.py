@@ -29,6 +29,7 @@ from nvtabular import ops
 
 import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.files import fsync_directory
 from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
 from workflows.graph import nodes_of
 from workflows.vocabulary import FittedVocabulary
@@ -74,6 +75,7 @@ def import_workflow(
             ) from error
         _compare(workflow, found, unchecked)
         os.replace(unchecked, path)
+        fsync_directory(target)
     finally:
         shutil.rmtree(unchecked, ignore_errors=True)
     return workflows.inspect(path)
