@@ -41,7 +41,7 @@ VIRTUAL_SHARDS = 8
 SHUFFLES = ("none", "row_groups", "rows")
 
 #: Default number of rows, over all virtual shards, among which shuffling rows permutes.
-WINDOW_ROWS = 131072
+WINDOW_ROWS = 65536
 
 Range = tuple[int, int]
 
