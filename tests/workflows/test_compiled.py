@@ -27,7 +27,7 @@ from workflows import compiled
 from workflows.compiled import tables
 
 _SETTINGS = settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -162,7 +162,7 @@ def test_as_nvtabular(
     check(directory, odd_rows(spec, rows, rng))
 
 
-@settings(_SETTINGS, max_examples=25)
+@settings(_SETTINGS, max_examples=15)
 @given(
     policy=st.sampled_from(
         [{}, {"freq_threshold": 3}, {"max_table_size": 9, "num_buckets": 4}, {"hash_buckets": 7}]
