@@ -105,7 +105,10 @@ def _statistics(spec: FeatureSpec, fitted: Fitted) -> dict[str, dict[str, float]
             raise SchemaError(f"column {name}: the workflow is not fitted")
         values = {kind: float(fitted.statistics[name][kind]) for kind in ("mean", "std")}
         if not all(map(math.isfinite, values.values())):
-            raise SchemaError(f"column {name}: its statistics are not finite: {values}")
+            raise SchemaError(
+                f"column {name}: its statistics are not finite: {values}",
+                'correct its largest values, or use dense_transform = "log_normalize"',
+            )
         statistics[name] = values
     return statistics
 
