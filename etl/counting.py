@@ -59,21 +59,36 @@ def _count_text(values: pa.Array) -> Counts:
     return Counts(text.filter(there), to_numpy(counts.filter(there)))
 
 
-def merge(several: Iterable[Counts]) -> Counts:
-    """Add up counts of the same kind of values; at least one.
+class Sum:
+    """Counts of the same kind of values, added up as they come.
 
-    Counts are taken one by one and merged with those of about the same size, so that no value is
-    moved more often than the logarithm of their number, and few wait in memory.
+    Each is merged with those of about the same size, so that no value is moved more often than the
+    logarithm of their number, and few wait in memory.
     """
-    waiting: list[Counts] = []
+
+    def __init__(self) -> None:
+        self._waiting: list[Counts] = []
+
+    def add(self, counts: Counts) -> None:
+        """Take some more."""
+        while self._waiting and len(self._waiting[-1]) <= len(counts):
+            counts = _merge_two(self._waiting.pop(), counts)
+        self._waiting.append(counts)
+
+    def total(self) -> Counts:
+        """The sum of at least one."""
+        while len(self._waiting) > 1:
+            last = self._waiting.pop()
+            self._waiting.append(_merge_two(self._waiting.pop(), last))
+        return self._waiting[0]
+
+
+def merge(several: Iterable[Counts]) -> Counts:
+    """The sum of at least one; taken one by one."""
+    total = Sum()
     for counts in several:
-        while waiting and len(waiting[-1]) <= len(counts):
-            counts = _merge_two(waiting.pop(), counts)
-        waiting.append(counts)
-    total = waiting.pop()
-    while waiting:
-        total = _merge_two(waiting.pop(), total)
-    return total
+        total.add(counts)
+    return total.total()
 
 
 def _merge_two(a: Counts, b: Counts) -> Counts:

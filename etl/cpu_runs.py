@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from clicklog.errors import BadInputError
+from clicklog.errors import BadInputError, OutputError
 from clicklog.files import TEMPORARY, atomic_path, write_text
 from clicklog.strings import string_parts
 from etl.counting import Counts, merge
@@ -115,6 +115,15 @@ class RunFile:
         return Counts(values, counts)
 
 
+def _delete(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be deleted: {error.strerror}", "make its directory writable"
+        ) from error
+
+
 class Runs:
     """The runs in a directory. Its methods may be called by several threads.
 
@@ -123,6 +132,9 @@ class Runs:
         blocks: how many blocks there are.
         vocabularies: how many vocabularies there are.
         key: a digest of everything the counts depend on.
+
+    Raises:
+        OutputError: the directory cannot be written.
     """
 
     def __init__(self, directory: Path, blocks: int, vocabularies: int, key: str) -> None:
@@ -138,9 +150,8 @@ class Runs:
         with contextlib.suppress(OSError):
             if key_file.read_text(encoding="utf-8") == key:
                 return
-        key_file.unlink(missing_ok=True)
-        for path in self._files():
-            path.unlink()
+        for path in (key_file, *self._files()):
+            _delete(path)
         write_text(key_file, key)
 
     def _files(self) -> list[Path]:
@@ -149,13 +160,13 @@ class Runs:
     def _recover(self) -> set[tuple[int, int]]:
         """The ranges there are, once what is half written or covered by a larger one is gone."""
         for path in self._directory.glob(f".*{TEMPORARY}"):
-            path.unlink()
+            _delete(path)
         found = {tuple(map(int, _NAME.fullmatch(path.name).groups())) for path in self._files()}
         kept: set[tuple[int, int]] = set()
         end = 0
         for begin, stop in sorted(found, key=lambda one: (one[0], -one[1])):
             if begin < end:  # ranges are nested or apart
-                self._path((begin, stop)).unlink()
+                _delete(self._path((begin, stop)))
             else:
                 kept.add((begin, stop))
                 end = stop
@@ -200,7 +211,7 @@ class Runs:
                 self._ranges.add(parent)
                 self._merging.discard(parent)
             for file in files:
-                file.path.unlink()
+                _delete(file.path)
 
     def _take_group(self) -> list[tuple[int, int]] | None:
         with self._lock:

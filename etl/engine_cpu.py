@@ -1,8 +1,8 @@
 """Fitting and transforming blocks in threads of one process, without NVTabular.
 
 Every heavy step (reading, parsing, sorting, encoding, writing parquet) runs without the
-interpreter lock. A block is read in pieces that fit the processor's caches, and nothing larger
-than a piece and a row group is held per thread, so memory does not depend on the size of blocks.
+interpreter lock. A block is read in pieces that fit the processor's caches; a thread holds no more
+than a piece and, when it fits, the distinct values of its block, when it transforms, a row group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clicklog.errors import BadInputError, SettingsError
 from clicklog.raw import Block, read_pieces
 from clicklog.rows import CategoryValues, Ragged
 from clicklog.spec import CategoricalColumn, FeatureSpec
-from etl.counting import Counts, count, merge
+from etl.counting import Counts, Sum, count, merge
 from etl.cpu_runs import Run, RunFile, Runs
 from etl.moments import merge_moments, moments, normalized, statistics
 from etl.plan import Unit
@@ -126,7 +126,7 @@ def _key(blocks: list[Block], spec: FeatureSpec, reject: bool) -> str:
 def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
     names = [column.vocabulary_name for column in spec.categorical]
     vocabularies = list(spec.vocabularies)
-    counts: dict[str, list[Counts]] = {name: [] for name in vocabularies}
+    counts = {name: Sum() for name in vocabularies}
     nulls = dict.fromkeys(vocabularies, 0)
     measured = []
     rows_read = 0
@@ -134,7 +134,7 @@ def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
         rows_read += len(rows)
         missing = count_bits(rows.categorical_missing, len(names))
         for j, column in enumerate(spec.categorical):
-            counts[names[j]].append(_count_column(rows.categorical[j], column, int(missing[j])))
+            counts[names[j]].add(_count_column(rows.categorical[j], column, int(missing[j])))
             nulls[names[j]] += 0 if column.multi_hot else int(missing[j])
         if normalized(spec):
             measured.append(moments(rows, spec))
@@ -143,7 +143,7 @@ def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
         rows=rows_read,
         nulls=np.array([nulls[name] for name in vocabularies], np.int64),
         moments=merged,
-        counts=[merge(counts[name]) for name in vocabularies],
+        counts=[counts[name].total() for name in vocabularies],
     )
 
 

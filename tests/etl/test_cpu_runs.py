@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError
+from clicklog.errors import BadInputError, OutputError
 from etl import cpu_runs
 from etl.counting import count, merge
 from etl.cpu_runs import Run, Runs
@@ -140,7 +141,7 @@ def _killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
 
 
 def test_killed_at_every_step(tmp_path: Path, fan_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = 2 * fan_in + 3
+    blocks = {2: 7, 8: 11}[fan_in]
     _fill(_open(tmp_path / "whole", blocks))
     whole = _total(_open(tmp_path / "whole", blocks))
     steps = 0
@@ -182,3 +183,18 @@ def test_a_damaged_run_is_an_error_that_names_it(tmp_path: Path) -> None:
     path.write_bytes(data[:100])
     with pytest.raises(BadInputError, match=r"0-1\.npz: damaged"):
         _total(_open(tmp_path, 1))
+
+
+def test_a_full_disk_is_an_error_and_work_goes_on_after_it(tmp_path: Path) -> None:
+    runs = _open(tmp_path, 2)
+    _fill(runs, [0])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OutputError, match=r"1-2\.npz: cannot be written"):
+            _fill(runs, [1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.name for path in tmp_path.iterdir()} == {"key", "0-1.npz"}
+    _fill(_open(tmp_path, 2))
+    assert _total(_open(tmp_path, 2))[0] == 3

@@ -66,7 +66,7 @@ def assert_same(one: Fitted, other: Fitted, *, exactly: bool) -> None:
         assert values == pytest.approx(other.statistics[name], rel=1e-12, abs=1e-13)
 
 
-@_settings(8)
+@_settings(5)
 @given(
     rows=st.lists(st.integers(3, 40), min_size=2, max_size=3),
     seed=st.integers(0, 10**6),
@@ -148,7 +148,7 @@ def fit_nvtabular(blocks: list[Block], spec: FeatureSpec, directory: Path) -> nv
     return build(spec, directory).fit(nvtabular.Dataset(frames, cpu=True))
 
 
-@_settings(12)
+@_settings(8)
 @given(
     spec=feature_specs(),
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=3),
@@ -260,7 +260,7 @@ def test_no_row_at_all(tmp_path: Path) -> None:
         fit(plan.train_blocks, CRITEO, tmp_path / "fit", reject=True)
 
 
-@_settings(6)
+@_settings(5)
 @given(lost=st.sets(st.integers(0, 20)), stop=st.integers(0, 12), workers=st.integers(1, 3))
 def test_a_fit_goes_on_where_it_ended(tmp_path_factory, lost, stop, workers) -> None:
     """After any failure and any loss of files: the same result, and nothing done twice."""
