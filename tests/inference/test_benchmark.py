@@ -1,0 +1,61 @@
+"""``python -m inference benchmark``: both systems agree, all stages are timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clicklog.raw import stream_rows
+from inference import Predictor
+from inference.__main__ import main
+from inference.benchmark import to_dicts
+from tests.inference.conftest import Trained
+from tests.inference.test_predictor import criteo_dicts, read_dicts
+
+OURS = ["ours: rows to probability", "  read", "  encode", "  lookup", "  dense"]
+STOCK = ["stock: frame to probability", "  Workflow.transform", "  plain model"]
+
+
+def test_table_and_json(shop: Trained, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file = tmp_path / "bench.json"
+    flags = [*shop.flags, "--input", str(shop.raw / "day_2.csv"), "--seconds", "0.1"]
+    assert main(["benchmark", *flags, "--batch_sizes", "1,500", "--json", str(file)]) == 0
+    value = json.loads(file.read_text())
+    for size in (1, 500):
+        mine = [timing for timing in value["results"] if timing["batch"] == size]
+        assert sorted(timing["stage"] for timing in mine) == sorted(OURS + STOCK)
+        for timing in mine:
+            assert 0 < timing["p50"] <= timing["p90"] <= timing["p99"]
+            assert timing["rows_per_s"] == pytest.approx(size / timing["p50"] * 1e3)
+            assert timing["batches"] >= 1
+    assert set(value["bulk_one_thread"]) == {"parse", "encode", "model"}
+    assert min(value["bulk_one_thread"].values()) > 0
+    printed = capsys.readouterr().out
+    assert "batch 500:" in printed
+    assert "times faster than Workflow.transform" in printed
+
+
+def test_the_rows_it_measures_with(
+    shop: Trained, trained: Trained, shop_predictor: Predictor, predictor: Predictor
+) -> None:
+    for path, opened, expected in (
+        (shop.raw / "day_2.csv", shop_predictor, None),
+        (trained.raw / "day_2", predictor, criteo_dicts(trained.days[2])),
+    ):
+        expected = expected or read_dicts(path, opened.spec)
+        ((_, rows),) = stream_rows(str(path), opened.spec, block_bytes=1 << 24)
+        got = to_dicts(rows, opened.spec, limit=150)
+        assert len(got) == 150
+        for row, other in zip(got, expected, strict=False):
+            assert row == {name: other[name] or None if other[name] == "" else other[name]
+                           for name in row}  # fmt: skip
+        np.testing.assert_array_equal(opened.predict(got), opened.predict(expected[:150]))
+
+
+def test_flags(shop: Trained, capsys: pytest.CaptureFixture) -> None:
+    flags = [*shop.flags, "--input", str(shop.raw / "day_2.csv")]
+    assert main(["benchmark", *flags, "--batch_sizes", "1,x"]) == 2
+    assert "--batch_sizes 1,x" in capsys.readouterr().err

@@ -1,0 +1,230 @@
+"""Rows in memory: what each raw type takes, and how what it does not take is named."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clicklog.errors import BadRowError, SchemaError
+from clicklog.layout import plain_layout
+from clicklog.rows import Ragged, RawRows
+from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from clicklog.text import parse_text
+from inference import InvalidRowError
+from inference.frames import read_columns
+from inference.values import RowReader
+
+SPEC = FeatureSpec(
+    "label",
+    (DenseColumn("count"), DenseColumn("price", raw="float")),
+    (
+        CategoricalColumn("hex"),
+        CategoricalColumn("int", raw="int"),
+        CategoricalColumn("text", raw="string"),
+        CategoricalColumn("hexes", multi_hot=True),
+        CategoricalColumn("ints", raw="int", multi_hot=True),
+        CategoricalColumn("texts", raw="string", multi_hot=True),
+    ),
+    input=InputFormat("csv", header=False),
+)
+GOOD = {
+    "count": 1, "price": 0.5, "hex": "0000001b", "int": -7, "text": "é", "hexes": ["1b", 2],
+    "ints": [3, 3], "texts": ["a", "b"],
+}  # fmt: skip
+
+
+def plain(rows: RawRows) -> list:
+    """All there is in rows, as Python values."""
+
+    def column(values):
+        if isinstance(values, Ragged):
+            return [values.offsets.tolist(), column(values.values)]
+        return values.to_pylist() if isinstance(values, pa.Array) else values.tolist()
+
+    return [
+        rows.dense.tolist(),
+        rows.dense_missing.tolist(),
+        [column(values) for values in rows.categorical],
+        rows.categorical_missing.tolist(),
+    ]
+
+
+def both(row: dict) -> list:
+    """One row, as a dict and as columns of objects."""
+    return [
+        plain(RowReader(SPEC).read([row])),
+        plain(read_columns({name: [value] for name, value in row.items()}, SPEC)),
+    ]
+
+
+_INT32 = st.integers(-(2**31), 2**31 - 1)
+_INT = st.integers(-(2**53), 2**53)
+_UINT32 = st.integers(0, 2**32 - 1)
+_TEXT = st.text(
+    st.characters(exclude_characters='|,"\r\n', exclude_categories=["Cs"]), min_size=1, max_size=9
+)
+_ROW = st.fixed_dictionaries(
+    {
+        "count": st.none() | _INT32,
+        "price": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "hex": st.none() | _UINT32,
+        "int": st.none() | _INT,
+        "text": st.none() | _TEXT,
+        "hexes": st.lists(_UINT32, max_size=3),
+        "ints": st.lists(_INT, max_size=3),
+        "texts": st.lists(_TEXT, max_size=3),
+    }
+)
+
+
+def _field(name: str, value) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "|".join(_field(name, item) for item in value)
+    if name.startswith("hex"):
+        return f"{value:x}"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(_ROW, min_size=1, max_size=6), data=st.data())
+def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -> None:
+    text = "".join(
+        ",".join(_field(name, row[name]) for name in SPEC.columns[1:]) + "\n" for row in rows
+    )
+    expected = plain(parse_text(text.encode(), SPEC, plain_layout(SPEC, label=False)))
+    digits = st.booleans()
+    for row in rows:  # hexadecimal columns may be numbers or digits, missing values many things
+        if row["hex"] is not None and data.draw(digits):
+            row["hex"] = f"{row['hex']:08X}"
+        row["hexes"] = [f"{v:x}" if data.draw(digits) else v for v in row["hexes"]]
+        for name, value in row.items():
+            if value is None or value == []:
+                missing = [None, math.nan, np.nan, pd.NA, pd.NaT, ""]
+                row[name] = data.draw(st.sampled_from(missing))
+    assert plain(RowReader(SPEC).read(rows)) == expected
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    assert plain(read_columns(columns, SPEC)) == expected
+    assert plain(read_columns(pd.DataFrame(columns, dtype=object), SPEC)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "same"),
+    [
+        ("count", 7.0, 7),
+        ("count", np.int8(7), 7),
+        ("count", np.float32(7), 7),
+        ("count", True, 1),
+        ("price", 7, 7.0),
+        ("price", np.float32(0.5), 0.5),
+        ("hex", 27.0, 27),
+        ("hex", np.uint32(27), 27),
+        ("hex", b"1b", 27),
+        ("hex", np.str_("1B"), 27),
+        ("int", np.float64(2**53), 2**53),
+        ("text", "é".encode(), "é"),
+        ("text", np.str_("é"), "é"),
+        ("ints", (1, 2), [1, 2]),
+        ("ints", np.array([1, 2]), [1, 2]),
+        ("texts", np.array(["a", "b"]), ["a", "b"]),
+        ("texts", (), None),
+        ("hexes", np.array([]), None),
+    ],
+)
+def test_other_types_that_hold_the_same(name: str, value, same) -> None:
+    for got, expected in zip(both({**GOOD, name: value}), both({**GOOD, name: same}), strict=True):
+        assert got == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("count", "7", "'7': an integer is needed"),
+        ("count", 7.5, "7.5: an integer is needed"),
+        ("count", 2**31, "2147483648: -2147483648 to 2147483647"),
+        ("count", [1], "an integer is needed"),
+        ("count", math.inf, "inf: an integer is needed"),
+        ("price", "1.5", "'1.5': a number is needed"),
+        ("price", -math.inf, "-inf: a finite number"),
+        ("price", 10**400, "a finite number"),
+        ("hex", "0x1b", "'0x1b': 1 to 8 hexadecimal digits"),
+        ("hex", " 1b", "1 to 8 hexadecimal digits"),
+        ("hex", "1_b", "1 to 8 hexadecimal digits"),
+        ("hex", "123456789", "1 to 8 hexadecimal digits"),
+        ("hex", b"xyz", "1 to 8 hexadecimal digits"),
+        ("hex", -1, "-1: 0 to 4294967295"),
+        ("hex", 2**32, "0 to 4294967295"),
+        ("hex", np.float32(2**24 + 2), "float32 rounds integers above 16777216"),
+        ("int", 2**53 + 1, "-9007199254740992 to 9007199254740992"),
+        ("int", "1", "an integer is needed"),
+        ("text", 1, "1: a string is needed"),
+        ("text", b"\xff", "no UTF-8"),
+        ("text", "\ud800", "cannot be written as UTF-8"),
+        ("ints", "1", "'1': a list is needed"),
+        ("ints", 1, "1: a list is needed"),
+        ("ints", {1: 2}, "a list is needed"),
+        ("ints", [1, None], "an empty value in a list"),
+        ("ints", [1, "2"], "an integer is needed"),
+        ("hexes", ["1", ""], "an empty value in a list"),
+        ("texts", ["a", 3], "a string is needed"),
+    ],
+)
+def test_wrong_values_are_named(name: str, value, reason: str) -> None:
+    rows = [GOOD, GOOD, {**GOOD, name: value}]
+    for read in (
+        lambda: RowReader(SPEC).read(rows),
+        lambda: read_columns({key: [row[key] for row in rows] for key in GOOD}, SPEC),
+    ):
+        with pytest.raises(InvalidRowError) as caught:
+            read()
+        assert isinstance(caught.value, BadRowError)
+        assert (caught.value.row, caught.value.column) == (2, name)
+        assert reason in caught.value.reason
+        assert f"row 2, column {name}: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("count", np.array([1.0, 2.5]), r"row 1, column count: 2.5: an integer is needed"),
+        ("hex", np.array([1, -1]), r"row 1, column hex: -1: 0 to 4294967295"),
+        ("int", np.array([1, 2**60]), r"row 1, column int: 1152921504606846976: integers up to"),
+        ("price", np.array([math.inf, 1]), r"row 0, column price: inf: a finite number"),
+        ("hex", np.array([2**24 + 2, 1], np.float32), r"column hex: float rounds integers above"),
+        ("text", np.array([1, 2]), r"column text is of type int64, not of raw type string"),
+        ("count", pa.array(["1", "2"]), r"column count is of type string, not of raw type int32"),
+        ("ints", pa.array([1, 2]), r"column ints is of type int64, not a list of raw type int"),
+        ("ints", pa.array([[1], [None]]), r"row 1, column ints: None: a null value in a list"),
+        ("int", np.array(["2020"] * 2, "datetime64[D]"), r"an integer is needed"),
+    ],
+)
+def test_wrong_columns_are_named(name: str, values, message: str) -> None:
+    columns = {key: [value, value] for key, value in GOOD.items()}
+    with pytest.raises((InvalidRowError, SchemaError), match=message):
+        read_columns({**columns, name: values}, SPEC)
+
+
+def test_columns_of_arrays() -> None:
+    """Types that hold missing values in ways of their own."""
+    expected = plain(
+        RowReader(SPEC).read([GOOD, {**GOOD, "count": None, "int": None, "ints": None}])
+    )
+    columns = {key: [value, value] for key, value in GOOD.items()}
+    for count, ints in (
+        (np.array([1, np.nan]), pa.array([[3, 3], []])),
+        (np.array([1, np.nan], np.float32), pa.chunked_array([[[3, 3]], [None]])),
+        (np.ma.array([1, 5], mask=[False, True]), [np.array([3, 3]), None]),
+        (pd.Series([1, None], dtype="Int64"), pd.Series([[3, 3], None])),
+        (pa.array([1, None], pa.int16()), pa.array([[3, 3], None], pa.large_list(pa.int8()))),
+        (pa.array([1.0, None], pa.float32()), np.array([[3, 3], None], object)),
+    ):
+        number = np.array([-7, np.nan])
+        got = read_columns({**columns, "count": count, "int": number, "ints": ints}, SPEC)
+        assert plain(got) == expected
