@@ -19,8 +19,8 @@ from clicklog.splits import SPLITS
 from workflows.dense import DENSE_SHIFT
 from workflows.description import Vocabulary, WorkflowDescription
 
-#: Row groups that dense distributions are taken from, and bins of a histogram.
-SAMPLED_ROW_GROUPS, BINS = 4, 24
+#: Row groups that dense distributions are taken from, rows of each at most, bins of a histogram.
+SAMPLED_ROW_GROUPS, SAMPLED_ROWS, BINS = 4, 16 << 10, 24
 #: Values listed per categorical column.
 TOP = 5
 _BATCH = 1 << 18
@@ -215,12 +215,17 @@ def _text(value: Any, column: CategoricalColumn) -> str:
 
 
 def _sample(split_root: Path, manifest: dict[str, Any]) -> list[tuple[Path, int]]:
-    """Training parts at equal distances, and the rows of the first row group of each."""
+    """Training parts at equal distances, and how many rows of the first row group are taken."""
     files = [one["file"] for one in manifest["files"] if one["file"].startswith("train/")]
     count = min(SAMPLED_ROW_GROUPS, len(files))
     paths = [split_root / files[i * len(files) // count] for i in range(count)]
     rows = [pq.read_metadata(path).row_group(0).num_rows for path in paths]
-    return list(zip(paths, rows, strict=True))
+    return [(path, -(-n // _step(n))) for path, n in zip(paths, rows, strict=True)]
+
+
+def _step(rows: int) -> int:
+    """One row in so many is taken."""
+    return -(-rows // SAMPLED_ROWS)
 
 
 def _read(sample: list[tuple[Path, int]], name: str) -> np.ndarray:
@@ -228,8 +233,9 @@ def _read(sample: list[tuple[Path, int]], name: str) -> np.ndarray:
     parts = []
     for path, _ in sample:
         with pq.ParquetFile(path) as file:
-            chunks = file.read_row_group(0, columns=[name]).column(0).chunks
-            parts += map(to_numpy, chunks)
+            column = file.read_row_group(0, columns=[name]).column(0)
+            values = np.concatenate(list(map(to_numpy, column.chunks)))
+            parts.append(values[:: _step(len(values))])
     return np.concatenate(parts).astype(np.float64)
 
 

@@ -165,6 +165,17 @@ def test_dense_values_before_with_another_transform(tmp_path: Path, transform: s
     assert report_data.before(written, "int_0", description).tolist() == raw
 
 
+def test_a_sample_is_taken_evenly(done: tuple[Path, list], monkeypatch):
+    monkeypatch.setattr(report_data, "SAMPLED_ROWS", 100)
+    monkeypatch.setattr(report_data, "SAMPLED_ROW_GROUPS", 1)
+    output, _ = done
+    _, data = data_of(output)
+    assert data.sampled_rows == 100  # of 299 in the first part: one in three
+    taken = read_split(output, "train")["int_0"].to_numpy(np.float64)[:299:3]
+    assert data.dense[0].after.low == np.percentile(taken, 0.5)
+    assert data.dense[0].after.high == np.percentile(taken, 99)
+
+
 def test_histograms_hold_all_sampled_rows(done: tuple[Path, list]):
     _, data = data_of(done[0])
     assert data.sampled_rows == sum(ROWS[:2]) - 2
