@@ -28,7 +28,8 @@ def check(output: Output) -> None:
 
 def _collected(output: Output) -> None:
     """``_metadata`` above all splits and in each."""
-    _collected_in(output, output.root, {file: file for file in output.footers})
+    if list(output.splits) != [output.path.name]:  # of one split alone, others are listed above it
+        _collected_in(output, output.root, {file: file for file in output.footers})
     for split, files in output.splits.items():
         names = {Path(file).name: file for file in files if file in output.footers}
         _collected_in(output, output.root / split, names)
