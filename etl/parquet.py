@@ -56,6 +56,7 @@ def write_tables(tables: Iterable[pa.Table], path: Path) -> int:
         ) as writer:
             for group in _row_groups(itertools.chain([first], tables)):
                 writer.write_table(group, row_group_size=ROW_GROUP_ROWS)
+                del group  # or it would stay in memory while the next one is made
         return temporary.stat().st_size
 
 
@@ -68,9 +69,10 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         rows += len(table)
         while rows >= ROW_GROUP_ROWS:
             joined = pa.concat_tables(waiting)
-            yield joined.slice(0, ROW_GROUP_ROWS)
+            ready, waiting = [joined.slice(0, ROW_GROUP_ROWS)], [joined.slice(ROW_GROUP_ROWS)]
+            del joined
+            yield ready.pop()
             groups += 1
-            waiting = [joined.slice(ROW_GROUP_ROWS)]
             rows -= ROW_GROUP_ROWS
     if rows or not groups:
         yield pa.concat_tables(waiting)
