@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from clicklog.errors import BadInputError, SchemaError
 from clicklog.parquet_rows import convert_column
 from clicklog.rows import RawRows
 from clicklog.spec import FeatureSpec
-from inference.values import InvalidRowError, category_values, parser
+from inference.columns import convert_values
+from inference.values import InvalidRowError
 
 #: Integers that a float type holds without rounding.
 _EXACT = {2: 2**11, 4: 2**24}
@@ -53,6 +54,21 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
     return rows
 
 
+def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
+    """As :meth:`inference.values.RowReader.read`, faster for many rows."""
+    columns = {}
+    for column in (*spec.dense, *spec.categorical):
+        name = column.name
+        try:
+            columns[name] = [row[name] for row in rows]
+        except KeyError:
+            index = next(i for i, row in enumerate(rows) if name not in row)
+            raise SchemaError(
+                f"row {index} has no column {name}", "a missing value is null"
+            ) from None
+    return read_columns(columns, spec)
+
+
 def _opened(columns: Any) -> tuple[Any, Any]:
     """Names of the columns, and a function from a name to the column."""
     if isinstance(columns, pa.Table | pa.RecordBatch):
@@ -70,7 +86,7 @@ def _opened(columns: Any) -> tuple[Any, Any]:
 def _convert(values: Any, column: DenseColumn | CategoricalColumn) -> Converted:
     array = _array(values, column)
     if isinstance(array, list):
-        return _of_objects(array, column)
+        return convert_values(array, column)
     if pa.types.is_floating(array.type) and column.raw != "float":
         _check_exact(array, column)
     try:
@@ -118,22 +134,3 @@ def _check_exact(array: pa.Array, column: DenseColumn | CategoricalColumn) -> No
             f"{large[0]}",
             "use float64 or int64",
         )
-
-
-def _of_objects(values: list, column: DenseColumn | CategoricalColumn) -> Converted:
-    multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
-    parse = parser(column.raw, multi_hot=multi_hot)
-    parsed = []
-    for row, value in enumerate(values):
-        try:
-            parsed.append(parse(value))
-        except ValueError as error:
-            raise InvalidRowError(row, column.name, f"{value!r:.60}: {error}") from None
-    missing = np.array([value is None for value in parsed], bool)
-    empty: Any = () if multi_hot else ("" if column.raw == "string" else 0)
-    held = [empty if value is None else value for value in parsed]
-    if isinstance(column, DenseColumn):
-        typed: Any = np.array(held, np.int32 if column.raw == "int32" else np.float64)
-    else:
-        typed = category_values(held, column.raw, multi_hot=multi_hot)
-    return Converted(typed, missing, np.zeros(len(values), np.uint8), lambda row: repr(values[row]))

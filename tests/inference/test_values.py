@@ -17,7 +17,7 @@ from clicklog.rows import Ragged, RawRows
 from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
 from clicklog.text import parse_text
 from inference import InvalidRowError
-from inference.frames import read_columns
+from inference.frames import read_columns, read_dicts
 from inference.values import RowReader
 
 SPEC = FeatureSpec(
@@ -112,6 +112,7 @@ def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -
     assert plain(RowReader(SPEC).read(rows)) == expected
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     assert plain(read_columns(columns, SPEC)) == expected
+    assert plain(read_dicts(rows, SPEC)) == expected
     assert plain(read_columns(pd.DataFrame(columns, dtype=object), SPEC)) == expected
 
 
@@ -180,6 +181,7 @@ def test_wrong_values_are_named(name: str, value, reason: str) -> None:
     rows = [GOOD, GOOD, {**GOOD, name: value}]
     for read in (
         lambda: RowReader(SPEC).read(rows),
+        lambda: read_dicts(rows, SPEC),
         lambda: read_columns({key: [row[key] for row in rows] for key in GOOD}, SPEC),
     ):
         with pytest.raises(InvalidRowError) as caught:
