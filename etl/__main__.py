@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 from clicklog.errors import run_command
@@ -20,6 +21,8 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    # Before Arrow is loaded: its own allocator keeps what was freed, tens of MB for each thread.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     parser = argparse.ArgumentParser(prog="python -m etl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module_name, words) in COMMANDS.items():

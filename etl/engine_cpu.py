@@ -46,20 +46,6 @@ PIECE_BYTES = 2 << 20
 _RUNS_VERSION = 1
 
 
-@contextlib.contextmanager
-def system_memory() -> Iterator[None]:
-    """Let Arrow allocate from the C library, as NumPy does.
-
-    Its own allocator keeps what was freed for itself, tens of MB for each thread.
-    """
-    usual = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    try:
-        yield
-    finally:
-        pa.set_memory_pool(usual)
-
-
 def fit(
     blocks: list[Block],
     spec: FeatureSpec,

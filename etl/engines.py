@@ -86,8 +86,7 @@ def _cpu(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     def transform(units, path):
         return engine_cpu.transform(units, path, parts_root(work), work, **options)
 
-    with engine_cpu.system_memory():
-        yield Engine(fit, transform)
+    yield Engine(fit, transform)
 
 
 @contextlib.contextmanager
