@@ -38,7 +38,6 @@ __all__ = [
     "find_days",
     "first_line",
     "first_rows",
-    "has_label",
     "header_lines",
     "offset_of_line",
     "open_day",
@@ -129,11 +128,6 @@ def open_day(day: DayFile, spec: FeatureSpec) -> OpenDay:
         return OpenDay(day, spec, there.label, 0, there.rows)
     layout = _layout(day.path, day.source, spec)
     return OpenDay(day, spec, layout.label, min(layout.begin, day.size), day.size)
-
-
-def has_label(day: DayFile, spec: FeatureSpec) -> bool:
-    """Whether a day's rows have a label; raises what :func:`open_day` does."""
-    return open_day(day, spec).label
 
 
 def cut_blocks(path: str, begin: int, end: int, block_bytes: int, source: str) -> list[Block]:

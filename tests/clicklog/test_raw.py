@@ -16,7 +16,6 @@ from clicklog.raw import (
     cut_blocks,
     find_days,
     first_line,
-    has_label,
     offset_of_line,
     open_day,
     parse_days,
@@ -145,7 +144,7 @@ def test_label_or_not(tmp_path: Path) -> None:
         for first in (cut_rows[0], cut_rows[0][1:], ["x"]):
             write_day(tmp_path / name, [first, *cut_rows[1:]])
             (day,) = find_days(str(tmp_path), {int(name[-1])})
-            assert has_label(day, CRITEO) is expected
+            assert open_day(day, CRITEO).label is expected
     write_day(tmp_path / "c", [row[2:] for row in rows])
     with pytest.raises(BadRowError, match="line 1: 38 tab-separated fields"):
         list(stream_rows(str(tmp_path / "c"), CRITEO, block_bytes=100))
