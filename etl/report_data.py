@@ -24,11 +24,12 @@ SAMPLED_ROW_GROUPS, SAMPLED_ROWS, BINS = 4, 16 << 10, 24
 #: Values listed per categorical column.
 TOP = 5
 _BATCH = 1 << 18
+_HUGE = 1e300
 
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """Shares of the sampled rows in equal bins between ``low`` and ``high``.
+    """Shares of the sampled rows (of those with finite values) in equal bins between ``low`` and ``high``.
 
     Attributes:
         shares: float64 [bins]; they add up to 1 − ``below`` − ``above``.
@@ -215,8 +216,9 @@ def _text(value: Any, column: CategoricalColumn) -> str:
 
 
 def _sample(split_root: Path, manifest: dict[str, Any]) -> list[tuple[Path, int]]:
-    """Training parts at equal distances, and how many rows of the first row group are taken."""
-    files = [one["file"] for one in manifest["files"] if one["file"].startswith("train/")]
+    """Training parts at equal distances, and how many rows of a row group of each are taken."""
+    train = [one for one in manifest["files"] if one["file"].startswith("train/")]
+    files = [one["file"] for one in train if one["rows"]]  # all rows of a part may be rejected
     count = min(SAMPLED_ROW_GROUPS, len(files))
     paths = [split_root / files[i * len(files) // count] for i in range(count)]
     rows = [pq.read_metadata(path).row_group(0).num_rows for path in paths]
@@ -253,10 +255,13 @@ def before(values: np.ndarray, name: str, description: WorkflowDescription) -> n
 
 def _histogram(values: np.ndarray) -> Histogram:
     """Between the 0.5th and the 99th percentile: a few huge counts would hide all the rest."""
+    values = values[np.abs(values) < _HUGE]  # NaN and infinities aside, and what overflows below
+    if not len(values):
+        return Histogram(np.zeros(BINS), 0.0, 1.0, 0.0, 0.0)
     low, high = (float(value) for value in np.percentile(values, [0.5, 99]))
     if high <= low:
         high = low + 1
     counts, _ = np.histogram(values, BINS, (low, high))
     below, above = np.count_nonzero(values < low), np.count_nonzero(values > high)
-    total = max(1, len(values))
+    total = len(values)
     return Histogram(counts / total, low, high, below / total, above / total)

@@ -176,6 +176,26 @@ def test_a_sample_is_taken_evenly(done: tuple[Path, list], monkeypatch):
     assert data.dense[0].after.high == np.percentile(taken, 99)
 
 
+def test_parts_without_rows_are_not_sampled(tmp_path: Path, monkeypatch):
+    days = write_log(tmp_path / "raw", [40, 30, 20, 20])
+    for row in days[0]:
+        row[-1] = "not hexadecimal"
+    text = "".join("\t".join(row) + "\n" for row in days[0])
+    (tmp_path / "raw" / "day_0").write_text(text)
+    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.9}
+    run(settings(tmp_path / "raw", tmp_path / "out", **options))
+    monkeypatch.setattr(report_data, "SAMPLED_ROW_GROUPS", 1)
+    assert data_of(tmp_path / "out")[1].sampled_rows == 30
+
+
+@pytest.mark.parametrize("values", [[], [np.nan, np.inf], [3.0], [1e299, -1e299], [1e308]])
+def test_odd_samples_have_a_histogram(values: list[float]):
+    one = report_data._histogram(np.array(values))
+    finite = sum(abs(value) < 1e300 for value in values)
+    assert one.shares.sum() + one.below + one.above == pytest.approx(min(1, finite))
+    assert one.high > one.low
+
+
 def test_histograms_hold_all_sampled_rows(done: tuple[Path, list]):
     _, data = data_of(done[0])
     assert data.sampled_rows == sum(ROWS[:2]) - 2
