@@ -29,7 +29,7 @@ _HUGE = 1e300
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """Shares of the sampled rows (of those with finite values) in equal bins between ``low`` and ``high``.
+    """Shares of the sampled rows with finite values, in equal bins between ``low`` and ``high``.
 
     Attributes:
         shares: float64 [bins]; they add up to 1 − ``below`` − ``above``.
