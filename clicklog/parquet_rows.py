@@ -69,7 +69,7 @@ def _opened(path: str, source: str) -> Iterator[pq.ParquetFile]:
             pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True) as parquet,
         ):
             yield parquet
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise BadInputError(
             f"{source}: cannot be read as parquet: {error}",
             "fetch it again, or name its format in the spec's [input]",
@@ -290,6 +290,8 @@ def _plain(array: pa.Array) -> pa.Array:
         return array.cast(pa.string())
     if types.is_binary_view(array.type):
         return array.cast(pa.binary())
+    if types.is_decimal(array.type):  # Arrow's cast to float64 can be off by an ulp
+        return array.cast(pa.string()).cast(pa.float64())
     return array
 
 
