@@ -74,7 +74,7 @@ def fit(
         BadInputError: a block cannot be read, or there are no rows.
         OutputError: ``directory`` cannot be written.
     """
-    key = _key(blocks, spec, reject)
+    key = _key(blocks, spec)
     runs = Runs(directory, len(blocks), len(spec.vocabularies), key)
     runs.compact()
     report(sum(int(run.array("rows")) for run in runs.files))
@@ -102,9 +102,12 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _key(blocks: list[Block], spec: FeatureSpec, reject: bool) -> str:
-    """A digest of everything that partial results depend on."""
-    described = [_RUNS_VERSION, PIECE_BYTES, spec.to_dict(), reject]
+def _key(blocks: list[Block], spec: FeatureSpec) -> str:
+    """A digest of everything that partial results depend on.
+
+    Not on whether bad rows are rejected: a block that was counted without rejecting has none.
+    """
+    described = [_RUNS_VERSION, PIECE_BYTES, spec.to_dict()]
     described += [dataclasses.astuple(block) for block in blocks]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 

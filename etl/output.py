@@ -83,10 +83,15 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
         try:
             yield work
         except BaseException:
-            if not any(path.is_file() for part in _DONE for path in (work / part).rglob("*")):
+            if not is_finished(output) and not _anything_done(work):
                 with contextlib.suppress(OSError):
                     _remove(output, (*OWN, UNFINISHED_FILE))
             raise
+
+
+def _anything_done(work: Path) -> bool:
+    files = (path for part in _DONE for path in (work / part).rglob("*"))
+    return (work / "fit.json").exists() or any(path.is_file() for path in files)
 
 
 def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool) -> Path:

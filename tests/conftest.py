@@ -1,10 +1,20 @@
-"""One Dask cluster for all tests that need one: starting it takes seconds."""
+"""What all tests share: one Dask cluster, and hypothesis' examples.
+
+The examples are the same in every run, so that a change is not blamed for what it did not do;
+``HYPOTHESIS_PROFILE=random`` looks for new ones.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("random", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,16 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     assert max(seen["redone"]) <= 2  # workers
 
 
+def test_a_finished_output_is_never_harmed(log, tmp_path) -> None:
+    """Also when resuming it is refused."""
+    raw, _ = log
+    run(settings(raw, tmp_path / "out"))
+    before = tree(tmp_path / "out")
+    with pytest.raises(OutputError, match=r"seed|shuffle"):
+        run(settings(raw, tmp_path / "out", shuffle="full", resume=True))
+    assert tree(tmp_path / "out") == before
+
+
 def test_an_unfinished_output_needs_a_word(unfinished) -> None:
     raw, output = unfinished
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}

@@ -253,3 +253,13 @@ def test_one_row_takes_far_less_than_a_millisecond(tmp_path: Path) -> None:
         workflow.transform(rows)
         seconds.append(time.perf_counter() - begin)
     assert statistics.quantiles(seconds, n=10)[0] < 1e-3  # not the median: machines are shared
+
+
+def test_a_damaged_vocabulary_is_not_compiled(saved: Path) -> None:
+    """A flipped bit would make a known value out of vocabulary."""
+    file = next((saved / "artifacts").rglob("unique.*.parquet"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(BadInputError, match="not the file that was saved"):
+        compiled.build(saved)

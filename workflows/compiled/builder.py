@@ -33,7 +33,7 @@ from clicklog.files import atomic_path, write_json
 from clicklog.spec import CategoricalColumn
 from clicklog.strings import string_parts
 from workflows.compiled import tables
-from workflows.description import WorkflowDescription, inspect
+from workflows.description import WorkflowDescription, inspect, verify
 
 FORMAT = "nvt-torchrec compiled workflow"
 FORMAT_VERSION = 1
@@ -77,7 +77,9 @@ def build(path: Path | str, description: WorkflowDescription | None = None) -> N
         OutputError: the directory cannot be written.
     """
     path = Path(path)
-    description = description or inspect(path)
+    if description is None:
+        description = inspect(path)
+        verify(path, description)  # a wrong value would be out of vocabulary, silently
     directory = path / DIRECTORY
     try:
         (directory / PLAN_FILE).unlink(missing_ok=True)
