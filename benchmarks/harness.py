@@ -21,6 +21,7 @@ import datetime
 import logging
 import os
 import platform
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -310,5 +311,6 @@ def _from_proc(file: str, key: str) -> str:
 
 
 def start_logging() -> None:
-    """Say on stderr what is being run."""
+    """Say on stderr what is being run; terminated, end what is running too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

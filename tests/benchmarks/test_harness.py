@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -76,6 +77,28 @@ def test_what_a_run_leaves_behind_is_ended(tmp_path: Path):
     while time.time() < deadline and Path(f"/proc/{pid}").exists():
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
             break
+        time.sleep(0.05)
+    else:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_terminated_benchmark_ends_what_it_runs(tmp_path: Path):
+    mark = tmp_path / "pid"
+    child = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    program = (
+        "import sys\nfrom benchmarks.harness import run, start_logging\n"
+        f"start_logging()\nrun([sys.executable, '-c', {child!r}])"
+    )
+    process = subprocess.Popen(python(program), cwd=harness.ROOT)
+    deadline = time.time() + 60
+    while not (mark.exists() and mark.read_text()) and time.time() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(30) == 143
+    pid = int(mark.read_text())
+    while Path(f"/proc/{pid}").exists() and time.time() < deadline:
+        if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]:
+            break  # ended; nobody has asked for its status yet
         time.sleep(0.05)
     else:
         assert not Path(f"/proc/{pid}").exists()
