@@ -7,6 +7,7 @@ of one process that has imported and compiled everything, so that the moments fa
 from __future__ import annotations
 
 import collections
+import contextlib
 import gzip
 import json
 import logging
@@ -77,9 +78,11 @@ def killed_after(child: int, seconds: float) -> bool:
                 raise SystemExit(f"an attempt failed with {status}")
             return False
         time.sleep(0.002)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return True
+    # It may end at this very moment: not waited for yet, its process is there, its group not.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
 
 
 def redone(log: Path) -> int:

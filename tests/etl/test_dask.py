@@ -54,7 +54,13 @@ def _start(raw: Path, output: Path, *flags: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "etl", "run", "--engine", "dask", "--block_mb", "1"]
     command += ["--input_path", str(raw), "--output_path", str(output), *flags]
     return subprocess.Popen(
-        command, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        # tests that run in the background may have been told to ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
