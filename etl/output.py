@@ -110,7 +110,7 @@ def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool
     if restart:
         _remove(output, OWN)
     for path in output.rglob(f".*{TEMPORARY}"):
-        path.unlink()
+        path.unlink(missing_ok=True)  # of a worker that is not done yet, see _remove
     marker.seek(0)
     name = "" if restart else marker.read()
     if not name:
@@ -164,6 +164,8 @@ def _remove(output: Path, names: tuple[str, ...]) -> None:
     for name in names:
         path = output / name
         if path.is_dir():
-            shutil.rmtree(path)
+            # Workers of a cluster may still be at a unit of the run that failed. What they write
+            # into its state meanwhile is harmless: the next run's state has another name.
+            shutil.rmtree(path, ignore_errors=name == WORK_DIRECTORY)
         else:
             path.unlink(missing_ok=True)

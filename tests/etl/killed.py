@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import faulthandler
 import gzip
 import json
 import logging
@@ -17,9 +18,12 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
+
+from tqdm import tqdm
 
 from etl.run import run
 from tests.etl.runs import settings, tree
@@ -28,6 +32,8 @@ from tests.logs import random_rows, write_day
 WORKERS = 2
 #: Kills in each round before it may finish.
 KILLS = 3
+#: Seconds after which an attempt shows what its threads do, and ends.
+HANGS_AFTER = 100
 VARIANTS = (
     {},
     {"on_bad_rows": "quarantine"},
@@ -56,6 +62,9 @@ def attempt(raw: Path, output: Path, log: Path, **options) -> int:
     status = 1
     try:
         os.setsid()
+        # tqdm's own is a semaphore that all forks share: who is killed while holding it stops them
+        tqdm.set_lock(threading.RLock())
+        faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
         handler = logging.FileHandler(log)
         handler.setFormatter(logging.Formatter("%(process)d %(message)s"))
         logging.getLogger("etl").addHandler(handler)

@@ -170,6 +170,24 @@ def test_restart_discards(unfinished) -> None:
     assert not list(output.rglob("part.77*"))
 
 
+def test_restart_while_a_worker_is_not_done_yet(unfinished, monkeypatch) -> None:
+    """A cluster's worker may write into the state of the run that failed while that is removed."""
+    raw, output = unfinished
+    days = write_log(raw, ROWS)
+    (raw / "day_1.gz").unlink()
+    (before,) = (output / ".work").iterdir()
+    rmdir = os.rmdir
+
+    def written_meanwhile(path, **options) -> None:
+        if path == before.name:
+            (before / "late").write_text("")
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", written_meanwhile)
+    run(settings(raw, output, restart=True))
+    assert_is(output, days)
+
+
 def test_decompressed_days_are_kept(unfinished) -> None:
     raw, output = unfinished
     (copy,) = output.glob(".work/*/decompressed/day_1")
