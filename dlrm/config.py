@@ -7,7 +7,7 @@ from typing import Any
 
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
-from dlrm.settings import TrainSettings
+from dlrm.settings import INTERACTIONS, TrainSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +21,15 @@ class ModelConfig:
         embedding_dim: width of all tables.
         dense_arch_layer_sizes: layers for the dense features; the last is ``embedding_dim``.
         over_arch_layer_sizes: two or more layers above the interaction; the last is 1.
+        interaction_type: how dense features and embeddings meet: "original" (dot products of all
+            pairs, Naumov et al. 2019), "dcn" (low-rank cross network, Wang et al. 2020) or
+            "projection" (products of two projections).
+        dcn_num_layers, dcn_low_rank_dim: of the cross network; 0 without one.
+        interaction_branch1_layer_sizes, interaction_branch2_layer_sizes: of the projections;
+            empty without them.
+        multi_hot_sizes: ids per row of each categorical feature that are made of its one id
+            (:mod:`dlrm.multi_hot`); empty: the data are taken as they are.
+        multi_hot_distribution_type: of those ids.
 
     Raises:
         SchemaError: these do not make a DLRM.
@@ -32,6 +41,13 @@ class ModelConfig:
     embedding_dim: int
     dense_arch_layer_sizes: tuple[int, ...]
     over_arch_layer_sizes: tuple[int, ...]
+    interaction_type: str = "original"
+    dcn_num_layers: int = 0
+    dcn_low_rank_dim: int = 0
+    interaction_branch1_layer_sizes: tuple[int, ...] = ()
+    interaction_branch2_layer_sizes: tuple[int, ...] = ()
+    multi_hot_sizes: tuple[int, ...] = ()
+    multi_hot_distribution_type: str = "uniform"
 
     def __post_init__(self) -> None:
         over, dense = self.over_arch_layer_sizes, self.dense_arch_layer_sizes
@@ -45,6 +61,8 @@ class ModelConfig:
                 f"no DLRM has embedding_dim {self.embedding_dim}, dense_arch_layer_sizes {dense} "
                 f"and over_arch_layer_sizes {over}"
             )
+        if self.interaction_type not in INTERACTIONS:
+            raise SchemaError(f"no DLRM has interaction_type {self.interaction_type!r}")
 
     @property
     def table_names(self) -> list[str]:
@@ -95,7 +113,41 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         embedding_dim=settings.embedding_dim,
         dense_arch_layer_sizes=settings.dense_arch_layer_sizes,
         over_arch_layer_sizes=settings.over_arch_layer_sizes,
+        **_interaction(settings),
+        **_multi_hot(settings, schema),
     )
+
+
+def _interaction(settings: TrainSettings) -> dict[str, Any]:
+    """The interaction, and the sizes of its own; of the others, none."""
+    names = {
+        "original": (),
+        "dcn": ("dcn_num_layers", "dcn_low_rank_dim"),
+        "projection": ("interaction_branch1_layer_sizes", "interaction_branch2_layer_sizes"),
+    }[settings.interaction_type]
+    sizes = {name: getattr(settings, name) for name in names}
+    return {"interaction_type": settings.interaction_type, **sizes}
+
+
+def _multi_hot(settings: TrainSettings, schema: TableSchema) -> dict[str, Any]:
+    sizes = settings.multi_hot_sizes
+    if sizes is None:
+        return {}
+    if schema.multi_hot:
+        raise SettingsError(
+            f"--multi_hot_sizes, but the data have lists of ids already: {schema.multi_hot[0]}",
+            "leave the flag out: they are trained on as they are",
+        )
+    if len(sizes) != len(schema.categorical):
+        raise SettingsError(
+            f"--multi_hot_sizes has {len(sizes)} sizes, but the data has "
+            f"{len(schema.categorical)} categorical columns",
+            "give one for each",
+        )
+    return {
+        "multi_hot_sizes": sizes,
+        "multi_hot_distribution_type": settings.multi_hot_distribution_type or "uniform",
+    }
 
 
 def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...]:
@@ -110,7 +162,7 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
         flag = "--num_embeddings_per_feature"
         sizes = settings.num_embeddings_per_feature
     else:
-        return schema.table_sizes
+        return _limited(schema.table_sizes, settings)
     if len(sizes) != len(schema.categorical):
         raise SettingsError(
             f"{flag} has {len(sizes)} sizes, but the data has {len(schema.categorical)} "
@@ -124,4 +176,10 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
     ]
     if small and not settings.hash_indices:
         raise SettingsError(f"{flag}: table too small: {'; '.join(small)}", paste)
-    return sizes
+    return _limited(sizes, settings)
+
+
+def _limited(sizes: tuple[int, ...], settings: TrainSettings) -> tuple[int, ...]:
+    """No table larger than ``max_table_size``; the loader maps ids beyond it into the table."""
+    limit = settings.max_table_size
+    return sizes if limit is None else tuple(min(size, limit) for size in sizes)

@@ -6,19 +6,41 @@ import argparse
 import dataclasses
 import difflib
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from clicklog.errors import SettingsError
 from dlrm.settings import TrainSettings, as_text
 
-#: Flags that people know from other trainers or mistype, and what they are called here.
+#: Flags of other trainers that are always done here, and need no setting.
+ALWAYS = {"--pin_memory": "always so on GPUs; taken because dlrm_main has the flag"}
+
+#: Flags of other trainers or their READMEs, and what they are called here; docs/flags.md has all.
+RENAMED = {
+    "--lr": "--learning_rate",
+    "--warmup_steps": "--lr_warmup_steps",
+    "--decay_steps": "--lr_decay_steps",
+    "--decay_start_step": "--lr_decay_start",
+    "--dataset": "--binary_path",
+    "--in_memory_binary_criteo_path": "--binary_path",
+    "--top_mlp_sizes": "--over_arch_layer_sizes",
+    "--bottom_mlp_sizes": "--dense_arch_layer_sizes",
+    "--shuffle": "--shuffle_training_set",
+    "--shuffle_batch_order": "--shuffle_training_set",
+    "--interaction_op": "--interaction_type",
+    "--synthetic_dataset": "--dataset_type synthetic",
+    "--num_numerical_features": "--synthetic_dataset_numerical_features",
+    "--output_dir": "--save_checkpoint_path",
+    "--fp16": "--amp",
+    "--Adam_embedding_optimizer": "--optimizer adam",
+    "--Adam_MLP_optimizer": "--optimizer adam",
+}
 _HINTS = {
     "---adagrad": "it takes two dashes: --adagrad (three are a typo in the example's README)",
-    "--shuffle": "it is called --shuffle_training_set here, as in dlrm_main",
-    "--lr": "it is called --learning_rate here",
-    "--warmup_steps": "it is called --lr_warmup_steps here, as in dlrm_main",
-    "--decay_steps": "it is called --lr_decay_steps here, as in dlrm_main",
-    "--decay_start_step": "it is called --lr_decay_start here, as in dlrm_main",
+    "--mmap_mode": "leave it out: row groups are read as they are needed",
+    "--dataset_name": "leave it out: --binary_path says which data",
+    "--loss_scale": "leave it out: bfloat16 (--amp) needs no loss scaling",
+    "--base_device": "leave it out: GPUs if there are any; CUDA_VISIBLE_DEVICES= hides them",
+    "--backend": "leave it out: nccl on GPUs, gloo on CPUs",
 }
 
 
@@ -27,36 +49,78 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(message, "see: python train_torchrec.py --help")
 
 
+class _Once(argparse.Action):
+    """Keeps a value; two different ones for a flag, by any of its names, contradict each other."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if hasattr(namespace, self.dest) and getattr(namespace, self.dest) != values:
+            before = as_text(getattr(namespace, self.dest))
+            names = " or ".join(self.option_strings)
+            raise SettingsError(
+                f"{names} is given twice: {before} and {as_text(values)}", "give it once"
+            )
+        setattr(namespace, self.dest, values)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line of :class:`TrainSettings`, in groups."""
     parser = _Parser(
         prog="train_torchrec.py",
+        usage="python train_torchrec.py FLAGS",
         description="Train a sharded TorchRec DLRM on the parquet that `python -m etl run` wrote.",
         epilog="With several processes: torchx run -s local_cwd dist.ddp -j 1x8 "
         "--script train_torchrec.py -- FLAGS, or: torchrun --nproc-per-node 8 "
-        "train_torchrec.py FLAGS",
+        "train_torchrec.py FLAGS. docs/flags.md compares the flags with those of other trainers.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
     for field in dataclasses.fields(TrainSettings):
-        name, parse = field.metadata["group"], field.metadata["parse"]
+        name = field.metadata["group"]
         if name not in groups:
             groups[name] = parser.add_argument_group(name)
-        text = field.metadata["help"]
-        if parse is None:
-            groups[name].add_argument(f"--{field.name}", action="store_true", help=text)
-            continue
-        if isinstance(parse, tuple):
-            if field.default is not None:
-                text += f" (default: {field.default})"
-            groups[name].add_argument(f"--{field.name}", choices=parse, help=text)
-            continue
-        if field.default is not None:
-            text += f" (default: {as_text(field.default)})"
-        metavar = {int: "N", float: "X", str: "PATH"}.get(parse, "N,N,…")
-        groups[name].add_argument(f"--{field.name}", type=parse, metavar=metavar, help=text)
+        _add(groups[name], field)
+    for flag, text in ALWAYS.items():
+        groups["data"].add_argument(flag, action="store_true", help=text)
     return parser
+
+
+def _add(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
+    parse, text, also = (field.metadata[key] for key in ("parse", "help", "also"))
+    names = [f"--{field.name}", *([f"--{also}"] if also else [])]
+    if parse is None:
+        group.add_argument(*names, action="store_true", help=text)
+        return
+    if field.default is not None:
+        text += f" (default: {_short(field.default)})"
+    common = {"action": _Once, "dest": field.name, "help": text.replace("%", "%%")}
+    if isinstance(parse, tuple):
+        group.add_argument(*names, choices=parse, **common)
+        return
+    metavar = {int: "N", float: "X", str: "PATH"}.get(parse, "N,N,…")
+    group.add_argument(*names, type=parse, metavar=metavar, **common)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, tuple) and len(value) > 5 and len(set(value)) == 1:
+        return f"{len(value)} times {value[0]}"
+    return as_text(value)
+
+
+def known_flags() -> set[str]:
+    """Every flag that the command line takes."""
+    return {
+        flag
+        for action in build_parser()._actions
+        for flag in action.option_strings
+        if flag.startswith("--") and flag != "--help"
+    }
 
 
 def parse_settings(argv: Sequence[str]) -> TrainSettings:
@@ -66,14 +130,18 @@ def parse_settings(argv: Sequence[str]) -> TrainSettings:
         SettingsError: an unknown flag (with the one that was probably meant), a value that is no
             number, or settings that make no sense.
     """
-    parser = build_parser()
-    values, unknown = parser.parse_known_args(list(argv))
+    values, unknown = build_parser().parse_known_args(list(argv))
     if unknown:
-        flag = unknown[0].split("=")[0]
-        known = [f"--{field.name}" for field in dataclasses.fields(TrainSettings)]
-        hint = _HINTS.get(flag)
-        if hint is None:
-            close = difflib.get_close_matches(flag, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "see: train_torchrec.py --help"
-        raise SettingsError(f"unknown argument {unknown[0]}", hint)
+        raise SettingsError(f"unknown argument {unknown[0]}", _hint(unknown[0].split("=")[0]))
+    for flag in ALWAYS:
+        vars(values).pop(flag.removeprefix("--"), None)
     return TrainSettings(**vars(values))
+
+
+def _hint(flag: str) -> str:
+    if flag in RENAMED:
+        return f"it is called {RENAMED[flag]} here"
+    if flag in _HINTS:
+        return _HINTS[flag]
+    close = difflib.get_close_matches(flag, known_flags(), n=1)
+    return f"did you mean {close[0]}?" if close else "see: train_torchrec.py --help"

@@ -1,15 +1,16 @@
 """The trainer's settings: one dataclass that validates itself; :mod:`dlrm.flags` makes flags of it.
 
-The names and defaults are those of TorchRec's ``nvt_dataloader`` example, except that an unset
-``--num_embeddings`` or ``--num_embeddings_per_feature`` means: from the data. Knows no torch, so
-that ``--help`` and a mistyped flag answer at once.
+The names and defaults are those of TorchRec's ``nvt_dataloader`` example, then those of
+facebookresearch/dlrm's ``dlrm_main.py`` and of NVIDIA's DLRM; docs/flags.md lists all of theirs.
+An unset ``--num_embeddings`` or ``--num_embeddings_per_feature`` means: from the data. Knows no
+torch, so that ``--help`` and a mistyped flag answer at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ def _sizes(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _flag(group: str, default: Any, text: str, parse: Any = None) -> Any:
+def _flag(group: str, default: Any, text: str, parse: Any = None, also: str | None = None) -> Any:
     """A settings field that is also a flag.
 
-    ``parse`` makes its value (None for a switch), or is the tuple of values it may have.
+    ``parse`` makes its value (None for a switch), or is the tuple of values it may have. ``also``
+    is a second name of the flag, from another trainer.
     """
     return dataclasses.field(
-        default=default, metadata={"group": group, "help": text, "parse": parse}
+        default=default, metadata={"group": group, "help": text, "parse": parse, "also": also}
     )
 
 
@@ -41,8 +43,13 @@ def _flag(group: str, default: Any, text: str, parse: Any = None) -> Any:
 OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
 LR_POLICIES = ("dlrm_main", "nvidia")
 SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
-MODES = ("train", "test")
+MODES = ("train", "test", "inference_benchmark")
 PRECISIONS = ("fp32", "fp16", "bf16")
+INTERACTIONS = ("original", "dcn", "projection")
+DATASETS = ("parquet", "synthetic")
+DISTRIBUTIONS = ("uniform", "pareto")
+#: Where runs without --log_path and --checkpoint_dir keep their logs, each in a directory.
+LOGS = "training_log"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,18 +59,35 @@ class TrainSettings:
     Each field is the flag of the same name; ``--help`` describes them.
     """
 
+    mode: str = _flag(
+        "what to do",
+        "train",
+        "train; evaluate the test set; or measure latency and throughput of scoring it",
+        MODES,
+    )
+
     binary_path: str = _flag(
         "data",
         "/data/criteo_1tb/criteo_binary/split/",
         "the ETL's OUT/criteo_binary/split: holds train, valid and test",
         str,
     )
-    batch_size: int = _flag("data", 32, "samples per step and rank", int)
-    shuffle_training_set: bool = _flag(
-        "data", False, "read the row groups of the training set in a new order every epoch"
+    dataset_type: str = _flag(
+        "data", "parquet", "what lies at --binary_path, or random rows made in memory", DATASETS
     )
+    batch_size: int = _flag("data", 32, "samples per step and rank", int)
+    test_batch_size: int | None = _flag(
+        "data", None, "the same for evaluations (default: --batch_size)", int
+    )
+    shuffle_training_set: bool = _flag(
+        "data", False, "read the rows of the training set in a new order every epoch"
+    )
+    shuffle_batches: bool = _flag("data", False, "shuffle the rows within each training batch")
     drop_last_training_batch: bool = _flag(
         "data", False, "leave out the last training step of an epoch when it is not full"
+    )
+    dataset_subset: float | None = _flag(
+        "data", None, "share of the training steps that make an epoch: the first", float
     )
     limit_train_batches: int | None = _flag("data", None, "steps of a training epoch", int)
     limit_val_batches: int | None = _flag("data", None, "steps of an evaluation of valid", int)
@@ -71,12 +95,25 @@ class TrainSettings:
     undersampling_rate: float | None = _flag(
         "data", None, "share of the training rows with label 0 to keep", float
     )
-    hash_indices: bool = _flag(
-        "data", False, "map ids that a given table size has no row for into the table"
-    )
     loader_memory: int | None = _flag(
         "data", None, "MiB that a loader may hold, of each split (default: 256)", int
     )
+    multi_hot_sizes: tuple[int, ...] | None = _flag(
+        "data",
+        None,
+        "ids per row of each column: the row's own, and others that follow from it",
+        _sizes,
+    )
+    multi_hot_distribution_type: str | None = _flag(
+        "data", None, "of the ids that --multi_hot_sizes adds (default: uniform)", DISTRIBUTIONS
+    )
+    synthetic_dataset_num_entries: int = _flag(
+        "data", 2**25, "rows of a synthetic epoch; a tenth for valid and test", int
+    )
+    synthetic_dataset_table_sizes: tuple[int, ...] = _flag(
+        "data", (100_000,) * 26, "ids of each synthetic column", _sizes
+    )
+    synthetic_dataset_numerical_features: int = _flag("data", 13, "synthetic dense columns", int)
     seed: int = _flag("data", 0, "seed of the initial weights and of the shuffling", int)
 
     num_embeddings: int | None = _flag(
@@ -85,6 +122,14 @@ class TrainSettings:
     num_embeddings_per_feature: tuple[int, ...] | None = _flag(
         "model", None, "rows of each table, comma separated (default: from the data)", _sizes
     )
+    max_table_size: int | None = _flag(
+        "model", None, "rows of a table at most; needs --hash_indices", int
+    )
+    hash_indices: bool = _flag(
+        "model",
+        False,
+        "map ids that a given table size has no row for into the table, beside the reserved ids",
+    )
     embedding_dim: int = _flag("model", 128, "width of the embedding tables", int)
     dense_arch_layer_sizes: tuple[int, ...] = _flag(
         "model", (512, 256, 128), "layers for the dense features; ends with embedding_dim", _sizes
@@ -92,8 +137,26 @@ class TrainSettings:
     over_arch_layer_sizes: tuple[int, ...] = _flag(
         "model", (1024, 1024, 512, 256, 1), "layers above the interaction; ends with 1", _sizes
     )
+    interaction_type: str = _flag(
+        "model",
+        "original",
+        "dot products of pairs (DLRM), a low-rank cross network (DCN v2), or two projections",
+        INTERACTIONS,
+    )
+    dcn_num_layers: int = _flag("model", 3, "layers of the cross network", int)
+    dcn_low_rank_dim: int = _flag("model", 512, "rank of the cross network's weights", int)
+    interaction_branch1_layer_sizes: tuple[int, ...] = _flag(
+        "model", (2048, 2048), "layers of the first projection; ends with a multiple", _sizes
+    )
+    interaction_branch2_layer_sizes: tuple[int, ...] = _flag(
+        "model", (2048, 2048), "of embedding_dim; the same for the second", _sizes
+    )
 
     epochs: int = _flag("optimization", 1, "passes over the training set", int)
+    max_steps: int | None = _flag("optimization", None, "stop after so many steps", int)
+    auc_threshold: float | None = _flag(
+        "optimization", None, "stop when an evaluation of valid reaches this AUROC", float
+    )
     learning_rate: float = _flag("optimization", 15.0, "learning rate", float)
     optimizer: str | None = _flag(
         "optimization",
@@ -131,6 +194,10 @@ class TrainSettings:
         "optimization", 0.0, "the learning rate after the decay, with --lr_policy nvidia", float
     )
 
+    amp: bool = _flag("speed", False, "compute the dense layers in bfloat16; weights stay float32")
+    allow_tf32: bool = _flag("speed", False, "TensorFloat-32 for matrix products (GPUs)")
+    compile_dense: bool = _flag("speed", False, "torch.compile for the dense layers")
+
     sharding: str = _flag(
         "sharding",
         "auto",
@@ -153,21 +220,39 @@ class TrainSettings:
     world_size: int | None = _flag("sharding", None, "ranks to plan for, with --plan_only", int)
 
     throughput_check_freq_within_epoch: int = _flag(
-        "reporting", 1000, "steps between two lines of progress (and at the end of an epoch)", int
+        "reporting",
+        1000,
+        "steps between two lines of progress (and at the end of an epoch)",
+        int,
+        also="print_freq",
     )
     validation_freq_within_epoch: int = _flag(
         "reporting",
         10000,
         "steps between two evaluations of valid (and after each epoch; test once, at the end)",
         int,
+        also="test_freq",
     )
+    test_after: float = _flag(
+        "reporting", 0.0, "epochs before the first evaluation of valid", float
+    )
+    benchmark_warmup_steps: int = _flag(
+        "reporting", 0, "first steps, left out of the throughput at the end", int
+    )
+    print_lr: bool = _flag("reporting", False, "print the learning rate of every step")
     log_path: str | None = _flag(
-        "reporting", None, "directory to which metrics.jsonl is written (appended)", str
+        "reporting",
+        None,
+        "directory for metrics.jsonl (appended), settings.json and training.html (default: "
+        f"CHECKPOINT_DIR/log, or {LOGS}/DATE-TIME)",
+        str,
     )
+    tensorboard: bool = _flag("reporting", False, "write TensorBoard's event files there, too")
+    profile: bool = _flag(
+        "reporting", False, "write a trace of some steps, by torch.profiler, there"
+    )
+    profile_steps: int = _flag("reporting", 10, "how many, with --profile", int)
 
-    mode: str = _flag(
-        "checkpoints", "train", "train, or test the model of --load_checkpoint_path", MODES
-    )
     save_checkpoint_path: str | None = _flag(
         "checkpoints", None, "directory of the checkpoint that is written at the end", str
     )
@@ -194,161 +279,38 @@ class TrainSettings:
         "restarts do so by themselves",
     )
 
+    inference_benchmark_batch_sizes: tuple[int, ...] = _flag(
+        "inference benchmark", (1, 64, 4096), "rows that are scored at once, in turn", _sizes
+    )
+    inference_benchmark_steps: int = _flag(
+        "inference benchmark", 200, "batches of each size, after --benchmark_warmup_steps", int
+    )
+
     def __post_init__(self) -> None:
-        self._check_numbers()
-        self._check_layers()
-        self._check_combinations()
+        from dlrm.settings_checks import check_settings
 
-    def _check_numbers(self) -> None:
-        for name in (
-            "batch_size",
-            "epochs",
-            "embedding_dim",
-            "throughput_check_freq_within_epoch",
-            "validation_freq_within_epoch",
-            "limit_train_batches",
-            "limit_val_batches",
-            "limit_test_batches",
-            "loader_memory",
-            "checkpoint_freq",
-            "keep_checkpoints",
-            "world_size",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingsError(f"--{name} {getattr(self, name)}", "it must be at least 1")
-        for name in ("learning_rate", "lr_after_change_point"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise SettingsError(f"--{name} {value}", "it must be a positive number")
-        for name in ("lr_warmup_steps", "lr_decay_start", "lr_decay_steps", "decay_end_lr"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise SettingsError(f"--{name} {getattr(self, name)}", "it must not be negative")
-        for name in ("eps", "decay_power", "hbm_gib", "checkpoint_minutes"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise SettingsError(f"--{name} {value}", "it must be a positive number")
-        if not 0 <= self.lr_change_point <= 1:
-            raise SettingsError(
-                f"--lr_change_point {self.lr_change_point}",
-                "it is a share of all steps, between 0 and 1",
-            )
-        if self.undersampling_rate is not None and not 0 < self.undersampling_rate <= 1:
-            raise SettingsError(
-                f"--undersampling_rate {self.undersampling_rate}", "a share, above 0 and at most 1"
-            )
-        if not 0 <= self.seed < 2**63:
-            raise SettingsError(f"--seed {self.seed}", "it must be between 0 and 2**63 - 1")
-        if self.num_embeddings is not None and self.num_embeddings < 1:
-            raise SettingsError(f"--num_embeddings {self.num_embeddings}", "it must be at least 1")
-
-    def _check_layers(self) -> None:
-        for name in (
-            "num_embeddings_per_feature",
-            "dense_arch_layer_sizes",
-            "over_arch_layer_sizes",
-        ):
-            sizes = getattr(self, name)
-            if sizes is not None and (not sizes or min(sizes) < 1):
-                raise SettingsError(f"--{name} {as_text(sizes)}", "each size must be at least 1")
-        if self.embedding_dim % 4:
-            raise SettingsError(
-                f"--embedding_dim {self.embedding_dim}",
-                "FBGEMM's tables need a multiple of 4",
-            )
-        last = self.dense_arch_layer_sizes[-1]
-        if last != self.embedding_dim:
-            raise SettingsError(
-                f"--dense_arch_layer_sizes {as_text(self.dense_arch_layer_sizes)} ends with "
-                f"{last}, but --embedding_dim is {self.embedding_dim}",
-                "DLRM lets the dense features interact with the embeddings: make the two equal",
-            )
-        over = self.over_arch_layer_sizes
-        if over[-1] != 1:
-            raise SettingsError(
-                f"--over_arch_layer_sizes {as_text(over)} ends with {over[-1]}",
-                "the last layer is the logit of the click: end with 1",
-            )
-        if len(over) < 2:
-            raise SettingsError(
-                f"--over_arch_layer_sizes {as_text(over)}",
-                "TorchRec's DLRM needs two or more layers",
-            )
-
-    def _check_combinations(self) -> None:
-        if self.num_embeddings is not None and self.num_embeddings_per_feature is not None:
-            raise SettingsError(
-                "--num_embeddings and --num_embeddings_per_feature are both set",
-                "give one of them, or none: then the sizes come from the data",
-            )
-        self._check_choices()
-        self._need("change_lr", "lr_change_point", "lr_after_change_point")
-        self._need("plan_only", "world_size")
-        self._need("checkpoint_dir", "checkpoint_freq", "checkpoint_minutes")
-        self._need("checkpoint_dir", "keep_checkpoints", "resume")
-        if self.checkpoint_dir and not (self.checkpoint_freq or self.checkpoint_minutes):
-            raise SettingsError(
-                f"--checkpoint_dir {self.checkpoint_dir} without a frequency",
-                "add --checkpoint_freq (steps) or --checkpoint_minutes",
-            )
-        if self.mode == "test":
-            if not self.load_checkpoint_path:
-                raise SettingsError("--mode test has nothing to test", "add --load_checkpoint_path")
-            for name in ("checkpoint_dir", "save_checkpoint_path"):
-                if getattr(self, name):
-                    raise SettingsError(f"--mode test writes no checkpoint: --{name}")
-        if self.lr_policy != "nvidia":
-            for name in ("decay_power", "decay_end_lr"):
-                if getattr(self, name) != _default(name):
-                    raise SettingsError(
-                        f"--{name} {getattr(self, name)} with --lr_policy {self.lr_policy}",
-                        "it belongs to --lr_policy nvidia",
-                    )
-        if self.adagrad and self.optimizer not in (None, "rowwise_adagrad"):
-            raise SettingsError(
-                f"--adagrad and --optimizer {self.optimizer}",
-                "--adagrad means --optimizer rowwise_adagrad: give one of them",
-            )
-        scheduled = self.lr_warmup_steps or self.lr_decay_steps
-        if self.change_lr and scheduled:
-            raise SettingsError(
-                "--change_lr and a warm-up or decay are both set", "give one schedule"
-            )
-        if self.lr_decay_start and not self.lr_decay_steps:
-            raise SettingsError(
-                f"--lr_decay_start {self.lr_decay_start} has no effect without --lr_decay_steps",
-                "add --lr_decay_steps",
-            )
-        if self.lr_decay_steps and self.lr_decay_start < self.lr_warmup_steps:
-            raise SettingsError(
-                f"--lr_decay_start {self.lr_decay_start} is before the warm-up ends "
-                f"(--lr_warmup_steps {self.lr_warmup_steps})",
-                "let the decay start after the warm-up",
-            )
-
-    def _check_choices(self) -> None:
-        for name in ("optimizer", "lr_policy", "sharding", "comm_precision", "mode"):
-            value, choices = getattr(self, name), self.__dataclass_fields__[name].metadata["parse"]
-            if value is not None and value not in choices:
-                raise SettingsError(f"--{name} {value}", f"one of {', '.join(choices)}")
-
-    def _need(self, switch: str, *names: str) -> None:
-        """Refuse settings that say nothing without a switch."""
-        for name in names:
-            if not getattr(self, switch) and getattr(self, name) != _default(name):
-                raise SettingsError(
-                    f"--{name} {getattr(self, name)} has no effect without --{switch}",
-                    f"add --{switch}",
-                )
+        check_settings(self)
 
     @property
     def table_optimizer(self) -> str:
         """What trains the tables: a key of ``OPTIMIZERS``."""
-        return "rowwise_adagrad" if self.adagrad else self.optimizer or "sgd"
+        return table_optimizer(self.optimizer, self.adagrad)
+
+    def batch_size_of(self, split: str) -> int:
+        """Samples per step and rank of a split."""
+        return self.batch_size if split == "train" else self.test_batch_size or self.batch_size
 
     def split_path(self, split: str) -> Path:
         """Directory of one split: train, valid or test."""
         return Path(self.binary_path) / split
+
+    def log_directory(self) -> Path:
+        """Where the run's log goes; without a flag, one that is named by the time of the call."""
+        if self.log_path:
+            return Path(self.log_path)
+        if self.checkpoint_dir:
+            return Path(self.checkpoint_dir) / "log"
+        return Path(LOGS) / time.strftime("%Y%m%d-%H%M%S")
 
     def check_data(self) -> None:
         """Check that ``binary_path`` is what the ETL writes, before anything is loaded.
@@ -356,6 +318,8 @@ class TrainSettings:
         Raises:
             SettingsError: it is missing, or is something else; with a hint at what to give.
         """
+        if self.dataset_type == "synthetic":
+            return
         path = Path(self.binary_path)
         flag = f"--binary_path {self.binary_path}"
         if not path.is_dir():
@@ -381,8 +345,9 @@ class TrainSettings:
         return dataclasses.asdict(self)
 
 
-def _default(name: str) -> Any:
-    return TrainSettings.__dataclass_fields__[name].default
+def table_optimizer(optimizer: str | None, adagrad: bool) -> str:
+    """What ``--optimizer`` and ``--adagrad`` together mean: a key of ``OPTIMIZERS``."""
+    return "rowwise_adagrad" if adagrad else optimizer or "sgd"
 
 
 def as_text(value: Any) -> Any:
