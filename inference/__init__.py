@@ -10,6 +10,7 @@ import importlib
 
 _HOME = {
     "InvalidRowError": "inference.values",
+    "MissingColumnError": "inference.values",
     "Predictor": "inference.predictor",
     "write_bundle": "inference.bundle",
 }

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from clicklog.errors import SettingsError, run_command
+from inference.server.settings import ServerSettings
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,6 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_predict(commands)
     _add_bundle(commands)
+    _add_serve(commands)
     _add_benchmark(commands)
     args = parser.parse_args(argv)
     return run_command(lambda: args.function(args))
@@ -74,6 +76,30 @@ def _add_bundle(commands) -> None:
     add("--checkpoint", required=True, type=Path, metavar="CKPT", help="training checkpoint")
     add("--output", required=True, type=Path, metavar="BUNDLE", help="directory to make")
     parser.set_defaults(function=_bundle)
+
+
+def _add_serve(commands) -> None:
+    parser = commands.add_parser("serve", help="answer requests over HTTP: JSON in, JSON out")
+    _add_model(parser)
+    default = ServerSettings()
+    for name, kind, text in (
+        ("host", str, "address to listen on; default: this machine only"),
+        ("port", int, "0: any free one"),
+        ("batch_rows", int, "a batch for the model is full with so many rows"),
+        ("batch_delay_ms", float, "how long a request may wait for others to share its batch"),
+        ("max_rows", int, "of a request; 413 beyond it"),
+        ("max_body_mb", float, "MiB of a request; 413 beyond it"),
+        ("max_requests", int, "accepted and not answered yet; 503 beyond it"),
+        ("max_queue_rows", int, "that wait for the model; 503 beyond it"),
+        ("timeout_s", float, "from a request's first byte to the answer; 408 or 503 beyond it"),
+        ("drain_s", float, "after SIGTERM, serve on for so long while /ready says no"),
+    ):
+        value = getattr(default, name)
+        metavar = None if kind is str else "N"
+        parser.add_argument(
+            f"--{name}", type=kind, default=value, metavar=metavar, help=f"{text} ({value})"
+        )
+    parser.set_defaults(function=_serve)
 
 
 def _add_benchmark(commands) -> None:
@@ -139,6 +165,15 @@ def _bundle(args: argparse.Namespace) -> None:
     write_bundle(args.workflow, args.checkpoint, args.output)
     size = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())
     print(f"{args.output}: {size / 2**20:.1f} MiB")
+
+
+def _serve(args: argparse.Namespace) -> None:
+    fields = dataclasses.fields(ServerSettings)
+    settings = ServerSettings(**{field.name: getattr(args, field.name) for field in fields})
+    predictor = _load(args)
+    from inference.server.run import serve
+
+    serve(predictor, settings)
 
 
 def _benchmark(args: argparse.Namespace) -> None:

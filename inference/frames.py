@@ -18,7 +18,7 @@ from clicklog.parquet_rows import convert_column
 from clicklog.rows import RawRows
 from clicklog.spec import FeatureSpec
 from inference.columns import convert_values
-from inference.values import InvalidRowError
+from inference.values import InvalidRowError, MissingColumnError, no_such_key
 
 #: Integers that a float type holds without rounding.
 _EXACT = {2: 2**11, 4: 2**24}
@@ -38,7 +38,7 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
     if lost:
         close = difflib.get_close_matches(lost[0], map(str, names), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "missing values are nulls in a column"
-        raise SchemaError(f"there is no column {', '.join(lost)}", hint)
+        raise MissingColumnError(f"there is no column {', '.join(lost)}", hint, lost[0])
     converted = [_convert(get(column.name), column) for column in wanted]
     counts = [len(column.missing) for column in converted]
     for column, count in zip(wanted, counts, strict=True):
@@ -63,9 +63,7 @@ def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
             columns[name] = [row[name] for row in rows]
         except KeyError:
             index = next(i for i, row in enumerate(rows) if name not in row)
-            raise SchemaError(
-                f"row {index} has no column {name}", "a missing value is null"
-            ) from None
+            raise no_such_key(index, name) from None
     return read_columns(columns, spec)
 
 

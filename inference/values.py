@@ -37,6 +37,27 @@ class InvalidRowError(BadRowError):
         self.row, self.column, self.reason = row, column, reason
 
 
+class MissingColumnError(SchemaError):
+    """Rows without a column that the spec has.
+
+    Attributes:
+        column: name of the column.
+        row: index of the first row that lacks it, from 0; None if all do.
+    """
+
+    def __init__(self, what: str, remedy: str, column: str, row: int | None = None) -> None:
+        super().__init__(what, remedy)
+        self.args = what, remedy, column, row
+        self.column, self.row = column, row
+
+
+def no_such_key(row: int, column: str) -> MissingColumnError:
+    """The error of a row that is a dict without a column."""
+    return MissingColumnError(
+        f"row {row} has no column {column}", "a missing value is null", column, row
+    )
+
+
 def _is_missing(value: Any) -> bool:
     if value is None or value == "" or value == b"":
         return True
@@ -182,7 +203,7 @@ class RowReader:
         """Typed columns of the rows; further keys, a label among them, are ignored.
 
         Raises:
-            SchemaError: a row lacks a column.
+            MissingColumnError: a row lacks a column.
             InvalidRowError: a value that its column cannot hold.
         """
         spec, count = self._spec, len(rows)
@@ -222,9 +243,7 @@ class RowReader:
                 try:
                     value = parse(row[name])
                 except KeyError:
-                    raise SchemaError(
-                        f"row {index} has no column {name}", "a missing value is null"
-                    ) from None
+                    raise no_such_key(index, name) from None
                 except ValueError as error:
                     raise InvalidRowError(index, name, f"{row[name]!r:.60}: {error}") from None
                 if value is None:

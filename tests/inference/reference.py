@@ -24,7 +24,7 @@ def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         fill_table(bags[name].weight.detach(), name, rows, 4, seed, (0, 0))
-    return Scorer(model).eval().requires_grad_(False), config
+    return Scorer(model, config).eval().requires_grad_(False), config
 
 
 def scores(scorer: Scorer, workflow: Path, rows: RawRows) -> np.ndarray:

@@ -1,0 +1,194 @@
+"""The endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi_offline import FastAPIOffline
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from clicklog.errors import SchemaError
+from inference.predictor import Predictor
+from inference.server.admission import PREDICT, Admission, RefusedError, too_busy
+from inference.server.batching import Batcher, OverloadError
+from inference.server.metrics import ServerMetrics
+from inference.server.openapi import describe
+from inference.server.settings import ServerSettings
+from inference.values import InvalidRowError, MissingColumnError
+from workflows.compiled.workflow import EncodedRows
+
+#: Bodies from this size on are read in threads of their own, not to hold up everyone else.
+_LARGE_BODY = 64 << 10
+_READERS = 2
+
+
+@dataclasses.dataclass
+class Service:
+    """What is served.
+
+    Attributes:
+        app: the ASGI application.
+        batcher: the queue before the model.
+        draining: the server is about to end, and wants no more requests.
+    """
+
+    app: Admission
+    batcher: Batcher
+    draining: bool = False
+
+
+def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
+    """The application that serves ``predictor``, and its model's thread."""
+    metrics = ServerMetrics(predictor.spec.categorical_names)
+    batcher = Batcher(
+        predictor.predict_encoded,
+        batch_rows=settings.batch_rows,
+        delay=settings.batch_delay_ms / 1e3,
+        queue_rows=settings.max_queue_rows,
+        observe=metrics.observe,
+    )
+    readers = ThreadPoolExecutor(_READERS, "reader")
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        readers.shutdown()
+        batcher.close()
+
+    app = FastAPIOffline(
+        title="Click probabilities",
+        description="Raw rows → probabilities, by the workflow and the model of one training run.",
+        lifespan=lifespan,
+        redoc_url=None,
+        swagger_ui_parameters={"validatorUrl": None},
+    )
+
+    @app.post(PREDICT, summary="Score raw rows")
+    async def predict(request: Request) -> Response:
+        """Missing values are null. Columns that the model does not know are ignored.
+
+        Rows are a list of objects (`rows`), or an object with a list for each column (`columns`),
+        which is faster for many rows.
+        """
+        body = await request.body()
+        if len(body) < _LARGE_BODY:
+            rows = read_body(body, predictor, settings.max_rows)
+        else:
+            rows = await asyncio.get_running_loop().run_in_executor(
+                readers, read_body, body, predictor, settings.max_rows
+            )
+        probabilities = await batcher.score(rows)
+        content = json.dumps({"probabilities": probabilities.tolist()})
+        return Response(content, media_type="application/json")
+
+    @app.get("/health", summary="Whether the server lives")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready", summary="Whether it wants requests")
+    async def ready(response: Response) -> dict[str, str]:
+        if service.draining:
+            response.status_code = 503
+        return {"status": "draining" if service.draining else "ready"}
+
+    @app.get("/metrics", summary="For Prometheus")
+    async def metrics_page() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> RedirectResponse:
+        return RedirectResponse("docs")
+
+    _handle_errors(app)
+    describe(app, predictor.spec)
+    admission = Admission(app, settings, metrics)
+    service = Service(admission, batcher)
+    metrics.gauge(
+        "inference_requests_under_way",
+        "Requests accepted and not answered yet",
+        lambda: admission.requests,
+    )
+    metrics.gauge(
+        "inference_queue_rows", "Rows that wait for the model", lambda: batcher.waiting_rows
+    )
+    return service
+
+
+def _handle_errors(app: FastAPI) -> None:
+    @app.exception_handler(RefusedError)
+    async def refused(request: Request, error: RefusedError) -> JSONResponse:
+        headers = {"retry-after": "1"} if error.status == 503 else None
+        return JSONResponse(error.details, error.status, headers)
+
+    @app.exception_handler(OverloadError)
+    async def overloaded(request: Request, error: OverloadError) -> JSONResponse:
+        return await refused(request, too_busy())
+
+    @app.exception_handler(Exception)
+    async def defect(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": "internal error", "remedy": "see the server's log"}, 500)
+
+
+def read_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
+    """Encoded rows of a request's JSON.
+
+    Raises:
+        RefusedError: they are none, or break the feature spec, or are more than ``max_rows``.
+    """
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(400, f"no JSON: {error}") from None
+    rows = _rows(value, max_rows)
+    try:
+        return predictor.workflow.transform(predictor.read(rows))
+    except InvalidRowError as error:
+        raise RefusedError(
+            422, "invalid row", row=error.row, column=error.column, reason=error.reason
+        ) from None
+    except MissingColumnError as error:
+        where = {"column": error.column, "reason": "the column is missing"}
+        if error.row is not None:
+            where = {"row": error.row, **where}
+        raise RefusedError(422, "invalid row", **where, remedy=error.remedy) from None
+    except SchemaError as error:
+        raise RefusedError(422, error.what, remedy=error.remedy) from None
+
+
+def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:
+    if not isinstance(value, dict) or set(value) not in ({"rows"}, {"columns"}):
+        raise RefusedError(422, "the body is no object with 'rows' or 'columns' alone")
+    if "rows" in value:
+        rows = value["rows"]
+        if not isinstance(rows, list):
+            raise RefusedError(422, "'rows' is no list")
+        _check_count(len(rows), max_rows)
+        for index, row in enumerate(rows):
+            if not isinstance(row, dict):
+                raise RefusedError(422, "invalid row", row=index, reason="an object is needed")
+        return rows
+    columns = value["columns"]
+    if not isinstance(columns, dict):
+        raise RefusedError(422, "'columns' is no object")
+    for name, values in columns.items():
+        if not isinstance(values, list):
+            raise RefusedError(422, "invalid column", column=name, reason="a list is needed")
+        _check_count(len(values), max_rows)
+    return columns
+
+
+def _check_count(rows: int, max_rows: int) -> None:
+    if rows > max_rows:
+        raise RefusedError(
+            413,
+            f"{rows} rows, at most {max_rows} at once",
+            remedy="send them in parts; the server's --max_rows bounds it",
+        )

@@ -1,0 +1,90 @@
+"""A server in a process of its own, and requests to it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.inference.conftest import ROOT
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Server:
+    """A running ``python -m inference serve``."""
+
+    def __init__(self, process: subprocess.Popen, port: int, stderr: Path) -> None:
+        self.process, self.port, self.stderr = process, port, stderr
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
+
+    def ask(
+        self, path: str, body: Any = None, headers: dict[str, str] = JSON
+    ) -> tuple[int, bytes, http.client.HTTPMessage]:
+        """GET, or POST of bytes or of a value as JSON: status, body, headers."""
+        with contextlib.closing(self.connect()) as connection:
+            if body is None:
+                connection.request("GET", path)
+            else:
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                connection.request("POST", path, data, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(), answer.headers
+
+    def predict(self, **body: Any) -> list[float]:
+        status, answer, _ = self.ask("/predict", body)
+        assert status == 200, answer
+        return json.loads(answer)["probabilities"]
+
+    def refused(self, body: Any, status: int, **headers: str) -> dict[str, Any]:
+        """Why a request was."""
+        got, answer, _ = self.ask("/predict", body, headers or JSON)
+        assert got == status, answer
+        assert b"Traceback" not in answer
+        return json.loads(answer)
+
+    def metric(self, name: str) -> float:
+        text = self.ask("/metrics")[1].decode()
+        match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return float(match[1]) if match else 0.0
+
+    def wait_for(self, name: str, value: float) -> None:
+        """Until a metric has a value: its process moves on by itself."""
+        end = time.monotonic() + 100
+        while self.metric(name) != value:
+            assert time.monotonic() < end, f"{name} is never {value}"
+
+    def ended(self) -> int:
+        return self.process.wait(100)
+
+
+@contextlib.contextmanager
+def serving(directory: Path, *flags: str, python: tuple[str, ...] = ()) -> Iterator[Server]:
+    """A server on a free port; its stderr goes to a file in ``directory``."""
+    stderr = directory / "stderr"
+    with open(stderr, "wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, *python, "-m", "inference", "serve", "--port", "0", *flags],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        line = process.stdout.readline()
+        match = re.fullmatch(r"serving on http://127\.0\.0\.1:(\d+)\n", line)
+        assert match, f"{line!r} {stderr.read_text()}"
+        yield Server(process, int(match[1]), stderr)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

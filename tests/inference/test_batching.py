@@ -1,0 +1,232 @@
+"""The queue before the model, the limits before it, and what may come as JSON: in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clicklog.rows import Ragged
+from inference import Predictor
+from inference.server.admission import Admission, RefusedError
+from inference.server.app import read_body
+from inference.server.batching import Batch, Batcher, OverloadError
+from inference.server.metrics import ServerMetrics
+from inference.server.settings import ServerSettings
+from workflows.compiled.workflow import EncodedRows
+
+_NONE = np.zeros(1, np.int64)
+
+
+def request(*values: int) -> EncodedRows:
+    """Rows with one dense column, and a list of so many ids in each."""
+    dense = np.array([values], np.float32)
+    offsets = np.cumsum([0, *values], dtype=np.int32)
+    ids = Ragged(offsets, np.repeat(np.array(values, np.int32), values))
+    return EncodedRows(None, dense, [ids, np.array(values, np.int32)], _NONE, _NONE)
+
+
+class Model:
+    """Waits to be let go on; its probabilities are the dense values, if the ids agree with them."""
+
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(0)
+        self.sizes: list[int] = []
+
+    def __call__(self, dense: np.ndarray, ids: list) -> np.ndarray:
+        assert self.go.acquire(timeout=100)
+        self.sizes.append(dense.shape[1])
+        lists, single = ids
+        assert len(lists) == len(single) == dense.shape[1]
+        for i, value in enumerate(dense[0]):
+            values = lists.values[lists.offsets[i] : lists.offsets[i + 1]]
+            assert values.tolist() == [value] * int(value)
+            assert single[i] == value
+        if 13 in single:
+            raise MemoryError("thirteen")
+        return dense[0]
+
+
+@pytest.fixture
+def batches() -> list[Batch]:
+    return []
+
+
+def run(model: Model, batches: list, check, **settings) -> None:
+    """Run ``check(batcher)`` on an event loop."""
+    options = {"batch_rows": 8, "delay": 0.0, "queue_rows": 100, "observe": batches.append}
+    batcher = Batcher(model, **options | settings)
+    try:
+        asyncio.run(check(batcher))
+    finally:
+        model.go.release(1000)
+        batcher.close()
+
+
+async def _queued(batcher: Batcher, *requests: EncodedRows) -> list[asyncio.Task]:
+    tasks = [asyncio.create_task(batcher.score(rows)) for rows in requests]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def _taken(batcher: Batcher) -> None:
+    """Until the model has what waited."""
+    while batcher.waiting_rows:
+        await asyncio.sleep(0)
+
+
+def test_what_waits_goes_together_up_to_the_size_of_a_batch(batches: list) -> None:
+    model = Model()
+
+    async def check(batcher: Batcher) -> None:
+        first = await _queued(batcher, request(5))
+        await _taken(batcher)  # the model is busy with it
+        sizes = [3, 1, 4, 2, 12, 1]
+        requests = [request(*range(size)) for size in sizes]
+        rest = await _queued(batcher, *requests)
+        model.go.release(100)
+        answers = await asyncio.gather(*first, *rest)
+        assert answers[0].tolist() == [5]
+        for answer, size in zip(answers[1:], sizes, strict=True):
+            assert answer.tolist() == list(range(size))
+
+    run(model, batches, check)
+    assert model.sizes == [1, 8, 2, 12, 1]
+    assert [len(batch.requests) for batch in batches] == [1, 3, 1, 1, 1]
+    assert all(min(batch.waited) >= 0 and batch.seconds >= 0 for batch in batches)
+
+
+def test_a_full_queue_refuses_but_takes_one_large_request(batches: list) -> None:
+    model = Model()
+
+    async def check(batcher: Batcher) -> None:
+        first = await _queued(batcher, request(1))
+        await _taken(batcher)
+        large = await _queued(batcher, request(*range(6)))
+        with pytest.raises(OverloadError):
+            await batcher.score(request(1))
+        model.go.release(100)
+        await asyncio.gather(*first, *large)
+        assert (await batcher.score(request(2))).tolist() == [2]
+
+    run(model, batches, check, queue_rows=5)
+    assert model.sizes == [1, 6, 1]
+
+
+def test_who_has_gone_is_not_worked_for(batches: list) -> None:
+    model = Model()
+
+    async def check(batcher: Batcher) -> None:
+        first = await _queued(batcher, request(1))
+        await _taken(batcher)
+        waiting = await _queued(batcher, request(2), request(3))
+        waiting[0].cancel()
+        first[0].cancel()
+        await asyncio.wait([waiting[0], first[0]])
+        model.go.release(100)
+        assert (await waiting[1]).tolist() == [3]
+
+    run(model, batches, check)
+    assert model.sizes == [1, 1]
+
+
+def test_a_batch_that_fails_harms_no_other(batches: list) -> None:
+    model = Model()
+    model.go.release(100)
+
+    async def check(batcher: Batcher) -> None:
+        with pytest.raises(MemoryError, match="thirteen"):
+            await batcher.score(request(13))
+        assert (await batcher.score(request(2))).tolist() == [2]
+
+    run(model, batches, check)
+    assert len(batches) == 1
+
+
+def test_a_batch_waits_for_company_until_it_is_full_or_told_to_hurry(batches: list) -> None:
+    model = Model()
+    model.go.release(100)
+
+    async def check(batcher: Batcher) -> None:
+        tasks = await _queued(batcher, request(1, 2, 3, 4), request(1, 2, 3))
+        assert batcher.waiting_rows == 7
+        assert (await batcher.score(request(5))).tolist() == [5]
+        await asyncio.gather(*tasks)
+        tasks = await _queued(batcher, request(6))
+        batcher.hurry()
+        assert (await tasks[0]).tolist() == [6]
+
+    run(model, batches, check, delay=1000.0)
+    assert model.sizes == [8, 1]
+
+
+def test_what_is_not_scored_in_time_gets_503() -> None:
+    ended = []
+
+    async def never(scope, receive, send) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append((await receive())["body"])
+
+    limits = ServerSettings(timeout_s=0.01, batch_delay_ms=0)
+    admission = Admission(never, limits, ServerMetrics(("a",)))
+    sent = []
+    headers = [(b"content-type", b"application/json; charset=utf-8"), (b"content-length", b"2")]
+    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers}
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    asyncio.run(admission(scope, receive, send))
+    assert sent[0]["status"] == 503
+    assert (b"retry-after", b"1") in sent[0]["headers"]
+    assert json.loads(sent[1]["body"])["error"] == "not scored in time"
+    assert ended == [b"{}"]
+    assert admission.requests == 0
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), count=st.sampled_from([1, 2, 20]), by_column=st.booleans())
+def test_any_json_is_scored_or_refused(
+    data, count: int, by_column: bool, shop_predictor: Predictor
+) -> None:
+    spec = shop_predictor.spec
+    columns = [column.name for column in (*spec.dense, *spec.categorical)]
+    rows: list = [dict.fromkeys(columns) for _ in range(count)]
+    for _ in range(data.draw(st.integers(0, 3))):
+        row = data.draw(st.integers(0, count - 1))
+        rows[row][data.draw(st.sampled_from(columns))] = data.draw(_VALUES)
+    value = {"rows": rows}
+    if by_column:
+        value = {"columns": {name: [row[name] for row in rows] for name in columns}}
+        if data.draw(st.booleans()):
+            value["columns"][data.draw(st.sampled_from(columns))] = data.draw(_VALUES)
+    if data.draw(st.integers(0, 9)) == 0:
+        value = data.draw(_VALUES)
+    refused = []
+    try:
+        encoded = read_body(json.dumps(value).encode(), shop_predictor, 100)
+    except RefusedError as error:
+        refused.append((error.status, json.dumps(error.details)))
+    if refused:
+        assert refused[0][0] in (413, 422)
+    else:
+        assert np.isfinite(shop_predictor.predict_encoded(encoded.dense, encoded.ids)).all()

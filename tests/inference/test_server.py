@@ -1,0 +1,242 @@
+"""``python -m inference serve``: a real process, asked over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urljoin
+
+import numpy as np
+import pytest
+
+from inference import Predictor, write_bundle
+from inference.__main__ import main
+from tests.inference.conftest import Trained
+from tests.inference.serving import JSON, Server, serving
+from tests.inference.test_predictor import criteo_dicts, read_dicts
+from tests.logs import random_rows
+
+
+@pytest.fixture(scope="module")
+def server(trained: Trained, tmp_path_factory: pytest.TempPathFactory):
+    limits = ["--max_rows", "100", "--max_body_mb", "0.2", "--timeout_s", "50"]
+    with serving(tmp_path_factory.mktemp("server"), *trained.flags, *limits) as started:
+        yield started
+
+
+def test_scores_are_the_predictors(server: Server, trained: Trained, predictor: Predictor) -> None:
+    rows = criteo_dicts(trained.days[2])[:100]
+    expected = predictor.predict(rows)
+    np.testing.assert_allclose(server.predict(rows=rows), expected, atol=1e-6)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    np.testing.assert_allclose(server.predict(columns=columns), expected, atol=1e-6)
+    assert server.predict(rows=[]) == []
+
+
+def test_requests_at_the_same_time_get_their_own_answers(
+    server: Server, predictor: Predictor
+) -> None:
+    before = server.metric('inference_requests_total{code="200"}')
+    scored = server.metric("inference_rows_total")
+    requests = [criteo_dicts(random_rows(1 + seed % 7, seed)) for seed in range(60)]
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda rows: server.predict(rows=rows), requests))
+    for rows, answer in zip(requests, answers, strict=True):
+        np.testing.assert_allclose(answer, predictor.predict(rows), atol=1e-6)
+    assert server.metric('inference_requests_total{code="200"}') == before + 60
+    assert server.metric("inference_rows_total") == scored + sum(map(len, requests))
+
+
+def test_bad_rows_are_named(server: Server) -> None:
+    good = criteo_dicts(random_rows(30, 1))
+
+    def refused(change: dict, count: int) -> dict:
+        rows = [dict(row) for row in good[:count]]
+        rows[1] |= change
+        by_row = server.refused({"rows": rows}, 422)
+        columns = {name: [row[name] for row in rows] for name in good[0]}
+        assert server.refused({"columns": columns}, 422) == by_row
+        return by_row
+
+    for count in (2, 30):
+        for column, value, reason in (
+            ("cat_3", "xyz", "'xyz': 1 to 8 hexadecimal digits are needed, or nothing"),
+            ("cat_3", -1, "-1: 0 to 4294967295 is needed, or nothing"),
+            ("int_12", "7", "'7': an integer is needed, or nothing"),
+            ("int_0", 2**31, "2147483648: -2147483648 to 2147483647 is needed, or nothing"),
+            ("int_0", [1], "[1]: an integer is needed, or nothing"),
+            ("int_0", 10**400, None),
+        ):
+            got = refused({column: value}, count)
+            assert (got["row"], got["column"]) == (1, column)
+            assert reason is None or got["reason"] == reason
+    rows = [dict(row) for row in good]
+    del rows[7]["cat_9"]
+    got = server.refused({"rows": rows}, 422)
+    assert (got["row"], got["column"]) == (7, "cat_9")
+    assert got["reason"] == "the column is missing"
+    columns = {name: [row[name] for row in good] for name in good[0] if name != "int_4"}
+    got = server.refused({"columns": columns}, 422)
+    assert (got["column"], got["reason"]) == ("int_4", "the column is missing")
+    got = server.refused({"columns": columns | {"int_4": [1, 2]}}, 422)
+    assert "has 30 rows" in got["error"] or "2" in got["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        (b"", 400, "no JSON"),
+        (b'{"rows": [', 400, "no JSON"),
+        (b"\xff", 400, "no JSON"),
+        (b"[" * 100_000, 400, "no JSON"),
+        (b"1" * 5000, 400, "no JSON"),
+        (b"[]", 422, "'rows' or 'columns'"),
+        (b'{"rows": [], "columns": {}}', 422, "'rows' or 'columns'"),
+        (b'{"rows": 3}', 422, "'rows' is no list"),
+        (b'{"rows": [null]}', 422, "invalid row"),
+        (b'{"columns": []}', 422, "'columns' is no object"),
+        (b'{"columns": {"int_0": 1}}', 422, "invalid column"),
+        (b'{"columns": {}}', 422, "invalid row"),
+        (json.dumps({"rows": [{}] * 101}).encode(), 413, "101 rows, at most 100"),
+        (b'{"columns": {"x": [' + b"1," * 200 + b"1]}}", 413, "201 rows, at most 100"),
+        (b" " * 300_000, 413, "more than 209715 bytes"),
+    ],
+)
+def test_bad_bodies(server: Server, body: bytes, status: int, error: str) -> None:
+    assert error in server.refused(body, status)["error"]
+
+
+def test_other_bad_requests(server: Server) -> None:
+    answer = server.refused(b'{"rows": []}', 415, **{"Content-Type": "text/plain"})
+    assert "'text/plain'" in answer["error"]
+    assert server.ask("/predict")[0] == 405
+    assert server.ask("/none")[0] == 404
+    before = server.metric('inference_requests_total{code="413"}')
+
+    def parts():
+        for _ in range(30):
+            yield b" " * 10_000
+
+    for body, status in ((parts(), 413), (iter([b'{"ro', b'ws": ', b"[]}"]), 200)):
+        with contextlib.closing(server.connect()) as connection:
+            connection.request("POST", "/predict", body, JSON)  # of unknown length, in chunks
+            assert connection.getresponse().status == status
+    assert server.metric('inference_requests_total{code="413"}') == before + 1
+
+
+def test_pages(server: Server, predictor: Predictor) -> None:
+    assert server.ask("/health")[:2] == (200, b'{"status":"ok"}')
+    assert server.ask("/ready")[:2] == (200, b'{"status":"ready"}')
+    status, page, _ = server.ask("/docs")
+    assert status == 200
+    links = re.findall(r'(?:href|src|url)\s*[=:]\s*["\']([^"\']+)', page.decode())
+    assert len(links) >= 3
+    for link in links:  # nothing comes from elsewhere
+        assert link.startswith("/"), link
+        assert server.ask(urljoin("/docs", link))[0] == 200, link
+    operation = json.loads(server.ask("/openapi.json")[1])["paths"]["/predict"]["post"]
+    example = operation["requestBody"]["content"]["application/json"]["example"]
+    np.testing.assert_allclose(
+        server.predict(**example), predictor.predict(example["rows"]), atol=1e-6
+    )
+
+
+def test_values_of_columns_are_counted(server: Server) -> None:
+    names = ('inference_null_values_total{column="cat_0"}', "inference_probability_sum_total")
+    unseen = 'inference_oov_values_total{column="cat_25"}'
+    before = [server.metric(name) for name in (*names, unseen)]
+    rows = criteo_dicts(random_rows(3, 4))
+    for row in rows:
+        row |= {"cat_0": None, "cat_25": "fedcba98"}
+    answers = server.predict(rows=rows)
+    null, total, oov = (server.metric(name) for name in (*names, unseen))
+    assert (null, oov) == (before[0] + 3, before[2] + 3)
+    assert total == pytest.approx(before[1] + sum(answers))
+
+
+def test_batches_shedding_and_a_clean_end(
+    shop: Trained, shop_predictor: Predictor, tmp_path: Path
+) -> None:
+    """Batches wait for 4 rows, longer than any test: what happens does not depend on time."""
+    write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
+    limits = "--batch_rows 4 --batch_delay_ms 600000 --timeout_s 601 --max_requests 3"
+    flags = ["--bundle", str(tmp_path / "bundle"), *limits.split()]
+    rows = read_dicts(shop.raw / "day_2.csv", shop_predictor.spec)[:7]
+    expected = shop_predictor.predict(rows)
+    python = ("-X", "importtime")
+    with serving(tmp_path, *flags, python=python) as server, ThreadPoolExecutor(3) as pool:
+        some = [pool.submit(server.predict, rows=rows[i : i + 1]) for i in range(2)]
+        server.wait_for("inference_queue_rows", 2)
+        rest = server.predict(rows=rows[2:4])  # now it is full
+        got = np.concatenate([*(one.result() for one in some), rest])
+        np.testing.assert_allclose(got, expected[:4], atol=1e-6)
+        assert server.metric("inference_batch_rows_count") == 1
+
+        some = [pool.submit(server.predict, rows=rows[i : i + 1]) for i in range(4, 7)]
+        server.wait_for("inference_queue_rows", 3)
+        status, body, headers = server.ask("/predict", {"rows": rows[:1]})
+        assert status == 503
+        assert headers["Retry-After"] == "1"
+        assert json.loads(body)["error"] == "too many requests are waiting"
+        assert server.metric('inference_requests_total{code="503"}') == 1
+        assert server.ask("/health")[0] == server.ask("/ready")[0] == 200
+
+        server.process.send_signal(signal.SIGTERM)
+        got = np.concatenate([one.result() for one in some])
+        np.testing.assert_allclose(got, expected[4:], atol=1e-6)
+        assert server.ended() == 0
+        imported = set(re.findall(r"\|\s*(\w+)", server.stderr.read_text()))
+    assert "torch" in imported
+    assert not imported & {"nvtabular", "merlin", "dask", "pandas", "torchrec", "etl"}
+
+
+def test_draining_and_late_bodies(trained: Trained, tmp_path: Path) -> None:
+    write_bundle(trained.workflow, trained.checkpoint, tmp_path / "bundle")
+    flags = ["--bundle", str(tmp_path / "bundle"), "--drain_s", "1000", "--timeout_s", "1"]
+    rows = criteo_dicts(random_rows(2, 3))
+    with serving(tmp_path, *flags) as server:
+        with socket.create_connection(("127.0.0.1", server.port), 100) as connection:
+            connection.sendall(
+                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b'Content-Length: 99\r\n\r\n{"rows"'
+            )
+            answer = b""
+            while part := connection.recv(1 << 16):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"no whole body in 1 s" in answer
+        server.process.send_signal(signal.SIGTERM)
+        while server.ask("/ready")[0] == 200:
+            pass
+        assert server.ask("/ready")[:2] == (503, b'{"status":"draining"}')
+        assert len(server.predict(rows=rows)) == 2
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--port", "70000"], "--port 70000"),
+        (["--max_rows", "0"], "--max_rows 0"),
+        (["--timeout_s", "nan"], "--timeout_s nan"),
+        (["--batch_delay_ms", "5000"], "every request would be late"),
+        (["--host", "192.0.2.1"], "192.0.2.1 port 8000 cannot be listened on: .*\n.*--host"),
+        (["--host", "nonsense.invalid"], "nonsense.invalid port 8000 cannot be listened on"),
+    ],
+)
+def test_flags(trained: Trained, capsys, flags: list[str], message: str) -> None:
+    assert main(["serve", *trained.flags, *flags]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_port_that_is_taken(trained: Trained, capsys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert main(["serve", *trained.flags, "--port", port]) == 2
+    assert "cannot be listened on: Address already in use" in capsys.readouterr().err
