@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from clicklog import charts
 from clicklog.files import read_json, write_text
 from clicklog.splits import SPLITS
-from etl import report_charts as charts
+from etl.report_charts import histogram
 from etl.report_data import Dense, ReportData, collect
 from workflows.description import WorkflowDescription
 
@@ -43,7 +43,6 @@ def page(
     timings: dict[str, Any],
 ) -> str:
     """The page as HTML; it loads nothing from elsewhere."""
-    style = (resources.files("etl") / "report_style.css").read_text(encoding="utf-8")
     body = [
         "<h1>Click log after the ETL</h1>",
         _head(manifest, description, data, timings),
@@ -57,13 +56,7 @@ def page(
         _stages(timings),
         _settings(manifest, description, data),
     ]
-    head = (
-        "<meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>ETL report</title><style>{style}</style>"
-    )
-    return (
-        f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(body)}</body></html>\n"
-    )
+    return charts.page("ETL report", body)
 
 
 def _head(
@@ -89,11 +82,7 @@ def _head(
     days = sorted(map(int, manifest["by_day"]))
     source = html.escape(str(Path(manifest["inputs"][0]["path"]).parent))
     named = f"days {days[0]} to {days[-1]}" if len(days) > 1 else f"day {days[0]}"
-    return (
-        f"<p class=faint>{named} of <span class=mono>{source}</span></p><div class=tiles>"
-        + "".join(f"<div><b>{value}</b><span>{what}</span></div>" for value, what in tiles)
-        + "</div>"
-    )
+    return f"<p class=faint>{named} of <span class=mono>{source}</span></p>" + charts.tiles(tiles)
 
 
 def _splits(manifest: dict[str, Any]) -> str:
@@ -107,7 +96,7 @@ def _splits(manifest: dict[str, Any]) -> str:
             + [f"{len(parts):,}", f"{size:,.1f}"]
         )
     headings = ["split", "rows", "clicks", "click rate", "files", "MB of parquet"]
-    return "<h2>Splits</h2>" + _table(headings, rows)
+    return "<h2>Splits</h2>" + charts.table(headings, rows)
 
 
 def _days(manifest: dict[str, Any]) -> str:
@@ -136,7 +125,7 @@ def _missing(data: ReportData) -> str:
     none = [column.name for column in columns if not any(column.missing.values())]
     half = (len(some) + 1) // 2
     tables = [
-        _table(
+        charts.table(
             ["column", *SPLITS],
             [
                 [
@@ -169,7 +158,7 @@ def _dense(data: ReportData, description: WorkflowDescription) -> str:
     cards = []
     for column in data.dense:
         pictures = [
-            f"<figure>{charts.histogram(one, f'{column.name} {when}')}"
+            f"<figure>{histogram(one, f'{column.name} {when}')}"
             f"<figcaption>{when}</figcaption></figure>"
             for when, one in (("before", column.before), ("after", column.after))
         ]
@@ -229,7 +218,7 @@ def _categorical(data: ReportData) -> str:
         "many of the most frequent values make 99 % of the occurrences; unseen: share of ids that "
         "are out of vocabulary (bars: relative to the largest); size of the embedding tables, "
         "float32, for three dimensions, without the optimizer's state.</p>"
-        f"<div class=wide>{_table(headings, rows, last)}</div>"
+        f"<div class=wide>{charts.table(headings, rows, last)}</div>"
     )
 
 
@@ -277,7 +266,7 @@ def _rejected(manifest: dict[str, Any]) -> str:
     return (
         f"<h2>Rejected rows</h2><p>{rejected:,} of {manifest['rows']['in']:,} rows break the spec; "
         "they and the reasons are in <span class=mono>rejected/</span>.</p>"
-        + _table(["file", "rows", "rejected", "share"], rows)
+        + charts.table(["file", "rows", "rejected", "share"], rows)
     )
 
 
@@ -296,7 +285,7 @@ def _stages(timings: dict[str, Any]) -> str:
             f"<p class=faint>{timings['rows_per_s']:,} rows/s, {timings['text_mb_per_s']} MB of "
             "input per second in fit and transform together.</p>"
         )
-    return f"<h2>Time per stage</h2>{said}{_table(['stage', 'time'], rows)}"
+    return f"<h2>Time per stage</h2>{said}{charts.table(['stage', 'time'], rows)}"
 
 
 def _settings(manifest: dict[str, Any], description: WorkflowDescription, data: ReportData) -> str:
@@ -333,14 +322,3 @@ def _rate(counts: dict[str, int]) -> float:
 def _bytes(rows: int, dimension: int) -> str:
     """Size of a float32 table."""
     return charts.size(4 * rows * dimension)
-
-
-def _table(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str] | None = None
-) -> str:
-    """Headings and cells are HTML already."""
-    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    if total:
-        lines += f"<tr class=total>{''.join(f'<td>{cell}</td>' for cell in total)}</tr>"
-    head = "".join(f"<th>{heading}</th>" for heading in headings)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import workflows
+from clicklog import charts
 from clicklog.spec import load_spec
 from clicklog.splits import SPLITS
 from clicklog.synthetic import synthesize
 from clicklog.synthetic_model import SyntheticSettings
-from etl import report_charts as charts
 from etl import report_data
 from etl.report import write_report
 from etl.report_data import BINS, collect
