@@ -23,7 +23,7 @@ endif
 BUILT := $(VENV)/built-from-$(notdir $(LOCK))
 LINKED := $(VENV)/linked
 
-.PHONY: help env demo test lint bench-etl bench-loader clean
+.PHONY: help env demo test lint bench-etl bench-loader bench-train bench-stability clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -46,6 +46,12 @@ bench-etl: $(LINKED) ## the ETL beside NVTabular, Polars and DuckDB; minutes
 
 bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes
 	@$(ON_PATH) python -m benchmarks.loader $(BENCH_FLAGS)
+
+bench-train: $(LINKED) ## the trainer beside dlrm_main.py and a bare loop; minutes
+	@$(ON_PATH) python -m benchmarks.train $(BENCH_FLAGS)
+
+bench-stability: $(LINKED) ## AUROC over seeds: mean, spread, worst; minutes
+	@$(ON_PATH) python -m benchmarks.stability $(BENCH_FLAGS)
 
 clean: ## remove the environment and everything built
 	@rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis *.egg-info

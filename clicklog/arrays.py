@@ -17,6 +17,16 @@ def to_arrow(values: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
+def rows_to_arrow(values: np.ndarray) -> list[pa.Array]:
+    """The rows of an array of numbers [k, n], without a copy if it is contiguous."""
+    values = np.ascontiguousarray(values)
+    kind = pa.from_numpy_dtype(values.dtype)
+    count, length = values.shape
+    buffer, size = pa.py_buffer(values), values.itemsize * length
+    cut = (buffer.slice(k * size, size) for k in range(count))
+    return [pa.Array.from_buffers(kind, length, [None, row]) for row in cut]
+
+
 def to_numpy(array: pa.Array) -> np.ndarray:
     """The numbers [n] of a primitive array (not bool), without a copy; anything where null."""
     kind = np.dtype(array.type.to_pandas_dtype())

@@ -26,6 +26,15 @@ _PAIRS = np.uint64(0x00FF00FF00FF00FF)
 _FOURS = np.uint64(0x0000FFFF0000FFFF)
 
 
+@numba.njit(nogil=True, cache=True)
+def count_newlines(buffer):
+    """How many bytes of a uint8 array are newlines; NumPy would write an array of them first."""
+    lines = 0
+    for i in range(len(buffer)):
+        lines += buffer[i] == _NEWLINE
+    return lines
+
+
 def longest_row(dense_count: int, categorical_count: int) -> int:
     """Bytes that :func:`parse_row` may read: from these on a row must lie within the buffer.
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.errors import BadInputError
+from clicklog.fast_rows import count_newlines
 
 _SCAN_BYTES = 8 << 20
 _LINE_BYTES = 64 << 10  # enough to hold the end of nearly every line
@@ -65,7 +66,7 @@ def count_lines(path: str, begin: int, end: int) -> int:
     """Lines in the bytes ``[begin, end)``; a last line without its newline counts."""
     lines, last = 0, 10
     for _, chunk in _chunks(path, begin, end):
-        lines += int(np.count_nonzero(chunk == 10))
+        lines += count_newlines(chunk)
         last = int(chunk[-1])
     return lines + (last != 10)
 
@@ -76,7 +77,7 @@ def offset_of_line(path: str, line: int, size: int, begin: int = 0) -> int:
         return begin
     seen = 0
     for at, chunk in _chunks(path, begin, size):
-        lines = int(np.count_nonzero(chunk == 10))
+        lines = count_newlines(chunk)
         if seen + lines >= line:
             return at + int(np.flatnonzero(chunk == 10)[line - seen - 1]) + 1
         seen += lines

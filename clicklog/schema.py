@@ -7,6 +7,7 @@ names, tags, dtypes, ``embedding_sizes``), and read back here without importing 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ class TableSchema:
         """All columns in the order of the parquet files."""
         return [self.label, *self.dense, *self.categorical]
 
-    @property
+    @functools.cached_property
     def arrow(self) -> pa.Schema:
         """Of the parquet: label and dense float32, ids int32 or lists of int32; no nulls at all."""
         import pyarrow as pa  # 100 ms that readers of table sizes do without

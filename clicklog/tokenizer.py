@@ -17,7 +17,7 @@ from clicklog.complaints import (
     complaint,
     shown,
 )
-from clicklog.fast_rows import longest_row, parse_row
+from clicklog.fast_rows import count_newlines, longest_row, parse_row
 from clicklog.rows import BadRow, Ragged, RawRows
 from clicklog.spec import FeatureSpec
 
@@ -53,12 +53,12 @@ def parse_rows(
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
         buffer = np.append(buffer, np.uint8(_NEWLINE))
-    lines = int(np.count_nonzero(buffer == _NEWLINE))
+    lines = count_newlines(buffer)
     dense_count, categorical_count = len(spec.dense), len(spec.categorical)
     labels = np.empty(lines if label else 0, np.uint8)
-    dense = np.zeros((dense_count, lines), np.int32)
-    categorical = np.zeros((categorical_count, lines), np.uint32)
-    missing = np.zeros((2, lines), np.uint64)
+    dense = np.empty((dense_count, lines), np.int32)
+    categorical = np.empty((categorical_count, lines), np.uint32)
+    missing = np.empty((2, lines), np.uint64)
     line = np.empty(lines, np.int64)
     bad = np.zeros((DESCRIBED_BAD_ROWS, 7), np.int64)
     columns = (labels, dense, categorical, missing, line)

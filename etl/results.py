@@ -91,6 +91,6 @@ def count_bits(mask: np.ndarray, bits: int) -> np.ndarray:
 def _count_bits(mask, counts):
     for bit in range(len(counts)):
         count = np.uint64(0)
-        for word in mask:
-            count += (word >> np.uint64(bit)) & np.uint64(1)
+        for i in range(len(mask)):  # an index: LLVM vectorizes no iterator
+            count += (mask[i] >> np.uint64(bit)) & np.uint64(1)
         counts[bit] = count

@@ -8,7 +8,6 @@ in the last place, and where a value is near the mean that place is all there is
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numba
 import numpy as np
@@ -17,15 +16,9 @@ from numba import types
 from clicklog.spec import FeatureSpec
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
-#: Logarithms in the table: 512 KiB, of which counts use the first few.
-_LOGARITHMS = 1 << 16
+#: How many integers are tabulated, of which counts use the first few.
+_INTEGERS = 1 << 16
 _BLOCK_ROWS = 4096  # of which some columns in float64 stay in a cache
-
-
-@functools.cache
-def _logarithms(count: int) -> np.ndarray:
-    first = DENSE_MINIMUM + DENSE_SHIFT
-    return np.log(np.arange(first, first + count, dtype=np.float64))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +30,20 @@ class DensePlan:
         center: 0 where nothing is normalized.
         scale: 1 where nothing is normalized, and where the standard deviation is 0 (NVTabular's
             Normalize then only subtracts the mean).
-        logarithms: of the integers from the minimum on, shift added; none if y is the value itself.
+        logarithm: whether y is a logarithm, not the value itself.
+        table: float32 [dense columns, integers], with logarithms: what becomes of the integers from
+            the minimum on.
     """
 
     fill: np.ndarray
     center: np.ndarray
     scale: np.ndarray
-    logarithms: np.ndarray
+    logarithm: bool
+    table: np.ndarray = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        integers = np.arange(DENSE_MINIMUM, DENSE_MINIMUM + _INTEGERS * self.logarithm)
+        object.__setattr__(self, "table", self._calculated(slice(None), integers[None]))
 
     @classmethod
     def make(cls, spec: FeatureSpec, statistics: dict[str, dict[str, float]]) -> DensePlan:
@@ -59,7 +59,7 @@ class DensePlan:
             fill=np.array([float(column.fill) for column in spec.dense]),
             center=center,
             scale=scale,
-            logarithms=_logarithms(0 if spec.dense_transform == "normalize" else _LOGARITHMS),
+            logarithm=spec.dense_transform != "normalize",
         )
 
     def transform(self, values: np.ndarray, missing: np.ndarray, out: np.ndarray) -> None:
@@ -70,60 +70,84 @@ class DensePlan:
             missing: uint64 [n], bit j set where column j is missing.
             out: the result.
         """
-        rest = (1 << len(values)) - 1  # columns as bits
-        if values.dtype == np.int32:
-            rest = _transform(
-                values, missing, self.fill, self.logarithms, self.center, self.scale, out
-            )
-        if rest:
-            columns = np.array([j for j in range(len(values)) if rest >> j & 1], np.uint64)
-            for begin in range(0, len(missing), _BLOCK_ROWS):
-                rows = slice(begin, begin + _BLOCK_ROWS)
-                out[columns, rows] = self._transform(columns, values[:, rows], missing[rows])
+        if values.dtype == np.int32 and self.logarithm:
+            beyond = _look_up(values, missing, self.fill, self.table, out)
+            for j in np.flatnonzero(beyond):
+                rows = _rows_beyond(values[j], missing, j, self.fill[j], beyond[j])
+                absent = (missing[rows] >> np.uint64(j)) & _ONE
+                filled = np.where(absent, self.fill[j], values[j, rows])
+                out[j, rows] = self._calculated(slice(j, j + 1), filled[None])
+            return
+        bits = np.arange(len(values), dtype=np.uint64)[:, None]
+        for begin in range(0, len(missing), _BLOCK_ROWS):
+            rows = slice(begin, begin + _BLOCK_ROWS)
+            absent = (missing[rows] >> bits) & _ONE
+            filled = np.where(absent, self.fill[:, None], values[:, rows])
+            out[:, rows] = self._calculated(slice(None), filled)
 
-    def _transform(self, columns: np.ndarray, values: np.ndarray, missing: np.ndarray):
-        """Any columns, with NumPy: their float32 [columns, rows]."""
-        y = values[columns].astype(np.float64)
-        absent = (missing >> columns[:, None]) & _ONE
-        np.copyto(y, self.fill[columns, None], where=absent != 0)
-        if len(self.logarithms):
+    def _calculated(self, columns: slice, filled: np.ndarray) -> np.ndarray:
+        """Of filled values, [columns or 1, rows]: float32 [columns, rows]."""
+        y = filled.astype(np.float64)
+        if self.logarithm:
             np.maximum(y, DENSE_MINIMUM, out=y)
             y += DENSE_SHIFT
             np.log(y, out=y)
         with np.errstate(over="ignore"):  # too large: infinite, as in NVTabular
-            y -= self.center[columns, None]
+            y = y - self.center[columns, None]
             y /= self.scale[columns, None]
             return y.astype(np.float32)
 
 
 _ONE = np.uint64(1)
-_NUMBERS = types.Array(types.float64, 1, "C", readonly=True)
 
 
 @numba.njit(
-    types.uint64(types.Array(types.int32, 2, "A", readonly=True),
-                 types.Array(types.uint64, 1, "A", readonly=True),
-                 _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS, types.Array(types.float32, 2, "C")),
+    types.Array(types.int64, 1, "C")(
+        types.Array(types.int32, 2, "A", readonly=True),
+        types.Array(types.uint64, 1, "A", readonly=True),
+        types.Array(types.float64, 1, "C", readonly=True),
+        types.Array(types.float32, 2, "C", readonly=True),
+        types.Array(types.float32, 2, "C"),
+    ),
     nogil=True,
     cache=True,
-)  # fmt: skip
-def _transform(values, missing, fill, logarithms, center, scale, out):
-    """Integer columns; returns as bits the columns with a value beyond the logarithms."""
-    rest = np.uint64(0)
-    beyond = np.int64(len(logarithms) + DENSE_MINIMUM)
+)
+def _look_up(values, missing, fill, table, out):
+    """Fill ``out`` from the table; per column, how many values are beyond it, which are left."""
+    beyond = np.zeros(values.shape[0], np.int64)
+    last = np.int64(table.shape[1] - 1)
     for j in range(values.shape[0]):
         bit = np.uint64(j)
-        filled = np.int64(fill[j])
-        mean, std = center[j], scale[j]
+        of_fill = np.int64(fill[j])
+        of_column = table[j]
         for i in range(values.shape[1]):
-            x = np.int64(values[j, i])
-            if (missing[i] >> bit) & np.uint64(1):
-                x = filled
-            y = np.float64(x)
-            if len(logarithms):
-                if x >= beyond:
-                    rest |= np.uint64(1) << bit
-                    break
-                y = logarithms[max(x, DENSE_MINIMUM) - DENSE_MINIMUM]
-            out[j, i] = np.float32((y - mean) / std)
-    return rest
+            absent = (missing[i] >> bit) & np.uint64(1)
+            x = (of_fill if absent else np.int64(values[j, i])) - DENSE_MINIMUM
+            beyond[j] += x > last
+            out[j, i] = of_column[np.uint64(min(max(x, np.int64(0)), last))]
+    return beyond
+
+
+@numba.njit(
+    types.Array(types.int64, 1, "C")(
+        types.Array(types.int32, 1, "A", readonly=True),
+        types.Array(types.uint64, 1, "A", readonly=True),
+        types.int64,
+        types.float64,
+        types.int64,
+    ),
+    nogil=True,
+    cache=True,
+)
+def _rows_beyond(values, missing, column, fill, count):
+    """The rows, so many, in which a column is beyond the table."""
+    rows = np.empty(count, np.int64)
+    bit = np.uint64(column)
+    first = DENSE_MINIMUM + _INTEGERS
+    at = 0
+    for i in range(len(values)):
+        absent = (missing[i] >> bit) & np.uint64(1)
+        if (np.int64(fill) if absent else np.int64(values[i])) >= first:
+            rows[at] = i
+            at += 1
+    return rows

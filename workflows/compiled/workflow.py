@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from clicklog.arrays import to_arrow
+from clicklog.arrays import rows_to_arrow, to_arrow
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.files import read_json
 from clicklog.rows import CategoryValues, Ragged, RawRows
@@ -247,16 +247,19 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
     """
     if rows.label is None:
         raise SchemaError("rows without a label", "read them with their label to write them")
-    columns = [to_arrow(rows.label)]
-    columns += [to_arrow(values) for values in rows.dense]
     fields = schema.arrow
-    for name, ids in zip(schema.categorical, rows.ids, strict=True):
-        if isinstance(ids, Ragged):
-            values = to_arrow(ids.values)
-            offsets = pa.py_buffer(np.ascontiguousarray(ids.offsets))
-            kind = fields.field(name).type
-            column = pa.ListArray.from_buffers(kind, len(ids), [None, offsets], children=[values])
-        else:
-            column = to_arrow(ids)
-        columns.append(column)
+    columns = [to_arrow(rows.label), *rows_to_arrow(rows.dense)]
+    if isinstance(rows.ids, np.ndarray):
+        columns += rows_to_arrow(rows.ids)
+    else:
+        columns += map(_ids_to_arrow, rows.ids, fields.types[len(columns) :])
     return pa.Table.from_arrays(columns, schema=fields)
+
+
+def _ids_to_arrow(ids: Ids, kind: pa.DataType) -> pa.Array:
+    if not isinstance(ids, Ragged):
+        return to_arrow(ids)
+    offsets = pa.py_buffer(np.ascontiguousarray(ids.offsets))
+    return pa.ListArray.from_buffers(
+        kind, len(ids), [None, offsets], children=[to_arrow(ids.values)]
+    )
