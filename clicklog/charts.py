@@ -5,6 +5,7 @@ Colours come from the style of :func:`page`.
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import math
 from collections.abc import Sequence
@@ -76,12 +77,93 @@ def columns(
         if i % every == 0:
             parts.append(text_at(left + 0.35 * step, bottom + 15, label, "middle"))
     parts.append(text_at(_LEFT + inner / 2, _HEIGHT - 4, x, "middle"))
-    middle = (bottom + _TOP) / 2
-    parts.append(
-        f"<text x=11 y={middle} text-anchor=middle transform='rotate(-90 11 {middle})'>"
-        f"{html.escape(y)}</text>"
-    )
+    parts.append(_y_title(y))
     return svg(_WIDTH, _HEIGHT, f"{y} by {x}", parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A line of a :func:`lines` chart.
+
+    Attributes:
+        name: in the key below the chart.
+        points: (x, y), by rising x.
+        kind: "first" or "second", its colour; or "target", a dashed line.
+        dots: mark each point.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    kind: str = "first"
+    dots: bool = False
+
+
+def lines(series: Sequence[Series], *, x: str, y: str, form: str, from_zero: bool = False) -> str:
+    """A line chart with axes and, below it, a key.
+
+    Args:
+        series: at least one point altogether.
+        x, y: titles of the axes.
+        form: of the y values: "share", "count" or "number".
+        from_zero: the y axis begins at 0, not near the lowest value.
+    """
+    xs = [point[0] for one in series for point in one.points]
+    ys = [point[1] for one in series for point in one.points]
+    ticks = _ticks_between(0.0 if from_zero else min(ys), max(ys))
+    right, bottom = _WIDTH - 8, _HEIGHT - _BOTTOM
+    x_ticks = ticks_to(max(xs))
+    wide, tall = (right - _LEFT) / (max(xs) or 1), (bottom - _TOP) / (ticks[-1] - ticks[0])
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        return _LEFT + point[0] * wide, bottom - (point[1] - ticks[0]) * tall
+
+    parts = []
+    for tick in ticks:
+        at = place((0, tick))[1]
+        parts.append(f"<line class=grid x1={_LEFT} x2={_WIDTH} y1={at:.1f} y2={at:.1f} />")
+        parts.append(text_at(_LEFT - 6, at + 4, _tick(tick, ticks, form), "end"))
+    for tick in x_ticks:
+        if tick <= max(xs):
+            parts.append(text_at(place((tick, 0))[0], bottom + 15, shown(tick, "count"), "middle"))
+    for one in series:
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in map(place, one.points))
+        parts.append(f"<polyline class='line {one.kind}' points='{path}' />")
+        if one.dots:
+            for point in one.points:
+                a, b = place(point)
+                parts.append(
+                    f"<circle class={one.kind} cx={a:.1f} cy={b:.1f} r=3><title>"
+                    f"{html.escape(x)} {point[0]:,.10g}: {exactly(point[1], form)}</title></circle>"
+                )
+    parts.append(text_at((_LEFT + right) / 2, _HEIGHT - 4, x, "middle"))
+    parts.append(_y_title(y))
+    keys = "".join(f"<span class='key {one.kind}'>{html.escape(one.name)}</span>" for one in series)
+    picture = svg(_WIDTH, _HEIGHT, f"{y} by {x}", parts)
+    return f"<figure>{picture}<figcaption class=keys>{keys}</figcaption></figure>"
+
+
+def _ticks_between(lowest: float, highest: float) -> list[float]:
+    """Round numbers from at most ``lowest`` to at least ``highest``."""
+    if highest <= lowest:
+        lowest, highest = lowest - abs(lowest) * 0.05 - 1e-9, highest + abs(highest) * 0.05 + 1e-9
+    step = ticks_to(highest - lowest)[1]
+    first = math.floor(lowest / step + 1e-9)
+    return [step * i for i in range(first, math.ceil(highest / step - 1e-9) + 1)]
+
+
+def _tick(value: float, ticks: Sequence[float], form: str) -> str:
+    if form != "number":
+        return shown(value, form)
+    digits = max(len(f"{tick:.6g}".partition(".")[2]) for tick in ticks)
+    return f"{value:.{digits}f}"
+
+
+def _y_title(text: str) -> str:
+    middle = (_HEIGHT - _BOTTOM + _TOP) / 2
+    return (
+        f"<text x=11 y={middle} text-anchor=middle transform='rotate(-90 11 {middle})'>"
+        f"{html.escape(text)}</text>"
+    )
 
 
 def bar(share: float, text: str) -> str:
@@ -113,8 +195,8 @@ def shown(value: float, form: str) -> str:
 
 
 def exactly(value: float, form: str) -> str:
-    """The long form of a value."""
-    return f"{value:.2%}" if form == "share" else f"{value:,.0f}"
+    """The long form of a value: a "share", a "number", or a "count"."""
+    return {"share": f"{value:.2%}", "number": f"{value:.5g}"}.get(form, f"{value:,.0f}")
 
 
 def percent(share: float) -> str:

@@ -49,8 +49,12 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(message, "see: python train_torchrec.py --help")
 
 
-class _Once(argparse.Action):
-    """Keeps a value; two different ones for a flag, by any of its names, contradict each other."""
+class _Named(argparse.Action):
+    """Keeps the last value of a flag; two of its names with two values contradict each other."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._by: str | None = None
 
     def __call__(
         self,
@@ -59,12 +63,13 @@ class _Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        if hasattr(namespace, self.dest) and getattr(namespace, self.dest) != values:
-            before = as_text(getattr(namespace, self.dest))
-            names = " or ".join(self.option_strings)
+        before = getattr(namespace, self.dest, values)
+        if self._by not in (None, option_string) and before != values:
             raise SettingsError(
-                f"{names} is given twice: {before} and {as_text(values)}", "give it once"
+                f"{self._by} {before} and {option_string} {values} are one setting",
+                f"give it once, as {self.option_strings[0]}",
             )
+        self._by = option_string
         setattr(namespace, self.dest, values)
 
 
@@ -99,7 +104,7 @@ def _add(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
         return
     if field.default is not None:
         text += f" (default: {_short(field.default)})"
-    common = {"action": _Once, "dest": field.name, "help": text.replace("%", "%%")}
+    common = {"action": _Named, "dest": field.name, "help": text.replace("%", "%%")}
     if isinstance(parse, tuple):
         group.add_argument(*names, choices=parse, **common)
         return

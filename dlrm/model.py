@@ -10,19 +10,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from typing import Any
 
 import torch
 from torch import nn
 from torchrec.datasets.utils import Batch
-from torchrec.models.dlrm import DLRM
+from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.config import ModelConfig
+from dlrm.multi_hot import MultiHot
 
 #: Rows of a table that are drawn from one generator. Part of the definition of the initial weights.
 BLOCK_ROWS = 65536
+
+_CLASSES = {"original": DLRM, "dcn": DLRM_DCN, "projection": DLRM_Projection}
 
 
 @dataclasses.dataclass
@@ -97,14 +101,19 @@ class TrainModel(nn.Module):
     on some ranks.
     """
 
-    def __init__(self, dlrm: DLRM, world_size: int) -> None:
+    def __init__(self, dlrm: DLRM, world_size: int, amp: bool = False) -> None:
+        """``amp``: compute the dense layers in bfloat16; loss and weights stay float32."""
         super().__init__()
         self.dlrm = dlrm
         self.world_size = world_size
+        self._amp = amp
+        self._device_type = next(dlrm.dense_arch.parameters()).device.type
 
     def forward(self, batch: TrainBatch) -> tuple[torch.Tensor, StepOutput]:
         """Loss (scalar) to run backward on, and the detached outputs."""
-        logits = self.dlrm(batch.dense_features, batch.sparse_features).squeeze(-1)[: batch.rows]
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=self._amp):
+            logits = self.dlrm(batch.dense_features, batch.sparse_features)
+        logits = logits.squeeze(-1)[: batch.rows].float()
         labels = batch.labels[: batch.rows].float()
         total = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
         loss = total * (self.world_size / batch.global_size)
@@ -115,9 +124,10 @@ class TrainModel(nn.Module):
 class Scorer(nn.Module):
     """An unsharded DLRM for scoring in one process, in the column order of its configuration."""
 
-    def __init__(self, dlrm: DLRM) -> None:
+    def __init__(self, dlrm: DLRM, config: ModelConfig) -> None:
         super().__init__()
         self.dlrm = dlrm
+        self._multi_hot = MultiHot(config) if config.multi_hot_sizes else None
 
     def forward(
         self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
@@ -126,11 +136,14 @@ class Scorer(nn.Module):
 
         Args:
             dense_features: float32 [B, number of dense features].
-            sparse_features: one id per key and row; keys as in ``ModelConfig.categorical``.
+            sparse_features: the ids, as the loader has them; keys as in
+                ``ModelConfig.categorical``.
 
         Returns:
             float32 [B].
         """
+        if self._multi_hot:
+            sparse_features = self._multi_hot.ids(sparse_features)
         return self.dlrm(dense_features, sparse_features).squeeze(-1)
 
 
@@ -152,7 +165,7 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
     ]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = DLRM(
+        model = _CLASSES[config.interaction_type](
             embedding_bag_collection=EmbeddingBagCollection(
                 tables=tables, device=torch.device("meta")
             ),
@@ -160,10 +173,21 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
             dense_arch_layer_sizes=list(config.dense_arch_layer_sizes),
             over_arch_layer_sizes=list(config.over_arch_layer_sizes),
             dense_device=torch.device("cpu"),
+            **_interaction_sizes(config),
         )
     for part in (model.dense_arch, model.inter_arch, model.over_arch):
         part.to(device)
     return model
+
+
+def _interaction_sizes(config: ModelConfig) -> dict[str, Any]:
+    if config.interaction_type == "dcn":
+        names = ("dcn_num_layers", "dcn_low_rank_dim")
+        return {name: getattr(config, name) for name in names}
+    if config.interaction_type == "projection":
+        names = ("interaction_branch1_layer_sizes", "interaction_branch2_layer_sizes")
+        return {name: list(getattr(config, name)) for name in names}
+    return {}
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from typing import Any
 
 from clicklog.errors import OutputError
 from dlrm.metrics import Metrics
+from dlrm.tensorboard import EventFile
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -27,16 +28,26 @@ def set_up_logging() -> None:
 class MetricsLog:
     """``metrics.jsonl`` in a directory: one JSON object per line, appended and flushed.
 
-    The objects have an ``event``: ``start`` (settings, model), ``train`` (step, epoch, samples,
-    loss, lr, samples_per_s, data_wait), ``evaluation`` (step, epoch, split and the fields of
-    :class:`dlrm.metrics.Metrics`) and ``end``. Without a directory nothing is written.
+    The objects have an ``event``:
+
+    - ``start``: settings, model, plan, data (steps and rows), the oracle's metrics where known;
+    - ``train``: step, epoch, samples, loss, lr, samples_per_s (of all ranks) and
+      samples_per_s_per_rank, data_wait (share of the time that ranks waited for their loaders),
+      memory_bytes (rank 0), eta_s, train_seconds;
+    - ``evaluation``: step, epoch, split and the fields of :class:`dlrm.metrics.Metrics`, seconds;
+    - ``resume``, and ``end``.
+
+    Args:
+        directory: None: nothing is written.
+        tensorboard: write the numbers of ``train`` and ``evaluation`` as TensorBoard's events too.
 
     Raises:
         OutputError: the file cannot be written.
     """
 
-    def __init__(self, directory: Path | str | None) -> None:
+    def __init__(self, directory: Path | str | None, *, tensorboard: bool = False) -> None:
         self._path = Path(directory) / METRICS_FILE if directory else None
+        self._tensorboard = EventFile(directory) if directory and tensorboard else None
 
     def write(self, event: str, **values: Any) -> None:
         """Append one object."""
@@ -51,17 +62,26 @@ class MetricsLog:
                 f"{self._path}: cannot be written: {error.strerror or error}",
                 "choose a writable --log_path",
             ) from error
+        if self._tensorboard and event in ("train", "evaluation"):
+            prefix = values.get("split", event)
+            numbers = {
+                f"{prefix}/{name}": value
+                for name, value in values.items()
+                if isinstance(value, int | float) and name not in ("step", "epoch")
+            }
+            self._tensorboard.scalars(values["step"], numbers)
 
 
-def train_line(values: Mapping[str, Any]) -> str:
-    """The line of one interval, from the values of its ``train`` event and what goes with them."""
+def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
+    """The line of one interval, from the values of its ``train`` event."""
     eta = datetime.timedelta(seconds=round(values["eta_s"]))
     return (
-        f"step {values['step']:,}/{values['total_steps']:,}  epoch {values['epoch_text']}"
+        f"step {values['step']:,}/{total_steps:,}  epoch {epoch}"
         f"  loss {values['loss']:.5f}  lr {values['lr']:g}"
         f"  {values['samples_per_s']:,.0f} samples/s"
         f" ({values['samples_per_s_per_rank']:,.0f} per rank)"
-        f"  data {100 * values['data_wait']:.0f} %  ETA {eta}"
+        f"  data {100 * values['data_wait']:.0f} %  memory {values['memory_bytes'] / 2**30:.2f} GiB"
+        f"  ETA {eta}"
     )
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections import Counter
+from typing import Any
 
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
+from dlrm.adam import leave_to_table_adam
 from dlrm.config import ModelConfig
 from dlrm.distributed import Group
 from dlrm.model import TrainModel, fill_table
+from dlrm.optimizers import on_cpu_adam
 from dlrm.planning import (
     GIB,
     Hardware,
@@ -31,11 +35,15 @@ log = logging.getLogger(__name__)
 
 def shard_model(
     model: TrainModel, config: ModelConfig, settings: TrainSettings, group: Group
-) -> DistributedModelParallel:
+) -> tuple[DistributedModelParallel, dict[str, Any]]:
     """Plan, shard and initialize the model on all ranks (collective).
 
     ``model``'s tables must be on the meta device and have their optimizer already
     (:func:`dlrm.optimizers.fuse_table_optimizer`).
+
+    Returns:
+        The sharded model, and on rank 0 the plan, JSON-ready: ``tables`` (the fields of
+        :class:`dlrm.planning.TablePlan`), ``gib_per_rank``, ``memory_gib`` of a rank.
 
     Raises:
         SettingsError: the tables do not fit into the ranks' memory, or a constraint on the plan
@@ -46,6 +54,8 @@ def shard_model(
     plan, tables = make_plan(model, config, settings, hardware, group=world)
     if group.rank == 0:
         _log_plan(tables, hardware, settings)
+    if on_cpu_adam(settings, group.device):
+        leave_to_table_adam(model)
     sharded = DistributedModelParallel(
         module=model,
         device=group.device,
@@ -54,7 +64,12 @@ def shard_model(
         sharders=[sharder(settings)],
     )
     _fill_tables(sharded, config, settings.seed)
-    return sharded
+    described = {
+        "tables": [dataclasses.asdict(table) for table in tables],
+        "gib_per_rank": gib_per_rank(tables, hardware),
+        "memory_gib": hardware.memory / GIB,
+    }
+    return sharded, described
 
 
 def _hardware(settings: TrainSettings, group: Group) -> Hardware:

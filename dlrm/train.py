@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import TrainPipelineSparseDist
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import CombinedOptimizer
 
 from clicklog.errors import BadInputError, OutputError, SettingsError
-from clicklog.files import read_json
-from clicklog.schema import TableSchema
+from clicklog.files import read_json, write_json
 from clicklog.splits import SPLITS
+from dlrm.build import build
 from dlrm.checkpoint import check_destination, save_checkpoint
 from dlrm.config import ModelConfig, model_config
+from dlrm.data import TrainingBatches, make_loader, read_oracle, read_schema
 from dlrm.distributed import Group, reduce_sum
 from dlrm.evaluate import evaluate
 from dlrm.metrics import Metrics
-from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
-from dlrm.optimizers import combine_optimizers, fuse_table_optimizer, set_learning_rate
-from dlrm.report import MetricsLog, metrics_line, metrics_table, train_line
+from dlrm.model import TrainBatch
+from dlrm.optimizers import set_learning_rate, set_step
+from dlrm.profiling import StepProfiler
+from dlrm.progress import Progress
+from dlrm.report import MetricsLog, metrics_line, metrics_table
 from dlrm.resume import (
     Checkpoints,
     check_resumable,
@@ -39,10 +38,11 @@ from dlrm.resume import (
 )
 from dlrm.schedule import learning_rate
 from dlrm.settings import TrainSettings
-from dlrm.sharding import shard_model
-from nvt_loader import KJTLoader
+from dlrm.training_report import REPORT_FILE, write_report
 
 log = logging.getLogger(__name__)
+
+SETTINGS_FILE = "settings.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +70,10 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         BadInputError, SchemaError: the data cannot be read, or is not what its schema says.
         OutputError: the checkpoint or the log cannot be written, or would overwrite something.
     """
-    settings.check_data()
+    schema = read_schema(settings)
     if settings.save_checkpoint_path:
         check_destination(settings.save_checkpoint_path)
-    config = model_config(settings, TableSchema.read(settings.binary_path))
-    run = _Run(settings, config, group)
+    run = _Run(settings, model_config(settings, schema), group)
     return run.test() if settings.mode == "test" else run.train()
 
 
@@ -85,19 +84,35 @@ class _Run:
         self.settings = settings
         self.config = config
         self.group = group
-        self.events = MetricsLog(settings.log_path if group.rank == 0 else None)
-        self.loaders = {split: _loader(settings, config, split, group) for split in SPLITS}
+        self.directory = settings.log_directory() if group.rank == 0 else None
+        self.events = MetricsLog(self.directory, tensorboard=settings.tensorboard)
+        self.loaders = {split: make_loader(settings, config, split, group) for split in SPLITS}
+        self.batches = TrainingBatches(settings, self.loaders["train"], group)
         self.epoch_steps = len(self.loaders["train"])
-        self.total_steps = self.epoch_steps * settings.epochs
-        self.step = self.samples = 0
-        self.train_seconds = 0.0
-        self.model, self.optimizer = _build(settings, config, group)
+        self.progress = Progress(settings, group, self.events, self.epoch_steps)
+        self.model, self.optimizer, plan = build(settings, config, group)
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
         self.pipeline = TrainPipelineSparseDist(self.model, self.optimizer, group.device)
-        self.meter = _Meter(group.device)
         self.checkpoints: Checkpoints | None = None
-        self.events.write("start", settings=settings.to_dict(), model=config.to_dict())
+        self.profiler: StepProfiler | None = None
+        self._start(plan)
+
+    def _start(self, plan: dict[str, Any]) -> None:
+        self.events.write(
+            "start",
+            settings=self.settings.to_dict(),
+            model=self.config.to_dict(),
+            plan=plan,
+            world_size=self.group.world_size,
+            device=str(self.group.device),
+            epoch_steps=self.epoch_steps,
+            total_steps=self.progress.total_steps,
+            rows={split: loader.num_rows for split, loader in self.loaders.items()},
+            oracle=read_oracle(self.settings) if self.group.rank == 0 else None,
+        )
+        if self.directory:
+            write_json(self.directory / SETTINGS_FILE, self.settings.to_dict())
 
     def test(self) -> TrainResult:
         """Evaluate the test set."""
@@ -108,14 +123,21 @@ class _Run:
 
     def train(self) -> TrainResult:
         """Train, evaluate, and write the checkpoints."""
-        if not self.total_steps:
-            path = self.settings.split_path("train")
+        settings, total = self.settings, self.progress.total_steps
+        if not total:
+            path = settings.split_path("train")
             raise BadInputError(f"{path}: no rows to train on")
-        kept = self.settings.save_checkpoint_path or self.settings.checkpoint_dir
-        if self.group.rank == 0 and not kept:
+        if settings.benchmark_warmup_steps >= total:
+            raise SettingsError(
+                f"--benchmark_warmup_steps {settings.benchmark_warmup_steps} of {total} steps",
+                "leave some to measure",
+            )
+        if settings.profile and self.directory:
+            self.profiler = StepProfiler(settings, self.directory, total, self.group.device)
+        if self.group.rank == 0 and not (settings.save_checkpoint_path or settings.checkpoint_dir):
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
-        if self.settings.checkpoint_dir:
-            self._resume(self.settings.checkpoint_dir)
+        if settings.checkpoint_dir:
+            self._resume(settings.checkpoint_dir)
         try:
             return self._finish(self._train_epochs())
         except BaseException:
@@ -125,28 +147,47 @@ class _Run:
 
     def _train_epochs(self) -> dict[str, Metrics]:
         """Train what is left of all epochs; the last metrics by split, on rank 0."""
-        metrics = {}
+        metrics: dict[str, Metrics | None] = {}
         self.model.train()
-        every = self.settings.validation_freq_within_epoch
-        for epoch in range(self.step // self.epoch_steps, self.settings.epochs):
-            batches = iter(self.loaders["train"])
-            first = self.step % self.epoch_steps
-            while first < self.epoch_steps:
-                end = min(first - first % every + every, self.epoch_steps)
+        progress, every = self.progress, self.settings.validation_freq_within_epoch
+        stop = False
+        for epoch in range(progress.step // self.epoch_steps, self.settings.epochs):
+            loader = self.loaders["train"]
+            batches = iter(loader)
+            first = progress.step % self.epoch_steps
+            last = min(self.epoch_steps, progress.total_steps - epoch * self.epoch_steps)
+            while first < last and not stop:
+                end = min(first - first % every + every, last)
                 self._train_segment(batches, epoch, first, end - first)
-                metrics["valid"] = self._evaluate("valid")
                 first = end
+                untested = progress.step < self.settings.test_after * self.epoch_steps
+                if not untested or progress.step == progress.total_steps:
+                    metrics["valid"] = self._evaluate("valid")
+                    stop = self._is_good_enough(metrics["valid"])
+            if stop or first < self.epoch_steps:
+                break  # the rest of the epoch is not read
             if next(batches, None) is not None:
                 raise RuntimeError(f"the loader has more than the {self.epoch_steps} steps it said")
-            self.loaders["train"].check_epoch()
+            loader.check_epoch()
         metrics["test"] = self._evaluate("test")
         if self.checkpoints:
             self.checkpoints.wait()
         return {split: m for split, m in metrics.items() if m is not None}
 
+    def _is_good_enough(self, valid: Metrics | None) -> bool:
+        """Whether ``auc_threshold`` is reached, on every rank (collective)."""
+        threshold = self.settings.auc_threshold
+        if threshold is None:
+            return False
+        reached = valid is not None and (valid.auroc or 0.0) >= threshold
+        (reached,) = reduce_sum(self.group, reached)
+        if reached and self.group.rank == 0:
+            log.info("AUROC %.5f of valid: --auc_threshold %g is reached", valid.auroc, threshold)
+        return bool(reached)
+
     def _resume(self, directory: str) -> None:
         """Go on from the newest checkpoint, if there is one and that was asked for."""
-        settings, group = self.settings, self.group
+        settings, group, progress = self.settings, self.group, self.progress
         self.checkpoints = Checkpoints(directory, settings.keep_checkpoints, self.config, group)
         found = finished(directory)
         if not found:
@@ -158,12 +199,12 @@ class _Run:
                 "add --resume to go on from there, or choose another directory",
             )
         path = found[-1]
-        training = check_resumable(path, self._record(), self.config)
+        training = check_resumable(path, self._record(), self.config, group)
         self.loaders["train"].load_state_dict(training["loader"])
         load_state(path, self.model, self.optimizer, group)
-        self.step, self.samples = training["steps"], training["samples"]
-        self.train_seconds = training["train_seconds"]
-        self.events.write("resume", step=self.step, checkpoint=str(path))
+        progress.step, progress.samples = training["steps"], training["samples"]
+        progress.train_seconds = training["train_seconds"]
+        self.events.write("resume", step=progress.step, checkpoint=str(path))
         if group.rank == 0:
             log.info("resumed from %s", path)
 
@@ -172,10 +213,10 @@ class _Run:
         record = {
             **self._record(),
             "loader": self.loaders["train"].state_dict(epoch_step),
-            "train_seconds": self.train_seconds,
+            "train_seconds": self.progress.train_seconds,
         }
         state = training_state(self.model, self.optimizer, self.group)
-        self.checkpoints.save(self.step, state, record)
+        self.checkpoints.save(self.progress.step, state, record)
 
     def _train_segment(self, batches: Iterator[Batch], epoch: int, first: int, length: int) -> None:
         """Train steps ``first`` … ``first + length - 1`` of an epoch; the pipeline is empty after.
@@ -183,76 +224,35 @@ class _Run:
         The segment ends where an evaluation follows: the pipeline never fetches a training batch
         that it cannot train before it.
         """
-        self.meter.reset()
+        settings, progress = self.settings, self.progress
+        progress.meter.reset()
+        set_step(self.model, self.optimizer, progress.step)
         # a new iterator object: the pipeline takes it as a new run of batches
-        segment = self._segment(batches, first, length)
-        frequency = self.settings.throughput_check_freq_within_epoch
-        for i in range(first, first + length):
-            rate = learning_rate(self.settings, self.step, self.total_steps)
+        segment = self._segment(batches, epoch, first, length)
+        for done in range(first + 1, first + length + 1):
+            rate = learning_rate(settings, progress.step, progress.total_steps)
             set_learning_rate(self.optimizer, rate)
-            output = self.pipeline.progress(segment)
-            self.step += 1
-            self.samples += output.global_size
-            self.meter.add(output)
-            due = self.step % (self.settings.checkpoint_freq or self.total_steps) == 0
-            if (i + 1) % frequency == 0 or i + 1 == first + length:
-                due |= self._report(epoch, i + 1, rate)
+            progress.add(self.pipeline.progress(segment))
+            if self.profiler:
+                self.profiler.step()
+            if settings.print_lr and self.group.rank == 0:
+                log.info("step %d: lr %g", progress.step, rate)
+            due = progress.step % (settings.checkpoint_freq or progress.total_steps) == 0
+            if progress.is_due(done) or done == first + length:
+                due |= progress.report(epoch, done, rate, self._overdue())
             if due and self.checkpoints:
-                self._checkpoint(i + 1)
+                self._checkpoint(done)
 
-    def _segment(self, batches: Iterator[Batch], first: int, length: int) -> Iterator[TrainBatch]:
+    def _segment(
+        self, batches: Iterator[Batch], epoch: int, first: int, length: int
+    ) -> Iterator[TrainBatch]:
         for i in range(first, first + length):
             begin = time.perf_counter()
             batch = next(batches, None)
-            self.meter.waited += time.perf_counter() - begin
+            self.progress.meter.waited += time.perf_counter() - begin
             if batch is None:
                 raise RuntimeError(f"the loader ended after {i} of {self.epoch_steps} steps")
-            yield self._step_batch(batch, i)
-
-    def _step_batch(self, batch: Batch, i: int) -> TrainBatch:
-        """The batch of an epoch's step ``i``, of as many rows as the other ranks' batches."""
-        ranks = self.group.world_size
-        global_size = self.settings.batch_size * ranks
-        if i == self.epoch_steps - 1:  # the rest of the data, however the ranks share it
-            global_size = min(global_size, self.loaders["train"].num_rows - i * global_size)
-        size = -(-global_size // ranks)
-        rows = len(batch.labels)
-        if rows > size or (rows < size and i < self.epoch_steps - 1):
-            raise RuntimeError(f"step {i}: a batch of {rows} instead of {size} rows")
-        return TrainBatch.of(batch, size, global_size)
-
-    def _report(self, epoch: int, epoch_step: int, rate: float) -> bool:
-        """Report the steps since the last report; whether rank 0's clock wants a checkpoint."""
-        meter, group = self.meter, self.group
-        loss, waited, due = reduce_sum(group, meter.loss, meter.waited, self._overdue())
-        seconds = time.perf_counter() - meter.start
-        loss /= group.world_size * meter.samples
-        if not math.isfinite(loss):
-            raise SettingsError(
-                f"the loss is {loss} between steps {self.step - meter.steps} and {self.step}: "
-                "training diverged",
-                f"lower --learning_rate (now {rate:g})",
-            )
-        self.train_seconds += seconds
-        values = {
-            "step": self.step,
-            "epoch": epoch + epoch_step / self.epoch_steps,
-            "samples": self.samples,
-            "loss": loss,
-            "lr": rate,
-            "samples_per_s": meter.samples / seconds,
-            "data_wait": waited / group.world_size / seconds,
-        }
-        self.events.write("train", **values)
-        if group.rank == 0:
-            values["total_steps"] = self.total_steps
-            percent = 100 * epoch_step / self.epoch_steps
-            values["epoch_text"] = f"{epoch + 1}/{self.settings.epochs} {percent:.0f} %"
-            values["samples_per_s_per_rank"] = values["samples_per_s"] / group.world_size
-            values["eta_s"] = (self.total_steps - self.step) * seconds / meter.steps
-            log.info("%s", train_line(values))
-        meter.reset()
-        return bool(due)
+            yield self.batches.step(batch, epoch, i)
 
     def _overdue(self) -> bool:
         minutes = self.settings.checkpoint_minutes
@@ -262,15 +262,15 @@ class _Run:
 
     def _evaluate(self, split: str) -> Metrics | None:
         begin = time.perf_counter()
-        loader, size = self.loaders[split], self.settings.batch_size
+        loader, size = self.loaders[split], self.settings.batch_size_of(split)
         metrics = evaluate(self.pipeline, self.model, loader, size, self.group)
         loader.check_epoch()
         if metrics is not None:
             seconds = time.perf_counter() - begin
-            epoch = self.step / self.epoch_steps
+            epoch = self.progress.step / max(self.epoch_steps, 1)
             self.events.write(
                 "evaluation",
-                step=self.step,
+                step=self.progress.step,
                 epoch=epoch,
                 split=split,
                 **metrics.to_dict(),
@@ -280,8 +280,9 @@ class _Run:
         return metrics
 
     def _finish(self, metrics: dict[str, Metrics]) -> TrainResult:
-        result = TrainResult(self.step, self.samples, self.train_seconds, metrics)
-        path = self.settings.save_checkpoint_path
+        progress, path = self.progress, self.settings.save_checkpoint_path
+        if self.profiler:
+            self.profiler.stop()
         if path:
             record = self._record() | {
                 "metrics": {split: m.to_dict() for split, m in metrics.items()}
@@ -290,84 +291,32 @@ class _Run:
             save_checkpoint(path, state, self.config, record, self.group)
         self.events.write(
             "end",
-            step=self.step,
-            samples=self.samples,
-            train_seconds=self.train_seconds,
-            samples_per_s=self.samples / self.train_seconds,
+            step=progress.step,
+            samples=progress.samples,
+            train_seconds=progress.train_seconds,
+            samples_per_s=progress.samples_per_s,
             checkpoint=path,
         )
-        if self.group.rank == 0:
+        if self.directory:
             log.info(
                 "trained %s samples in %.1f s: %s samples/s\n%s",
-                f"{self.samples:,}",
-                self.train_seconds,
-                f"{self.samples / self.train_seconds:,.0f}",
+                f"{progress.samples:,}",
+                progress.train_seconds,
+                f"{progress.samples_per_s:,.0f}",
                 metrics_table(metrics),
             )
             log.info("checkpoint: %s", path or "none (--save_checkpoint_path)")
-        return result
+            write_report(self.directory)
+            log.info("report: %s", self.directory / REPORT_FILE)
+        return TrainResult(progress.step, progress.samples, progress.train_seconds, metrics)
 
     def _record(self) -> dict[str, Any]:
         return {
             "settings": self.settings.to_dict(),
-            "steps": self.step,
-            "samples": self.samples,
+            "steps": self.progress.step,
+            "samples": self.progress.samples,
             "workflow_digest": _workflow_digest(self.settings.binary_path),
         }
-
-
-class _Meter:
-    """Sums over the steps since the last report; the loss stays on the device until then."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.reset()
-
-    def reset(self) -> None:
-        self.start = time.perf_counter()
-        self.steps = self.samples = 0
-        self.waited = 0.0
-        self.loss = torch.zeros((), dtype=torch.float64, device=self._device)
-
-    def add(self, output: StepOutput) -> None:
-        self.steps += 1
-        self.samples += output.global_size
-        self.loss += output.loss.double() * output.global_size
-
-
-def _loader(settings: TrainSettings, config: ModelConfig, split: str, group: Group) -> KJTLoader:
-    training = split == "train"
-    limits = {
-        "train": settings.limit_train_batches,
-        "valid": settings.limit_val_batches,
-        "test": settings.limit_test_batches,
-    }
-    memory = settings.loader_memory
-    return KJTLoader(
-        settings.split_path(split),
-        settings.batch_size,
-        rank=group.rank,
-        world_size=group.world_size,
-        shuffle=settings.shuffle_training_set and training,
-        seed=settings.seed,
-        drop_last=settings.drop_last_training_batch and training,
-        device=group.device,
-        table_sizes=config.num_embeddings,
-        hash_indices=settings.hash_indices,
-        undersampling_rate=settings.undersampling_rate if training else None,
-        limit_batches=limits[split],
-        **({} if memory is None else {"loader_memory": memory << 20}),
-    )
-
-
-def _build(
-    settings: TrainSettings, config: ModelConfig, group: Group
-) -> tuple[DistributedModelParallel, CombinedOptimizer]:
-    dlrm = build_dlrm(config, seed=settings.seed, device=group.device)
-    model = TrainModel(dlrm, group.world_size)
-    fuse_table_optimizer(model, settings, group.device)
-    sharded = shard_model(model, config, settings, group)
-    return sharded, combine_optimizers(sharded, settings)
 
 
 def _workflow_digest(binary_path: str) -> str | None:

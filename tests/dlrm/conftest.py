@@ -12,6 +12,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train_torchrec.py does
 TABLE_SIZES = (10, 50, 200, 3)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def elsewhere(tmp_path_factory):
+    """Runs without --log_path write to the directory that they are started in."""
+    before = os.getcwd()
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    yield
+    os.chdir(before)
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> Path:
     """Splits whose last training step has one row: an empty batch on all ranks but the last."""

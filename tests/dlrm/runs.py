@@ -34,9 +34,11 @@ def train_here(*flags: str) -> TrainResult:
 def torchrun(
     *command: str, ranks: int = 2, timeout: float = 120, launcher: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script with its flags by torchrun from the repository's root."""
+    """Run a script of the repository with its flags by torchrun."""
+    script, *flags = command
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", *launcher]
-    return run_command([*run, f"--nproc-per-node={ranks}", *command], timeout=timeout)
+    run += [f"--nproc-per-node={ranks}", str(ROOT / script), *flags]
+    return run_command(run, timeout=timeout)
 
 
 def train_many(flags: list[list[str]], ranks: int) -> None:
@@ -45,11 +47,14 @@ def train_many(flags: list[list[str]], ranks: int) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def run_command(command: list[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run_command(
+    command: list[str], timeout: float = 120, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in ``cwd``: by default where this process is, see ``conftest.py``."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return subprocess.run(
         command,
-        cwd=ROOT,
+        cwd=cwd,
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
         capture_output=True,
         text=True,

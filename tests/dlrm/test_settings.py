@@ -98,8 +98,10 @@ def test_defaults_are_those_of_the_example():
         ("--interaction_branch2_layer_sizes 128", "without --interaction_type projection"),
         ("--max_table_size 50", "without --hash_indices\n.*add --hash_indices"),
         ("--max_table_size 50 --hash_indices --num_embeddings 9", "both set"),
-        ("--print_freq 5 --throughput_check_freq_within_epoch 6", "given twice: 5 and 6"),
-        ("--test_freq 5 --test_freq 6", "given twice: 5 and 6"),
+        (
+            "--print_freq 5 --throughput_check_freq_within_epoch 6",
+            "--print_freq 5 and --throughput_check_freq_within_epoch 6 are one setting",
+        ),
         ("--test_after 1", "--test_after 1 with --epochs 1\n.*ends before"),
         ("--test_batch_size 0", "--test_batch_size 0\n.*at least 1"),
         ("--auc_threshold 80", "--auc_threshold 80.0\n.*an AUROC"),
@@ -138,6 +140,12 @@ def test_defaults_are_those_of_the_example():
 def test_nonsense_is_refused_with_a_remedy(flags, message):
     with pytest.raises(SettingsError, match=message):
         parse_settings(shlex.split(flags))
+
+
+def test_the_last_of_several_values_counts():
+    assert parse_settings(shlex.split("--batch_size 5 --batch_size 6")).batch_size == 6
+    settings = parse_settings(shlex.split("--test_freq 7 --validation_freq_within_epoch 7"))
+    assert settings.validation_freq_within_epoch == 7
 
 
 def test_help_and_errors_need_no_torch():

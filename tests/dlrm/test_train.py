@@ -20,7 +20,7 @@ from dlrm.evaluate import score
 from dlrm.flags import parse_settings
 from nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
-from tests.dlrm.runs import MODEL, events, losses, run_command, torchrun, train_here
+from tests.dlrm.runs import MODEL, ROOT, events, losses, run_command, torchrun, train_here
 from tests.nvt_loader.data import write_split
 
 STEPS = 30  # of an epoch of the fixture's 929 rows in global batches of 32; the last has one row
@@ -69,7 +69,7 @@ def two_ranks(one_rank, data, tmp_path_factory) -> Run:
         result = torchrun("train_torchrec.py", *flags)
     else:
         torchx = "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py --"
-        result = run_command([*torchx.split(), *flags])
+        result = run_command([*torchx.split(), *flags], cwd=ROOT)
     assert result.returncode == 0, result.stderr
     run.output = result.stderr
     return run

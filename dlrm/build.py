@@ -1,0 +1,44 @@
+"""The model of a run: built, spread over the ranks, with its optimizer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from dlrm.config import ModelConfig
+from dlrm.distributed import Group
+from dlrm.model import TrainModel, build_dlrm
+from dlrm.optimizers import combine_optimizers, fuse_table_optimizer
+from dlrm.settings import TrainSettings
+from dlrm.sharding import shard_model
+
+log = logging.getLogger(__name__)
+
+
+def build(
+    settings: TrainSettings, config: ModelConfig, group: Group
+) -> tuple[DistributedModelParallel, CombinedOptimizer, dict[str, Any]]:
+    """Build and shard the model (collective).
+
+    Returns:
+        The sharded model, its optimizer, and on rank 0 the plan (:func:`shard_model`).
+
+    Raises:
+        SettingsError: the tables do not fit into the ranks' memory, or a constraint on the plan
+            makes no sense.
+    """
+    if settings.allow_tf32 and group.device.type == "cpu" and group.rank == 0:
+        log.warning("--allow_tf32 has no effect on a CPU")
+    torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
+    dlrm = build_dlrm(config, seed=settings.seed, device=group.device)
+    model = TrainModel(dlrm, group.world_size, amp=settings.amp)
+    fuse_table_optimizer(model, settings)
+    sharded, plan = shard_model(model, config, settings, group)
+    if settings.compile_dense:
+        for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
+            part.compile(dynamic=False)
+    return sharded, combine_optimizers(sharded, settings), plan

@@ -1,0 +1,120 @@
+"""Random rows in memory, for measuring training without a disk, a decoder or data.
+
+Nothing can be learned from them: features and labels are independent. A few batches are drawn
+once, on the device, and come again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from clicklog.errors import SettingsError
+from clicklog.schema import TableSchema
+
+#: Batches that are drawn; facebookresearch/dlrm keeps ten.
+POOL = 10
+#: Share of the rows with label 1.
+_CLICKS = 0.25
+
+
+class SyntheticLoader:
+    """Batches of one rank, with the interface of :class:`nvt_loader.KJTLoader` that training uses.
+
+    Args:
+        schema: names of the columns and sizes of the tables.
+        rows: of an epoch, over all ranks; rounded down to full steps, but at least one.
+        batch_size: rows of a batch of this rank.
+        rank, world_size: this process among all.
+        seed: of the rows; each rank has its own.
+        limit_batches: end an epoch after so many steps.
+        device: where the batches are.
+    """
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        rows: int,
+        batch_size: int,
+        *,
+        rank: int,
+        world_size: int,
+        seed: int,
+        limit_batches: int | None,
+        device: torch.device,
+    ) -> None:
+        self.schema = schema
+        self._steps = max(1, rows // (batch_size * world_size))
+        if limit_batches is not None:
+            self._steps = min(self._steps, limit_batches)
+        self.num_rows = self._steps * batch_size * world_size
+        self._first = 0
+        generator = torch.Generator().manual_seed((seed * world_size + rank) % 2**63)
+        self._pool = [
+            self._draw(batch_size, generator).to(device) for _ in range(min(POOL, self._steps))
+        ]
+
+    def _draw(self, size: int, generator: torch.Generator) -> Batch:
+        ids = [
+            torch.randint(rows, (size,), generator=generator, dtype=torch.int32)
+            for rows in self.schema.table_sizes
+        ]
+        keys = list(self.schema.categorical)
+        return Batch(
+            dense_features=torch.randn(size, len(self.schema.dense), generator=generator),
+            sparse_features=KeyedJaggedTensor(
+                keys=keys,
+                values=torch.cat(ids),
+                lengths=torch.ones(size * len(keys), dtype=torch.int32),
+                stride=size,
+            ),
+            labels=(torch.rand(size, generator=generator) < _CLICKS).float(),
+        )
+
+    def map(self, function: Callable[[Batch], Batch]) -> SyntheticLoader:
+        """Apply ``function`` to the batches; the loader itself."""
+        self._pool = [function(batch) for batch in self._pool]
+        return self
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The next epoch, or the rest of one that a state is of."""
+        first, self._first = self._first, 0
+        return (self._pool[i % len(self._pool)] for i in range(first, self._steps))
+
+    def check_epoch(self) -> None:
+        """Nothing that could be missing: no row is read."""
+
+    def state_dict(self, trained_steps: int) -> dict[str, Any]:
+        """Where training is in an epoch."""
+        return {"synthetic_rows": self.num_rows, "step": trained_steps % self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next epoch begin at the step that ``state`` says.
+
+        Raises:
+            SettingsError: the state is of other data.
+        """
+        if state.get("synthetic_rows") != self.num_rows:
+            raise SettingsError(
+                "the checkpoint was trained on other data than these synthetic rows",
+                "resume with the same --dataset_type, --synthetic_dataset_num_entries and batch",
+            )
+        self._first = state["step"]
+
+
+def synthetic_schema(dense: int, table_sizes: tuple[int, ...]) -> TableSchema:
+    """``int_0 …`` and ``cat_0 …``, as in the Criteo logs."""
+    return TableSchema(
+        "label",
+        tuple(f"int_{i}" for i in range(dense)),
+        tuple(f"cat_{i}" for i in range(len(table_sizes))),
+        table_sizes,
+    )
