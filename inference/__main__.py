@@ -90,7 +90,7 @@ def _add_serve(commands) -> None:
         ("max_rows", int, "of a request; 413 beyond it"),
         ("max_body_mb", float, "MiB of a request; 413 beyond it"),
         ("max_requests", int, "accepted and not answered yet; 503 beyond it"),
-        ("max_queue_rows", int, "that wait for the model; 503 beyond it"),
+        ("max_wait_ms", float, "that a new request may have to wait for others; 503 beyond it"),
         ("timeout_s", float, "from a request's first byte to the answer; 408 or 503 beyond it"),
         ("drain_s", float, "after SIGTERM, serve on for so long while /ready says no"),
     ):

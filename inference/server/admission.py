@@ -1,6 +1,6 @@
 """What is let in: how many requests, how large, for how long. The outermost layer, plain ASGI.
 
-Under overload most of the work is saying no, so that is done here, before a body is read.
+Under overload most of the work is saying no, so that is done here, before JSON is looked at.
 """
 
 from __future__ import annotations
@@ -40,6 +40,43 @@ def too_busy() -> RefusedError:
     return RefusedError(503, "too many requests are waiting", remedy="try again later")
 
 
+class Pace:
+    """How fast requests get done, and so how long a new one would wait.
+
+    Work is measured in bytes of bodies: they are known at once, and reading them is a good part of
+    the work. Times are seconds of any clock.
+    """
+
+    _LEAST_BUSY = 0.25
+
+    def __init__(self) -> None:
+        self._waiting = self._done = 0
+        self._busy = self._since = 0.0
+        self._rate = 0.0
+
+    @property
+    def wait(self) -> float:
+        """Seconds until what was begun is done; 0 as long as nothing is known."""
+        return self._waiting / self._rate if self._rate else 0.0
+
+    def begin(self, size: int, now: float) -> None:
+        """A request with so many bytes has been accepted."""
+        if not self._waiting:
+            self._since = now
+        self._waiting += size
+
+    def end(self, size: int, now: float, *, done: bool) -> None:
+        """It is over; ``done``: its work was."""
+        self._waiting -= size
+        self._busy += now - self._since
+        self._since = now
+        self._done += size * done
+        if self._busy >= self._LEAST_BUSY and self._done:
+            rate = self._done / self._busy
+            self._rate = (self._rate + rate) / 2 if self._rate else rate
+            self._busy = self._done = 0
+
+
 class Admission:
     """Lets requests for :data:`PREDICT` through to ``app`` within the limits; others always.
 
@@ -53,6 +90,7 @@ class Admission:
         self._app, self._settings, self._metrics = app, settings, metrics
         self.requests = 0
         self._bytes = 0
+        self._pace = Pace()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
@@ -68,12 +106,11 @@ class Admission:
         self.requests += 1
         body = _Body()
         try:
-            # let all that have arrived be counted, before any is worked on: where reading requests
-            # is the bottleneck, this is where they wait
-            await asyncio.sleep(0)
             async with asyncio.timeout(self._settings.timeout_s):
                 await self._read(scope, receive, body)
-                await self._app(scope, _replay(body.data, receive), answer)
+                if self._pace.wait > self._settings.max_wait_ms / 1e3:
+                    raise too_busy()
+                await self._pass_on(scope, _replay(body.data, receive), answer, len(body.data))
         except TimeoutError:
             if body.complete:
                 error = RefusedError(503, "not scored in time", remedy="try again later")
@@ -87,7 +124,18 @@ class Admission:
             self._bytes -= body.counted
             if answer.status:
                 self._metrics.requests.labels(answer.status).inc()
-                self._metrics.request_seconds.observe(time.perf_counter() - begin)
+                if answer.status != 503:
+                    self._metrics.request_seconds.observe(time.perf_counter() - begin)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, answer: _Answer, size: int) -> None:
+        self._pace.begin(size, time.perf_counter())
+        try:
+            # let all that have arrived be counted before any is worked on: where reading requests
+            # is the bottleneck, this is where they wait
+            await asyncio.sleep(0)
+            await self._app(scope, receive, answer)
+        finally:
+            self._pace.end(size, time.perf_counter(), done=answer.status != 0)
 
     async def _read(self, scope: Scope, receive: Receive, body: _Body) -> None:
         headers = dict(scope["headers"])

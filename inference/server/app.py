@@ -17,8 +17,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from clicklog.errors import SchemaError
 from inference.predictor import Predictor
-from inference.server.admission import PREDICT, Admission, RefusedError, too_busy
-from inference.server.batching import Batcher, OverloadError
+from inference.server.admission import PREDICT, Admission, RefusedError
+from inference.server.batching import Batcher
 from inference.server.metrics import ServerMetrics
 from inference.server.openapi import describe
 from inference.server.settings import ServerSettings
@@ -52,7 +52,6 @@ def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
         predictor.predict_encoded,
         batch_rows=settings.batch_rows,
         delay=settings.batch_delay_ms / 1e3,
-        queue_rows=settings.max_queue_rows,
         observe=metrics.observe,
     )
     readers = ThreadPoolExecutor(_READERS, "reader")
@@ -125,12 +124,7 @@ def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RefusedError)
     async def refused(request: Request, error: RefusedError) -> JSONResponse:
-        headers = {"retry-after": "1"} if error.status == 503 else None
-        return JSONResponse(error.details, error.status, headers)
-
-    @app.exception_handler(OverloadError)
-    async def overloaded(request: Request, error: OverloadError) -> JSONResponse:
-        return await refused(request, too_busy())
+        return JSONResponse(error.details, error.status)
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> JSONResponse:

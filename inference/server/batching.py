@@ -23,10 +23,6 @@ from workflows.compiled.workflow import EncodedRows, Ids
 log = logging.getLogger(__name__)
 
 
-class OverloadError(Exception):
-    """More rows wait for the model than may."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """What went through the model at once.
@@ -58,7 +54,6 @@ class Batcher:
         model: (dense, ids) of :class:`EncodedRows` → probabilities float32 [n].
         batch_rows: a batch takes no further request once it has so many rows.
         delay: seconds that a request may wait for others while the model is idle.
-        queue_rows: how many rows may wait. A request of more rows is taken when none waits.
         observe: called with every batch, in the model's thread.
     """
 
@@ -68,11 +63,10 @@ class Batcher:
         *,
         batch_rows: int,
         delay: float,
-        queue_rows: int,
         observe: Callable[[Batch], None],
     ) -> None:
         self._model, self._observe = model, observe
-        self._batch_rows, self._delay, self._queue_rows = batch_rows, delay, queue_rows
+        self._batch_rows, self._delay = batch_rows, delay
         self._changed = threading.Condition()
         self._queue: deque[_Waiting] = deque()
         self._rows = 0
@@ -86,17 +80,11 @@ class Batcher:
         return self._rows
 
     async def score(self, rows: EncodedRows) -> np.ndarray:
-        """Probabilities float32 [n] of a request's rows.
-
-        Raises:
-            OverloadError: the queue is full.
-        """
+        """Probabilities float32 [n] of a request's rows; raises what the model raises."""
         if not len(rows):
             return np.empty(0, np.float32)
         future = asyncio.get_running_loop().create_future()
         with self._changed:
-            if self._rows and self._rows + len(rows) > self._queue_rows:
-                raise OverloadError
             self._queue.append(_Waiting(rows, future, time.perf_counter()))
             self._rows += len(rows)
             if len(self._queue) == 1 or self._rows >= self._batch_rows:

@@ -30,7 +30,7 @@ class ServerMetrics:
         )
         self.request_seconds = Histogram(
             "inference_request_seconds",
-            "From the head of a request to its answer, refused ones aside",
+            "From the head of a request to its answer, those with 503 aside",
             buckets=_SECONDS,
             **registry,
         )

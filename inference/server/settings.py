@@ -20,7 +20,8 @@ class ServerSettings:
         max_rows: of a request.
         max_body_mb: of a request's body, in MiB.
         max_requests: requests that are accepted and not answered yet; beyond it, 503.
-        max_queue_rows: rows that may wait for the model; beyond it, 503.
+        max_wait_ms: how long a new request may have to wait for those before it, by the pace at
+            which requests have been answered lately; beyond it, 503.
         timeout_s: from the first byte of a request to the last of its answer.
         drain_s: after SIGTERM, how long to go on as before, but for /ready, which says no, so that
             load balancers send nothing more.
@@ -35,13 +36,13 @@ class ServerSettings:
     batch_delay_ms: float = 0.0
     max_rows: int = 4096
     max_body_mb: float = 8.0
-    max_requests: int = 128
-    max_queue_rows: int = 16384
+    max_requests: int = 256
+    max_wait_ms: float = 250.0
     timeout_s: float = 5.0
     drain_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("batch_rows", "max_rows", "max_body_mb", "max_requests", "max_queue_rows"):
+        for name in ("batch_rows", "max_rows", "max_body_mb", "max_requests", "max_wait_ms"):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"--{name} {getattr(self, name)}", "more than 0 is needed")
         for name in ("batch_delay_ms", "timeout_s", "drain_s"):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from clicklog.rows import Ragged
 from inference import Predictor
-from inference.server.admission import Admission, RefusedError
+from inference.server.admission import Admission, Pace, RefusedError
 from inference.server.app import read_body
-from inference.server.batching import Batch, Batcher, OverloadError
+from inference.server.batching import Batch, Batcher
 from inference.server.metrics import ServerMetrics
 from inference.server.settings import ServerSettings
 from workflows.compiled.workflow import EncodedRows
@@ -59,7 +59,7 @@ def batches() -> list[Batch]:
 
 def run(model: Model, batches: list, check, **settings) -> None:
     """Run ``check(batcher)`` on an event loop."""
-    options = {"batch_rows": 8, "delay": 0.0, "queue_rows": 100, "observe": batches.append}
+    options = {"batch_rows": 8, "delay": 0.0, "observe": batches.append}
     batcher = Batcher(model, **options | settings)
     try:
         asyncio.run(check(batcher))
@@ -101,21 +101,23 @@ def test_what_waits_goes_together_up_to_the_size_of_a_batch(batches: list) -> No
     assert all(min(batch.waited) >= 0 and batch.seconds >= 0 for batch in batches)
 
 
-def test_a_full_queue_refuses_but_takes_one_large_request(batches: list) -> None:
-    model = Model()
-
-    async def check(batcher: Batcher) -> None:
-        first = await _queued(batcher, request(1))
-        await _taken(batcher)
-        large = await _queued(batcher, request(*range(6)))
-        with pytest.raises(OverloadError):
-            await batcher.score(request(1))
-        model.go.release(100)
-        await asyncio.gather(*first, *large)
-        assert (await batcher.score(request(2))).tolist() == [2]
-
-    run(model, batches, check, queue_rows=5)
-    assert model.sizes == [1, 6, 1]
+def test_the_pace_says_how_long_a_request_would_wait() -> None:
+    pace = Pace()
+    pace.begin(1000, 5.0)
+    assert pace.wait == 0  # nothing is known yet
+    pace.begin(3000, 5.5)
+    pace.end(1000, 6.0, done=True)
+    assert pace.wait == pytest.approx(3.0)  # 3000 bytes at 1000/s
+    pace.end(3000, 6.5, done=True)  # 6000/s, and the mean with what was known
+    pace.begin(7000, 100.0)  # idle time counts for nothing
+    assert pace.wait == pytest.approx(2.0)
+    pace.end(7000, 200.0, done=False)  # not done: no pace, though it takes its time
+    assert pace.wait == 0
+    pace.begin(3500, 300.0)
+    assert pace.wait == pytest.approx(1.0)
+    pace.end(3500, 335.0, done=True)  # 135 s for 3500 bytes
+    pace.begin(3500, 400.0)
+    assert pace.wait == pytest.approx(3500 / ((3500 + 3500 / 135) / 2))
 
 
 def test_who_has_gone_is_not_worked_for(batches: list) -> None:

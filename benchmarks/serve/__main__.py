@@ -1,0 +1,227 @@
+"""Load on `python -m inference serve`, over loopback, by `hey` (Debian: apt install hey).
+
+For each number of rows a request: first as many requests as 1 and 32 clients can get answered,
+then twice the rate that 32 got, from 512 connections, as overload. "ms" are of answers with scores
+(200); those with 503 are what the server sheds; anything else is an error, and makes the exit
+status 1. hey runs on the same cores, so a server of its own would do more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import describe_machine, machine, start_logging
+from benchmarks.venvs import BUILD
+from clicklog.errors import SettingsError, run_command
+from clicklog.files import write_json
+
+log = logging.getLogger("benchmarks")
+
+CLIENTS, OVERLOAD_CONNECTIONS, PROCESSES = 32, 512, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What one run of hey saw.
+
+    Attributes:
+        rows: of a request.
+        case: which load.
+        offered_per_s: requests sent a second.
+        scored_per_s: requests answered with scores a second.
+        shed_per_s: requests answered with 503 a second.
+        p50_ms: of those with scores; p99 likewise.
+        errors: requests with another answer, or none.
+    """
+
+    rows: int
+    case: str
+    offered_per_s: float
+    scored_per_s: float
+    shed_per_s: float
+    p50_ms: float
+    p99_ms: float
+    errors: int
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; exit status 1 if a request failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serve",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--bundle", required=True, type=Path, help="what is served")
+    add("--input", required=True, help="raw rows to send, in the training log's format")
+    add("--rows", default="1,64", help="of a request")
+    add("--seconds", type=float, default=10.0, help="of each run")
+    args = parser.parse_args(argv)
+    start_logging()
+    return run_command(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    if shutil.which("hey") is None:
+        raise SettingsError(
+            "there is no hey", "apt install hey, or go install github.com/rakyll/hey"
+        )
+    sizes = [int(size) for size in args.rows.split(",")]
+    loads = []
+    with _serving(args.bundle) as url, tempfile.TemporaryDirectory() as folder:
+        for rows, body in _bodies(args.bundle, args.input, sizes, Path(folder)):
+            loads += measure(url, rows, body, args.seconds)
+    print(f"inference serve over loopback, {args.seconds:g} s each; {describe_machine()}\n")
+    print(table(loads))
+    write_json(
+        BUILD / "serve.json",
+        {"machine": machine(), "results": [dataclasses.asdict(load) for load in loads]},
+    )
+    return int(any(load.errors for load in loads))
+
+
+@contextlib.contextmanager
+def _serving(bundle: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "inference", "serve", "--bundle", str(bundle), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().strip().removeprefix("serving on ")
+            if not url:
+                raise SettingsError(f"{bundle}: no server", "see its message above")
+            yield url
+        finally:
+            server.terminate()
+
+
+def _bodies(bundle: Path, path: str, sizes: list[int], folder: Path) -> Iterator[tuple[int, Path]]:
+    """Files with requests of so many rows."""
+    from clicklog.raw import stream_pieces
+    from inference.benchmark import to_dicts
+    from workflows import compiled
+
+    spec = compiled.load(bundle / "workflow").spec
+    rows: list[dict] = []
+    for piece in stream_pieces(path, spec, block_bytes=1 << 20):
+        rows += to_dicts(piece.parse(reject=True), spec, limit=max(sizes) - len(rows))
+        if len(rows) >= max(sizes):
+            break
+    if len(rows) < max(sizes):
+        raise SettingsError(f"{path}: fewer rows than {max(sizes)}")
+    for size in sizes:
+        body = folder / f"{size}.json"
+        body.write_text(json.dumps({"rows": rows[:size]}))
+        yield size, body
+
+
+def measure(url: str, rows: int, body: Path, seconds: float) -> list[Load]:
+    """One client, several, and twice what several got, in turn."""
+    hey = Hey(url, body)
+    hey.run(min(seconds, 2), CLIENTS)
+    loads = []
+    for case, clients in (("1 client", 1), (f"{CLIENTS} clients", CLIENTS)):
+        log.info("%d rows a request, %s", rows, case)
+        loads.append(summarize([hey.run(seconds, clients)], rows, case))
+    log.info("%d rows a request, overload", rows)
+    answers, sent = hey.run_at_rate(seconds, 2 * loads[-1].scored_per_s)
+    return [*loads, summarize(answers, rows, "2x overload", sent)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hey:
+    """The load generator, for one address and body. Results are its CSV: a line an answer."""
+
+    url: str
+    body: Path
+
+    def run(self, seconds: float, clients: int) -> str:
+        """Clients that each send the next request when the last is answered."""
+        with self._start("-c", clients, "-z", f"{seconds}s") as process:
+            return process.communicate()[0]
+
+    def run_at_rate(self, seconds: float, rate: float) -> tuple[list[str], int]:
+        """So many requests a second, whatever is answered; also how many that made.
+
+        The workers of one hey send at the same moment, so there are several, one after another.
+        """
+        workers = OVERLOAD_CONNECTIONS // PROCESSES
+        period = OVERLOAD_CONNECTIONS / rate  # of each worker
+        each = max(1, round(seconds / period)) * workers
+        with contextlib.ExitStack() as stack:
+            running = []
+            for _ in range(PROCESSES):
+                options = ("-c", workers, "-n", each, "-q", 1 / period)
+                running.append(stack.enter_context(self._start(*options)))
+                time.sleep(period / PROCESSES)
+            with ThreadPoolExecutor(PROCESSES) as pool:
+                answers = list(pool.map(lambda process: process.communicate()[0], running))
+        return answers, each * PROCESSES
+
+    def _start(self, *options: object) -> subprocess.Popen:
+        request = ("-m", "POST", "-T", "application/json", "-D", self.body)
+        command = ["hey", "-o", "csv", *options, *request, f"{self.url}/predict"]
+        return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
+
+
+def summarize(texts: list[str], rows: int, case: str, sent: int | None = None) -> Load:
+    """What hey's CSV says.
+
+    Args:
+        texts: of each hey: seconds, status, when it was sent … of each answer.
+        rows: of a request.
+        case: which load.
+        sent: requests that should be there; None: those that are.
+    """
+    answers = [one for text in texts for one in csv.DictReader(io.StringIO(text))]
+    if not answers:
+        raise SettingsError("hey got no answer at all", "see the server's log")
+    status = np.array([int(one["status-code"]) for one in answers])
+    took = np.array([float(one["response-time"]) for one in answers])
+    begun = np.array([float(one["offset"]) for one in answers])
+    lasted = float((begun + took).max())
+    scored, shed = status == 200, status == 503
+    p50, p99 = np.quantile(took[scored], (0.5, 0.99)) * 1e3 if scored.any() else (np.nan, np.nan)
+    return Load(
+        rows=rows,
+        case=case,
+        offered_per_s=(sent or len(answers)) / lasted,
+        scored_per_s=int(scored.sum()) / lasted,
+        shed_per_s=int(shed.sum()) / lasted,
+        p50_ms=float(p50),
+        p99_ms=float(p99),
+        errors=int((~scored & ~shed).sum()) + max(0, (sent or 0) - len(answers)),
+    )
+
+
+def table(loads: list[Load]) -> str:
+    """As it is printed."""
+    heading = f"{'rows':>5}  {'load':14}{'offered/s':>10}{'scored/s':>10}{'rows/s':>10}"
+    lines = [f"{heading}{'503/s':>8}{'p50 ms':>8}{'p99 ms':>8}{'errors':>8}"]
+    for rows, group in itertools.groupby(loads, lambda load: load.rows):
+        for load in group:
+            lines.append(
+                f"{rows:>5}  {load.case:14}{load.offered_per_s:>10,.0f}{load.scored_per_s:>10,.0f}"
+                f"{load.scored_per_s * rows:>10,.0f}{load.shed_per_s:>8,.0f}{load.p50_ms:>8.1f}"
+                f"{load.p99_ms:>8.1f}{load.errors:>8}"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
