@@ -119,10 +119,10 @@ class Checker:
                 self._known = schema, places
         return places
 
-    def is_plain(self, field: pa.Field, number: int) -> bool:
-        """Whether a column of a file has the loader's own type, of four bytes, and no nulls."""
-        wanted = self._types[number]
-        return field.type == wanted and not field.nullable and wanted.bit_width == 32
+    def is_plain(self, kind: pa.DataType, number: int) -> bool:
+        """Whether a column of this type is what the loader hands out, but for nulls."""
+        lists = number >= self._first_id and self._is_list[number - self._first_id]
+        return not lists and kind == self._types[number]
 
     def column(self, column: pa.Array, number: int, file: int) -> pa.Array:
         """A column of a file, without nulls and in the type that the loader hands out."""
@@ -197,23 +197,35 @@ class Checker:
         hashed[bad] = wide + wide.dtype.type(RESERVED_IDS)
         return hashed
 
-    def check(self, chunk: Chunk, unproven: np.ndarray, file: int) -> None:
-        """Refuse (or hash) what is no number and what is no id of its table."""
+    def check(
+        self, chunk: Chunk, arrays: dict[int, pa.Array], unproven: np.ndarray, file: int
+    ) -> None:
+        """Refuse (or hash) what is no number and what is no id of its table.
+
+        Args:
+            chunk: the rows.
+            arrays: its list columns.
+            unproven: bool [categorical columns], from :meth:`unproven`.
+            file: where it is from.
+        """
         if not chunk.rows:
             return
         floats = np.ascontiguousarray(chunk.addresses[: self._first_id])
         found = np.empty(self._first_id, np.uint32)
         largest_magnitude(found, floats, chunk.rows)
-        for i in np.flatnonzero(found >= NO_NUMBER):
-            self._refuse_numbers(chunk.owner[i].to_numpy(), self._layout.schema.columns[i], file)
+        for i in np.flatnonzero(found >= NO_NUMBER).tolist():
+            name = self._layout.schema.columns[i]
+            self._refuse_numbers(chunk.column(i, np.float32), name, file)
+        if not unproven.any():
+            return
         flat = np.flatnonzero(unproven & ~self._is_list)
         if flat.size:
             most = np.empty(flat.size, self._unsigned)
             largest(most, chunk.addresses[self._first_id + flat], chunk.rows)
             for i in flat[most >= self._sizes[flat].astype(most.dtype)]:
-                self._replace(chunk, int(i), file)
+                self._replace(chunk, None, int(i), file)
         for i in np.flatnonzero(unproven & self._is_list):
-            array = chunk.owner[self._first_id + i]
+            array = arrays[self._first_id + i]
             begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
             if begin == end:
                 continue
@@ -221,14 +233,13 @@ class Checker:
             address = chunk.values[self._first_id + i] + begin * most.itemsize
             largest(most, np.array([address]), end - begin)
             if int(most[0]) >= self._sizes[i]:
-                self._replace(chunk, int(i), file)
+                self._replace(chunk, array, int(i), file)
 
-    def _replace(self, chunk: Chunk, i: int, file: int) -> None:
-        """Put ids that are in the table in place of a column's."""
+    def _replace(self, chunk: Chunk, array: pa.Array | None, i: int, file: int) -> None:
+        """Put ids that are in the table in place of a column's, which may be the list ``array``."""
         number = self._first_id + i
-        array = chunk.owner[number]
-        if not self._is_list[i]:
-            ids = self.inside(array.to_numpy(), i, file)
+        if array is None:
+            ids = self.inside(chunk.column(number, self._layout.id_dtype), i, file)
             chunk.addresses[number] = ids.ctypes.data
         else:  # as long as all elements, so that the offsets stay right
             begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()

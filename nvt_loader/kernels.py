@@ -33,6 +33,29 @@ def _compile(*signatures: str):
     return numba.njit(list(signatures), nogil=True, cache=True)
 
 
+@_compile("boolean(int64[::1], int64, int64[::1], int64[::1], int64[::1])")
+def plain_addresses(addresses, record_batch, numbers, indices, sizes):
+    """Where the values of a record batch's columns begin; False if one of them holds nulls.
+
+    Args:
+        addresses: int64 [columns], written to.
+        record_batch: address of a struct ArrowArray of Arrow's C data interface.
+        numbers: which elements of ``addresses`` to write.
+        indices: for each of these its column in the record batch.
+        sizes: int64 [columns], bytes of a value.
+    """
+    # struct ArrowArray: length, null_count, offset, n_buffers, n_children, buffers, children, …
+    batch = numba.carray(_pointer(record_batch), (7,), np.int64)
+    children = numba.carray(_pointer(batch[6]), (batch[4],), np.int64)
+    for i in range(len(numbers)):
+        child = numba.carray(_pointer(children[indices[i]]), (7,), np.int64)
+        if child[1] != 0:
+            return False
+        buffers = numba.carray(_pointer(child[5]), (child[3],), np.int64)
+        addresses[numbers[i]] = buffers[1] + (batch[2] + child[2]) * sizes[numbers[i]]
+    return True
+
+
 @_compile(
     "void(int32[::1], int64[:, ::1], int64, int64[:, ::1], int64[::1])",
     "void(int64[::1], int64[:, ::1], int64, int64[:, ::1], int64[::1])",
