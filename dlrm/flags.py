@@ -34,14 +34,30 @@ RENAMED = {
     "--Adam_embedding_optimizer": "--optimizer adam",
     "--Adam_MLP_optimizer": "--optimizer adam",
 }
-_HINTS = {
-    "---adagrad": "it takes two dashes: --adagrad (three are a typo in the example's README)",
-    "--mmap_mode": "leave it out: row groups are read as they are needed",
-    "--dataset_name": "leave it out: --binary_path says which data",
-    "--loss_scale": "leave it out: bfloat16 (--amp) needs no loss scaling",
-    "--base_device": "leave it out: GPUs if there are any; CUDA_VISIBLE_DEVICES= hides them",
-    "--backend": "leave it out: nccl on GPUs, gloo on CPUs",
+#: Their flags that have no place here, and why.
+LEFT_OUT = {
+    "--auc_device": "AUROC is exact, over all ranks, on rank 0's CPU",
+    "--backend": "nccl on GPUs, gloo on CPUs",
+    "--base_device": "GPUs if there are any; `CUDA_VISIBLE_DEVICES=` hides them",
+    "--bottom_features_ordered": "every checkpoint loads on any number of ranks",
+    "--collect_multi_hot_freqs_stats": "the ETL's report has the frequencies of all ids",
+    "--cuda_graphs": "TorchRec's pipeline sends ids between ranks in each step, which "
+    "graphs cannot hold",
+    "--dataset_name": "`--binary_path` says which data, and Kaggle's log has a spec of its own",
+    "--embedding_type": "FBGEMM's tables on all devices; `--sharding_file` chooses their kernels",
+    "--feature_spec": "`.merlin/schema.json` lies beside the data",
+    "--freeze_embeddings": "for debugging their kernels",
+    "--freeze_mlps": "for debugging their kernels",
+    "--loss_scale": "bfloat16 needs none",
+    "--mmap_mode": "row groups are read as they are needed",
+    "--optimized_mlp": "it is Apex's; `--compile_dense` fuses the layers",
+    "--self_interaction": "later versions have none either",
+    "--synthetic_dataset_use_feature_spec": "paste the ETL's sizes into "
+    "`--synthetic_dataset_table_sizes`",
+    "--synthetic_multi_hot_criteo_path": "list columns of the parquet are multi-hot",
+    "--warmup_factor": "it is 0, as by default there: the warm-up begins at 0",
 }
+_TYPO = "it takes two dashes: --adagrad (three are a typo in the example's README)"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -146,7 +162,9 @@ def parse_settings(argv: Sequence[str]) -> TrainSettings:
 def _hint(flag: str) -> str:
     if flag in RENAMED:
         return f"it is called {RENAMED[flag]} here"
-    if flag in _HINTS:
-        return _HINTS[flag]
+    if flag in LEFT_OUT:
+        return f"leave it out: {LEFT_OUT[flag].replace('`', '')}"
+    if flag == "---adagrad":
+        return _TYPO
     close = difflib.get_close_matches(flag, known_flags(), n=1)
     return f"did you mean {close[0]}?" if close else "see: train_torchrec.py --help"
