@@ -33,12 +33,16 @@ def _train(argv: list[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from dlrm.distributed import process_group
-    from dlrm.train import train
+
+    if settings.mode == "inference_benchmark":
+        from dlrm.inference_benchmark import benchmark_inference as work
+    else:
+        from dlrm.train import train as work
 
     @record  # the launcher shows the first error of all ranks
     def run() -> None:
         with process_group() as group:
-            train(settings, group)
+            work(settings, group)
 
     run()
 

@@ -71,7 +71,19 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
 
 
 def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
-    """Take the weights out of a :class:`dlrm.model.Scorer`, which is of no use afterwards."""
+    """Take the weights out of a :class:`dlrm.model.Scorer`, which is of no use afterwards.
+
+    Raises:
+        SchemaError: the model has another interaction than DLRM's dot products, or makes several
+            ids of one; the serving path computes neither.
+    """
+    if config.interaction_type != "original" or config.multi_hot_sizes:
+        kind = config.interaction_type if not config.multi_hot_sizes else "multi_hot_sizes"
+        raise SchemaError(
+            f"a model with {kind} cannot be served",
+            "serve one that was trained with --interaction_type original, without "
+            "--multi_hot_sizes; train_torchrec.py --mode test evaluates the others",
+        )
     bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
     device = bags[config.table_names[0]].weight.device
     table = torch.empty(sum(config.num_embeddings), config.embedding_dim, device=device)
