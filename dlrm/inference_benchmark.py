@@ -1,0 +1,153 @@
+"""``--mode inference_benchmark``: latency and throughput of scoring, in one process.
+
+The model computes as in training's evaluation: TorchRec's modules, batch by batch, tables
+unsharded. The serving path has a forward of its own (``python -m inference benchmark``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torchrec.datasets.utils import Batch
+
+from clicklog.errors import BadInputError, SchemaError, SettingsError
+from clicklog.schema import TableSchema
+from dlrm.checkpoint import load_model
+from dlrm.config import ModelConfig, model_config
+from dlrm.data import Loader, make_loader, read_schema
+from dlrm.distributed import Group
+from dlrm.metrics import auroc
+from dlrm.model import Scorer, build_dlrm, fill_table
+from dlrm.report import MetricsLog
+from dlrm.settings import TrainSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency:
+    """What was measured at one batch size.
+
+    Attributes:
+        batch_size: rows that are scored at once.
+        batches: that were measured.
+        mean_ms, p50_ms, p95_ms, p99_ms: of the time from a batch on the device to its logits.
+        samples_per_s: rows over the sum of these times.
+        auroc: of the rows that were scored; None if all labels are equal.
+    """
+
+    batch_size: int
+    batches: int
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    samples_per_s: float
+    auroc: float | None
+
+
+def benchmark_inference(settings: TrainSettings, group: Group) -> list[Latency]:
+    """Score the test set at each of ``inference_benchmark_batch_sizes``; log a table and events.
+
+    Without ``load_checkpoint_path`` the weights are those that training begins with.
+
+    Raises:
+        SettingsError: there are several processes, or other model settings than the checkpoint's.
+        BadInputError, SchemaError: the data or the checkpoint cannot be read, or do not fit.
+    """
+    if group.world_size > 1:
+        raise SettingsError(
+            f"--mode inference_benchmark in {group.world_size} processes", "start it alone"
+        )
+    schema = read_schema(settings)
+    scorer, config = _model(settings, schema, group.device)
+    events = MetricsLog(settings.log_directory())
+    found = []
+    for size in settings.inference_benchmark_batch_sizes:
+        loader = make_loader(settings, config, "test", group, batch_size=size)
+        if not len(loader):
+            raise BadInputError(f"{settings.split_path('test')}: no rows to score")
+        one = _measure(scorer, loader, size, settings)
+        events.write("inference", **dataclasses.asdict(one))
+        found.append(one)
+    log.info("%s", _table(found))
+    return found
+
+
+def _model(
+    settings: TrainSettings, schema: TableSchema, device: torch.device
+) -> tuple[Scorer, ModelConfig]:
+    if settings.load_checkpoint_path:
+        scorer, config = load_model(settings.load_checkpoint_path, device)
+        if (config.dense, config.categorical) != (schema.dense, schema.categorical):
+            raise SchemaError(
+                f"{settings.load_checkpoint_path}: trained on other columns than those of the data",
+                "give the data that it was trained on",
+            )
+        return scorer, config
+    config = model_config(settings, schema)
+    dlrm = build_dlrm(config, seed=settings.seed, device=device)
+    dlrm.sparse_arch.to_empty(device=device)
+    bags = dlrm.sparse_arch.embedding_bag_collection.embedding_bags
+    for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
+        weight = bags[name].weight.detach()
+        fill_table(weight, name, rows, config.embedding_dim, settings.seed, (0, 0))
+    return Scorer(dlrm, config).eval().requires_grad_(False), config
+
+
+@torch.inference_mode()
+def _measure(scorer: Scorer, loader: Loader, size: int, settings: TrainSettings) -> Latency:
+    seconds, logits, labels = [], [], []
+    warm_up, steps = settings.benchmark_warmup_steps, settings.inference_benchmark_steps
+    device = next(scorer.parameters()).device
+    for i, batch in enumerate(itertools.islice(_full_batches(loader, size), warm_up + steps)):
+        begin = _now(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.amp):
+            found = scorer(batch.dense_features, batch.sparse_features)
+        end = _now(device)
+        if i >= warm_up:
+            seconds.append(end - begin)
+            logits.append(found.float().cpu().numpy())
+            labels.append(batch.labels.cpu().numpy())
+    p50, p95, p99 = 1e3 * np.percentile(seconds, [50, 95, 99])
+    return Latency(
+        batch_size=size,
+        batches=len(seconds),
+        mean_ms=1e3 * float(np.mean(seconds)),
+        p50_ms=float(p50),
+        p95_ms=float(p95),
+        p99_ms=float(p99),
+        samples_per_s=sum(map(len, labels)) / sum(seconds),
+        auroc=auroc(np.concatenate(logits), np.concatenate(labels)),
+    )
+
+
+def _full_batches(loader: Loader, size: int) -> Iterator[Batch]:
+    """Batches without end: the data again and again, without their last rows if there are more."""
+    while True:
+        for i, batch in enumerate(loader):
+            if len(batch.labels) == size or not i:
+                yield batch
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _table(found: list[Latency]) -> str:
+    lines = ["  batch    mean ms     p50 ms     p95 ms     p99 ms     samples/s    AUROC"]
+    for one in found:
+        area = "–" if one.auroc is None else f"{one.auroc:.5f}"
+        lines.append(
+            f"{one.batch_size:7,} {one.mean_ms:10.3f} {one.p50_ms:10.3f} {one.p95_ms:10.3f} "
+            f"{one.p99_ms:10.3f} {one.samples_per_s:13,.0f} {area:>8}"
+        )
+    return "\n".join(lines)
