@@ -13,7 +13,7 @@ EXPECTED = {
     BIG_INT: "integers up to ±2**53 are read",
     BAD_HEX: "1 to 8 hexadecimal digits are needed, or nothing",
     BAD_FLOAT: "a number is needed, or nothing",
-    NOT_FINITE: "a finite number is needed",
+    NOT_FINITE: "a finite number is needed, one of float32",
     BAD_UTF8: "it is no UTF-8",
     EMPTY_ITEM: "an empty value in a list",
     NULL_ITEM: "a null value in a list",

@@ -31,6 +31,9 @@ from clicklog.rows import CategoryValues, Ragged
 from clicklog.strings import string_array
 from clicklog.tokenizer import HEX_DIGIT
 
+#: What is larger would be infinite in the parquet.
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
+
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
@@ -145,7 +148,7 @@ def _floats(fields: Fields, missing: np.ndarray, code: np.ndarray) -> np.ndarray
         numbers = np.array([float(text) for text in texts.to_pylist()])
     values = np.zeros(len(fields), np.float64)
     values[present] = numbers
-    code[~np.isfinite(values)] = NOT_FINITE
+    code[np.abs(values) > LARGEST_FLOAT] = NOT_FINITE
     return values
 
 

@@ -27,7 +27,7 @@ from clicklog.complaints import (
     NOT_FINITE,
     NULL_ITEM,
 )
-from clicklog.convert import Converted, Fields, convert, of_items
+from clicklog.convert import LARGEST_FLOAT, Converted, Fields, convert, of_items
 from clicklog.errors import BadInputError
 from clicklog.lines import filesystem_of
 from clicklog.rows import RawRows
@@ -319,7 +319,7 @@ def _values(array: pa.Array, raw: str) -> Converted:
         numbers = np.where(null, 0.0, numbers)
     if raw == "float":
         values = numbers.astype(np.float64)
-        wrong = ~np.isfinite(values)
+        wrong = ~(np.abs(values) <= LARGEST_FLOAT)
         code[wrong] = NOT_FINITE
     else:
         low, high, too_big, kind = _LIMITS[raw]

@@ -34,7 +34,6 @@ __all__ = [
     "OpenDay",
     "Piece",
     "count_lines",
-    "cut_blocks",
     "find_days",
     "first_line",
     "first_rows",
@@ -128,11 +127,6 @@ def open_day(day: DayFile, spec: FeatureSpec) -> OpenDay:
         return OpenDay(day, spec, there.label, 0, there.rows)
     layout = _layout(day.path, day.source, spec)
     return OpenDay(day, spec, layout.label, min(layout.begin, day.size), day.size)
-
-
-def cut_blocks(path: str, begin: int, end: int, block_bytes: int, source: str) -> list[Block]:
-    """Cut the text ``[begin, end)`` into blocks of whole lines; see :mod:`clicklog.lines`."""
-    return [Block(path, *cut, source) for cut in cut_lines(path, begin, end, block_bytes)]
 
 
 def _layout(path: str, source: str, spec: FeatureSpec) -> Layout:

@@ -81,7 +81,7 @@ def _cpu(settings: EtlSettings, work: Path) -> Iterator[Engine]:
 
     def fit(blocks, path, report):
         fitted = engine_cpu.fit(blocks, settings.spec, work / "fit", report=report, **options)
-        write_workflow(path, settings.spec, fitted)
+        write_workflow(path, settings.spec, fitted, threads=options["workers"])
 
     def transform(units, path):
         return engine_cpu.transform(units, path, parts_root(work), work, **options)

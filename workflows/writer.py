@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,19 @@ class Fitted:
     vocabularies: dict[str, FittedVocabulary]
 
 
-def write_workflow(path: Path | str, spec: FeatureSpec, fitted: Fitted) -> WorkflowDescription:
+def write_workflow(
+    path: Path | str, spec: FeatureSpec, fitted: Fitted, *, threads: int = 1
+) -> WorkflowDescription:
     """Write a fitted workflow and its compiled form.
 
     ``metadata.json`` goes first if it is there, and comes last: a directory without it is no saved
     workflow.
+
+    Args:
+        path: the workflow's directory.
+        spec: the columns.
+        fitted: their statistics and vocabularies.
+        threads: that write vocabularies and compute digests; the bytes do not depend on it.
 
     Raises:
         SchemaError: a vocabulary or a statistic is missing, or a statistic is not finite.
@@ -77,16 +86,21 @@ def write_workflow(path: Path | str, spec: FeatureSpec, fitted: Fitted) -> Workf
     remove(path / METADATA_FILE)
     statistics = _statistics(spec, fitted)
     vocabularies = _vocabularies(spec, fitted)
-    files = {}
-    for columns in spec.vocabularies.values():
-        described = vocabularies[columns[0].name]
-        files |= _write_vocabulary(path, described, columns[0], fitted.vocabularies[described.name])
+
+    def write_vocabulary(column: CategoricalColumn) -> dict[str, dict[str, Any]]:
+        described = vocabularies[column.name]
+        return _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
+
+    with ThreadPoolExecutor(threads) as pool:
+        digest = pool.submit(_digest, spec, statistics, fitted)
+        written = pool.map(write_vocabulary, [columns[0] for columns in spec.vocabularies.values()])
+        files = {name: description for own in written for name, description in own.items()}
     description = WorkflowDescription(
         spec=spec,
         statistics=statistics,
         vocabularies=vocabularies,
         versions=_versions(),
-        digest=_digest(spec, statistics, fitted),
+        digest=digest.result(),
         files=files,
     )
     write_text(path / GRAPH_FILE, _graph_text(description.graph))

@@ -1,9 +1,9 @@
 """The ETL beside NVTabular, Polars and DuckDB: a raw log → vocabularies → training parquet.
 
 Every program reads the same text and writes the same values: vocabularies by falling count (ties
-by value), ids int32, dense log-normalized float32, snappy parquet. Their outputs are compared value
-by value, and a program with another output counts as failed. Times are of whole processes, start
-included, but for the lines "… only", which are limits: one part of the work alone.
+by value), ids int32, dense log-normalized float32, parquet that is not compressed. Their outputs
+are compared value by value, and a program with another output counts as failed. Times are of whole
+processes, start included, but for the lines "… only", which are limits: one part of the work alone.
 """
 
 from __future__ import annotations

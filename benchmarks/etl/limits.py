@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.raw import Block, cut_blocks, find_days, read_block, read_bytes
+from clicklog.raw import Block, find_days, open_day, read_block, read_bytes
 from clicklog.spec import load_spec
 from etl.parquet import write_part
 
@@ -40,7 +40,7 @@ def _over_blocks(args: argparse.Namespace) -> float:
     spec = load_spec()
     blocks = []
     for day in find_days(args.input):
-        blocks += cut_blocks(day.path, 0, day.size, _BLOCK, day.source)
+        blocks += open_day(day, spec).cut(0, day.size, _BLOCK)
 
     def read(block: Block) -> int:
         return len(read_bytes(block.path, block.begin, block.end))

@@ -67,7 +67,7 @@ def encode(database, statistics, source, path):
         joins.append(f"LEFT JOIN of_{name} ON t.{name} = of_{name}.value")
     database.execute(
         f"""COPY (SELECT {", ".join(columns)} FROM {source} t {" ".join(joins)})
-        TO '{path}' (FORMAT parquet, COMPRESSION snappy, ROW_GROUP_SIZE 131072)"""
+        TO '{path}' (FORMAT parquet, COMPRESSION uncompressed, ROW_GROUP_SIZE 131072)"""
     )
 
 

@@ -102,7 +102,7 @@ def main():
 
     def write(rows, file):
         rows.select(columns).sink_parquet(
-            os.path.join(args.output, file), compression="snappy", row_group_size=128 << 10
+            os.path.join(args.output, file), compression="uncompressed", row_group_size=128 << 10
         )
 
     for day, rows in enumerate(days):

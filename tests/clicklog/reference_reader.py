@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 
 import numpy as np
 
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec import FeatureSpec
+
+#: Of float32.
+LARGEST = (2 - 2**-23) * 2.0**127
 
 
 class BadFieldError(Exception):
@@ -39,7 +41,7 @@ def value(text: str, raw: str):
     if raw == "float":
         if not re.fullmatch(r"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
             raise BadFieldError
-        if not math.isfinite(float(text)):
+        if not abs(float(text)) <= LARGEST:
             raise BadFieldError
         return float(text)
     return text

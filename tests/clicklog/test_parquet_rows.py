@@ -24,7 +24,7 @@ from clicklog.raw import (
     stream_rows,
 )
 from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from tests.clicklog.reference_reader import as_lists
+from tests.clicklog.reference_reader import LARGEST, as_lists
 
 SPEC = FeatureSpec(
     label="click",
@@ -51,7 +51,7 @@ HELD = {
         pa.float64(): st.integers(-(2**31), 2**31 - 1).map(float),
     },
     "price": {
-        pa.float64(): st.floats(allow_nan=False, allow_infinity=False),
+        pa.float64(): st.floats(-LARGEST, LARGEST),
         pa.float32(): st.floats(width=32, allow_nan=False, allow_infinity=False),
         pa.int16(): st.integers(-(2**15), 2**15 - 1),
         pa.decimal128(9, 2): st.integers(-(10**6), 10**6).map(lambda n: decimal.Decimal(n) / 100),
@@ -161,6 +161,7 @@ def test_nan_and_empty_lists_are_missing(tmp_path: Path) -> None:
         ({"n": [1, 2**31, 0]}, "column n: 2147483648: it does not fit 32 bits"),
         ({"n": [1, 1.5, 0]}, "column n: 1.5: an integer is needed"),
         ({"price": [1, math.inf, 0]}, "column price: inf: a finite number is needed"),
+        ({"price": [1, -1e300, 0]}, "column price: -1e+300: a finite number is needed, one of flo"),
         ({"hash": [1, -1, 0]}, "column hash: -1: 0 to 4294967295 is needed"),
         ({"hash": ["a", "xy", "0"]}, "column hash: 'xy': 1 to 8 hexadecimal digits"),
         ({"brand": [1, 2**53 + 1, 0]}, "column brand: 9007199254740993: integers up to"),

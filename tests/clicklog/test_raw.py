@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clicklog.errors import BadInputError, BadRowError, SettingsError
+from clicklog.lines import cut_lines
 from clicklog.raw import (
     Block,
     count_lines,
-    cut_blocks,
     find_days,
     first_line,
     offset_of_line,
@@ -100,10 +100,10 @@ def test_blocks_are_whole_lines_and_cover_the_file(
     path = tmp_path_factory.mktemp("blocks") / "day_0"
     text = "\n".join("x" * (n + 1) for n in lines) + ("\n" if last_newline else "")
     path.write_text(text)
-    blocks = cut_blocks(str(path), 0, len(text), block_bytes, "day_0")
-    assert "".join(text[block.begin : block.end] for block in blocks) == text
-    assert all(text[block.end - 1] == "\n" for block in blocks[:-1])
-    assert all(block.end - block.begin < block_bytes + 42 for block in blocks)
+    blocks = cut_lines(str(path), 0, len(text), block_bytes)
+    assert "".join(text[begin:end] for begin, end in blocks) == text
+    assert all(text[end - 1] == "\n" for _, end in blocks[:-1])
+    assert all(end - begin < block_bytes + 42 for begin, end in blocks)
     assert count_lines(str(path), 0, len(text)) == len(lines)
     offsets = [offset_of_line(str(path), line, len(text)) for line in range(len(lines))]
     assert [text[at:].split("\n")[0] for at in offsets] == ["x" * (n + 1) for n in lines]
@@ -114,9 +114,10 @@ def test_a_bad_row_names_file_and_line(tmp_path: Path) -> None:
     rows = random_rows(20, 0)
     rows[13][20] = "nothex"
     write_day(tmp_path / "day_0", rows)
-    size = (tmp_path / "day_0").stat().st_size
     path = str(tmp_path / "day_0")
-    for block in cut_blocks(path, 0, size, 1000, path):
+    (file,) = find_days(path)
+    day = open_day(file, CRITEO)
+    for block in day.cut(day.begin, day.end, 1000):
         begin = count_lines(path, 0, block.begin)
         end = begin + count_lines(path, block.begin, block.end)
         if begin <= 13 < end:
