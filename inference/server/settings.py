@@ -37,7 +37,7 @@ class ServerSettings:
     max_rows: int = 4096
     max_body_mb: float = 8.0
     max_requests: int = 256
-    max_wait_ms: float = 250.0
+    max_wait_ms: float = 500.0
     timeout_s: float = 5.0
     drain_s: float = 0.0
 

@@ -24,8 +24,8 @@ from tests.logs import random_rows
 
 @pytest.fixture(scope="module")
 def server(trained: Trained, tmp_path_factory: pytest.TempPathFactory):
-    limits = ["--max_rows", "100", "--max_body_mb", "0.2", "--timeout_s", "50"]
-    with serving(tmp_path_factory.mktemp("server"), *trained.flags, *limits) as started:
+    limits = "--max_rows 100 --max_body_mb 0.2 --timeout_s 100 --max_wait_ms 100000"
+    with serving(tmp_path_factory.mktemp("server"), *trained.flags, *limits.split()) as started:
         yield started
 
 
@@ -165,6 +165,7 @@ def test_batches_shedding_and_a_clean_end(
     """Batches wait for 4 rows, longer than any test: what happens does not depend on time."""
     write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
     limits = "--batch_rows 4 --batch_delay_ms 600000 --timeout_s 601 --max_requests 3"
+    limits += " --max_wait_ms 100000"
     flags = ["--bundle", str(tmp_path / "bundle"), *limits.split()]
     rows = read_dicts(shop.raw / "day_2.csv", shop_predictor.spec)[:7]
     expected = shop_predictor.predict(rows)
@@ -197,7 +198,7 @@ def test_batches_shedding_and_a_clean_end(
 
 def test_draining_and_late_bodies(trained: Trained, tmp_path: Path) -> None:
     write_bundle(trained.workflow, trained.checkpoint, tmp_path / "bundle")
-    flags = ["--bundle", str(tmp_path / "bundle"), "--drain_s", "1000", "--timeout_s", "1"]
+    flags = ["--bundle", str(tmp_path / "bundle"), "--drain_s", "1000", "--timeout_s", "3"]
     rows = criteo_dicts(random_rows(2, 3))
     with serving(tmp_path, *flags) as server:
         with socket.create_connection(("127.0.0.1", server.port), 100) as connection:
@@ -209,7 +210,7 @@ def test_draining_and_late_bodies(trained: Trained, tmp_path: Path) -> None:
             while part := connection.recv(1 << 16):
                 answer += part
         assert answer.startswith(b"HTTP/1.1 408 ")
-        assert b"no whole body in 1 s" in answer
+        assert b"no whole body in 3 s" in answer
         server.process.send_signal(signal.SIGTERM)
         while server.ask("/ready")[0] == 200:
             pass
