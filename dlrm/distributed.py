@@ -48,7 +48,11 @@ def process_group() -> Iterator[Group]:
     rank = 0 if alone else int(os.environ["RANK"])
     world_size = 1 if alone else int(os.environ["WORLD_SIZE"])
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    store = dist.HashStore() if alone else _store_of_this_attempt(rank, world_size)
+    if alone:
+        store: dist.Store = dist.HashStore()
+    else:
+        shared = next(dist.rendezvous("env://", rank, world_size))[0]
+        store = store_of_this_attempt(shared, rank, world_size)
     where = {"store": store, "rank": rank, "world_size": world_size}
     if torch.cuda.is_available():
         if local_world_size > torch.cuda.device_count():
@@ -75,18 +79,24 @@ def process_group() -> Iterator[Group]:
             dist.destroy_process_group()
 
 
-def _store_of_this_attempt(rank: int, world_size: int) -> dist.Store:
-    """torchrun's store, with keys of its own for this start of the job.
+def store_of_this_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:
+    """torchrun's store, with keys of its own for this start of the job (collective).
 
     After a restart torchrun may offer the store that the first start used. There the addresses of
     processes that are gone still stand, and a rank that is quicker than its peer connects to those.
     So rank 0 gives this start a name: each rank asks for it with a key that nobody used before.
+
+    Raises:
+        SettingsError: a rank did not come within the store's timeout.
     """
-    store = next(dist.rendezvous("env://", rank, world_size))[0]
+    deadline = time.monotonic() + store.timeout.total_seconds()
     mine = uuid.uuid4().hex
     if rank:
         store.set(f"ask/{rank}", mine)
-        name = store.get(f"answer/{mine}").decode()  # waits for it
+        try:
+            name = store.get(f"answer/{mine}").decode()  # waits for it
+        except dist.DistStoreError:
+            raise _absent([0], world_size, store) from None
         store.set(f"known/{name}/{rank}", "")
         return dist.PrefixStore(name, store)
     unaware = set(range(1, world_size))
@@ -96,8 +106,18 @@ def _store_of_this_attempt(rank: int, world_size: int) -> dist.Store:
                 store.set(f"answer/{store.get(f'ask/{other}').decode()}", mine)
             if store.check([f"known/{mine}/{other}"]):
                 unaware.remove(other)
+        if unaware and time.monotonic() > deadline:
+            raise _absent(sorted(unaware), world_size, store)
         time.sleep(0.01)
     return dist.PrefixStore(mine, store)
+
+
+def _absent(ranks: list[int], world_size: int, store: dist.Store) -> SettingsError:
+    return SettingsError(
+        f"rank {', '.join(map(str, ranks))} of {world_size} did not start within "
+        f"{store.timeout.total_seconds():g} s",
+        "look for the first error of that rank, and whether its machine reaches this one",
+    )
 
 
 def reduce_sum(group: Group, *values: float | torch.Tensor) -> list[float]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType as OptimType
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from clicklog.errors import SettingsError
+from dlrm.adam import TableAdam, lookups_of
 from dlrm.model import TrainModel
 from dlrm.settings import OPTIMIZERS, TrainSettings
 
 #: For the tables, what FBGEMM fuses into the backward of each of these classes; for the dense
 #: layers the classes themselves. FBGEMM's Adam leaves rows alone that a batch does not hold, as
-#: torch.optim.SparseAdam does.
+#: torch.optim.SparseAdam does. It runs on GPUs only; on CPUs :mod:`dlrm.adam` takes its place.
 _TABLES = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
@@ -25,18 +26,9 @@ _TABLES = {
 _DENSE = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
 
 
-def fuse_table_optimizer(model: TrainModel, settings: TrainSettings, device: torch.device) -> None:
-    """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward.
-
-    Raises:
-        SettingsError: FBGEMM has no such optimizer for tables on ``device``.
-    """
+def fuse_table_optimizer(model: TrainModel, settings: TrainSettings) -> None:
+    """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward."""
     name = settings.table_optimizer
-    if name == "adam" and device.type == "cpu":
-        raise SettingsError(
-            "--optimizer adam on a CPU: FBGEMM has no Adam for tables there",
-            "train on a GPU, or with --optimizer adagrad or rowwise_adagrad",
-        )
     apply_optimizer_in_backward(
         _TABLES[name], model.dlrm.sparse_arch.parameters(), _options(name, settings)
     )
@@ -51,7 +43,15 @@ def combine_optimizers(
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda parameters: _DENSE[name](parameters, **_options(name, settings)),
     )
-    return CombinedOptimizer([("dense", dense), ("tables", model.fused_optimizer)])
+    tables = model.fused_optimizer
+    if on_cpu_adam(settings, model.device):
+        tables = TableAdam(model, **_options("adam", settings))
+    return CombinedOptimizer([("dense", dense), ("tables", tables)])
+
+
+def on_cpu_adam(settings: TrainSettings, device: torch.device) -> bool:
+    """Whether :mod:`dlrm.adam` trains the tables, not FBGEMM."""
+    return settings.table_optimizer == "adam" and device.type == "cpu"
 
 
 def _options(name: str, settings: TrainSettings) -> dict[str, float]:
@@ -66,3 +66,18 @@ def set_learning_rate(optimizer: CombinedOptimizer, value: float) -> None:
     """
     for group in optimizer.param_groups:
         group["lr"] = value
+
+
+def set_step(model: DistributedModelParallel, optimizer: CombinedOptimizer, step: int) -> None:
+    """Tell the tables' Adam how many steps are finished, for the correction of its bias.
+
+    FBGEMM's counts evaluations too, and from 0 after a resume. Call it after both.
+    """
+    tables = dict(optimizer.optimizers)["tables"]
+    if isinstance(tables, TableAdam):
+        tables.steps = step
+        return
+    for lookup in lookups_of(model):
+        if lookup.optimizer == OptimType.ADAM:
+            lookup.iter_cpu.fill_(step)
+            lookup.iter.fill_(step)

@@ -245,9 +245,13 @@ def _constraints(
 ) -> dict[str, ParameterConstraints]:
     chosen = _read_file(settings.sharding_file, config) if settings.sharding_file else {}
     constraints = {}
-    for feature, table in zip(config.categorical, config.table_names, strict=True):
+    for feature, table, rows in zip(
+        config.categorical, config.table_names, config.num_embeddings, strict=True
+    ):
         one = chosen.get(feature, {})
         sharding = one.get("sharding", settings.sharding)
+        if sharding == "row_wise" and _has_empty_shards(rows, hardware):
+            sharding = "table_wise"
         kernels = list(KERNELS) if hardware.device == "cuda" else [_FUSED]
         if "kernel" in one:
             if one["kernel"] not in kernels:
@@ -266,6 +270,12 @@ def _constraints(
             min_partition=width if sharding == "column_wise" else None,
         )
     return constraints
+
+
+def _has_empty_shards(rows: int, hardware: Hardware) -> bool:
+    """Whether a rank would get no row of a table; FBGEMM's CPU backward reads beyond such a one."""
+    each = -(-rows // hardware.world_size)
+    return hardware.device == "cpu" and each * (hardware.world_size - 1) >= rows > 0
 
 
 def _read_file(path: str, config: ModelConfig) -> dict[str, dict[str, str]]:
@@ -312,7 +322,7 @@ def plan_only(settings: TrainSettings) -> str:
     memory = int((settings.hbm_gib or DEFAULT_HBM_GIB) * GIB)
     hardware = Hardware(ranks, min(ranks, GPUS_PER_MACHINE), "cuda", memory, memory)
     model = TrainModel(build_dlrm(config), ranks)
-    fuse_table_optimizer(model, settings, torch.device("cuda"))
+    fuse_table_optimizer(model, settings)
     _, tables = make_plan(model, config, settings, hardware)
     return f"{plan_text(tables, hardware)}\n{fit_text(tables)}"
 

@@ -33,15 +33,53 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
 from clicklog.files import TEMPORARY, write_text
-from dlrm.checkpoint import MODEL_FILE, Reader, read_model_file, reason, save_checkpoint
+from dlrm.checkpoint import (
+    MODEL_FILE,
+    Reader,
+    check_contents,
+    read_model_file,
+    reason,
+    save_checkpoint,
+)
 from dlrm.config import ModelConfig
 from dlrm.distributed import Group
+from dlrm.settings import table_optimizer
 
 log = logging.getLogger(__name__)
 
 LATEST_FILE = "latest"
 #: Seconds an error in training waits for a checkpoint that other ranks may never finish.
 _PATIENCE = 10.0
+#: Settings that the weights, or the steps of an epoch, depend on: a resumed run must share them.
+_MUST_STAY = (
+    "eps",
+    "seed",
+    "shuffle_training_set",
+    "drop_last_training_batch",
+    "limit_train_batches",
+    "undersampling_rate",
+    "hash_indices",
+    "dataset_type",
+    "dataset_subset",
+    "shuffle_batches",
+)
+#: Settings that also change what is trained, but that one may want to change on the way.
+_MAY_CHANGE = (
+    "epochs",
+    "learning_rate",
+    "change_lr",
+    "lr_change_point",
+    "lr_after_change_point",
+    "lr_warmup_steps",
+    "lr_decay_start",
+    "lr_decay_steps",
+    "lr_policy",
+    "decay_power",
+    "decay_end_lr",
+    "comm_precision",
+    "max_steps",
+    "amp",
+)
 _STEP_NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -75,6 +113,9 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.saved_at = time.monotonic()
+        if group.rank == 0:
+            for path in self.directory.glob(f".step_*{TEMPORARY}"):  # of runs that were killed
+                shutil.rmtree(path, ignore_errors=True)
 
     def save(self, step: int, state: dict[str, Any], record: dict[str, Any]) -> None:
         """Copy ``state`` now and write it in the background (collective).
@@ -139,10 +180,14 @@ def load_state(
         SchemaError: its tensors are not those of the run, for example row-wise Adagrad's moments
             of column shards under another plan.
     """
+    dense = dict(optimizer.optimizers)["dense"]
+    if not dense.state:
+        dense.init_state()  # Adam's, which torch makes in the first step: without it none is loaded
     state = training_state(model, optimizer, group)
-    if read_model_file(path)["world_size"] != group.world_size:
+    value = read_model_file(path)
+    if value["world_size"] != group.world_size:
         del state["random"]
-    _load(path, state, group)
+    _load(path, state, value["files"], group)
     model.load_state_dict(state["model"])
     loaded = optimizer.state_dict()
     loaded["state"] = state["optimizer"]
@@ -160,14 +205,22 @@ def load_weights(
         BadInputError: there is no checkpoint, or it is damaged.
         SchemaError: it is of another model.
     """
-    _check_model(path, read_model_file(path)["model"], config)
+    value = read_model_file(path)
+    _check_model(path, value["model"], config)
     state = {"model": model.state_dict()}
-    _load(path, state, group)
+    _load(path, state, value["files"], group)
     model.load_state_dict(state["model"])
 
 
-def _load(path: Path, state: dict[str, Any], group: Group) -> None:
-    """Fill the tensors of ``state`` from a checkpoint (collective)."""
+def _load(path: Path, state: dict[str, Any], files: dict[str, Any], group: Group) -> None:
+    """Fill the tensors of ``state`` from a checkpoint's ``files`` (collective)."""
+    damaged: list[Any] = [None] * group.world_size
+    mine = check_contents(path, files, rank=group.rank, world_size=group.world_size)
+    dist.all_gather_object(damaged, mine, group=group.cpu)
+    if any(damaged):
+        raise BadInputError(
+            f"the checkpoint is damaged: {'; '.join(filter(None, damaged))}", "use another one"
+        )
     reader = Reader(path)
     try:
         _check_sizes(path, state, reader)
@@ -184,13 +237,16 @@ def _check_model(path: Path, then: Any, config: ModelConfig) -> None:
         raise SchemaError(f"{path}: another model: {different}", "give the same model settings")
 
 
-def check_resumable(path: Path, record: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+def check_resumable(
+    path: Path, record: dict[str, Any], config: ModelConfig, group: Group
+) -> dict[str, Any]:
     """The training record of a checkpoint, if a run may go on from it.
 
     Args:
         path: the checkpoint.
         record: what the run would write now: its settings and ``workflow_digest``.
         config: the run's model.
+        group: this rank; rank 0 says which other settings changed.
 
     Raises:
         SchemaError: the model, or the workflow that made the data, is another.
@@ -205,26 +261,23 @@ def check_resumable(path: Path, record: dict[str, Any], config: ModelConfig) -> 
             f"{record['workflow_digest']}",
             "resume on the same data, or start a new run",
         )
-    different = _differences(_fixed(training["settings"]), _fixed(record["settings"]))
+    then, now = training["settings"], record["settings"]
+    different = _differences(_fixed(then), _fixed(now))
     if different:
         raise SettingsError(
             f"{path}: other settings than now: {different}", "resume with the same settings"
         )
-    for name in ("epochs", "learning_rate", "change_lr", "lr_warmup_steps", "lr_decay_steps"):
-        if training["settings"].get(name) != record["settings"][name]:
-            log.warning(
-                "--%s is %s from here on; it was %s",
-                name,
-                record["settings"][name],
-                training["settings"].get(name),
-            )
+    for name in _MAY_CHANGE:
+        if group.rank == 0 and then.get(name) != now[name]:
+            log.warning("--%s is %s from here on; it was %s", name, now[name], then.get(name))
     return training
 
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that a resumed run must share. The loader checks the global batch itself."""
-    names = ("optimizer", "adagrad", "eps", "seed", "shuffle_training_set")
-    return {name: settings.get(name) for name in names}
+    fixed = {name: settings.get(name) for name in _MUST_STAY}
+    adagrad, optimizer = settings.get("adagrad"), settings.get("optimizer")
+    return {"optimizer": table_optimizer(optimizer, adagrad), **fixed}
 
 
 def _differences(then: dict[str, Any], now: dict[str, Any]) -> str:

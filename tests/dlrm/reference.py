@@ -16,7 +16,7 @@ from nvt_loader import KJTLoader
 class Reference(nn.Module):
     """Naumov et al. 2019 with nn.Embedding; initial weights as the trainer's for this seed."""
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
+    def __init__(self, config: ModelConfig, seed: int, sparse: bool = False) -> None:
         super().__init__()
         dlrm = build_dlrm(config, seed=seed)
         self.dense = nn.Sequential(*_layers(len(config.dense), config.dense_arch_layer_sizes))
@@ -30,7 +30,7 @@ class Reference(nn.Module):
                 a.data.copy_(b.data)
         self.tables = nn.ModuleList()
         for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
-            self.tables.append(nn.Embedding(rows, config.embedding_dim))
+            self.tables.append(nn.Embedding(rows, config.embedding_dim, sparse=sparse))
             weight = self.tables[-1].weight.data
             fill_table(weight, name, rows, config.embedding_dim, seed, (0, 0))
 
@@ -64,6 +64,31 @@ class RowWiseAdagrad:
             weight.grad = None
 
 
+class LazyAdam:
+    """Adam on the rows of a batch (sparse gradients), bias corrected by the steps over all rows.
+
+    torch.optim.SparseAdam with the eps of torch.optim.Adam, which it adds before the correction.
+    """
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        self.weights = weights
+        self.moments = [(torch.zeros_like(w.data), torch.zeros_like(w.data)) for w in weights]
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        self.steps += 1
+        for weight, (first, second) in zip(self.weights, self.moments, strict=True):
+            gradient = weight.grad.coalesce()
+            rows, values = gradient.indices()[0], gradient.values()
+            first[rows] = 0.9 * first[rows] + 0.1 * values
+            second[rows] = 0.999 * second[rows] + 0.001 * values**2
+            mean = first[rows] / (1 - 0.9**self.steps)
+            root = (second[rows] / (1 - 0.999**self.steps)).sqrt()
+            weight[rows] -= rate * mean / (root + 1e-8)
+            weight.grad = None
+
+
 def reference_losses(
     path: Path,
     config: ModelConfig,
@@ -75,15 +100,19 @@ def reference_losses(
     seed: int = 0,
 ) -> list[float]:
     """The loss of every step; ``rate`` gives a step's learning rate."""
-    model = Reference(config, seed)
+    model = Reference(config, seed, sparse=optimizer == "adam")
     dense = [*model.dense.parameters(), *model.over.parameters()]
     tables = [table.weight for table in model.tables]
-    row_wise = RowWiseAdagrad(tables) if optimizer == "rowwise_adagrad" else None
-    parameters = dense if row_wise else dense + tables
+    eps = {"lr": 1.0, "eps": 1e-8}
+    by_hand: RowWiseAdagrad | LazyAdam | None = None
     if optimizer == "sgd":
-        step = torch.optim.SGD(parameters, lr=1.0)
+        step = torch.optim.SGD(dense + tables, lr=1.0)
+    elif optimizer == "adagrad":
+        step = torch.optim.Adagrad(dense + tables, **eps)
+    elif optimizer == "rowwise_adagrad":
+        step, by_hand = torch.optim.Adagrad(dense, **eps), RowWiseAdagrad(tables)
     else:
-        step = torch.optim.Adagrad(parameters, lr=1.0, eps=1e-8)
+        step, by_hand = torch.optim.Adam(dense, **eps), LazyAdam(tables)
     loader = KJTLoader(path, batch_size, device="cpu")
     losses = []
     for _ in range(epochs):
@@ -98,6 +127,6 @@ def reference_losses(
             step.param_groups[0]["lr"] = lr
             step.step()
             step.zero_grad()
-            if row_wise:
-                row_wise.step(lr)
+            if by_hand:
+                by_hand.step(lr)
     return losses

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -10,7 +11,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
-from dlrm.checkpoint import check_destination, load_model, read_model_file
+from dlrm.checkpoint import check_destination, digest_of, load_model, read_model_file
 from tests.dlrm.runs import train_here
 
 
@@ -32,8 +33,10 @@ def copy(saved, tmp_path) -> Path:
 
 
 def change_model_file(path: Path, **values) -> None:
+    """Change what it says as if it had been written so."""
     file = path / "model.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    value = json.loads(file.read_text()) | values
+    file.write_text(json.dumps(value | {"blake2b": digest_of(value)}))
 
 
 def test_a_checkpoint_holds_what_is_listed_and_nothing_is_left_beside(saved):
@@ -68,16 +71,27 @@ def test_incomplete_or_truncated(copy):
         load_model(copy)
 
 
-def test_overwritten_bytes(copy):
-    (part,) = copy.glob("*.distcp")
-    part.write_bytes(b"\0" * part.stat().st_size)
-    with pytest.raises(BadInputError, match="the checkpoint is damaged"):
-        load_model(copy)
+def flip_a_bit(file: Path, byte: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[byte] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_flipped_bit_is_noticed_in_any_file(copy):
+    """Also in the middle of a table, where the tensors would load without an error."""
+    for name in (*read_model_file(copy)["files"], "model.json"):
+        content = (copy / name).read_bytes()
+        for byte in (len(content) // 2, len(content) // 3):
+            flip_a_bit(copy / name, byte)
+            with pytest.raises(BadInputError, match=rf"(?s){name}: (not what|cannot be read as)"):
+                load_model(copy)
+            (copy / name).write_bytes(content)
+    load_model(copy)
 
 
 def test_foreign_and_newer_checkpoints(copy):
-    change_model_file(copy, version=2)
-    with pytest.raises(SchemaError, match="version 2, this program reads 1"):
+    change_model_file(copy, version=3)
+    with pytest.raises(SchemaError, match="version 3, this program reads 2"):
         load_model(copy)
     change_model_file(copy, format="something else")
     with pytest.raises(SchemaError, match="no checkpoint of train_torchrec"):
@@ -111,17 +125,19 @@ def test_a_pickle_that_would_run_code_is_refused(copy, tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "attacked"),)
 
-    content = pickle.dumps(Attack())
-    (copy / ".metadata").write_bytes(content)
-    files = read_files(copy) | {".metadata": len(content)}
-    change_model_file(copy, files=files)
+    (copy / ".metadata").write_bytes(pickle.dumps(Attack()))
+    forged = {
+        "bytes": (copy / ".metadata").stat().st_size,
+        "blake2b": hashlib.blake2b((copy / ".metadata").read_bytes()).hexdigest(),
+    }
+    change_model_file(copy, files=read_model_file_unchecked(copy)["files"] | {".metadata": forged})
     with pytest.raises(BadInputError, match=r"\.metadata names posix\.mkdir"):
         load_model(copy)
     assert not (tmp_path / "attacked").exists()
 
 
-def read_files(path: Path) -> dict[str, int]:
-    return json.loads((path / "model.json").read_text())["files"]
+def read_model_file_unchecked(path: Path) -> dict:
+    return json.loads((path / "model.json").read_text())
 
 
 def test_destination(saved, tmp_path):

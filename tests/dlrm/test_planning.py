@@ -10,7 +10,7 @@ import pytest
 from clicklog.errors import BadInputError, SettingsError
 from dlrm.flags import parse_settings
 from dlrm.planning import plan_only
-from tests.dlrm.runs import MODEL, losses, run_command, train_here, train_many
+from tests.dlrm.runs import MODEL, ROOT, losses, run_command, train_many
 
 #: Table sizes of MLPerf's DLRM: ids hashed to 40 M at most.
 MLPERF = (
@@ -61,7 +61,13 @@ def test_too_large_for_everything():
 
 
 def test_plan_only_from_the_command_line(data):
-    command = [sys.executable, "train_torchrec.py", *MODEL, f"--binary_path={data}", "--plan_only"]
+    command = [
+        sys.executable,
+        ROOT / "train_torchrec.py",
+        *MODEL,
+        f"--binary_path={data}",
+        "--plan_only",
+    ]
     result = run_command([*command, "--world_size=2"])
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("t_cat_") == 4
@@ -111,8 +117,3 @@ def test_communication_in_less_precision(data, tmp_path):
         curve = losses(tmp_path / run)
         assert curve == pytest.approx(full, abs=tolerance)
         assert curve != full
-
-
-def test_adam_needs_a_gpu(data):
-    with pytest.raises(SettingsError, match="FBGEMM has no Adam for tables"):
-        train_here(f"--binary_path={data}", "--optimizer=adam")

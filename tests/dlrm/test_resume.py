@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +15,22 @@ import torch
 
 from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
 from dlrm import train as train_module
-from dlrm.checkpoint import load_model, read_model_file
-from dlrm.resume import finished
-from tests.dlrm.runs import MODEL, events, losses, torchrun, train_here
+from dlrm.checkpoint import Reader, digest_of, load_model, read_model_file
+from dlrm.config import ModelConfig
+from dlrm.distributed import process_group
+from dlrm.resume import check_resumable, finished
+from tests.dlrm.conftest import TABLE_SIZES
+from tests.dlrm.runs import (
+    MODEL,
+    ROOT,
+    events,
+    losses,
+    run_command,
+    torchrun,
+    train_here,
+    train_many,
+)
+from tests.nvt_loader.data import write_split
 
 FLAGS = ["--epochs=3", "--learning_rate=0.05", "--adagrad", "--shuffle_training_set"]
 STEPS = 90  # 3 epochs of 30 steps of 32 rows
@@ -56,8 +72,9 @@ def _assert_same(a: Path, b: Path) -> None:
         assert torch.equal(ours[name], theirs[name]), name
 
 
-def _flags(data: Path, path: Path, batch_size: int = 32) -> list[str]:
-    return [
+def _flags(data: Path, path: Path, *other: str, batch_size: int = 32) -> list[str]:
+    """The flags of a run in ``path``; ``other`` take the place of those of the same name."""
+    flags = [
         f"--binary_path={data}",
         f"--batch_size={batch_size}",
         f"--log_path={path / 'log'}",
@@ -66,6 +83,8 @@ def _flags(data: Path, path: Path, batch_size: int = 32) -> list[str]:
         "--checkpoint_freq=7",
         *FLAGS,
     ]
+    names = {flag.split("=")[0] for flag in other}
+    return [*(flag for flag in flags if flag.split("=")[0] not in names), *other]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +102,11 @@ def test_the_newest_are_kept(whole):
     assert left == {*names, "latest"}, "nothing half written or half removed"
 
 
-@pytest.mark.parametrize("step", [8, 29, 30, 31, 61, 89])
+#: The end of an epoch and its neighbours, the last step, and some at random.
+INTERRUPTED_AT = [29, 30, 31, 89, *map(int, np.random.default_rng(5).integers(8, 89, 3))]
+
+
+@pytest.mark.parametrize("step", INTERRUPTED_AT)
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(data, whole, tmp_path, monkeypatch, step):
     """Also over the end of an epoch, where the loader's state is the next one's beginning."""
     _train_until_pulled(monkeypatch, step, *_flags(data, tmp_path))
@@ -101,8 +124,23 @@ def test_interrupted_twice(data, whole, tmp_path, monkeypatch):
     for step in (20, 5):  # counted from where it resumes
         _train_until_pulled(monkeypatch, step, *_flags(data, tmp_path), "--resume")
     train_here(*_flags(data, tmp_path), "--resume")
-    assert len(events(tmp_path / "log", "resume")) == 2
+    assert len(events(tmp_path / "log", "resume")) == 1
     _assert_same(tmp_path / "final", whole / "final")
+
+
+def test_adam_resumes_bitwise_too(data, tmp_path, monkeypatch):
+    """Its moments, and the count of steps that corrects their bias; evaluations count for none."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train_here(*_adam(data, whole))
+    step = int(np.random.default_rng(6).integers(8, 29))
+    _train_until_pulled(monkeypatch, step, *_adam(data, broken))
+    train_here(*_adam(data, broken), "--resume", "--validation_freq_within_epoch=5")
+    _assert_same(whole / "final", broken / "final")
+
+
+def _adam(data: Path, path: Path, **kwargs) -> list[str]:
+    flags = _flags(data, path, "--epochs=1", "--learning_rate=0.01", **kwargs)
+    return [*(flag for flag in flags if flag != "--adagrad"), "--optimizer=adam"]
 
 
 KILLED = """
@@ -124,35 +162,70 @@ sys.exit(train_torchrec.main(sys.argv[2:]))
 """
 
 
+@pytest.fixture(scope="module")
+def two_ranks(data, whole, tmp_path_factory) -> Path:
+    """By two ranks, not interrupted: ``same``, the run of ``whole``; ``column_wise``; ``adam``.
+
+    ``wider``: the second half of ``whole``, begun by one rank.
+    """
+    path = tmp_path_factory.mktemp("two")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _train_until_pulled(monkeypatch, 30, *_flags(data, path / "wider"))
+    shutil.rmtree(path / "wider" / "log")
+    column_wise = ["--epochs=1", "--sharding=column_wise"]
+    runs = [
+        _flags(data, path / "same", batch_size=16),
+        [*_flags(data, path / "wider", batch_size=16), "--resume"],
+        _flags(data, path / "column_wise", *column_wise, batch_size=16),
+        _adam(data, path / "adam", batch_size=16),
+    ]
+    train_many(runs, 2)
+    return path
+
+
 @pytest.mark.timeout(600)
-def test_a_killed_rank_brings_the_job_back(data, whole, tmp_path):
-    """Two ranks; on one of them SIGKILL. torchrun starts both again, and they go on."""
+def test_a_killed_rank_brings_the_job_back(data, two_ranks, tmp_path):
+    """SIGKILL for one of two ranks, at a random step: torchrun starts both, and they go on."""
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    flags = [*MODEL, *_flags(data, tmp_path, batch_size=16), "--keep_checkpoints=20"]
-    result = torchrun(str(script), "40", *flags, launcher=["--max-restarts=1"], timeout=400)
+    step = str(np.random.default_rng(7).integers(9, 89))
+    flags = [*MODEL, *_flags(data, tmp_path, batch_size=16)]
+    result = torchrun(str(script), step, *flags, launcher=["--max-restarts=1"], timeout=400)
     assert result.returncode == 0, result.stderr
-    (resumed,) = events(tmp_path / "log", "resume")
-    assert 20 <= resumed["step"] <= 40
-    np.testing.assert_allclose(
-        losses(tmp_path / "log")[-STEPS + resumed["step"] :],
-        losses(whole / "log")[resumed["step"] :],
-        rtol=0,
-        atol=1e-5,
-    )
-    # from two ranks to one: 50 and more losses as if nothing had happened
-    for path in finished(tmp_path / "steps"):
-        if int(path.name.removeprefix("step_")) > 30:
-            shutil.rmtree(path)
-    shutil.rmtree(tmp_path / "log")
-    shutil.rmtree(tmp_path / "final")
-    assert read_model_file(finished(tmp_path / "steps")[-1])["world_size"] == 2
-    train_here(*_flags(data, tmp_path), "--resume")
-    (resumed,) = events(tmp_path / "log", "resume")
+    assert len(events(tmp_path / "log", "resume")) == 1
+    _assert_same(tmp_path / "final", two_ranks / "same" / "final")
+
+
+def test_from_one_rank_to_two(whole, two_ranks):
+    (resumed,) = events(two_ranks / "wider" / "log", "resume")
     assert resumed["step"] == 28
-    np.testing.assert_allclose(
-        losses(tmp_path / "log"), losses(whole / "log")[28:], rtol=0, atol=1e-5
-    )
+    expected = losses(whole / "log")[28:]
+    assert len(expected) > 50
+    np.testing.assert_allclose(losses(two_ranks / "wider" / "log"), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("run", ["same", "adam"])
+def test_from_two_ranks_to_one(data, two_ranks, tmp_path, run):
+    """The losses are those of the ranks that would have gone on."""
+    make = _adam if run == "adam" else _flags
+    shutil.copytree(two_ranks / run / "steps", tmp_path / "steps")
+    assert read_model_file(finished(tmp_path / "steps")[-1])["world_size"] == 2
+    for path in finished(tmp_path / "steps")[1:]:
+        shutil.rmtree(path)
+    train_here(*make(data, tmp_path), "--resume")
+    (resumed,) = events(tmp_path / "log", "resume")
+    expected = losses(two_ranks / run / "log")[resumed["step"] :]
+    assert len(expected) > 10
+    np.testing.assert_allclose(losses(tmp_path / "log"), expected, rtol=0, atol=1e-5)
+
+
+def test_moments_of_column_shards_are_refused_under_another_plan(data, two_ranks, tmp_path):
+    shutil.copytree(two_ranks / "column_wise" / "steps", tmp_path / "steps")
+    with pytest.raises(
+        SchemaError,
+        match=r"t_cat_0.momentum1 is \[20\], in this run \[10\]\n.*a moment per column shard",
+    ):
+        train_here(*_flags(data, tmp_path, "--epochs=1"), "--resume")
 
 
 @pytest.fixture
@@ -168,60 +241,103 @@ def test_a_directory_with_a_run_is_not_taken_over_silently(data, started):
 
 
 @pytest.mark.parametrize(
-    ("flags", "error", "message"),
+    ("flag", "message"),
     [
-        (
-            ["--embedding_dim=16", "--dense_arch_layer_sizes=16,16"],
-            SchemaError,
-            "embedding_dim was 8, is 16",
-        ),
-        (["--seed=3"], SettingsError, "seed was 0, is 3"),
-        (["--eps=1e-6"], SettingsError, "eps was 1e-08, is 1e-06"),
-        (["--batch_size=64"], SettingsError, "global_batch = 64, but 32"),
+        ("--seed=3", "seed was 0, is 3"),
+        ("--eps=1e-6", "eps was 1e-08, is 1e-06"),
+        ("--drop_last_training_batch", "drop_last_training_batch was False, is True"),
+        ("--limit_train_batches=20", "limit_train_batches was None, is 20"),
+        ("--undersampling_rate=0.5", "undersampling_rate was None, is 0.5"),
+        ("--hash_indices", "hash_indices was False, is True"),
+        ("--batch_size=64", "global_batch = 64, but 32"),
     ],
 )
-def test_another_run_is_refused_with_the_difference(data, started, flags, error, message):
-    with pytest.raises(error, match=message):
-        train_here(*_flags(data, started), "--resume", *flags)
+def test_other_settings_are_refused_with_the_difference(data, started, flag, message):
+    with pytest.raises(SettingsError, match=message):
+        train_here(*_flags(data, started, flag), "--resume")
+
+
+def test_another_optimizer_is_refused_but_not_another_name_of_it(data, started):
+    flags = [flag for flag in _flags(data, started) if flag != "--adagrad"]
+    with pytest.raises(SettingsError, match="optimizer was rowwise_adagrad, is sgd"):
+        train_here(*flags, "--resume")
+    train_here(*flags, "--resume", "--optimizer=rowwise_adagrad")
+
+
+def test_another_model_is_refused_with_the_difference(started):
+    config = ModelConfig.from_dict(read_model_file(finished(started / "steps")[-1])["model"])
+    other = dataclasses.replace(config, num_embeddings=(10, 50, 201, 3))
+    with (
+        process_group() as group,
+        pytest.raises(
+            SchemaError, match=r"num_embeddings was \(10, 50, 200, 3\), is \(10, 50, 201, 3\)"
+        ),
+    ):
+        check_resumable(finished(started / "steps")[-1], {}, other, group)
+
+
+def test_other_data_are_refused(started, tmp_path):
+    other = tmp_path / "split"
+    rows = {"train": [600, 320, 10, 0], "valid": [333], "test": [201]}
+    write_split(other, rows, table_sizes=TABLE_SIZES, dense=3)
+    with pytest.raises(SchemaError, match="rows 929 → 930"):
+        train_here(*_flags(other, started), "--resume")
+
+
+def test_a_schedule_may_change_and_that_is_said(data, started, caplog):
+    schedule = ["--lr_warmup_steps=5", "--lr_decay_start=80", "--lr_decay_steps=9"]
+    train_here(*_flags(data, started), "--resume", *schedule)
+    for flag in schedule:
+        name, value = flag.removeprefix("--").split("=")
+        assert f"--{name} is {value} from here on; it was 0" in caplog.text
+    assert events(started / "log", "train")[-1]["lr"] < 0.01
 
 
 def test_another_workflow_is_refused(data, started):
     (path,) = finished(started / "steps")[-1:]
     value = json.loads((path / "model.json").read_text())
     value["training"]["workflow_digest"] = "another"
-    (path / "model.json").write_text(json.dumps(value))
+    (path / "model.json").write_text(json.dumps(value | {"blake2b": digest_of(value)}))
     with pytest.raises(SchemaError, match="data of workflow another, these are of None"):
         train_here(*_flags(data, started), "--resume")
 
 
-def test_half_written_checkpoints_are_never_resumed_from(data, started):
+def test_half_written_checkpoints_are_never_resumed_from_and_removed(data, started):
     newest = finished(started / "steps")[-1]
     newest.rename(newest.with_name(".step_00000084.tmp"))  # killed before the rename
+    shutil.copytree(newest.with_name(".step_00000084.tmp"), started / "steps" / ".step_1.old.tmp")
     train_here(*_flags(data, started), "--resume")
     (resumed,) = events(started / "log", "resume")
     assert resumed["step"] == 77
+    assert not list((started / "steps").glob(".*"))
 
 
-def test_a_damaged_checkpoint_is_refused(data, started):
+@pytest.mark.parametrize("where", ["weights", "optimizer"])
+def test_a_flipped_bit_is_refused(data, started, where):
     newest = finished(started / "steps")[-1]
     (part,) = newest.glob("*.distcp")
-    part.write_bytes(b"\0" * part.stat().st_size)
-    with pytest.raises(BadInputError, match="step_00000084: the checkpoint is damaged"):
+    items = Reader(newest).read_metadata().storage_data.items()
+    name = "model.dlrm.over_arch" if where == "weights" else "optimizer.tables"
+    (place,) = [item for index, item in items if index.fqn.startswith(name)][:1]
+    content = bytearray(part.read_bytes())
+    content[place.offset + place.length - 70] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(BadInputError, match=r"step_00000084/__0_0\.distcp: not what was written"):
         train_here(*_flags(data, started), "--resume")
 
 
-def test_a_full_disk_stops_training_and_keeps_what_was_written(data, started, monkeypatch):
-    from dlrm import resume as resume_module
-
-    def full(*args):
-        raise OutputError("disk full", "free space")
-
-    monkeypatch.setattr(resume_module, "save_checkpoint", full)
+def test_a_full_disk_stops_training_and_keeps_what_was_written(data, started):
+    """A real one, as far as a process can tell: no file may grow beyond 16 KiB."""
     for path in finished(started / "steps")[1:]:
         shutil.rmtree(path)
-    with pytest.raises(OutputError, match="disk full"):
-        train_here(*_flags(data, started), "--resume")
-    assert [path.name for path in finished(started / "steps")] == ["step_00000070"]
+    train = [sys.executable, str(ROOT / "train_torchrec.py"), *MODEL, *_flags(data, started)]
+    result = run_command(["bash", "-c", f"ulimit -f 16; {shlex.join([*train, '--resume'])}"])
+    assert result.returncode == 2, result.stderr
+    assert "error: " in result.stderr
+    assert "step_00000077: the checkpoint cannot be written: " in result.stderr
+    assert [path.name for path in (started / "steps").iterdir() if path.name != "latest"] == [
+        "step_00000070"
+    ]
 
 
 def test_by_the_clock(data, tmp_path):
