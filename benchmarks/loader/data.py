@@ -46,12 +46,13 @@ def _make(root: Path, rows: int, dtype: type, multi_hot: tuple[str, ...]) -> Non
     directory.mkdir(parents=True)
     schema.write(directory)
     for number, first in enumerate(range(0, rows, FILE_ROWS)):
-        table = _table(schema, min(FILE_ROWS, rows - first), number, dtype)
+        table = make_rows(schema, min(FILE_ROWS, rows - first), number, dtype)
         path = directory / f"part.{number}.parquet"
         pq.write_table(table, path, row_group_size=ROW_GROUP_ROWS, **WRITER)
 
 
-def _table(schema: TableSchema, rows: int, seed: int, dtype: type) -> pa.Table:
+def make_rows(schema: TableSchema, rows: int, seed: int, dtype: type) -> pa.Table:
+    """Random rows of a schema; labels, dense values and ids as in a click log after the ETL."""
     rng = np.random.default_rng(seed)
     columns: dict[str, object] = {"label": (rng.random(rows) < 0.03).astype(np.float32)}
     for name in schema.dense:  # counts, as the ETL normalizes them
