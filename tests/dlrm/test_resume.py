@@ -124,7 +124,7 @@ def test_interrupted_twice(data, whole, tmp_path, monkeypatch):
     for step in (20, 5):  # counted from where it resumes
         _train_until_pulled(monkeypatch, step, *_flags(data, tmp_path), "--resume")
     train_here(*_flags(data, tmp_path), "--resume")
-    assert len(events(tmp_path / "log", "resume")) == 1
+    assert len(events(tmp_path / "log", "resume")) == 2
     _assert_same(tmp_path / "final", whole / "final")
 
 
