@@ -24,6 +24,10 @@ def _train(argv: list[str]) -> None:
 
     settings = parse_settings(argv)
     set_up_logging()
+    if settings.bind_cpus and not settings.plan_only:
+        from dlrm.binding import bind_cpus
+
+        bind_cpus()
     prepare_torch()
     if settings.plan_only:
         from dlrm.planning import plan_only
@@ -41,7 +45,7 @@ def _train(argv: list[str]) -> None:
 
     @record  # the launcher shows the first error of all ranks
     def run() -> None:
-        with process_group() as group:
+        with process_group(own_cpus=settings.bind_cpus) as group:
             work(settings, group)
 
     run()

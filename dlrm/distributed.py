@@ -35,11 +35,14 @@ class Group:
 
 
 @contextlib.contextmanager
-def process_group() -> Iterator[Group]:
+def process_group(own_cpus: bool = False) -> Iterator[Group]:
     """Join the process group that torchrun's environment describes; alone without one.
 
     nccl with one GPU per process if there are GPUs, else gloo. On an error the group is left
     as it is: its other members may be waiting in a collective, and the launcher ends them.
+
+    Args:
+        own_cpus: this process shares the CPUs it may use with no other rank.
 
     Raises:
         SettingsError: the machine has fewer GPUs than processes.
@@ -67,7 +70,8 @@ def process_group() -> Iterator[Group]:
     else:
         device = torch.device("cpu")
         # torchrun sets OMP_NUM_THREADS=1, which leaves cores idle
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+        sharing = 1 if own_cpus else local_world_size
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // sharing))
         dist.init_process_group("gloo", **where)
         cpu = dist.GroupMember.WORLD
     finished = False
