@@ -31,6 +31,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     add("--workflow", type=Path, metavar="OUT/workflow", help="saved workflow, and")
     add("--checkpoint", type=Path, metavar="CKPT", help="training checkpoint, of any world size")
     add("--device", default="cpu", help="where the model runs: cpu (default), cuda, cuda:1 …")
+    _add_tables(parser, None, "the bundle's, float32 of a checkpoint")
+
+
+def _add_tables(parser: argparse.ArgumentParser, default: str | None, text: str) -> None:
+    kinds = ("float32", "float16", "int8")
+    parser.add_argument(
+        "--tables", choices=kinds, default=default, help=f"type of the embeddings; default: {text}"
+    )
 
 
 def _add_predict(commands) -> None:
@@ -75,6 +83,13 @@ def _add_bundle(commands) -> None:
     add("--workflow", required=True, type=Path, metavar="OUT/workflow", help="saved workflow")
     add("--checkpoint", required=True, type=Path, metavar="CKPT", help="training checkpoint")
     add("--output", required=True, type=Path, metavar="BUNDLE", help="directory to make")
+    _add_tables(parser, "float32", "float32")
+    add(
+        "--evaluate",
+        metavar="FILE",
+        help="labelled raw rows: print what --tables costs in AUROC, beside float32",
+    )
+    add("--format", choices=("tsv", "csv", "parquet"), help="of FILE")
     parser.set_defaults(function=_bundle)
 
 
@@ -128,7 +143,8 @@ def _load(args: argparse.Namespace):
     prepare_torch()
     from inference.predictor import Predictor
 
-    return Predictor.load(args.bundle or args.workflow, args.checkpoint, device=args.device)
+    path = args.bundle or args.workflow
+    return Predictor.load(path, args.checkpoint, device=args.device, tables=args.tables)
 
 
 def _predict(args: argparse.Namespace) -> None:
@@ -162,9 +178,16 @@ def _bundle(args: argparse.Namespace) -> None:
     prepare_torch()
     from inference.bundle import write_bundle
 
-    write_bundle(args.workflow, args.checkpoint, args.output)
+    write_bundle(args.workflow, args.checkpoint, args.output, tables=args.tables)
     size = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())
     print(f"{args.output}: {size / 2**20:.1f} MiB")
+    if args.evaluate is not None:
+        from inference.accuracy import compare, table
+        from inference.predictor import Predictor
+
+        predictors = {"float32": Predictor.load(args.workflow, args.checkpoint)}
+        predictors[args.tables] = Predictor.load(args.output)
+        print(table(compare(predictors, args.evaluate, args.format)))
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -153,7 +153,8 @@ def measure(
             begin = time.perf_counter()
             expected = timed("stock: frame to probability", partial(stock.predict, frame, timed))
             spent["stock"] += time.perf_counter() - begin
-            np.testing.assert_allclose(score, expected, atol=1e-5)
+            exact = predictor.model.table.kind == "float32"
+            np.testing.assert_allclose(score, expected, atol=1e-5 if exact else 0.1)
     return [_timing(size, stage, values) for stage, values in taken.items()]
 
 

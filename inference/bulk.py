@@ -31,7 +31,8 @@ from clicklog.lines import filesystem_of
 from clicklog.raw import Piece, header_lines, stream_pieces
 from clicklog.rows import RawRows
 from clicklog.spec import FeatureSpec
-from dlrm.metrics import Metrics, compute_metrics
+from dlrm.metrics import Metrics
+from inference.accuracy import metrics_of
 from inference.ids import IdColumns, find_id_columns
 from inference.predictor import Predictor, input_spec
 
@@ -213,7 +214,8 @@ def _key(
 
 def _digest(predictor: Predictor) -> str:
     """Of the dense layers: trained together with the tables, they tell models apart."""
-    digest = hashlib.sha256(str(predictor.model.table.shape).encode())
+    table = predictor.model.table
+    digest = hashlib.sha256(f"{table.kind} {tuple(table.values.shape)}".encode())
     for layer in (*predictor.model.bottom, *predictor.model.top):
         for tensor in layer:
             digest.update(tensor.cpu().numpy().tobytes())
@@ -232,6 +234,4 @@ def evaluate_file(path: Path) -> Metrics:
         table = file.read(columns=["probability", "label"])
     probabilities = np.concatenate([to_numpy(c) for c in table["probability"].chunks])
     labels = np.concatenate([to_numpy(c) for c in table["label"].chunks])
-    # as far from 0 and 1 as float32 tells numbers apart
-    x = probabilities.astype(np.float64).clip(1e-38, 1 - 2**-25)
-    return compute_metrics(np.log(x) - np.log1p(-x), labels)
+    return metrics_of(probabilities, labels)

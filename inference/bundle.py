@@ -6,7 +6,9 @@ Layout::
                            size and SHA-256 of every other file. Written last
     workflow/              the saved workflow, with its compiled form
     .merlin/schema.json    columns and table sizes
-    weights/table.npy      float32 [rows of all tables, embedding dim], one table after the other
+    weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
+                           float16, or uint8 with weights/ranges.npy, float32 [rows, 2]; see
+                           :mod:`inference.tables`
     weights/bottom.N.weight.npy, .bias.npy, top.N.…    the dense layers
 
 No pickle, no absolute path. The table is mapped into memory, not read: a bundle opens at once
@@ -27,6 +29,7 @@ import torch
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files import TEMPORARY, fsync_directory, read_json, write_json
 from inference.model import Layer, ServingModel
+from inference.tables import KINDS, Table
 from inference.weights import ModelShape, check_pair, read_checkpoint
 from workflows import compiled
 from workflows.description import inspect, sha256, verify
@@ -37,8 +40,16 @@ BUNDLE_FILE, WORKFLOW, WEIGHTS = "bundle.json", "workflow", "weights"
 _AGAIN = "copy the whole bundle again, or make it again with `python -m inference bundle`"
 
 
-def write_bundle(workflow: Path | str, checkpoint: Path | str, path: Path | str) -> None:
+def write_bundle(
+    workflow: Path | str, checkpoint: Path | str, path: Path | str, *, tables: str = "float32"
+) -> None:
     """Put a saved workflow and a training checkpoint into a new directory ``path``.
+
+    Args:
+        workflow: its directory.
+        checkpoint: its directory.
+        path: that will be the bundle.
+        tables: the type that embeddings are kept in, one of :data:`inference.tables.KINDS`.
 
     Raises:
         BadInputError: one of them is missing or damaged (all bytes of the workflow are checked).
@@ -53,6 +64,7 @@ def write_bundle(workflow: Path | str, checkpoint: Path | str, path: Path | str)
     opened = compiled.load(workflow, verify=True)
     model, shape = read_checkpoint(checkpoint, torch.device("cpu"))
     check_pair(opened.schema, opened.digest, shape, workflow, checkpoint)
+    model = dataclasses.replace(model, table=model.table.convert(tables))
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
@@ -68,6 +80,7 @@ def write_bundle(workflow: Path | str, checkpoint: Path | str, path: Path | str)
             "version": VERSION,
             "workflow_digest": opened.digest,
             "model": dataclasses.asdict(shape),
+            "tables": tables,
             "layers": {"bottom": len(model.bottom), "top": len(model.top)},
             "files": {
                 str(file.relative_to(temporary)): {
@@ -96,7 +109,9 @@ def _sync(file: Path) -> None:
 
 def _write_weights(directory: Path, model: ServingModel) -> None:
     directory.mkdir()
-    _save(directory / "table.npy", model.table)
+    _save(directory / "table.npy", model.table.values)
+    if model.table.ranges is not None:
+        _save(directory / "ranges.npy", model.table.ranges)
     for kind, layers in (("bottom", model.bottom), ("top", model.top)):
         for index, (weight, bias) in enumerate(layers):
             _save(directory / f"{kind}.{index}.weight.npy", weight)
@@ -137,9 +152,7 @@ def read_bundle(
                 _AGAIN,
             )
         weights = path / WEIGHTS
-        table = _load(weights / "table.npy", 2)
-        if len(table) != sum(shape.num_embeddings):
-            raise ValueError(f"{len(table)} rows instead of {sum(shape.num_embeddings)}")
+        table = _load_table(weights, value.get("tables", "float32"), sum(shape.num_embeddings))
         model = ServingModel.make(
             table.to(device),
             shape.num_embeddings,
@@ -182,12 +195,21 @@ def _read_description(path: Path, *, check: bool) -> dict[str, Any]:
     return value
 
 
-def _load(file: Path, dimensions: int) -> torch.Tensor:
+def _load_table(weights: Path, kind: str, rows: int) -> Table:
+    values = _load(weights / "table.npy", 2, KINDS[kind])
+    ranges = _load(weights / "ranges.npy", 2) if kind == "int8" else None
+    if len(values) != rows or (ranges is not None and ranges.shape != (rows, 2)):
+        raise ValueError(f"{len(values)} rows instead of {rows}")
+    return Table(values, ranges)
+
+
+def _load(file: Path, dimensions: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     # "c": pages are shared with other processes until someone writes to them, and nobody does
     array = np.load(file, mmap_mode="c", allow_pickle=False)
-    if array.dtype != np.float32 or array.ndim != dimensions:
+    tensor = torch.from_numpy(np.asarray(array))
+    if tensor.dtype != dtype or array.ndim != dimensions:
         raise ValueError(f"{file.name} holds {array.dtype} {array.shape}")
-    return torch.from_numpy(np.asarray(array))
+    return tensor
 
 
 def _layers(weights: Path, kind: str, count: int, device: torch.device) -> list[Layer]:

@@ -1,6 +1,7 @@
 """The trained DLRM, arranged for scoring: one table of all embeddings, plain matrix products.
 
-The model is the one of :mod:`dlrm.model`, with the same weights and the same arithmetic. TorchRec
+The model is the one of :mod:`dlrm.model`, with the same weights and the same arithmetic (but for
+what float16 or int8 tables round). TorchRec
 looks tables up one by one, through a KeyedJaggedTensor with a key for each; for one row that costs
 more than everything else together. Here all tables lie one after the other in one tensor, and one
 lookup serves all columns. Nothing of TorchRec is imported.
@@ -15,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from clicklog.rows import Ragged
+from inference.tables import Table
 from workflows.compiled.workflow import Ids
 
 #: Weight [out, in] and bias [out] of a linear layer.
@@ -26,14 +28,14 @@ class ServingModel:
     """A DLRM (Naumov et al. 2019, arXiv:1906.00091) whose tables are one.
 
     Attributes:
-        table: float32 [rows of all tables, embedding dim].
+        table: the rows of all tables.
         first: int64 [categorical columns], where each column's rows begin in ``table``.
         bottom: layers for the dense columns, each followed by a ReLU.
         top: layers above the interaction, all but the last followed by a ReLU.
         pairs: int64, which products of two vectors are kept: i < j, as i · (columns + 1) + j.
     """
 
-    table: torch.Tensor
+    table: Table
     first: torch.Tensor
     bottom: list[Layer]
     top: list[Layer]
@@ -41,7 +43,7 @@ class ServingModel:
 
     @classmethod
     def make(
-        cls, table: torch.Tensor, sizes: tuple[int, ...], bottom: list[Layer], top: list[Layer]
+        cls, table: Table, sizes: tuple[int, ...], bottom: list[Layer], top: list[Layer]
     ) -> ServingModel:
         """Of the weights; ``sizes`` are the rows of each column's table."""
         vectors = len(sizes) + 1
@@ -64,7 +66,7 @@ class ServingModel:
         """
         if isinstance(ids, np.ndarray):
             rows = torch.from_numpy(ids).to(self.device).T + self.first
-            return functional.embedding(rows, self.table)
+            return self.table.rows(rows)
         bags, begins, n = [], [], len(ids[0])
         at = 0
         for values, first in zip(ids, self.first.tolist(), strict=True):
@@ -75,12 +77,15 @@ class ServingModel:
             at += len(flat)
         rows = torch.from_numpy(np.concatenate(bags)).to(self.device)
         offsets = torch.from_numpy(np.concatenate(begins, dtype=np.int64)).to(self.device)
-        sums = functional.embedding_bag(rows, self.table, offsets, mode="sum")
+        sums = self.table.sums(rows, offsets)
         return sums.view(len(ids), n, -1).transpose(0, 1)
 
     def logits(self, dense: np.ndarray, embedded: torch.Tensor) -> torch.Tensor:
         """Logits, float32 [n], of dense columns float32 [dense columns, n] and embeddings."""
-        x = torch.from_numpy(dense).to(self.device).T
+        return self.interact(torch.from_numpy(dense).to(self.device).T, embedded)
+
+    def interact(self, x: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """As :meth:`logits`, of dense features float32 [n, dense columns]."""
         for weight, bias in self.bottom:
             x = functional.linear(x, weight, bias).relu_()
         vectors = torch.cat([x.unsqueeze(1), embedded], 1)

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from clicklog.columns import InputFormat
-from clicklog.errors import BadInputError
+from clicklog.errors import BadInputError, SettingsError
 from clicklog.raw import stream_pieces
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec import FeatureSpec
 from inference.bundle import is_bundle, read_bundle
 from inference.frames import read_columns, read_dicts
 from inference.model import ServingModel
+from inference.tables import KINDS
 from inference.values import RowReader
 from inference.weights import check_pair, read_checkpoint, usable
 from workflows import compiled
@@ -51,6 +52,7 @@ class Predictor:
         checkpoint: Path | str | None = None,
         *,
         device: torch.device | str = "cpu",
+        tables: str | None = None,
         check: bool = False,
     ) -> Predictor:
         """Open a bundle, or a saved workflow and a training checkpoint.
@@ -60,24 +62,29 @@ class Predictor:
             checkpoint: directory of a training checkpoint, of any world size. It is read into
                 memory; a bundle is mapped, which takes no time.
             device: where the model goes; it must hold all tables. Rows are encoded on the CPU.
+            tables: the type that embeddings are kept in: float32, float16 (half the memory) or
+                int8 (a quarter and 8 bytes a row); None: the bundle's, float32 of a checkpoint.
             check: read all files of the bundle or workflow and compare their digests.
 
         Raises:
             BadInputError: one of them is missing or damaged.
             SchemaError: they do not belong together.
-            SettingsError: there is no such device.
+            SettingsError: there is no such device, or the bundle's tables are of another type
+                already.
         """
+        if tables is not None and tables not in KINDS:
+            raise SettingsError(f"tables {tables!r}", f"one of {', '.join(KINDS)}")
         device = usable(device)
         if checkpoint is None:
             if not is_bundle(path) and (Path(path) / "metadata.json").is_file():
                 raise BadInputError(
                     f"{path}: a saved workflow, no bundle", "pass a checkpoint, too"
                 )
-            return cls(*read_bundle(path, device, check=check))
+            return cls(*_with_tables(*read_bundle(path, device, check=check), tables))
         workflow = compiled.load(path, verify=check)
         model, shape = read_checkpoint(checkpoint, device)
         check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)
-        return cls(workflow, model)
+        return cls(*_with_tables(workflow, model, tables))
 
     @property
     def spec(self) -> FeatureSpec:
@@ -140,6 +147,13 @@ class Predictor:
             for piece in stream_pieces(str(path), spec, block_bytes=_BLOCK_BYTES)
         ]
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+
+
+def _with_tables(
+    workflow: compiled.CompiledWorkflow, model: ServingModel, tables: str | None
+) -> tuple[compiled.CompiledWorkflow, ServingModel]:
+    table = model.table.convert(tables or model.table.kind)
+    return workflow, dataclasses.replace(model, table=table)
 
 
 def _is_path(rows: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from inference.model import Layer, ServingModel
+from inference.tables import Table
 
 if TYPE_CHECKING:
     from dlrm.config import ModelConfig
@@ -95,7 +96,7 @@ def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
         bags[name].weight = None  # its memory is free for the next
         del weight
     bottom, top = _layers(scorer.dlrm.dense_arch), _layers(scorer.dlrm.over_arch)
-    return ServingModel.make(table, config.num_embeddings, bottom, top)
+    return ServingModel.make(Table(table), config.num_embeddings, bottom, top)
 
 
 def _layers(module: torch.nn.Module) -> list[Layer]:

@@ -1,0 +1,127 @@
+"""float16 and int8 tables: rounding, sums, bundles, and what they cost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from clicklog.errors import BadInputError, SettingsError
+from dlrm.metrics import auroc
+from inference import Predictor, write_bundle
+from inference.__main__ import main
+from inference.tables import KINDS, Table
+from tests.inference.conftest import Trained
+from tests.inference.test_predictor import criteo_dicts, read_dicts
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=npst.arrays(
+        np.float32,
+        npst.array_shapes(min_dims=2, max_dims=2, max_side=9),
+        elements=st.floats(-(2.0**99), 2.0**99, width=32) | st.floats(-0.25, 0.25, width=32),
+    )
+)
+def test_int8_is_off_by_half_a_step_at_most(values: np.ndarray) -> None:
+    table = Table(torch.from_numpy(values)).convert("int8")
+    assert table.values.dtype == torch.uint8
+    got = table.rows(torch.arange(len(values))).double().numpy()
+    span = values.max(1, keepdims=True).astype(np.float64) - values.min(1, keepdims=True)
+    rounding = 1e-5 * np.abs(values).max(1, keepdims=True)
+    assert (np.abs(got - values) <= span / 510 + rounding).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_and_sums(kind: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.randn(500, 12, generator=generator)
+    table = Table(weights).convert(kind)
+    assert table.kind == kind
+    assert table.nbytes == 500 * {"float32": 48, "float16": 24, "int8": 12 + 8}[kind]
+    index = torch.randint(0, 500, (300,), generator=generator)
+    rows = table.rows(index)
+    assert rows.dtype == torch.float32
+    atol = {"float32": 0, "float16": 2e-3, "int8": 2e-2}[kind]
+    torch.testing.assert_close(rows, weights[index], atol=atol, rtol=0)
+    begins = torch.tensor([0, 0, 7, 7, 290, 300])  # empty bags: first, within, last
+    sums = table.sums(index, begins)
+    ends = [*begins.tolist()[1:], 300]
+    expected = torch.stack([rows[a:b].sum(0) for a, b in zip(begins, ends, strict=True)])
+    torch.testing.assert_close(sums, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_what_a_type_cannot_hold_is_refused() -> None:
+    table = Table(torch.tensor([[1.0, 7e4]]))
+    with pytest.raises(SettingsError, match=r"beyond 65504.*\n.*int8"):
+        table.convert("float16")
+    with pytest.raises(SettingsError, match=r"tables are int8, float16 is asked for"):
+        table.convert("int8").convert("float16")
+    with pytest.raises(SettingsError, match=r"beyond 65504"):
+        Table(torch.tensor([[float("nan")]])).convert("float16")
+
+
+@pytest.mark.parametrize(("kind", "atol"), [("float16", 1e-3), ("int8", 2e-2)])
+def test_a_bundle_scores_as_the_checkpoint_with_such_tables(
+    shop: Trained, shop_predictor: Predictor, tmp_path: Path, kind: str, atol: float
+) -> None:
+    """Lists too: their sums are taken another way."""
+    write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle", tables=kind)
+    bundled = Predictor.load(tmp_path / "bundle", check=True)
+    assert bundled.model.table.kind == kind
+    loaded = Predictor.load(shop.workflow, shop.checkpoint, tables=kind)
+    rows = read_dicts(shop.raw / "day_2.csv", shop_predictor.spec)
+    got = bundled.predict(rows)
+    np.testing.assert_array_equal(loaded.predict(rows), got)
+    exact = shop_predictor.predict(rows)
+    assert 0 < np.abs(got - exact).max() < atol
+    write_bundle(shop.workflow, shop.checkpoint, tmp_path / "whole")
+    converted = Predictor.load(tmp_path / "whole", tables=kind)
+    np.testing.assert_array_equal(converted.predict(rows), got)
+    with pytest.raises(SettingsError, match=f"tables are {kind}, float32 is asked for"):
+        Predictor.load(tmp_path / "bundle", tables="float32")
+    for name in ("ranges.npy", "table.npy") if kind == "int8" else ("table.npy",):
+        file = tmp_path / "bundle" / "weights" / name
+        whole = file.read_bytes()
+        changed = re.sub(rb"<f([24])", rb"<i\1", whole, count=1)  # of the same size
+        file.write_bytes(changed.replace(b"|u1", b"|i1", 1))
+        with pytest.raises(BadInputError, match=rf"damaged: {name} holds int"):
+            Predictor.load(tmp_path / "bundle")
+        file.write_bytes(whole)
+
+
+def test_what_they_cost_is_printed(
+    trained: Trained, predictor: Predictor, tmp_path: Path, capsys
+) -> None:
+    rows = criteo_dicts(trained.days[2])
+    labels = np.array([int(row[0]) for row in trained.days[2]])
+    flags = [*trained.flags, "--tables", "int8", "--evaluate", str(trained.raw / "day_2")]
+    assert main(["bundle", *flags, "--output", str(tmp_path / "bundle")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[-2:]]
+    exact = predictor.predict(rows)
+    small = Predictor.load(tmp_path / "bundle").predict(rows)
+    before, after = auroc(exact, labels), auroc(small, labels)
+    size = len(predictor.model.table.values)
+    (kind, mib, got, change, *_), (kind8, mib8, got8, change8, _, loss8, largest) = lines
+    assert (kind, kind8) == ("float32", "int8")
+    assert [float(mib), float(mib8)] == [round(size * n / 2**20, 1) for n in (32, 16)]
+    assert [float(got), float(got8)] == pytest.approx([before, after], abs=1e-6)
+    assert [float(change), float(change8)] == pytest.approx([0, after - before], abs=2e-6)
+    assert float(largest) == pytest.approx(np.abs(small - exact).max(), abs=2e-6)
+    assert abs(float(loss8)) < 0.01
+
+
+def test_an_evaluation_needs_labels(trained: Trained, tmp_path: Path, capsys) -> None:
+    text = "\n".join("\t".join(row[1:]) for row in trained.days[2])
+    (tmp_path / "rows").write_text(text)
+    flags = [*trained.flags, "--evaluate", str(tmp_path / "rows")]
+    assert main(["bundle", *flags, "--output", str(tmp_path / "bundle")]) == 2
+    assert "no column label" in capsys.readouterr().err
+    with pytest.raises(SettingsError, match=r"tables 'int4'\n.*float32, float16, int8"):
+        Predictor.load(tmp_path / "bundle", tables="int4")
