@@ -1,6 +1,8 @@
-"""Names that left cuDF and dask-cuDF between 23.8 and 26.10; nothing happens without cuDF.
+"""Names that left cuDF and dask-cuDF between 23.8 and 26.10, and calls that changed.
 
-Written against the sources of cudf 26.10; not yet run on a GPU.
+Nothing happens without cuDF, or where Merlin sees no GPU and leaves cuDF alone.
+``tests/nvt_compat/test_rapids.py`` compares this with the sources of cuDF's wheels; on a GPU,
+``tests/gpu`` runs it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ def apply() -> None:
     """Supply the names, then mend ``merlin.core.dispatch``, which everything else imports."""
     if find_spec("cudf") is None:
         return
+    from merlin.core.has_gpu import HAS_GPU
+
+    if not HAS_GPU:
+        return
     import cudf
     import dask_cudf
 
@@ -24,10 +30,11 @@ def apply() -> None:
     dask_cudf.read_csv = _read_csv_with_chunksize(dask_cudf.read_csv)
     supply(dask_cudf, from_dask_dataframe=lambda ddf: ddf.to_backend("cudf"))
     supply(dask_cudf.DataFrame, to_dask_dataframe=lambda self: self.to_backend("pandas"))
-    _mend_dispatch()
+    mend_dispatch()
 
 
 def _supply_columns() -> None:
+    import cudf
     import numpy as np
     import pylibcudf as plc
     from cudf.core import column
@@ -42,7 +49,13 @@ def _supply_columns() -> None:
         )
 
     def offsets(self):
-        return ColumnBase.create(self.plc_column.list_view().offsets(), np.dtype("int32"))
+        """int32 [rows + 1], from 0; libcudf's are those of the column that this is a slice of."""
+        plain = ColumnBase.create(self.plc_column.list_view().offsets(), np.dtype("int32"))
+        first = self.plc_column.offset()
+        own = cudf.Series._from_column(plain).iloc[first : first + len(self) + 1]
+        if not len(own):  # an empty column may have no offset at all
+            return cudf.Series([0], dtype="int32")._column
+        return (own - own.iloc[0]).astype("int32")._column
 
     # merlin.io imports build_categorical_column and never calls it.
     supply(column, build_categorical_column=None, build_column=build_column)
@@ -59,11 +72,17 @@ def _read_csv_with_chunksize(read_csv):
     return wrapper
 
 
-def _mend_dispatch() -> None:
+def mend_dispatch() -> None:
+    """Mend the functions that handle cuDF's columns; :mod:`nvt_compat.lists` has one more."""
     from merlin.core import dispatch
 
-    # A Series is no longer made of a bare column.
-    edit(dispatch.create_multihot_col, ("cudf.Series(col)", "cudf.Series._from_column(col)"))
+    edit(
+        dispatch.create_multihot_col,
+        # dtypes are objects now, not names of them
+        ('as_column(offsets, dtype="int32")', 'as_column(offsets, dtype=np.dtype("int32"))'),
+        # a Series is no longer made of a bare column
+        ("cudf.Series(col)", "cudf.Series._from_column(col)"),
+    )
     edit(
         dispatch.make_series,
         (

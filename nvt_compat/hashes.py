@@ -17,7 +17,7 @@ from clicklog.hashing import murmur3_int, murmur3_string
 
 
 def _hash_series(ser) -> np.ndarray:
-    """Hashes uint32 [n] of a series; of all elements, if it holds lists.
+    """Hashes uint32 [n] of a series; of all elements, if it holds lists. A cuDF series for one.
 
     Whole numbers hash as int64, whatever holds them: pandas keeps integers with missing values as
     float64. Strings hash as UTF-8. What a missing value gets means nothing.
@@ -28,7 +28,7 @@ def _hash_series(ser) -> np.ndarray:
     from merlin.core import dispatch
 
     if not isinstance(ser, pd.Series):
-        return (ser.list.leaves if dispatch.is_list_dtype(ser) else ser).hash_values()
+        return _whole(ser.list.leaves if dispatch.is_list_dtype(ser) else ser).hash_values()
     if dispatch.is_list_dtype(ser):
         ser = dispatch.flatten_list_column_values(ser)
     if pd.api.types.is_numeric_dtype(ser):
@@ -44,6 +44,18 @@ def _hash_series(ser) -> np.ndarray:
     if pd.api.types.infer_dtype(ser, skipna=True) != "string":
         raise TypeError(f"column {ser.name}: {ser.dtype} values, numbers or strings are needed")
     return murmur3_string(pa.array(ser, pa.large_string(), from_pandas=True))
+
+
+def _whole(ser):
+    """Numbers of a cuDF series as int64; strings as they are."""
+    if ser.dtype.kind not in "iuf":
+        return ser
+    if ser.dtype.kind == "f":
+        ser = ser.nans_to_nulls()
+    whole = ser.astype("int64")
+    if ser.dtype.kind == "f" and bool((whole != ser).any()):
+        raise TypeError(f"column {ser.name}: fractions are no categories to hash")
+    return whole
 
 
 def apply() -> None:

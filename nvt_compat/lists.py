@@ -40,6 +40,9 @@ def apply() -> None:
             "return pd.Series(new_data)",
             "return pd.Series(new_data, index=original.index, dtype=object)",
         ),
+        # cuDF's columns take dtypes as objects only, no names or types of them
+        ("encoded.astype(dtype, copy=False)", "encoded.astype(np.dtype(dtype), copy=False)"),
+        ("ListDtype(encoded.dtype if dtype is None else dtype)", "ListDtype(encoded.dtype)"),
     )
     edit(
         dispatch.list_val_dtype,

@@ -28,7 +28,7 @@ def key_like_vocabulary(column, vocabulary):
     """
     dtype = vocabulary.dtype
     if not isinstance(column, pd.Series):
-        return column.astype(dtype)
+        return _like_cudf_vocabulary(column, vocabulary)
     numbers = pd.api.types.is_numeric_dtype(dtype)
     if not len(vocabulary) or column.isna().all():
         # nothing can be found, and either may have the type of nothing at all
@@ -40,6 +40,20 @@ def key_like_vocabulary(column, vocabulary):
     if column.dtype.kind == "f" and dtype.kind in "iu":
         return column
     return column.astype(dtype)
+
+
+def _like_cudf_vocabulary(column, vocabulary):
+    """The same for cuDF, whose integers may be missing and whose columns have one type each."""
+    numbers = pd.api.types.is_numeric_dtype(vocabulary.dtype)
+    is_number = pd.api.types.is_numeric_dtype(column.dtype)
+    if not len(vocabulary) or (numbers != is_number and bool(column.isna().all())):
+        return vocabulary[:0].reindex(column.index)  # all null
+    if numbers != is_number:
+        needed = "numbers" if numbers else "strings"
+        raise TypeError(f"column {column.name}: {column.dtype} values, {needed} are needed")
+    if column.dtype.kind == "f" and vocabulary.dtype.kind in "iu":
+        return column
+    return column.astype(vocabulary.dtype)
 
 
 def _mend_encode(categorify) -> None:

@@ -1,0 +1,237 @@
+"""Every name of RAPIDS that we or Merlin call is in the wheels that requirements/gpu.txt names.
+
+Parsed, not imported: ``tests/nvt_compat/rapids.py`` says how to get the sources. What a parser
+cannot see, methods of frames and columns, is listed here by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.nvt_compat.rapids import ROOT, SOURCES, resolve, takes
+
+needs_sources = pytest.mark.skipif(
+    not (SOURCES / "cudf").is_dir(),
+    reason=f"no sources of RAPIDS in {SOURCES}: python -m tests.nvt_compat.rapids",
+)
+
+OURS = [ROOT / room for room in ("etl", "workflows", "nvt_loader", "nvt_compat", "benchmarks")]
+#: Parts of Merlin that an ETL and a loader use; not its tests, tools and other frameworks.
+MERLIN = ("merlin/core", "merlin/io", "merlin/dag", "merlin/table", "merlin/dtypes")
+MERLIN += ("merlin/dataloader", "nvtabular/ops", "nvtabular/workflow")
+
+#: Names that Merlin uses and RAPIDS 26.10 has not: why that is no harm.
+GONE = {
+    "cudf.core.column.build_categorical_column": "supplied: imported, never called",
+    "cudf.core.column.build_column": "supplied",
+    "cudf.DataFrame.from_pandas": "supplied",
+    "dask_cudf.from_dask_dataframe": "supplied",
+    "cudf.utils.dtypes.is_list_dtype": "where cudf.api.types has none, before 21.08",
+    "cudf.utils.dtypes.is_string_dtype": "where cudf.api.types has none, before 21.08",
+}
+#: Supplied beside those: methods, which are not called by a module's name.
+METHODS_GONE = {
+    "cudf.core.column.ListColumn.offsets",
+    "dask_cudf.DataFrame.to_dask_dataframe",
+}
+
+#: Methods that NVTabular's operators on our path, merlin-core or we call on frames, series and
+#: columns: how many arguments by position, and which by keyword.
+METHODS = {
+    "cudf.DataFrame.copy": (0, {"deep"}),
+    "cudf.DataFrame.drop": (0, {"columns", "inplace"}),
+    "cudf.DataFrame.fillna": (1, set()),
+    "cudf.DataFrame.from_arrow": (1, set()),
+    "cudf.DataFrame.groupby": (1, {"dropna"}),
+    "cudf.DataFrame.isnull": (0, set()),
+    "cudf.DataFrame.memory_usage": (0, {"deep", "index"}),
+    "cudf.DataFrame.merge": (1, {"left_on", "right_on", "how"}),
+    "cudf.DataFrame.reset_index": (0, {"drop", "inplace"}),
+    "cudf.DataFrame.scatter_by_map": (1, {"map_size", "keep_index"}),
+    "cudf.DataFrame.set_index": (1, {"drop", "inplace"}),
+    "cudf.DataFrame.sort_values": (1, {"ascending", "na_position", "ignore_index"}),
+    "cudf.DataFrame.to_arrow": (0, {"preserve_index"}),
+    "cudf.DataFrame.to_parquet": (1, {"compression"}),
+    "cudf.DataFrame.to_pandas": (0, set()),
+    "cudf.DataFrame._constructor_sliced": (0, set()),
+    "cudf.Series._column": (0, set()),
+    "cudf.Series._from_column": (1, set()),
+    "cudf.Series.astype": (1, set()),
+    "cudf.Series.dropna": (0, set()),
+    "cudf.Series.fillna": (1, set()),
+    "cudf.Series.has_nulls": (0, set()),
+    "cudf.Series.hash_values": (0, set()),
+    "cudf.Series.iloc": (0, set()),
+    "cudf.Series.isna": (0, set()),
+    "cudf.Series.list.leaves": (0, set()),
+    "cudf.Series.list.len": (0, set()),
+    "cudf.Series.mean": (0, set()),
+    "cudf.Series.nans_to_nulls": (0, set()),
+    "cudf.Series.reindex": (1, set()),
+    "cudf.Series.str.htoi": (0, set()),
+    "cudf.Series.sum": (0, set()),
+    "cudf.Series.to_cupy": (0, set()),
+    "cudf.Series.transpose": (0, set()),
+    "cudf.Series.values": (0, set()),
+    "cudf.core.column.ColumnBase.astype": (1, {"copy"}),
+    "cudf.core.column.ColumnBase.create": (2, set()),
+    "cudf.core.column.ColumnBase.plc_column": (0, set()),
+    "cudf.core.column.ListColumn.elements": (0, set()),
+    "dask_cudf.DataFrame.map_partitions": (0, set()),
+    "dask_cudf.DataFrame.to_backend": (1, set()),
+    "pylibcudf.Column.list_view": (0, set()),
+    "pylibcudf.Column.null_count": (0, set()),
+    "pylibcudf.Column.offset": (0, set()),
+    "pylibcudf.Column.type": (0, set()),
+    "pylibcudf.DataType.id": (0, set()),
+    "pylibcudf.column.ListsColumnView.child": (0, set()),
+    "pylibcudf.column.ListsColumnView.offsets": (0, set()),
+    "pylibcudf.io.parquet.ChunkedParquetReader.has_next": (0, set()),
+    "pylibcudf.io.parquet.ChunkedParquetReader.read_chunk": (0, set()),
+    "pylibcudf.io.parquet.ParquetReaderOptions.set_column_names": (1, set()),
+    "pylibcudf.io.parquet.ParquetReaderOptions.set_row_groups": (1, set()),
+    "pylibcudf.io.parquet.ParquetReaderOptionsBuilder.build": (0, set()),
+    "pylibcudf.io.types.TableWithMetadata.column_names": (0, set()),
+    "pylibcudf.io.types.TableWithMetadata.columns": (0, set()),
+    "rmm.pylibrmm.stream.Stream.__cuda_stream__": (0, set()),
+}
+
+
+def _merlin_files() -> list[Path]:
+    found = []
+    for folder in MERLIN:
+        package, rest = folder.split("/")
+        for root in find_spec(package).submodule_search_locations:
+            found += Path(root, rest).rglob("*.py")
+    return sorted(path for path in found if "tests" not in path.parts)
+
+
+def _our_files() -> list[Path]:
+    return sorted(path for room in OURS for path in room.rglob("*.py"))
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """Local name → the name of RAPIDS that it stands for."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] in _RAPIDS:
+                    found[alias.asname or alias.name.split(".")[0]] = alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                local = alias.asname or alias.name
+                if node.module.split(".")[0] in _RAPIDS:
+                    found[local] = f"{node.module}.{alias.name}"
+                elif node.module == "merlin.core.compat" and alias.name in _RAPIDS:
+                    found[local] = alias.name
+    return found
+
+
+_RAPIDS = ("cudf", "dask_cudf", "dask_cuda", "rmm", "pylibcudf")
+
+
+def _dotted(node: ast.expr, aliases: dict[str, str]) -> str | None:
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name) or node.id not in aliases:
+        return None
+    return ".".join([aliases[node.id], *reversed(names)])
+
+
+def _uses(path: Path) -> Iterator[tuple[str, ast.Call | None, str]]:
+    """Names of RAPIDS in a file, the call if it is one, and where."""
+    tree = ast.parse(path.read_text())
+    aliases = _aliases(tree)
+    for name in aliases.values():
+        yield name, None, f"{path.name}: import"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _dotted(node.func, aliases)):
+            yield name, node, f"{path.name}:{node.lineno}"
+        elif isinstance(node, ast.Attribute) and (name := _dotted(node, aliases)):
+            yield name, None, f"{path.name}:{node.lineno}"
+
+
+def _missing(files: list[Path]) -> tuple[dict[str, str], list[str]]:
+    """Names that are not there → where they are used; and calls with wrong arguments."""
+    gone, wrong = {}, []
+    for path in files:
+        for name, call, where in _uses(path):
+            found = resolve(name)
+            if found is None:
+                gone[name] = where
+            elif call and not any(isinstance(a, ast.Starred) for a in call.args):
+                keywords = {keyword.arg for keyword in call.keywords if keyword.arg}
+                problem = takes(found, len(call.args), keywords)
+                if problem:
+                    wrong.append(f"{where}: {name}: {problem}")
+    return gone, wrong
+
+
+@needs_sources
+def test_what_merlin_calls_is_there_or_supplied() -> None:
+    gone, wrong = _missing(_merlin_files())
+    assert gone.keys() == GONE.keys(), gone
+    assert wrong == []
+
+
+@needs_sources
+def test_what_we_call_is_there() -> None:
+    gone, wrong = _missing(_our_files())
+    assert gone.keys() == {"cudf.DataFrame.from_pandas"} & gone.keys(), gone
+    assert wrong == []
+
+
+@needs_sources
+@pytest.mark.parametrize("name", METHODS)
+def test_methods(name: str) -> None:
+    found = resolve(name)
+    assert found is not None
+    positional, keywords = METHODS[name]
+    assert takes(found, positional, keywords) == ""
+
+
+@needs_sources
+def test_what_is_supplied_is_gone() -> None:
+    """The day a name comes back, its replacement here can go."""
+    tree = ast.parse((ROOT / "nvt_compat" / "cudf_names.py").read_text())
+    aliases = _aliases(tree)
+    supplied = {
+        f"{_dotted(node.args[0], aliases)}.{keyword.arg}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "supply"
+        for keyword in node.keywords
+    }
+    assert supplied == METHODS_GONE | {name for name, why in GONE.items() if "supplied" in why}
+    assert {name for name in supplied if resolve(name)} == set()
+    # what changed its arguments
+    source = (SOURCES / "cudf" / "core" / "series.py").read_text()
+    assert "Use cudf.Series._from_column for constructing a Series from" in source
+    source = (SOURCES / "cudf" / "core" / "column" / "column.py").read_text()
+    assert "dtype must be None or a dtype object" in source
+    assert "blocksize" in {a.arg for a in resolve("dask_cudf.io.csv.read_csv").node.args.args}
+
+
+def test_the_edits_fit_merlin_and_leave_pandas_alone() -> None:
+    """They are made on machines with a GPU only; here in a process of its own."""
+    code = """
+import nvt_compat, numpy as np, pandas as pd
+from nvt_compat.cudf_names import mend_dispatch
+mend_dispatch()
+from merlin.core import dispatch
+lists = dispatch.create_multihot_col(pd.Series([0, 2, 3]), pd.Series([7, 8, 9]))
+assert [list(row) for row in lists] == [[7, 8], [9]]
+assert dispatch.make_series([1, 2]).tolist() == [1, 2]
+assert dispatch.hex_to_int(pd.Series(["ff", None])).tolist() == [255, pd.NA]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
