@@ -140,7 +140,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
     if not node.level:
         return node.module
     parts = module.split(".")
-    if not _file(module).stem == "__init__":
+    if _file(module).stem != "__init__":
         parts = parts[:-1]
     parts = parts[: len(parts) - node.level + 1]
     return ".".join([*parts, *([node.module] if node.module else [])])
