@@ -21,6 +21,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.config import ModelConfig
+from dlrm.interaction import Interaction
 from dlrm.multi_hot import MultiHot
 
 #: Rows of a table that are drawn from one generator. Part of the definition of the initial weights.
@@ -175,6 +176,8 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
             dense_device=torch.device("cpu"),
             **_interaction_sizes(config),
         )
+    if config.interaction_type == "original":
+        model.inter_arch = Interaction(len(config.categorical))
     for part in (model.dense_arch, model.inter_arch, model.over_arch):
         part.to(device)
     return model

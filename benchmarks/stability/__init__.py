@@ -1,0 +1,1 @@
+"""How far results depend on the seed."""

@@ -1,0 +1,1 @@
+"""Training beside facebookresearch/dlrm's dlrm_main.py and beside a bare loop."""

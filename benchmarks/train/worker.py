@@ -1,0 +1,179 @@
+"""Trains with one system in this process; prints its speed as one JSON line.
+
+The programs run as they are, by their command lines. What is timed is from one call of
+``TrainPipelineSparseDist.progress``, which both of them make once per training step, to another:
+everything that a step costs, loading, learning rate and reports included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import runpy
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.loader.data import TABLE_SIZES
+from clicklog.errors import run_command
+from dlrm.startup import prepare_torch
+
+OURS, DLRM_MAIN = "ours", "dlrm_main"
+BARE, PIPELINED = "bare loop", "ready batch, pipelined"
+SYSTEMS = (OURS, DLRM_MAIN, BARE, PIPELINED)
+#: The model: small enough that what is not arithmetic shows, on a machine of few cores.
+MODEL = {
+    "embedding_dim": "16",
+    "dense_arch_layer_sizes": "64,16",
+    "over_arch_layer_sizes": "128,64,1",
+    "learning_rate": "0.05",
+    "num_embeddings_per_feature": ",".join(map(str, TABLE_SIZES)),
+}
+
+
+class Stamps:
+    """When each training step began: wall clock and CPU time of the process, all threads."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+
+    def take(self) -> None:
+        """A step begins."""
+        self.wall.append(time.perf_counter())
+        self.cpu.append(time.process_time())
+
+    def result(self, warm_up: int, steps: int, batch_size: int) -> dict[str, Any]:
+        """Speed over ``steps`` steps after the first ``warm_up``."""
+        if len(self.wall) <= warm_up + steps:
+            raise RuntimeError(f"{len(self.wall)} steps began, {warm_up + steps + 1} were to")
+        wall, cpu = (stamps[warm_up : warm_up + steps + 1] for stamps in (self.wall, self.cpu))
+        samples = steps * batch_size
+        return {
+            "samples_per_s": samples / (wall[-1] - wall[0]),
+            "samples_per_cpu_s": samples / (cpu[-1] - cpu[0]),
+            "step_ms": 1e3 * statistics.median(b - a for a, b in itertools.pairwise(wall)),
+        }
+
+
+def main() -> None:
+    """Measure what the arguments say."""
+    parser = argparse.ArgumentParser()
+    add = parser.add_argument
+    add("system", choices=SYSTEMS)
+    add("--data", type=Path, required=True)
+    add("--batch_size", type=int, default=2048)
+    add("--warm_up", type=int, default=20)
+    add("--steps", type=int, default=100)
+    add("--checkout", type=Path, help="of facebookresearch/dlrm")
+    args = parser.parse_args()
+    prepare_torch()
+    stamps = Stamps()
+    run = {OURS: _ours, DLRM_MAIN: _dlrm_main, BARE: _bare, PIPELINED: _pipelined}[args.system]
+    run(args, stamps)
+    print(json.dumps(stamps.result(args.warm_up, args.steps, args.batch_size)), flush=True)
+
+
+def _flags(args: argparse.Namespace) -> list[str]:
+    """What both programs are told."""
+    values = MODEL | {
+        "batch_size": str(args.batch_size),
+        "limit_train_batches": str(args.warm_up + args.steps + 1),
+        "limit_val_batches": "1",
+        "limit_test_batches": "1",
+    }
+    return [part for name, value in values.items() for part in (f"--{name}", value)]
+
+
+def _count_steps(stamps: Stamps) -> None:
+    """Take a stamp at each training step of TorchRec's pipeline, whoever calls it."""
+    from torchrec.distributed import TrainPipelineSparseDist
+
+    progress: Callable = TrainPipelineSparseDist.progress
+
+    def stamped(self: Any, batches: Any) -> Any:
+        if self._model.training:
+            stamps.take()
+        return progress(self, batches)
+
+    TrainPipelineSparseDist.progress = stamped
+
+
+def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
+    import train_torchrec
+
+    _count_steps(stamps)
+    with tempfile.TemporaryDirectory() as log:
+        flags = ["--binary_path", str(args.data / "split"), "--log_path", log]
+        status = train_torchrec.main([*_flags(args), *flags])
+    if status:
+        sys.exit(status)
+
+
+def _dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
+    """As ``torchx run … --script dlrm_main.py`` starts one process of it."""
+    script = args.checkout / "torchrec_dlrm" / "dlrm_main.py"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    one_process = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    os.environ.update(one_process, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    _count_steps(stamps)
+    data = ["--dataset_name", "criteo_kaggle"]
+    data += ["--in_memory_binary_criteo_path", str(args.data / "npy")]
+    sys.argv = [str(script), *_flags(args), *data]
+    sys.path.insert(0, str(script.parent))  # it imports its neighbours by their names
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@contextlib.contextmanager
+def _ready(args: argparse.Namespace) -> Iterator[tuple[Any, Any, Any]]:
+    """Our model, its optimizer, and one batch."""
+    from dlrm.build import build
+    from dlrm.config import model_config
+    from dlrm.data import make_loader, read_schema
+    from dlrm.distributed import process_group
+    from dlrm.flags import parse_settings
+    from dlrm.model import TrainBatch
+
+    settings = parse_settings([*_flags(args), "--binary_path", str(args.data / "split")])
+    config = model_config(settings, read_schema(settings))
+    with process_group() as group:
+        model, optimizer, _ = build(settings, config, group)
+        batch = next(iter(make_loader(settings, config, "train", group)))
+        yield model, optimizer, TrainBatch.of(batch, args.batch_size, args.batch_size)
+
+
+def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
+    """Forward, backward and optimizer; nothing else."""
+    with _ready(args) as (model, optimizer, batch):
+        for _ in range(args.warm_up + args.steps + 1):
+            stamps.take()
+            optimizer.zero_grad()
+            loss, _ = model(batch)
+            loss.backward()
+            optimizer.step()
+
+
+def _pipelined(args: argparse.Namespace, stamps: Stamps) -> None:
+    """The same batch through the pipeline that training uses."""
+    from torchrec.distributed import TrainPipelineSparseDist
+
+    with _ready(args) as (model, optimizer, batch):
+        pipeline = TrainPipelineSparseDist(model, optimizer, batch.labels.device)
+        batches = itertools.repeat(batch)
+        for _ in range(args.warm_up + args.steps + 1):
+            stamps.take()
+            pipeline.progress(batches)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
