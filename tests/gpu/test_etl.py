@@ -1,0 +1,186 @@
+"""The ETL on cuDF gives what the cpu engine and plain Python give, value by value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nvt_compat  # noqa: F401
+
+import dask.dataframe as dd
+import numpy as np
+import nvtabular
+import pandas as pd
+import pytest
+from merlin.core import dispatch
+from merlin.core.utils import set_dask_client
+
+import workflows
+from clicklog.hashing import murmur3_int
+from clicklog.rows import RawRows, empty_rows
+from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.splits import SPLITS
+from etl import cluster
+from etl.engine_dask import transform_rows
+from etl.run import run
+from tests.etl.runs import assert_is, read_split, settings
+from tests.logs import CRITEO, write_log
+from tests.workflows.random_specs import Oracle, random_raw_rows
+from workflows.graph import build
+from workflows.store import load, save
+
+POLICIES = {
+    "plain": {},
+    "rare": {"freq_threshold": 2},
+    "capped": {"max_table_size": 6},
+    "buckets": {"max_table_size": 9, "num_buckets": 3},
+    "hashed": {"hash_buckets": 5},
+}
+
+
+def every_kind(raw: str, *, multi_hot: bool) -> FeatureSpec:
+    """A column for each vocabulary policy, two columns that share one, and dense columns."""
+    columns = [
+        CategoricalColumn(name, raw=raw, multi_hot=multi_hot, **policy)
+        for name, policy in POLICIES.items()
+    ]
+    columns += [
+        CategoricalColumn(f"shared_{i}", raw=raw, multi_hot=bool(i), vocabulary="shared")
+        for i in range(2)
+    ]
+    dense = (DenseColumn("d0", fill=-1, raw="int32"), DenseColumn("d1", fill=0.25, raw="float"))
+    return FeatureSpec("label", dense, tuple(columns), "log_normalize")
+
+
+def fit(spec: FeatureSpec, parts: list[RawRows], directory: Path, *, gpu: bool):
+    """As the ETL does: a Workflow over the partitions of a Dask DataFrame."""
+    meta = workflows.to_frame(empty_rows(spec), spec, gpu=gpu)
+    options = {"spec": spec, "gpu": gpu, "meta": meta, "enforce_metadata": False}
+    frame = dd.from_map(workflows.to_frame, parts, **options)
+    return build(spec, directory).fit(nvtabular.Dataset(frame, cpu=not gpu))
+
+
+@pytest.mark.parametrize("multi_hot", [False, True])
+@pytest.mark.parametrize("raw", ["hex32", "int", "string"])
+def test_every_policy_by_plain_python(
+    rapids: bool, tmp_path: Path, raw: str, multi_hot: bool
+) -> None:
+    """Vocabularies with ties, caps, thresholds, shared ones; hashes, nulls, unseen values."""
+    spec = every_kind(raw, multi_hot=multi_hot)
+    parts = [random_raw_rows(spec, rows, seed) for seed, rows in enumerate((40, 0, 25))]
+    oracle = Oracle(spec, parts)
+    set_dask_client(None)
+    try:
+        save(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec, tmp_path / "workflow")
+        loaded = load(tmp_path / "workflow")
+        schema = workflows.inspect(tmp_path / "workflow").table_schema
+        for rows in (random_raw_rows(spec, 30, 99), parts[0]):
+            table = transform_rows(rows, loaded, schema, spec, gpu=rapids)
+            expected = oracle.transform(rows)
+            for name in spec.categorical_names:
+                assert table[name].to_pylist() == expected[name], name
+            for name in spec.dense_names:
+                np.testing.assert_allclose(table[name], expected[name], rtol=1e-5, atol=1e-5)
+    finally:
+        set_dask_client("auto")
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
+    """Three days, with unseen values and many ties in the last."""
+    raw = tmp_path_factory.mktemp("log") / "raw"
+    return raw, write_log(raw, [900, 700, 401], seed=3)
+
+
+def test_a_run_on_a_cluster_equals_the_cpu_engine(log, client, tmp_path: Path) -> None:
+    raw, days = log
+    run(settings(raw, tmp_path / "cpu"))
+    run(settings(raw, tmp_path / "gpu", scheduler=client.scheduler.address))
+    for split in SPLITS:
+        expected, got = read_split(tmp_path / "cpu", split), read_split(tmp_path / "gpu", split)
+        ids = [CRITEO.label, *CRITEO.categorical_names]
+        pd.testing.assert_frame_equal(got[ids], expected[ids])
+        np.testing.assert_allclose(
+            got[CRITEO.dense_names], expected[CRITEO.dense_names], rtol=3e-7, atol=1e-7
+        )
+    assert_is(tmp_path / "gpu", days)
+    vocabularies = [
+        workflows.inspect(tmp_path / engine / "workflow").vocabularies for engine in ("cpu", "gpu")
+    ]
+    assert vocabularies[0] == vocabularies[1]
+
+
+def test_workers_are_patched_and_have_gpus(client, rapids: bool) -> None:
+    from etl.engines import gpu_count
+
+    def supplied() -> bool:
+        import sys
+
+        if "nvt_compat" not in sys.modules:
+            return False
+        if "cudf" not in sys.modules:
+            return True
+        import cudf
+
+        return hasattr(cudf.DataFrame, "from_pandas")
+
+    assert all(client.run(supplied).values())
+    assert all(bool(count) == rapids for count in client.run(gpu_count).values())
+
+
+def test_spilling(rapids: bool, log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far more than the device limit: it goes to the host and comes back, and the run is right."""
+    if not rapids:
+        pytest.skip("a CPU has no device memory to spill")
+    import cudf
+    import torch
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    monkeypatch.setattr(cluster, "POOL_SHARE", 0.05)
+    monkeypatch.setattr(cluster, "SPILL_SHARE", (64 << 20) / total)
+    with cluster.local_cluster(1, tmp_path / "dask") as client:
+
+        def frame(i: int):
+            return cudf.DataFrame({"x": np.full(4 << 20, i, np.int64)})  # 32 MiB
+
+        held = client.map(frame, range(16), pure=False)
+        totals = client.gather(client.map(lambda part: int(part["x"].sum()), held, pure=False))
+        assert totals == [i * (4 << 20) for i in range(16)]
+        spilled = client.run(lambda dask_worker: len(dask_worker.data.host))
+        assert sum(spilled.values()) > 0
+        raw, days = log
+        run(settings(raw, tmp_path / "out", scheduler=client.scheduler.address))
+        assert_is(tmp_path / "out", days)
+
+
+def test_a_hash_is_of_the_value_on_the_device_too(rapids: bool) -> None:
+    """As on the CPU (``tests/nvt_compat/test_lists.py``), whatever type holds the value."""
+    if not rapids:
+        pytest.skip("the CPU's hashes have their own tests")
+    import cudf
+
+    values = [0, 5, -7, 2**53, 5]
+    expected = murmur3_int(np.array(values)).tolist()
+    for dtype in ("int64", "float64"):
+        series = cudf.Series(values, dtype=dtype)
+        assert dispatch.hash_series(series).to_pandas().tolist() == expected
+    small = cudf.Series([1, 2], dtype="int32")
+    assert dispatch.hash_series(small).to_pandas().tolist() == murmur3_int(np.array([1, 2])).tolist()
+    with pytest.raises(TypeError, match="no categories to hash"):
+        dispatch.hash_series(cudf.Series([1.5]))
+
+
+def test_slices_of_list_columns(rapids: bool) -> None:
+    """Offsets of a slice begin at 0, and belong to its elements."""
+    if not rapids:
+        pytest.skip("pandas' lists have their own tests")
+    import cudf
+
+    whole = cudf.Series([[1, 2], [3], [], [4, 5, 6]])
+    for series in (whole, whole.iloc[1:], whole.iloc[2:3], whole.iloc[4:]):
+        values, offsets = dispatch.pull_apart_list(series)
+        at, flat = offsets.to_pandas().tolist(), values.to_pandas().tolist()
+        lists = [flat[a:b] for a, b in zip(at, at[1:], strict=False)]
+        assert lists == [list(x) for x in series.to_pandas()]
+        encoded = dispatch.encode_list_column(series, values.values * 10, dtype="int32")
+        back = cudf.Series._from_column(encoded)
+        assert [list(x) for x in back.to_pandas()] == [[10 * v for v in one] for one in lists]
