@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dlrm.distributed import process_group
@@ -39,6 +41,20 @@ def torchrun(
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", *launcher]
     run += [f"--nproc-per-node={ranks}", str(ROOT / script), *flags]
     return run_command(run, timeout=timeout)
+
+
+def two_machines(
+    *command: str, timeout: float = 300, launcher: Sequence[str] = ()
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a script with its flags by two torchrun agents that meet on the loopback, a rank each."""
+    script, *flags = command
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    run = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    run += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=test", *launcher]
+    run += [str(ROOT / script), *flags]
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(lambda _: run_command(run, timeout=timeout), range(2)))
 
 
 def train_many(flags: list[list[str]], ranks: int) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from dlrm.binding import choose_cpus
-from tests.dlrm.runs import MODEL, torchrun
+from tests.dlrm.runs import MODEL, run_command
 
 
 def write_machine(root: Path, nodes: int, cores: int, gpus: list[int]) -> set[int]:
@@ -90,21 +91,23 @@ found = {
     "cpus": [sorted(os.sched_getaffinity(int(task))) for task in os.listdir("/proc/self/task")],
     "threads": torch.get_num_threads(),
 }
-with open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "w") as file:
+with open(sys.argv[1], "w") as file:
     json.dump(found, file)
 sys.exit(status)
 """
 
 
 def test_every_thread_of_a_rank_is_bound(data, tmp_path):
+    """As the second of two ranks on this machine; it trains without the first."""
     script = tmp_path / "bound.py"
     script.write_text(BOUND)
     flags = [*MODEL, f"--binary_path={data}", "--limit_train_batches=3", "--learning_rate=0.1"]
-    result = torchrun(str(script), str(tmp_path), *flags, "--bind_cpus")
+    place = ["env", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"]
+    file = tmp_path / "found.json"
+    result = run_command([*place, sys.executable, str(script), str(file), *flags, "--bind_cpus"])
     assert result.returncode == 0, result.stderr
-    for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        expected = choose_cpus(rank, 2, os.sched_getaffinity(0))
-        assert len(found["cpus"]) > 1, "several threads"
-        assert all(cpus == expected for cpus in found["cpus"])
-        assert found["threads"] == len(expected)
+    found = json.loads(file.read_text())
+    expected = choose_cpus(1, 2, os.sched_getaffinity(0))
+    assert len(found["cpus"]) > 1, "several threads"
+    assert all(cpus == expected for cpus in found["cpus"])
+    assert found["threads"] == len(expected)

@@ -26,9 +26,9 @@ from tests.dlrm.runs import (
     events,
     losses,
     run_command,
-    torchrun,
     train_here,
     train_many,
+    two_machines,
 )
 from tests.nvt_loader.data import write_split
 
@@ -185,13 +185,13 @@ def two_ranks(data, whole, tmp_path_factory) -> Path:
 
 @pytest.mark.timeout(600)
 def test_a_killed_rank_brings_the_job_back(data, two_ranks, tmp_path):
-    """SIGKILL for one of two ranks, at a random step: torchrun starts both, and they go on."""
+    """On two machines, SIGKILL for a rank at a random step: both are started again and go on."""
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     step = str(np.random.default_rng(7).integers(9, 89))
     flags = [*MODEL, *_flags(data, tmp_path, batch_size=16)]
-    result = torchrun(str(script), step, *flags, launcher=["--max-restarts=1"], timeout=400)
-    assert result.returncode == 0, result.stderr
+    for result in two_machines(str(script), step, *flags, launcher=["--max-restarts=1"]):
+        assert result.returncode == 0, result.stderr
     assert len(events(tmp_path / "log", "resume")) == 1
     _assert_same(tmp_path / "final", two_ranks / "same" / "final")
 
