@@ -52,8 +52,12 @@ class CpuBlocks:
                 return chunks
             return [permuted(chunks, source.order(), self._layout, self.buffers)]
 
-        mapped = map if self._pool is None else self._pool.map
-        return list(mapped(take, sources))
+        if self._pool is None:
+            return list(map(take, sources))
+        parts = list(self._pool.map(take, sources))
+        for source in sources:
+            source.reader.decode_ahead(self._pool)
+        return parts
 
     def _build_flat(self, parts: list[list[Chunk]], runs: Runs) -> Block:
         schema = self._layout.schema

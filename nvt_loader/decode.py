@@ -8,6 +8,7 @@ short, or a network file system that fails, ends the process without a word (SIG
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import functools
@@ -256,22 +257,38 @@ def _address(array: pa.Array) -> int:
 
 
 class RowReader:
-    """Hands out consecutive rows of a sequence of pieces; decodes about ``rows`` at a time."""
+    """Hands out consecutive rows of a sequence of pieces; decodes about ``rows`` at a time.
+
+    :meth:`decode_ahead` lets a pool's threads decode the next of it while what is there is used.
+    Taking may be a task of the same pool: what it waits for was submitted, so begun, before.
+    """
 
     def __init__(self, decoder: Decoder, pieces: Iterable[Piece], first: int, rows: int) -> None:
         """``first``: rows decoded at a time in the first piece, so that it comes sooner."""
         sizes = iter([first])
         self._chunks = (chunk for piece in pieces for chunk in decoder(piece, next(sizes, rows)))
         self._rest: Rows | None = None
+        self._ahead: concurrent.futures.Future[Rows | None] | None = None
 
     def take(self, rows: int) -> list[Rows]:
         """The next ``rows`` rows, as chunks that follow one another."""
         parts = []
         while rows:
-            chunk = self._rest if self._rest is not None else next(self._chunks)
+            chunk = self._rest if self._rest is not None else self._next()
             taken = min(rows, chunk.rows)
             whole = taken == chunk.rows
             parts.append(chunk if whole else chunk.slice(0, taken))
             self._rest = None if whole else chunk.slice(taken, chunk.rows)
             rows -= taken
         return parts
+
+    def decode_ahead(self, pool: concurrent.futures.Executor) -> None:
+        """Begin with what is wanted after what is there, unless that is done already."""
+        if self._ahead is None:
+            self._ahead = pool.submit(next, self._chunks, None)
+
+    def _next(self) -> Rows:
+        if self._ahead is None:
+            return next(self._chunks)
+        ahead, self._ahead = self._ahead, None
+        return ahead.result()

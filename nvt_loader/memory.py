@@ -24,7 +24,10 @@ BLOCK_ROWS = 32768
 FIRST_ROWS = 8192
 
 #: Rows decoded at a time for a virtual shard: less costs more for each, more comes in bursts.
-DECODE_ROWS, LEAST_DECODE_ROWS = 32768, 1024
+DECODE_ROWS, LEAST_DECODE_ROWS = 16384, 1024
+
+#: Decoded chunks of a virtual shard: one in use, one ahead.
+HELD_CHUNKS = 2
 
 #: Blocks that are made ahead of the one in use; besides, one may be in the making.
 PREFETCH_BLOCKS = 2
@@ -97,7 +100,7 @@ def divide(layout: Layout, memory: int, *, batch: int, window: int, shards: int)
     """
     width = row_bytes(layout)
     block = max(batch, window)
-    needed = width * (HELD_BLOCKS * block + window + shards * LEAST_DECODE_ROWS)
+    needed = width * (HELD_BLOCKS * block + window + HELD_CHUNKS * shards * LEAST_DECODE_ROWS)
     if needed > memory:
         raise SettingsError(
             f"loader_memory = {memory >> 20} MiB is too little: batches of {batch} rows"
@@ -107,5 +110,5 @@ def divide(layout: Layout, memory: int, *, batch: int, window: int, shards: int)
         )
     block_rows = max(block, min(BLOCK_ROWS, int(memory / 2 / width / HELD_BLOCKS)))
     rest = memory / width - HELD_BLOCKS * block_rows - window
-    decode_rows = min(DECODE_ROWS, max(LEAST_DECODE_ROWS, int(rest / shards)))
+    decode_rows = min(DECODE_ROWS, max(LEAST_DECODE_ROWS, int(rest / shards / HELD_CHUNKS)))
     return Budget(block_rows, min(FIRST_ROWS, block_rows), decode_rows)

@@ -158,7 +158,8 @@ def test_a_budget_bounds_what_is_held(tmp_path):
     for mib, batch, window, shards in ((1, 64, 0, 1), (4, 64, 0, 8), (64, 2048, 131072, 8)):
         size = mib << 20
         budget = memory.divide(layout, size, batch=batch, window=window, shards=shards)
-        held = memory.HELD_BLOCKS * budget.block_rows + window + shards * budget.decode_rows
+        held = memory.HELD_BLOCKS * budget.block_rows + window
+        held += memory.HELD_CHUNKS * shards * budget.decode_rows
         assert width * held <= size
     with pytest.raises(SettingsError, match=r"loader_memory = 1 MiB .* 65536 rows take \d+ MiB"):
         KJTLoader(tmp_path / "train", 65536, loader_memory=1 << 20, device="cpu")
