@@ -1,0 +1,232 @@
+"""What a run leaves to look at: training.html, and TensorBoard's event files."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from html.parser import HTMLParser
+
+import pytest
+
+from clicklog import charts
+from clicklog.charts import Series
+from clicklog.errors import BadInputError
+from clicklog.files import write_json
+from dlrm.data import read_oracle
+from dlrm.report import MetricsLog
+from dlrm.settings import TrainSettings
+from dlrm.training_report import main, read_events, write_report
+from tests.dlrm.runs import events, train_here
+
+VOID = {"meta", "br"}
+
+
+class _Checked(HTMLParser):
+    """Tags that are closed in order, and the texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            assert name not in ("src", "href"), f"<{tag} {name}={value}> loads something"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        self.texts.append(text)
+
+
+def _parsed(text: str) -> _Checked:
+    parser = _Checked()
+    parser.feed(text)
+    assert not parser.open
+    return parser
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """A run on data whose oracle is known: that of the files that a synthetic log leaves."""
+    directory = tmp_path_factory.mktemp("report")
+    output = directory / "etl"
+    split = output / "criteo_binary" / "split"
+    split.parent.mkdir(parents=True)
+    split.symlink_to(data)
+    rows = {"train": 929, "valid": 333, "test": 201}
+    counts = {split: {"rows": n, "positives": n // 4} for split, n in rows.items()}
+    raw = directory / "raw" / "day_0"
+    write_json(output / "manifest.json", {"inputs": [{"path": str(raw)}], "splits": counts})
+    raw.parent.mkdir()
+    oracle = {name: {**one, "auroc": 0.87654, "log_loss": 0.3} for name, one in counts.items()}
+    write_json(raw.parent / "synthetic.json", {"oracle": oracle})
+    log = directory / "log"
+    flags = [f"--binary_path={split}", "--batch_size=32", "--learning_rate=0.1", "--tensorboard"]
+    flags += ["--validation_freq_within_epoch=10", f"--log_path={log}"]
+    train_here(*flags)
+    return log
+
+
+def test_the_page_is_whole_and_says_what_happened(run):
+    found = _parsed((run / "training.html").read_text())
+    assert found.tags.count("polyline") == 6 + 1 + 2, "six pictures; valid's loss, twice the oracle"
+    last = {one["split"]: one for one in events(run, "evaluation")}
+    for split in ("valid", "test"):
+        assert f"{last[split]['auroc']:.5f}" in found.texts
+    assert "0.8765" in found.texts, "the oracle"
+    assert "of 30 steps" in found.texts
+    assert found.texts.count("table-wise") == 4
+    assert "--learning_rate" in found.texts
+    assert "The run has not come to its end." not in " ".join(found.texts)
+
+
+def test_an_oracle_of_other_rows_is_none(run):
+    (start,) = events(run, "start")
+    settings = TrainSettings(binary_path=start["settings"]["binary_path"])
+    assert start["oracle"] == read_oracle(settings)
+    assert start["oracle"]["valid"] == {"auroc": 0.87654, "log_loss": 0.3}
+    described = run.parent / "raw" / "synthetic.json"
+    oracle = json.loads(described.read_text())["oracle"]
+    oracle["valid"]["positives"] += 1
+    write_json(described, {"oracle": oracle})
+    assert set(read_oracle(settings)) == {"train", "test"}
+    described.unlink()
+    assert read_oracle(settings) is None
+
+
+def test_a_run_that_was_killed_and_resumed(tmp_path):
+    log = MetricsLog(tmp_path)
+
+    def step(number: int, loss: float) -> None:
+        log.write("train", step=number, loss=loss)
+
+    log.write("start", settings={"seed": 1})
+    for number in (1, 2, 3):
+        step(number, 0.5)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"event": "train", "st\n')  # killed
+    log.write("start", settings={"seed": 2})
+    log.write("resume", step=2)
+    step(3, 0.4)
+    start, *found = read_events(tmp_path / "metrics.jsonl")
+    assert start["settings"] == {"seed": 2}
+    assert [(one["step"], one["loss"]) for one in found] == [(1, 0.5), (2, 0.5), (3, 0.4)]
+    log.write("start", settings={"seed": 3})  # another run, in the same directory
+    step(1, 0.7)
+    start, *found = read_events(tmp_path / "metrics.jsonl")
+    assert start["settings"] == {"seed": 3}
+    assert [(one["step"], one["loss"]) for one in found] == [(1, 0.7)]
+
+
+def test_a_run_that_goes_on_has_a_page_too(run, tmp_path, capsys):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:8]))
+    assert main([str(tmp_path)]) == 0
+    assert "The run has not come to its end." in (tmp_path / "training.html").read_text()
+    (tmp_path / "metrics.jsonl").write_text(lines[0])  # nothing is trained yet
+    _parsed(write_report(tmp_path).read_text())
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(BadInputError, match="not the metrics of a training run"):
+        write_report(tmp_path)
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def _crc32c(data: bytes) -> int:
+    """Bit by bit, as RFC 3720's polynomial says."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ 0x82F63B78 if crc & 1 else crc >> 1
+    return crc ^ 0xFFFFFFFF
+
+
+def _masked(data: bytes) -> int:
+    crc = _crc32c(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _fields(data: bytes) -> list[tuple[int, int | bytes]]:
+    """Number and value of each field of a message in protocol buffers' wire format."""
+    found, at = [], 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        key = varint()
+        size = {0: None, 1: 8, 5: 4}.get(key & 7, -1)
+        if size is None:
+            found.append((key >> 3, varint()))
+            continue
+        size = varint() if size < 0 else size
+        found.append((key >> 3, data[at : at + size]))
+        at += size
+    return found
+
+
+def test_tensorboard_events(run):
+    assert _crc32c(b"123456789") == 0xE3069283
+    (path,) = run.glob("events.out.tfevents.*")
+    data, at, records = path.read_bytes(), 0, []
+    while at < len(data):
+        head = data[at : at + 8]
+        (size,) = struct.unpack("<Q", head)
+        record = data[at + 12 : at + 12 + size]
+        sums = (
+            struct.unpack("<I", data[at + 8 : at + 12]),
+            struct.unpack("<I", data[at + 12 + size : at + 16 + size]),
+        )
+        assert sums == ((_masked(head),), (_masked(record),))
+        records.append(dict(_fields(record)))
+        at += 16 + size
+    assert records[0][3] == b"brain.Event:2"
+    found: dict[str, dict[int, float]] = {}
+    for record in records[1:]:
+        for _, value in _fields(record[5]):
+            one = dict(_fields(value))
+            (number,) = struct.unpack("<f", one[2])
+            found.setdefault(one[1].decode(), {})[record[2]] = number
+    trained = {one["step"]: one["loss"] for one in events(run, "train")}
+    assert found["train/loss"] == pytest.approx(trained, rel=1e-6)
+    valid = [one for one in events(run, "evaluation") if one["split"] == "valid"]
+    assert found["valid/auroc"] == pytest.approx({o["step"]: o["auroc"] for o in valid}, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.43, 0.55), (0.0, 0.0), (0.8, 0.8), (-3.0, 4.0), (1e-9, 2e-9), (5e5, 9e6)]
+)
+def test_a_line_chart_holds_its_lines(low, high):
+    text = charts.lines(
+        [Series("<a>", [(1, low), (7, high)], dots=True)], x="x", y="y", form="number"
+    )
+    points = text.split("points='")[1].split("'")[0]
+    places = [tuple(map(float, point.split(","))) for point in points.split()]
+    assert all(math.isfinite(a) and 8 <= b <= 144 for a, b in places)
+    assert places[0][1] >= places[1][1], "higher values are further up"
+    assert "&lt;a&gt;" in text
+    _parsed(text)
+
+
+def test_metrics_hold_only_numbers(run):
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(name))
