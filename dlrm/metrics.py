@@ -13,7 +13,7 @@ class Metrics:
     """What an evaluation found.
 
     Attributes:
-        samples: rows evaluated.
+        samples, positives: rows evaluated, and those of them with label 1.
         auroc: area under the ROC curve; None if all labels are equal.
         log_loss: mean binary cross-entropy in nats; None without samples.
         normalized_entropy: log loss over that of always predicting the mean label (He et al. 2014,
@@ -22,15 +22,19 @@ class Metrics:
         accuracy: share of rows where (probability >= 0.5) is the label; None without samples.
         positive_rate: mean label; None without samples.
         mean_prediction: mean probability; None without samples.
+        calibration: mean prediction over mean label (ibid.): 1 is right, above 1 predicts too many
+            clicks; None without a positive label.
     """
 
     samples: int
+    positives: int
     auroc: float | None
     log_loss: float | None
     normalized_entropy: float | None
     accuracy: float | None
     positive_rate: float | None
     mean_prediction: float | None
+    calibration: float | None
 
     def to_dict(self) -> dict[str, float | int | None]:
         """JSON-ready form."""
@@ -71,7 +75,7 @@ def compute_metrics(logits: np.ndarray, labels: np.ndarray) -> Metrics:
     labels = np.asarray(labels)
     samples = len(labels)
     if not samples:
-        return Metrics(0, None, None, None, None, None, None)
+        return Metrics(0, 0, *[None] * 7)
     x = logits.astype(np.float64)
     y = labels.astype(np.float64)
     # -y log σ(x) - (1-y) log(1-σ(x)) = max(x, 0) - xy + log(1 + exp(-|x|)), without overflow
@@ -80,14 +84,17 @@ def compute_metrics(logits: np.ndarray, labels: np.ndarray) -> Metrics:
     normalized = None
     if 0 < rate < 1:
         normalized = log_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+    prediction = float(np.mean(_sigmoid(x)))
     return Metrics(
         samples=samples,
+        positives=int(np.count_nonzero(y > 0.5)),
         auroc=auroc(logits, labels),
         log_loss=log_loss,
         normalized_entropy=normalized,
         accuracy=float(np.mean((x >= 0) == (y > 0.5))),
         positive_rate=rate,
-        mean_prediction=float(np.mean(_sigmoid(x))),
+        mean_prediction=prediction,
+        calibration=prediction / rate if rate else None,
     )
 
 

@@ -90,18 +90,20 @@ def metrics_line(split: str, metrics: Metrics) -> str:
     return (
         f"{split}: AUROC {_number(metrics.auroc)}  log loss {_number(metrics.log_loss)}"
         f"  NE {_number(metrics.normalized_entropy)}  accuracy {_number(metrics.accuracy)}"
-        f"  ({metrics.samples:,} samples)"
+        f"  calibration {_number(metrics.calibration)}"
+        f"  ({metrics.samples:,} samples, {metrics.positives:,} clicks)"
     )
 
 
 def metrics_table(results: Mapping[str, Metrics]) -> str:
     """The final metrics of all splits as a table."""
-    heads = ("split", "samples", "AUROC", "log loss", "NE", "accuracy")
+    heads = ("split", "samples", "clicks", "AUROC", "log loss", "NE", "accuracy", "calibration")
     rows = [
         (
             split,
             f"{m.samples:,}",
-            *map(_number, (m.auroc, m.log_loss, m.normalized_entropy, m.accuracy)),
+            f"{m.positives:,}",
+            *map(_number, (m.auroc, m.log_loss, m.normalized_entropy, m.accuracy, m.calibration)),
         )
         for split, m in results.items()
     ]

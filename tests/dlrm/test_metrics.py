@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
 from dlrm.metrics import auroc, compute_metrics
+from tests.dlrm.ranks import ROWS, rows_of
+from tests.dlrm.runs import torchrun
 
 pairs = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), min_size=1, max_size=60)
 
@@ -37,6 +41,8 @@ def test_metrics_equal_scikit_learn():
     assert found.accuracy == sklearn.accuracy_score(labels, probabilities >= 0.5)
     assert found.positive_rate == pytest.approx(labels.mean())
     assert found.mean_prediction == pytest.approx(probabilities.mean(), abs=1e-9)
+    assert found.calibration == pytest.approx(probabilities.sum() / labels.sum(), abs=1e-9)
+    assert found.positives == labels.sum()
 
 
 def test_extreme_logits_do_not_overflow():
@@ -48,12 +54,29 @@ def test_extreme_logits_do_not_overflow():
 def test_no_samples_and_one_class():
     assert compute_metrics(np.zeros(0), np.zeros(0)).to_dict() == {
         "samples": 0,
+        "positives": 0,
         "auroc": None,
         "log_loss": None,
         "normalized_entropy": None,
         "accuracy": None,
         "positive_rate": None,
         "mean_prediction": None,
+        "calibration": None,
     }
     found = compute_metrics(np.array([0.5, -0.5]), np.array([1.0, 1.0]))
     assert (found.auroc, found.normalized_entropy, found.accuracy) == (None, None, 0.5)
+    found = compute_metrics(np.array([0.5, -0.5]), np.array([0.0, 0.0]))
+    assert (found.calibration, found.positives) == (None, 0)
+
+
+def test_over_ranks_with_unequal_rows_and_ties(tmp_path):
+    file = tmp_path / "found.json"
+    result = torchrun("tests/dlrm/ranks.py", str(file), ranks=len(ROWS), timeout=300)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(file.read_text())
+    logits, labels = np.concatenate([rows_of(rank) for rank in range(len(ROWS))]).T
+    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    assert len(np.unique(logits)) < len(logits) / 10
+    assert found["samples"] == len(labels) == sum(ROWS)
+    assert found["auroc"] == pytest.approx(sklearn.roc_auc_score(labels, logits), abs=1e-12)
+    assert found["log_loss"] == pytest.approx(sklearn.log_loss(labels, probabilities), abs=1e-9)
