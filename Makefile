@@ -23,7 +23,8 @@ endif
 BUILT := $(VENV)/built-from-$(notdir $(LOCK))
 LINKED := $(VENV)/linked
 
-.PHONY: help env demo test lint bench-etl bench-loader bench-train bench-stability clean
+.PHONY: help env demo test lint test-gpu rapids-sources \
+	bench-etl bench-loader bench-train bench-stability bench-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -36,6 +37,12 @@ demo: $(LINKED) ## raw click log -> ETL -> training -> scored rows; everything b
 
 test: $(LINKED) ## run the tests
 	@$(ON_PATH) python -m pytest $(TEST_FLAGS)
+
+test-gpu: $(LINKED) ## the tests that need a GPU; minutes
+	@$(ON_PATH) python -m pytest -m gpu -rs --durations=10 tests/gpu tests/nvt_loader $(TEST_FLAGS)
+
+rapids-sources: $(LINKED) ## RAPIDS' Python sources in build/rapids, for the tests of nvt_compat
+	@$(ON_PATH) python -m tests.nvt_compat.rapids
 
 lint: $(LINKED) ## check style and formatting
 	@$(BIN)/ruff check .
@@ -52,6 +59,9 @@ bench-train: $(LINKED) ## the trainer beside dlrm_main.py and a bare loop; minut
 
 bench-stability: $(LINKED) ## AUROC over seeds: mean, spread, worst; minutes
 	@$(ON_PATH) python -m benchmarks.stability $(BENCH_FLAGS)
+
+bench-gpu: $(LINKED) ## ETL, loader, training, inference on a GPU beside its limits; minutes
+	@$(ON_PATH) python -m benchmarks.gpu $(BENCH_FLAGS)
 
 clean: ## remove the environment and everything built
 	@rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -23,6 +23,7 @@ POOL_SHARE, SPILL_SHARE = 0.7, 0.8
 CONNECT_SECONDS = 10
 #: A worker takes seconds to start, on a busy machine a minute.
 START_SECONDS = 300
+CLOSE_SECONDS = 20
 
 
 class WorkerLostError(ClickLogError):
@@ -129,12 +130,20 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
         started = _uninterrupted(lambda: LocalCUDACluster(**options))
     else:
         started = _uninterrupted(lambda: LocalCluster(**options, processes=True))
-    try:
-        with Client(started) as client:
-            yield client
-    finally:
-        with contextlib.suppress(TimeoutError):  # a worker that is slow to end ends with us
-            started.close()
+    with contextlib.ExitStack() as stack:
+        stack.callback(_close, started)
+        client = Client(started)
+        stack.callback(_close, client)
+        yield client
+
+
+def _close(one: Client | LocalCluster) -> None:
+    """Close it, but do not wait for ever, as Dask does at times after a worker was killed.
+
+    The processes of workers end with this one, whatever they do.
+    """
+    with contextlib.suppress(TimeoutError):
+        one.close(timeout=CLOSE_SECONDS)
 
 
 def _uninterrupted(start: Callable):

@@ -179,7 +179,8 @@ def test_page_checksums(output: Path) -> None:
     part = output / SPLIT / "train" / "part.0.parquet"
     column = pq.read_metadata(part).row_group(0).column(20)
     data = bytearray(part.read_bytes())
-    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    begin = column.dictionary_page_offset or column.data_page_offset
+    data[begin + column.total_compressed_size - 1] ^= 1
     part.write_bytes(data)
     found = bad(output)
     assert any("train/part.0.parquet: row group 0: cannot be read" in one for one in found)
