@@ -27,7 +27,7 @@ LINKED := $(VENV)/linked
 	bench-etl bench-loader bench-train bench-stability bench-gpu clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
 
 env: $(LINKED) ## build the environment in .venv
 	@echo "env: ready in $(VENV), from $(LOCK)"
