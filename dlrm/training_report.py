@@ -169,13 +169,13 @@ def _metrics(start: dict[str, Any], evaluations: Events) -> str:
     oracle = start.get("oracle") or {}
     last = {one["split"]: one for one in evaluations}
     heads = ["split", "samples", "AUROC", "oracle's", "log loss", "oracle's", "normalized entropy"]
-    heads += ["accuracy", "click rate", "mean prediction"]
+    heads += ["accuracy", "click rate", "mean prediction", "calibration"]
     rows = []
     for split, one in last.items():
         known = oracle.get(split, {})
         numbers = (one["auroc"], known.get("auroc"), one["log_loss"], known.get("log_loss"))
         numbers += (one["normalized_entropy"], one["accuracy"], one["positive_rate"])
-        numbers += (one["mean_prediction"],)
+        numbers += (one["mean_prediction"], one["calibration"])
         rows.append([split, f"{one['samples']:,}", *map(_number, numbers)])
     note = ""
     if oracle:
