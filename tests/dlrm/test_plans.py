@@ -95,3 +95,9 @@ def test_plans_of_mixed_kinds(data, references, tmp_path):
         runs.append(_flags(data, name, *flags))
     train_many(runs, 4)
     _compare(references, logs)
+
+
+def test_moments_of_column_shards_are_warned_of(data, caplog):
+    flags = _flags(data, "rowwise_adagrad", "--sharding=column_wise", "--limit_train_batches=1")
+    train_here(*(flag for flag in flags if "epochs" not in flag))
+    assert "column-wise shards keep a row-wise Adagrad moment each: results depend" in caplog.text
