@@ -164,7 +164,9 @@ def test_a_hash_is_of_the_value_on_the_device_too(rapids: bool) -> None:
         series = cudf.Series(values, dtype=dtype)
         assert dispatch.hash_series(series).to_pandas().tolist() == expected
     small = cudf.Series([1, 2], dtype="int32")
-    assert dispatch.hash_series(small).to_pandas().tolist() == murmur3_int(np.array([1, 2])).tolist()
+    assert (
+        dispatch.hash_series(small).to_pandas().tolist() == murmur3_int(np.array([1, 2])).tolist()
+    )
     with pytest.raises(TypeError, match="no categories to hash"):
         dispatch.hash_series(cudf.Series([1.5]))
 

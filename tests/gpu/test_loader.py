@@ -1,0 +1,91 @@
+"""The loader's batches on a GPU: memory, copies. ``tests/nvt_loader/test_gpu.py`` compares values
+with the CPU's, and lets no batch wait for the device."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from nvt_loader import KJTLoader, gpu
+from tests.nvt_loader.data import row_numbers, write_split
+from tests.nvt_loader.helper import assert_same
+
+ROWS = 60_000
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("split")
+    write_split(path, {"train": [ROWS]}, row_group_rows=8192)
+    return path / "train"
+
+
+@pytest.fixture(params=["PinnedBlocks", "CudfBlocks"])
+def loader_on(request: pytest.FixtureRequest, device, monkeypatch: pytest.MonkeyPatch):
+    """Makes loaders that decode on the CPU, or by libcudf; in a rehearsal as the CPU does."""
+    if device.type == "cuda":
+        if request.param == "CudfBlocks":
+            request.getfixturevalue("rapids")
+        kind = getattr(gpu, request.param)
+        monkeypatch.setattr("nvt_loader.loader.choose_blocks", lambda a, b, _threads: kind(a, b))
+    return lambda path, batch, **options: KJTLoader(path, batch, device=device, **options)
+
+
+@pytest.mark.parametrize("batch", [1, 1000, 65_536])
+def test_batch_sizes(loader_on, split: Path, batch: int) -> None:
+    limit = {"limit_batches": 300} if batch == 1 else {}
+    found = [one.to(torch.device("cpu")) for one in loader_on(split, batch, **limit)]
+    assert_same(found, list(KJTLoader(split, batch, device="cpu", **limit)))
+
+
+def test_resumes_on_the_device(loader_on, split: Path) -> None:
+    loader = loader_on(split, 1000, shuffle=True, seed=3)
+    whole = [row_numbers(batch.dense_features.cpu()).tolist() for batch in loader]
+    again = loader_on(split, 1000, shuffle=True, seed=3)
+    batches = iter(again)
+    for _ in range(17):
+        next(batches)
+    state = again.state_dict()
+    resumed = loader_on(split, 1000, shuffle=True, seed=3)
+    resumed.load_state_dict(state)
+    assert [row_numbers(batch.dense_features.cpu()).tolist() for batch in resumed] == whole[17:]
+
+
+def test_memory_is_flat(loader_on, device: torch.device, split: Path) -> None:
+    """The third epoch needs no more than the second, and an epoch leaves nothing behind."""
+    if device.type == "cpu":
+        pytest.skip("torch counts no memory of a CPU")
+    loader, peaks, left = loader_on(split, 500), [], []
+    for _ in range(4):
+        torch.cuda.reset_peak_memory_stats(device)
+        for batch in loader:
+            total = batch.labels.sum() + batch.sparse_features.values().sum()
+        del batch, total
+        torch.cuda.synchronize(device)
+        gc.collect()
+        peaks.append(torch.cuda.max_memory_allocated(device))
+        left.append(torch.cuda.memory_allocated(device))
+    assert max(peaks[2:]) <= 1.1 * peaks[1] + (1 << 20)
+    assert max(left[2:]) <= left[1] + (1 << 20)
+
+
+def test_copies_are_made_by_the_block(loader_on, device: torch.device, split: Path) -> None:
+    """Nothing comes back to the host for a batch: far fewer copies than batches."""
+    loader = loader_on(split, 50)
+    list(loader)  # constants are made once
+    activities = [ProfilerActivity.CPU]
+    activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    with profile(activities=activities) as profiled:
+        steps = sum(1 for _ in loader)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    back = [event for event in profiled.events() if "DtoH" in event.name]
+    over = [event for event in profiled.events() if "HtoD" in event.name]
+    assert steps == ROWS // 50
+    assert len(back) < steps / 4
+    # libcudf's own copies of pages and descriptors are by the chunk, too
+    assert len(over) < steps
