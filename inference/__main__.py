@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from clicklog.errors import SettingsError, run_command
+from clicklog.errors import OutputError, SettingsError, run_command
 from inference.server.settings import ServerSettings
 
 
@@ -20,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     _add_predict(commands)
     _add_bundle(commands)
     _add_serve(commands)
+    _add_export(commands)
     _add_benchmark(commands)
     args = parser.parse_args(argv)
     return run_command(lambda: args.function(args))
@@ -70,6 +71,7 @@ def _add_predict(commands) -> None:
         "OUTPUT.rejected.tsv and go on",
     )
     add("--workers", type=int, metavar="N", help="threads; default: as many as there are cores")
+    parser.epilog = "Several devices share the work: --device cuda:0,cuda:1"
     add("--resume", action="store_true", help="go on where an interrupted run with this output was")
     add("--evaluate", action="store_true", help="print metrics; the rows must have labels")
     parser.set_defaults(function=_predict)
@@ -117,6 +119,26 @@ def _add_serve(commands) -> None:
     parser.set_defaults(function=_serve)
 
 
+def _add_export(commands) -> None:
+    parser = commands.add_parser("export", help="a bundle for other programs")
+    add = parser.add_argument
+    add("--bundle", required=True, type=Path, metavar="BUNDLE", help="made by `bundle`")
+    add(
+        "--format",
+        required=True,
+        choices=("torch", "triton", "nvidia"),
+        help="torch: one file that PyTorch alone runs, from raw integers to the probability; "
+        "triton: a model repository for Triton Inference Server; nvidia: feature_spec.yaml and "
+        "encoded rows for NVIDIA's DLRM",
+    )
+    add("--output", required=True, type=Path, metavar="DIR", help="directory to make")
+    add("--compile", action="store_true", help="torch: also by AOTInductor; takes a C++ compiler")
+    for mapping in ("train", "test"):
+        add(f"--{mapping}", metavar="FILE", help=f"nvidia: raw rows that become {mapping}/")
+    add("--input_format", choices=("tsv", "csv", "parquet"), help="nvidia: of these rows")
+    parser.set_defaults(function=_export)
+
+
 def _add_benchmark(commands) -> None:
     parser = commands.add_parser(
         "benchmark", help="latency and rows/s by batch size, beside Workflow.transform"
@@ -150,6 +172,7 @@ def _load(args: argparse.Namespace):
 def _predict(args: argparse.Namespace) -> None:
     if args.workers is not None and args.workers < 1:
         raise SettingsError(f"--workers {args.workers}", "at least one thread is needed")
+    args.device, *others = args.device.split(",")
     predictor = _load(args)
     from inference.bulk import evaluate_file, predict_file
 
@@ -158,6 +181,7 @@ def _predict(args: argparse.Namespace) -> None:
         predictor,
         args.input,
         args.output,
+        replicas=[predictor.on(device) for device in others],
         file_format=args.format,
         id_columns=tuple(filter(None, args.id_columns.split(","))),
         reject=args.on_bad_rows == "quarantine",
@@ -197,6 +221,35 @@ def _serve(args: argparse.Namespace) -> None:
     from inference.server.run import serve
 
     serve(predictor, settings)
+
+
+def _export(args: argparse.Namespace) -> None:
+    if args.output.exists():
+        raise OutputError(f"{args.output} exists", "choose another --output, or remove it first")
+    logs = {mapping: path for mapping in ("train", "test") if (path := getattr(args, mapping))}
+    wrong = {"--compile": args.compile and args.format != "torch"}
+    wrong |= {f"--{mapping}": args.format != "nvidia" for mapping in logs}
+    for flag in (flag for flag, is_wrong in wrong.items() if is_wrong):
+        raise SettingsError(f"{flag} with --format {args.format}", "leave it out")
+    from dlrm.startup import prepare_torch
+
+    prepare_torch()
+    if args.format == "torch":
+        from inference.export.torch_package import export_torch
+
+        export_torch(args.bundle, args.output, compiled=args.compile)
+    elif args.format == "triton":
+        from inference.export.triton import export_triton
+
+        export_triton(args.bundle, args.output)
+    else:
+        from inference.export.nvidia import export_nvidia
+
+        for mapping, rows in export_nvidia(
+            args.bundle, args.output, logs, args.input_format
+        ).items():
+            print(f"{mapping}: {rows} rows")
+    print(f"{args.format}: {args.output}")
 
 
 def _benchmark(args: argparse.Namespace) -> None:

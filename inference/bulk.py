@@ -14,10 +14,10 @@ import itertools
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,10 @@ class Scored:
     rejected_file: Path
 
 
+#: A piece, and who scores it.
+_Task: TypeAlias = tuple[Predictor, Piece]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Result:
     table: pa.Table
@@ -63,6 +67,7 @@ def predict_file(
     input_path: str,
     output_path: Path,
     *,
+    replicas: Sequence[Predictor] = (),
     file_format: str | None = None,
     id_columns: tuple[str, ...] = (),
     reject: bool = False,
@@ -80,6 +85,7 @@ def predict_file(
         predictor: the workflow and the model.
         input_path: tab- or comma-separated text, also compressed, or parquet; local or remote.
         output_path: parquet file; appears when it is whole.
+        replicas: the same on further devices, which take pieces in turn.
         file_format: of the input: tsv, csv or parquet; None: as the training log, but parquet where
             the file is called so.
         id_columns: columns of the input to copy.
@@ -116,10 +122,13 @@ def predict_file(
             log.info("%s: resumed behind row %d", output_path, parts.rows)
         left = itertools.islice(pieces, parts.done * PART_PIECES, None)
 
-        def work(piece: Piece) -> _Result:
-            return _score(predictor, piece, ids, reject)
+        turns = itertools.cycle([predictor, *replicas])
 
-        for part in _chunks(_in_threads(work, left, workers), PART_PIECES, bar):
+        def work(task: tuple[Predictor, Piece]) -> _Result:
+            return _score(*task, ids, reject)
+
+        tasks = zip(turns, left, strict=False)
+        for part in _chunks(_in_threads(work, tasks, workers), PART_PIECES, bar):
             parts.add([one.table for one in part], b"".join(one.rejected for one in part))
         rows, rejected = parts.finish(rejected_file)
     if rejected:
@@ -148,15 +157,15 @@ def _describe(piece: Piece, rows: RawRows) -> bytes:
 
 
 def _in_threads(
-    work: Callable[[Piece], _Result], pieces: Iterable[Piece], workers: int
+    work: Callable[[_Task], _Result], tasks: Iterable[_Task], workers: int
 ) -> Iterator[_Result]:
-    """Results in the order of the pieces, of which only a few are under way at any time."""
+    """Results in the order of the tasks, of which only a few are under way at any time."""
     pool = ThreadPoolExecutor(workers, "predict")
     pending: deque[Future[_Result]] = deque()
     with _one_torch_thread():
         try:
-            for piece in pieces:
-                pending.append(pool.submit(work, piece))
+            for task in tasks:
+                pending.append(pool.submit(work, task))
                 if len(pending) > workers + 1:
                     yield pending.popleft().result()
             while pending:

@@ -18,7 +18,6 @@ whatever its size, and processes on a machine share it.
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ import numpy as np
 import torch
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.files import TEMPORARY, fsync_directory, read_json, write_json
+from clicklog.files import read_json, write_json
+from inference.directories import new_directory
 from inference.model import Layer, ServingModel
 from inference.tables import KINDS, Table
 from inference.weights import ModelShape, check_pair, read_checkpoint
@@ -56,31 +56,32 @@ def write_bundle(
         SchemaError: they do not belong together.
         OutputError: ``path`` exists, or cannot be written.
     """
-    workflow, path = Path(workflow), Path(path).absolute()
-    if path.exists():
+    workflow, path = Path(workflow), Path(path)
+    if path.exists():  # before anything is read
         raise OutputError(f"{path} exists", "choose another --output, or remove it first")
     description = inspect(workflow)
     verify(workflow, description)
-    opened = compiled.load(workflow, verify=True)
     model, shape = read_checkpoint(checkpoint, torch.device("cpu"))
+    opened = compiled.load(workflow, verify=True)
     check_pair(opened.schema, opened.digest, shape, workflow, checkpoint)
-    model = dataclasses.replace(model, table=model.table.convert(tables))
-    temporary = path.with_name(f".{path.name}{TEMPORARY}")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
-        temporary.mkdir(parents=True)
+    table = model.table.convert(tables)
+    save_bundle(path, workflow, dataclasses.replace(model, table=table), shape)
+
+
+def save_bundle(path: Path, workflow: Path, model: ServingModel, shape: ModelShape) -> None:
+    """Put a workflow's directory and a model on the CPU into a new directory ``path``."""
+    opened = compiled.load(workflow)
+    with new_directory(path) as temporary:
         shutil.copytree(workflow, temporary / WORKFLOW)
         opened.schema.write(temporary)
         _write_weights(temporary / WEIGHTS, model)
         files = sorted(file for file in temporary.rglob("*") if file.is_file())
-        for file in files:
-            _sync(file)
         value = {
             "format": FORMAT,
             "version": VERSION,
             "workflow_digest": opened.digest,
             "model": dataclasses.asdict(shape),
-            "tables": tables,
+            "tables": model.table.kind,
             "layers": {"bottom": len(model.bottom), "top": len(model.top)},
             "files": {
                 str(file.relative_to(temporary)): {
@@ -91,20 +92,6 @@ def write_bundle(
             },
         }
         write_json(temporary / BUNDLE_FILE, value)
-        os.rename(temporary, path)
-        fsync_directory(path.parent)
-    except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            "free space or choose a writable place",
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync(file: Path) -> None:
-    with open(file, "rb+") as opened:
-        os.fsync(opened.fileno())
 
 
 def _write_weights(directory: Path, model: ServingModel) -> None:

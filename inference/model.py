@@ -52,6 +52,20 @@ class ServingModel:
         device = table.device
         return cls(table, first.to(device), bottom, top, (low * vectors + high).to(device))
 
+    def to(self, device: torch.device) -> ServingModel:
+        """On another device; tensors that are there already are shared."""
+
+        def moved(layers: list[Layer]) -> list[Layer]:
+            return [(weight.to(device), bias.to(device)) for weight, bias in layers]
+
+        return ServingModel(
+            self.table.to(device),
+            self.first.to(device),
+            moved(self.bottom),
+            moved(self.top),
+            self.pairs.to(device),
+        )
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""

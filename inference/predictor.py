@@ -86,6 +86,10 @@ class Predictor:
         check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)
         return cls(*_with_tables(workflow, model, tables))
 
+    def on(self, device: torch.device | str) -> Predictor:
+        """The same, with the model on another device. Raises SettingsError if there is none."""
+        return Predictor(self.workflow, self.model.to(usable(device)))
+
     @property
     def spec(self) -> FeatureSpec:
         """The raw columns."""

@@ -15,6 +15,7 @@ import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files import read_json, write_json
 from clicklog.schema import TableSchema
+from dlrm.checkpoint import digest_of
 from inference import Predictor, write_bundle
 from inference.__main__ import main
 from tests.inference.conftest import Trained
@@ -109,16 +110,19 @@ def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) 
     checkpoint = shutil.copytree(trained.checkpoint, tmp_path / "checkpoint")
     record = json.loads((checkpoint / "model.json").read_text())
     assert record["training"]["workflow_digest"] == workflows.inspect(workflow).digest
-    record["training"]["workflow_digest"] = "0" * 64
-    write_json(checkpoint / "model.json", record)
+
+    def claim(digest: str | None) -> None:
+        record["training"]["workflow_digest"] = digest
+        write_json(checkpoint / "model.json", record | {"blake2b": digest_of(record)})
+
+    claim("0" * 64)
     with pytest.raises(SchemaError, match=r"another workflow.*\n.*OUT/workflow beside"):
         Predictor.load(workflow, checkpoint)
     with pytest.raises(SchemaError, match="another workflow"):
         write_bundle(workflow, checkpoint, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
     # without a recorded digest, columns and table sizes still have to fit
-    record["training"]["workflow_digest"] = None
-    write_json(checkpoint / "model.json", record)
+    claim(None)
     Predictor.load(_rewritten(workflow, tmp_path / "same"), checkpoint)
     with pytest.raises(SchemaError, match=r"column cat_4: .* gives ids up to \d+"):
         Predictor.load(_rewritten(workflow, tmp_path / "larger", another=2**32 - 1), checkpoint)

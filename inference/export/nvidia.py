@@ -1,0 +1,149 @@
+"""``feature_spec.yaml``, and rows, as the DLRM of NVIDIA's DeepLearningExamples reads them.
+
+After its ``dlrm/data/feature_spec.py`` and ``datasets.py``: a mapping (``train``, ``test``) is a
+directory with ``label.bin`` (bool), ``numerical.bin`` (float16, row by row) and a file for each
+categorical column (the smallest of int8, int16 and int32 that holds its cardinality). Features are
+those of the workflow: dense ones transformed, ids with 0 for padding, 1 for missing and 2 for what
+is out of vocabulary; the cardinality is the rows of the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import yaml
+from tqdm import tqdm
+
+from clicklog.errors import BadInputError, SchemaError, SettingsError
+from clicklog.raw import stream_pieces
+from clicklog.schema import TableSchema
+from inference.directories import new_directory
+from inference.predictor import Predictor, input_spec
+from workflows.compiled.workflow import EncodedRows
+
+SPEC_FILE = "feature_spec.yaml"
+MAPPINGS = ("train", "test")
+_BLOCK_BYTES = 4 << 20
+
+
+def export_nvidia(
+    bundle: Path, output: Path, logs: dict[str, str], file_format: str | None = None
+) -> dict[str, int]:
+    """Write ``feature_spec.yaml`` and the encoded rows into a new directory.
+
+    Args:
+        bundle: of `python -m inference bundle`.
+        output: directory to make.
+        logs: by mapping, the raw log with labels that becomes it; a mapping without one is
+            described, and its files are left to you.
+        file_format: of the logs: tsv, csv or parquet; None: the training log's, or parquet if a
+            log is called so.
+
+    Returns:
+        By mapping, how many rows were written.
+
+    Raises:
+        SettingsError: a column holds lists, or a value is beyond float16.
+        SchemaError: a log has no labels.
+        BadInputError, BadRowError: a log that is missing or malformed.
+        OutputError: ``output`` exists or cannot be written.
+    """
+    predictor = Predictor.load(bundle, check=True)
+    schema = predictor.workflow.schema
+    if schema.multi_hot:
+        raise SettingsError(
+            f"lists in column {', '.join(schema.multi_hot)}", "NVIDIA's DLRM reads one id in a row"
+        )
+    rows = {}
+    with new_directory(output) as temporary:
+        for mapping in MAPPINGS:
+            (temporary / mapping).mkdir()
+            if mapping in logs:
+                rows[mapping] = _write(predictor, logs[mapping], file_format, temporary / mapping)
+        text = yaml.safe_dump(feature_spec(schema), sort_keys=False)
+        (temporary / SPEC_FILE).write_text(text)
+    return rows
+
+
+def feature_spec(schema: TableSchema) -> dict:
+    """What ``feature_spec.yaml`` says."""
+    features: dict[str, dict] = {
+        name: {"dtype": id_dtype(rows).name, "cardinality": rows}
+        for name, rows in zip(schema.categorical, schema.table_sizes, strict=True)
+    }
+    features |= {name: {"dtype": "float16"} for name in schema.dense}
+    features[schema.label] = {"dtype": "bool"}
+    return {
+        "feature_spec": features,
+        "source_spec": {mapping: _chunks(schema, mapping) for mapping in MAPPINGS},
+        "channel_spec": {
+            "categorical": list(schema.categorical),
+            "numerical": list(schema.dense),
+            "label": [schema.label],
+        },
+        "metadata": {},
+    }
+
+
+def _chunks(schema: TableSchema, mapping: str) -> list[dict]:
+    files = {"numerical.bin": list(schema.dense), "label.bin": [schema.label]}
+    files |= {_file(name): [name] for name in schema.categorical}
+    return [
+        {"type": "split_binary", "features": features, "files": [f"{mapping}/{file}"]}
+        for file, features in files.items()
+        if features
+    ]
+
+
+def _file(column: str) -> str:
+    return f"{column}.id.bin"  # no column's file can be numerical.bin or label.bin
+
+
+def id_dtype(cardinality: int) -> np.dtype:
+    """As NVIDIA's loader chooses it: the cardinality is less than the type's largest value."""
+    types = (np.dtype(kind) for kind in (np.int8, np.int16, np.int32))
+    return next(kind for kind in types if cardinality < np.iinfo(kind).max)
+
+
+def _write(predictor: Predictor, path: str, file_format: str | None, directory: Path) -> int:
+    spec = input_spec(predictor.spec, path, file_format)
+    schema = predictor.workflow.schema
+    rows = 0
+    with contextlib.ExitStack() as stack, tqdm(unit="rows", unit_scale=True, disable=None) as bar:
+
+        def create(name: str) -> IO[bytes]:
+            return stack.enter_context(open(directory / name, "wb"))
+
+        label, numerical = create("label.bin"), create("numerical.bin")
+        ids = [create(_file(name)) for name in schema.categorical]
+        for piece in stream_pieces(path, spec, block_bytes=_BLOCK_BYTES):
+            if not piece.label:
+                raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
+            encoded = predictor.workflow.transform(piece.parse())
+            label.write((encoded.label > 0.5).tobytes())
+            numerical.write(_halves(encoded, schema).tobytes())
+            for file, column, size in zip(ids, encoded.ids, schema.table_sizes, strict=True):
+                file.write(column.astype(id_dtype(size)).tobytes())
+            rows += len(encoded)
+            bar.update(len(encoded))
+    if not rows:
+        raise BadInputError(f"{path}: there are no rows", "pass rows with labels")
+    return rows
+
+
+def _halves(encoded: EncodedRows, schema: TableSchema) -> np.ndarray:
+    """Dense features float16 [n, columns]."""
+    with np.errstate(over="ignore"):
+        halves = encoded.dense.T.astype(np.float16)
+    large = np.argwhere(~np.isfinite(halves))
+    if len(large):
+        row, column = large[0]
+        raise SettingsError(
+            f"column {schema.dense[column]}: {encoded.dense[column, row]} is beyond float16, the "
+            "type of NVIDIA's numerical.bin",
+            "fit the workflow with --dense log_normalize",
+        )
+    return np.ascontiguousarray(halves)

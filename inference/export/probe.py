@@ -1,0 +1,53 @@
+"""Rows that put an export to the test: known, unseen and missing values of every column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from clicklog.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from workflows.description import inspect
+
+_LONGEST_LIST = 4
+_KNOWN = 1000
+
+
+def probe_rows(workflow: Path, count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows as dicts, as JSON would bring them, for the workflow saved at ``workflow``."""
+    description = inspect(workflow)
+    rng = np.random.default_rng(seed)
+    columns = {column.name: _dense(column, count, rng) for column in description.spec.dense}
+    for column in description.spec.categorical:
+        vocabulary = description.vocabularies[column.name]
+        with pq.ParquetFile(workflow / vocabulary.file) as file:
+            batch = next(file.iter_batches(_KNOWN, columns=[file.schema_arrow.names[0]]), None)
+        known = [] if batch is None else batch.column(0).to_pylist()
+        columns[column.name] = _categories(column, known, count, rng)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _dense(column: DenseColumn, count: int, rng: np.random.Generator) -> list:
+    values = np.where(rng.random(count) < 0.9, rng.integers(-5, 100, count), 2_000_000_000)
+    plain = values.tolist() if column.raw == "int32" else (values + rng.random(count)).tolist()
+    return [None if rng.random() < 0.2 else value for value in plain]
+
+
+def _categories(
+    column: CategoricalColumn, known: list, count: int, rng: np.random.Generator
+) -> list:
+    unseen: list = {
+        "hex32": [0, 2**32 - 1, 0x9E3779B9],
+        "int": [-LARGEST_INT, LARGEST_INT, -1, 0],
+        "string": ["never seen", "é"],
+    }[column.raw]
+
+    def one() -> Any:
+        pool = known if known and rng.random() < 0.7 else unseen
+        return pool[rng.integers(len(pool))]
+
+    if column.multi_hot:
+        return [[one() for _ in range(rng.integers(0, _LONGEST_LIST + 1))] for _ in range(count)]
+    return [None if rng.random() < 0.15 else one() for _ in range(count)]

@@ -1,0 +1,107 @@
+"""``model.pt2``: from raw values to the probability, for programs that have PyTorch and no more."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clicklog.errors import SettingsError
+from clicklog.files import write_json
+from clicklog.spec import FeatureSpec
+from inference.bundle import WORKFLOW
+from inference.directories import new_directory
+from inference.export.network import MISSING, RawModel, to_inputs
+from inference.export.probe import probe_rows
+from inference.predictor import Predictor
+from workflows.description import inspect
+
+PACKAGE, COMPILED, COLUMNS = "model.pt2", "compiled.pt2", "columns.json"
+#: Bytes of tables and vocabularies that are packed; they are in memory several times meanwhile.
+LIMIT = 2 << 30
+_PROBES = 500
+_TOLERANCE = 1e-5
+
+
+def export_torch(bundle: Path, output: Path, *, compiled: bool = False) -> None:
+    """Write ``model.pt2`` and ``columns.json`` into a new directory, and check the scores.
+
+    ``torch.export.load("model.pt2").module()(dense, categorical, lists)`` gives float32 [n]; see
+    :meth:`RawModel.forward` for the arguments, ``columns.json`` for the order of the columns.
+
+    Args:
+        bundle: of `python -m inference bundle`.
+        output: directory to make.
+        compiled: write ``compiled.pt2`` as well, by AOTInductor, for processors like this one:
+            ``torch._inductor.aoti_load_package("compiled.pt2")`` takes the same arguments.
+
+    Raises:
+        SettingsError: there are columns of strings, more than :data:`LIMIT` bytes of tables and
+            vocabularies, or no C++ compiler.
+        OutputError: ``output`` exists or cannot be written.
+    """
+    predictor = Predictor.load(bundle, check=True)
+    workflow = bundle / WORKFLOW
+    network = RawModel(inspect(workflow), workflow, predictor.model).eval()
+    size = sum(buffer.nbytes for buffer in network.buffers())
+    if size > LIMIT:
+        raise SettingsError(
+            f"{size / 2**30:.1f} GiB of tables and vocabularies, up to {LIMIT / 2**30:.0f} GiB go "
+            "into a package",
+            "make the bundle with --tables int8, or serve the bundle itself",
+        )
+    if compiled and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        raise SettingsError("there is no C++ compiler", "install g++, or leave --compile out")
+    spec = predictor.spec
+    rows = probe_rows(workflow, _PROBES)
+    inputs = to_inputs(predictor.read(rows), spec)
+    with torch.no_grad():
+        program = torch.export.export(network, inputs, dynamic_shapes=_shapes(inputs))
+    expected = predictor.predict(rows)
+    with new_directory(output) as temporary:
+        torch.export.save(program, temporary / PACKAGE)
+        runs = {PACKAGE: torch.export.load(temporary / PACKAGE).module()}
+        if compiled:
+            path = str(temporary / COMPILED)
+            torch._inductor.aoti_compile_and_package(program, package_path=path)
+            runs[COMPILED] = torch._inductor.aoti_load_package(path)
+        write_json(temporary / COLUMNS, describe(spec, predictor.workflow.digest))
+        for name, run in runs.items():
+            for count in (1, len(rows)):
+                some = to_inputs(predictor.read(rows[:count]), spec)
+                with torch.no_grad():
+                    difference = np.abs(run(*some).numpy() - expected[:count]).max()
+                if not difference <= _TOLERANCE:
+                    raise AssertionError(f"{name}: scores differ from the bundle's by {difference}")
+
+
+def _shapes(inputs: tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]) -> tuple:
+    rows = torch.export.Dim("rows", min=1)
+    lists = [{0: rows, 1: torch.export.Dim(f"length_{k}", min=1)} for k in range(len(inputs[2]))]
+    return {0: rows}, {0: rows}, lists
+
+
+def describe(spec: FeatureSpec, digest: str) -> dict[str, Any]:
+    """What ``columns.json`` says of the arguments."""
+    return {
+        "workflow_digest": digest,
+        "dense": {
+            "dtype": "float64",
+            "missing": "NaN",
+            "columns": [column.name for column in spec.dense],
+        },
+        "categorical": {
+            "dtype": "int64",
+            "missing": MISSING,
+            "columns": [column.name for column in spec.categorical if not column.multi_hot],
+        },
+        "lists": {
+            "dtype": "int64",
+            "filled_with": MISSING,
+            "columns": [column.name for column in spec.categorical if column.multi_hot],
+        },
+        "hex32": "hexadecimal digits are passed as the number they spell",
+    }

@@ -1,0 +1,83 @@
+"""A model repository for NVIDIA's Triton Inference Server, with its Python backend.
+
+Layout::
+
+    click_probability/config.pbtxt     inputs: a tensor for each column; output: probability
+    click_probability/1/model.py       :mod:`inference.export.triton_model`
+    click_probability/1/bundle/        the bundle
+    click_probability/1/packages/      the parts of this project that read it
+    click_probability/1/requirements.txt   what Triton's Python needs: pip install --no-deps -r …
+
+Triton's tensors have no missing values: in a TYPE_FP64 column NaN stands for it, in a TYPE_STRING
+column the empty string. A list is passed as its JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from clicklog.columns import CategoricalColumn, DenseColumn
+from clicklog.versions import installed_version
+from inference.directories import new_directory
+from inference.predictor import Predictor
+
+NAME = "click_probability"
+_MAX_BATCH = 4096
+_PACKAGES = ("clicklog", "workflows", "inference")
+_REQUIREMENTS = ("fsspec", "llvmlite", "numba", "numpy", "pyarrow", "torch", "tqdm")
+_ROOT = Path(__file__).parents[2]
+
+
+def export_triton(bundle: Path, output: Path) -> None:
+    """Write a model repository into a new directory.
+
+    Args:
+        bundle: of `python -m inference bundle`.
+        output: directory to make; pass it to ``tritonserver --model-repository``.
+
+    Raises:
+        BadInputError, SchemaError: ``bundle`` is none, or damaged.
+        OutputError: ``output`` exists or cannot be written.
+    """
+    spec = Predictor.load(bundle, check=True).spec
+    with new_directory(output) as temporary:
+        version = temporary / NAME / "1"
+        version.mkdir(parents=True)
+        (temporary / NAME / "config.pbtxt").write_text(config((*spec.dense, *spec.categorical)))
+        shutil.copytree(bundle, version / "bundle")
+        for package in _PACKAGES:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(_ROOT / package, version / "packages" / package, ignore=ignored)
+        shutil.copyfile(Path(__file__).with_name("triton_model.py"), version / "model.py")
+        versions = ((name, installed_version(name) or "") for name in _REQUIREMENTS)
+        pins = [f"{name}=={found.partition('+')[0]}\n" for name, found in versions]
+        (version / "requirements.txt").write_text("".join(pins))
+
+
+def config(columns: tuple[DenseColumn | CategoricalColumn, ...]) -> str:
+    """The text of ``config.pbtxt``."""
+    inputs = ",\n".join(_tensor(column.name, _type(column)) for column in columns)
+    return f"""name: "{NAME}"
+backend: "python"
+max_batch_size: {_MAX_BATCH}
+input [
+{inputs}
+]
+output [
+{_tensor("probability", "TYPE_FP32")}
+]
+dynamic_batching {{ max_queue_delay_microseconds: 500 }}
+instance_group [ {{ kind: KIND_CPU, count: 1 }} ]
+"""
+
+
+def _type(column: DenseColumn | CategoricalColumn) -> str:
+    text = column.raw in ("hex32", "string") or getattr(column, "multi_hot", False)
+    return "TYPE_STRING" if text else "TYPE_FP64"
+
+
+def _tensor(name: str, kind: str) -> str:
+    quoted = json.dumps(name, ensure_ascii=False)
+    return f"  {{ name: {quoted}, data_type: {kind}, dims: [ 1 ] }}"

@@ -1,0 +1,73 @@
+"""Model of Triton's Python backend: raw columns → probability. Copied as ``1/model.py``.
+
+Beside it lie ``bundle/`` and ``packages/``, the code that reads it; ``requirements.txt`` says what
+has to be installed in Triton's Python.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+HERE = Path(__file__).resolve().parent
+
+
+class TritonPythonModel:
+    """What Triton calls: ``initialize`` once, ``execute`` with the requests of a batch."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the bundle, on the GPU of an instance of KIND_GPU.
+
+        Args:
+            args: Triton's; ``model_instance_kind`` and ``model_instance_device_id`` are used.
+        """
+        sys.path.insert(0, str(HERE / "packages"))
+        from clicklog.errors import ClickLogError
+        from inference.predictor import Predictor
+        from inference.server.batching import join
+
+        gpu = args["model_instance_kind"] == "GPU"
+        device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
+        self._predictor = Predictor.load(HERE / "bundle", device=device)
+        self._join, self._wrong = join, (ClickLogError, ValueError)
+        spec = self._predictor.spec
+        self._columns = (*spec.dense, *spec.categorical)
+
+    def execute(self, requests: list) -> list:
+        """A response for each request; one with a bad row gets an error, the others go on."""
+        responses: list = [None] * len(requests)
+        good = {}
+        for index, request in enumerate(requests):
+            try:
+                good[index] = self._encode(request)
+            except self._wrong as error:
+                responses[index] = pb_utils.InferenceResponse(
+                    output_tensors=[], error=pb_utils.TritonError(str(error))
+                )
+        if good:
+            scores = self._predictor.predict_encoded(*self._join(list(good.values())))
+            ends = np.cumsum([len(rows) for rows in good.values()])
+            for index, part in zip(good, np.split(scores, ends[:-1]), strict=True):
+                tensor = pb_utils.Tensor("probability", part.reshape(-1, 1))
+                responses[index] = pb_utils.InferenceResponse(output_tensors=[tensor])
+        return responses
+
+    def finalize(self) -> None:
+        """Let go of the model."""
+        self._predictor = None
+
+    def _encode(self, request):
+        columns = {}
+        for column in self._columns:
+            values = pb_utils.get_input_tensor_by_name(request, column.name).as_numpy().reshape(-1)
+            if values.dtype == object:  # TYPE_STRING: bytes
+                values = [value.decode() for value in values]
+                if getattr(column, "multi_hot", False):
+                    values = [json.loads(value) if value else None for value in values]
+            columns[column.name] = values
+        predictor = self._predictor
+        return predictor.workflow.transform(predictor.read(columns))
