@@ -47,7 +47,7 @@ class StepProfiler:
                 "train longer, or lower --profile_steps or --benchmark_warmup_steps",
             )
         self._directory = directory
-        self._order = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+        self._order = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
         kinds = [profiler.ProfilerActivity.CPU]
         if device.type == "cuda":
             kinds.append(profiler.ProfilerActivity.CUDA)

@@ -25,7 +25,7 @@ from dlrm.interaction import Interaction
 from dlrm.metrics import compute_metrics
 from dlrm.multi_hot import MultiHot
 from nvt_loader import KJTLoader
-from tests.dlrm.runs import MODEL, events, losses, train_here
+from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
 
 
 def _train(data, log, *flags: str):
@@ -272,3 +272,22 @@ def test_inference_benchmark(data, tmp_path):
     assert untrained.auroc != whole.auroc
     assert 0 < whole.p50_ms <= whole.p95_ms <= whole.p99_ms
     assert len(events(tmp_path / "inference", "inference")) == 4
+
+
+def test_two_ranks_stop_together_and_share_synthetic_epochs(data, tmp_path):
+    parquet = [f"--binary_path={data}", "--batch_size=16", "--learning_rate=0.1"]
+    parquet += ["--epochs=2", "--test_freq=10", "--auc_threshold=0.01", "--test_batch_size=50"]
+    parquet += ["--amp", "--shuffle_batches", "--interaction_type=dcn", "--multi_hot_sizes=2,1,3,1"]
+    made = ["--dataset_type=synthetic", "--synthetic_dataset_num_entries=700", "--batch_size=16"]
+    made += ["--synthetic_dataset_table_sizes=10,20", "--max_steps=5", "--learning_rate=0.1"]
+    runs = [[*parquet, f"--log_path={tmp_path / 'a'}"], [*made, f"--log_path={tmp_path / 'b'}"]]
+    train_many(runs, ranks=2)
+    (end,) = events(tmp_path / "a", "end")
+    assert (end["step"], end["samples"]) == (10, 320)
+    (start,), (end,) = events(tmp_path / "b", "start"), events(tmp_path / "b", "end")
+    assert (start["epoch_steps"], end["step"]) == (21, 5)
+    for name, tables in (("a", 4), ("b", 2)):
+        plan = events(tmp_path / name, "start")[0]["plan"]
+        assert len(plan["tables"]) == tables
+        assert len(plan["gib_per_rank"]) == 2
+        assert "GiB of tables" in (tmp_path / name / "training.html").read_text()
