@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError
+from clicklog.errors import BadInputError, SchemaError
 from nvt_loader.checks import Checker
 from nvt_loader.kernels import plain_addresses
 from nvt_loader.layout import REWRITE, Layout
@@ -118,6 +118,9 @@ def cpu_decoder(layout: Layout) -> Decoder:
                 first += batch.num_rows
                 if first >= piece.end:
                     return
+        except SchemaError as error:
+            what = f"{error.what}, in row group {group.index}"
+            raise SchemaError(what, error.remedy) from error
         except (pa.ArrowException, OSError) as error:
             raise BadInputError(
                 f"{path}: row group {group.index} cannot be decoded: {error}", REWRITE

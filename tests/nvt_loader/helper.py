@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_loader import KJTLoader
 from tests.nvt_loader.data import row_numbers
@@ -45,6 +46,22 @@ def global_rows(loaders: list[KJTLoader]) -> list[list[int]]:
     """Per step the row numbers of the global batch; all ranks must have as many steps."""
     ranks = [[rows_of([batch]) for batch in loader] for loader in loaders]
     return [list(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
+
+
+def global_batches(loaders: list[KJTLoader]) -> list[Batch]:
+    """Per step the batches of all ranks as one batch; all ranks must have as many steps."""
+    return [_joined(step) for step in zip(*map(list, loaders), strict=True)]
+
+
+def _joined(ranks: tuple[Batch, ...]) -> Batch:
+    keys = ranks[0].sparse_features.keys()
+    parts = [batch.sparse_features.to_dict() for batch in ranks]
+    joined = [part[key] for key in keys for part in parts]
+    values = torch.cat([part.values() for part in joined])
+    lengths = torch.cat([part.lengths() for part in joined])
+    dense = torch.cat([batch.dense_features for batch in ranks])
+    labels = torch.cat([batch.labels for batch in ranks])
+    return Batch(dense, KeyedJaggedTensor(keys, values, lengths=lengths), labels)
 
 
 def read_rows(path: Path) -> dict[int, dict[str, float]]:

@@ -4,6 +4,7 @@
 
 Takes up to STEPS steps of each of two epochs with a collective in every step, as training would;
 rank 0 writes the rows of each global batch, and the loader's state in the middle of what was drawn.
+Then the last rank takes one step of an epoch that the others finish: all must refuse its account.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from clicklog.errors import SchemaError
 from nvt_loader import KJTLoader
 from tests.nvt_loader.helper import rows_of
 
@@ -49,6 +51,16 @@ def main(split: str, output: str, global_batch: int, steps: int, state: str = ""
         else:
             loader.check_epoch()
         found["epochs"].append(taken)
+    for _ in loader:
+        if rank == world_size - 1:
+            break
+    try:
+        loader.check_epoch()
+        refusal = ""
+    except SchemaError as error:
+        refusal = error.what
+    found["refusals"] = [None] * world_size
+    dist.all_gather_object(found["refusals"], refusal)
     if rank == 0:
         Path(output).write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -44,3 +44,7 @@ def test_two_processes_stop_and_four_go_on(train, tmp_path):
     assert (two["state"]["epoch"], two["state"]["step"]) == (1, 5)
     assert four["epochs"] == [epochs[1][5:], epochs[2]]
     assert sorted(row for step in four["epochs"][1] for row in step) == list(range(ROWS))
+    for ranks, found in ((2, two), (4, four)):
+        missing = 18 * (96 // ranks) + 57 - 57 * (ranks - 1) // ranks  # all but its first step
+        refusal = f"the ranks together got {ROWS - missing} rows in this epoch, {ROWS} were planned"
+        assert found["refusals"] == [refusal] * ranks

@@ -12,7 +12,7 @@ import pytest
 from clicklog.errors import SchemaError, SettingsError
 from nvt_loader import KJTLoader
 from tests.nvt_loader.data import WRITER, make_columns, write_split
-from tests.nvt_loader.helper import all_ranks, assert_same, global_rows
+from tests.nvt_loader.helper import all_ranks, assert_same, global_batches, global_rows
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,23 @@ def test_resume_on_another_world_size(train, before, after, shuffle):
         loader.load_state_dict(states[0])
     assert global_rows(resumed) == expected[3:]
     assert sorted(sum(global_rows(resumed), [])) == list(range(757))  # noqa: RUF017
+
+
+@pytest.mark.parametrize("shuffle", ["none", "row_groups", "rows"])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 1), (1, 8)])
+def test_the_next_batches_on_another_world_size_are_equal(train, before, after, shuffle):
+    options = {"shuffle": shuffle, "shuffle_window": 288, "seed": 2}
+    expected = global_batches(all_ranks(train, 96 // before, before, **options))
+    loaders = all_ranks(train, 96 // before, before, **options)
+    for loader in loaders:
+        iterator = iter(loader)
+        for _ in range(6):
+            next(iterator)
+    state = through_json(loaders[0].state_dict(trained_steps=4))
+    resumed = all_ranks(train, 96 // after, after, **options)
+    for loader in resumed:
+        loader.load_state_dict(state)
+    assert_same(global_batches(resumed), expected[4:])
 
 
 def test_what_a_state_counts(train):

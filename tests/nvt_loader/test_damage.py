@@ -1,0 +1,102 @@
+"""Damage anywhere in a file: an error or the right batches, never wrong ones, never an end."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from clicklog.errors import ClickLogError
+from nvt_loader import KJTLoader
+from tests.nvt_loader.data import WRITER, write_split
+from tests.nvt_loader.helper import assert_same
+
+ENCODINGS = {
+    "snappy, dictionaries": {},
+    "plain": {"compression": "none", "use_dictionary": False},
+    "small dictionaries, lz4": {"compression": "lz4", "dictionary_pagesize_limit": 64},
+}
+
+
+@pytest.fixture(params=ENCODINGS)
+def part(tmp_path, request):
+    """One of two files of a split."""
+    write_split(tmp_path, {"train": [150, 150]}, row_group_rows=70)
+    path = tmp_path / "train" / "part.1.parquet"
+    pq.write_table(
+        pq.read_table(path), path, row_group_size=70, **WRITER | ENCODINGS[request.param]
+    )
+    (path.parent / "_metadata").unlink()
+    return path
+
+
+def batches(part):
+    return list(KJTLoader(part.parent, 16, device="cpu"))
+
+
+def damaged(part, expected) -> bool:
+    """Whether the damage was noticed; if not, nothing is wrong."""
+    said = ""
+    try:
+        found = batches(part)
+    except ClickLogError as error:
+        said = str(error)
+    assert said == "" or str(part) in said
+    if not said:
+        assert_same(found, expected)
+    return said != ""
+
+
+def test_a_flipped_bit_anywhere(part):
+    whole, expected = part.read_bytes(), batches(part)
+    footer = int.from_bytes(whole[-8:-4], "little")
+    choose = random.Random(0)
+    noticed = 0
+    for _ in range(60):
+        content = bytearray(whole)
+        content[choose.randrange(4, len(whole) - footer - 8)] ^= 1 << choose.randrange(8)
+        part.write_bytes(content)
+        noticed += damaged(part, expected)
+    assert noticed > 30  # the others hit headers' statistics and the like
+
+
+def test_a_file_cut_anywhere(part):
+    whole, expected = part.read_bytes(), batches(part)
+    for at in [*range(0, len(whole), len(whole) // 12), len(whole) - 1]:
+        part.write_bytes(whole[:at])
+        assert damaged(part, expected)
+
+
+def test_a_file_cut_anywhere_after_planning(part):
+    whole = part.read_bytes()
+    for at in [*range(0, len(whole), len(whole) // 6), len(whole) - 1]:
+        part.write_bytes(whole)
+        loader = KJTLoader(part.parent, 16, device="cpu")
+        os.truncate(part, at)
+        with pytest.raises(ClickLogError, match=part.name):
+            list(loader)
+
+
+def test_zeros_in_the_place_of_a_block(part):
+    """What a file system shows of a block that was never written."""
+    whole, expected = part.read_bytes(), batches(part)
+    for at in range(0, len(whole) - 512, len(whole) // 8):
+        part.write_bytes(whole[:at] + bytes(512) + whole[at + 512 :])
+        assert damaged(part, expected)
+
+
+def test_files_that_differ_in_order_types_and_further_columns(part):
+    expected = batches(part)
+    table = pq.read_table(part)
+    index = table.schema.get_field_index("cat_1")
+    table = table.set_column(index, "cat_1", table["cat_1"].cast(pa.int64()))
+    table = table.select(table.column_names[::-1]).append_column("note", pa.array(["x"] * 150))
+    pq.write_table(table, part, row_group_size=50)
+    (part.parent / "part.0.parquet").rename(part.parent / "part.00.parquet")
+    pq.write_table(table.slice(0, 0), part.parent / "part.0.parquet")  # an empty file, the first
+    found = batches(part)
+    rows = [row for batch in found for row in batch.dense_features[:, 0].tolist()]
+    assert sorted(rows) == sorted(r for b in expected for r in b.dense_features[:, 0].tolist())
