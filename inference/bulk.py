@@ -225,7 +225,7 @@ def _digest(predictor: Predictor) -> str:
     """Of the dense layers: trained together with the tables, they tell models apart."""
     table = predictor.model.table
     digest = hashlib.sha256(f"{table.kind} {tuple(table.values.shape)}".encode())
-    for layer in (*predictor.model.bottom, *predictor.model.top):
+    for layer in itertools.chain(*predictor.model.layers.values()):
         for tensor in layer:
             digest.update(tensor.cpu().numpy().tobytes())
     return digest.hexdigest()

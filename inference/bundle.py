@@ -9,7 +9,8 @@ Layout::
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
                            float16, or uint8 with weights/ranges.npy, float32 [rows, 2]; see
                            :mod:`inference.tables`
-    weights/bottom.N.weight.npy, .bias.npy, top.N.…    the dense layers
+    weights/GROUP.N.weight.npy, .bias.npy              the dense layers, by their groups in
+                           :class:`inference.model.ServingModel`
 
 No pickle, no absolute path. The table is mapped into memory, not read: a bundle opens at once
 whatever its size, and processes on a machine share it.
@@ -28,7 +29,7 @@ import torch
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files import read_json, write_json
 from inference.directories import new_directory
-from inference.model import Layer, ServingModel
+from inference.model import GROUPS, Layer, ServingModel
 from inference.tables import KINDS, Table
 from inference.weights import ModelShape, check_pair, read_checkpoint
 from workflows import compiled
@@ -82,7 +83,7 @@ def save_bundle(path: Path, workflow: Path, model: ServingModel, shape: ModelSha
             "workflow_digest": opened.digest,
             "model": dataclasses.asdict(shape),
             "tables": model.table.kind,
-            "layers": {"bottom": len(model.bottom), "top": len(model.top)},
+            "layers": {group: len(layers) for group, layers in model.layers.items()},
             "files": {
                 str(file.relative_to(temporary)): {
                     "bytes": file.stat().st_size,
@@ -99,10 +100,10 @@ def _write_weights(directory: Path, model: ServingModel) -> None:
     _save(directory / "table.npy", model.table.values)
     if model.table.ranges is not None:
         _save(directory / "ranges.npy", model.table.ranges)
-    for kind, layers in (("bottom", model.bottom), ("top", model.top)):
+    for group, layers in model.layers.items():
         for index, (weight, bias) in enumerate(layers):
-            _save(directory / f"{kind}.{index}.weight.npy", weight)
-            _save(directory / f"{kind}.{index}.bias.npy", bias)
+            _save(directory / f"{group}.{index}.weight.npy", weight)
+            _save(directory / f"{group}.{index}.bias.npy", bias)
 
 
 def _save(file: Path, tensor: torch.Tensor) -> None:
@@ -131,7 +132,8 @@ def read_bundle(
             **{key: tuple(item) if isinstance(item, list) else item
                for key, item in value["model"].items()}
         )  # fmt: skip
-        counts = {kind: int(value["layers"][kind]) for kind in ("bottom", "top")}
+        if set(value["layers"]) not in GROUPS:
+            raise ValueError(f"layers {', '.join(value['layers'])}")
         if workflow.digest != value["workflow_digest"]:
             raise SchemaError(
                 f"{path}: the workflow in it is another one (digest {workflow.digest[:12]}…) than "
@@ -143,8 +145,10 @@ def read_bundle(
         model = ServingModel.make(
             table.to(device),
             shape.num_embeddings,
-            _layers(weights, "bottom", counts["bottom"], device),
-            _layers(weights, "top", counts["top"], device),
+            {
+                group: _layers(weights, group, count, device)
+                for group, count in value["layers"].items()
+            },
         )
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
@@ -199,10 +203,10 @@ def _load(file: Path, dimensions: int, dtype: torch.dtype = torch.float32) -> to
     return tensor
 
 
-def _layers(weights: Path, kind: str, count: int, device: torch.device) -> list[Layer]:
+def _layers(weights: Path, group: str, count: int, device: torch.device) -> list[Layer]:
     return [
         tuple(
-            _load(weights / f"{kind}.{index}.{part}.npy", dimensions).to(device)
+            _load(weights / f"{group}.{index}.{part}.npy", dimensions).to(device)
             for part, dimensions in (("weight", 2), ("bias", 1))
         )
         for index in range(count)

@@ -10,6 +10,7 @@ lookup serves all columns. Nothing of TorchRec is imported.
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +21,14 @@ from inference.tables import Table
 from workflows.compiled.workflow import Ids
 
 #: Weight [out, in] and bias [out] of a linear layer.
-Layer = tuple[torch.Tensor, torch.Tensor]
+Layer: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+Layers: TypeAlias = dict[str, list[Layer]]
+#: Groups of layers: those of every model, and those of its interaction.
+GROUPS = (
+    {"bottom", "top"},
+    {"bottom", "top", "cross_in", "cross_out"},
+    {"bottom", "top", "branch1", "branch2"},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,41 +38,38 @@ class ServingModel:
     Attributes:
         table: the rows of all tables.
         first: int64 [categorical columns], where each column's rows begin in ``table``.
-        bottom: layers for the dense columns, each followed by a ReLU.
-        top: layers above the interaction, all but the last followed by a ReLU.
+        layers: by group, the dense layers: "bottom", for the dense columns, each followed by a
+            ReLU; "top", above the interaction, all but the last followed by a ReLU; and what the
+            interaction is made of: nothing more for dot products; "cross_in" and "cross_out", the
+            two factors of each layer of a low-rank cross network (Wang et al. 2020,
+            arXiv:2008.13535, §3.4); or "branch1" and "branch2", projections of all vectors, each
+            layer followed by a ReLU, whose products are taken.
         pairs: int64, which products of two vectors are kept: i < j, as i · (columns + 1) + j.
     """
 
     table: Table
     first: torch.Tensor
-    bottom: list[Layer]
-    top: list[Layer]
+    layers: Layers
     pairs: torch.Tensor
 
     @classmethod
-    def make(
-        cls, table: Table, sizes: tuple[int, ...], bottom: list[Layer], top: list[Layer]
-    ) -> ServingModel:
+    def make(cls, table: Table, sizes: tuple[int, ...], layers: Layers) -> ServingModel:
         """Of the weights; ``sizes`` are the rows of each column's table."""
         vectors = len(sizes) + 1
         low, high = torch.triu_indices(vectors, vectors, offset=1)
         first = torch.tensor([0, *sizes[:-1]], dtype=torch.int64).cumsum(0)
         device = table.device
-        return cls(table, first.to(device), bottom, top, (low * vectors + high).to(device))
+        return cls(table, first.to(device), layers, (low * vectors + high).to(device))
 
     def to(self, device: torch.device) -> ServingModel:
         """On another device; tensors that are there already are shared."""
 
-        def moved(layers: list[Layer]) -> list[Layer]:
-            return [(weight.to(device), bias.to(device)) for weight, bias in layers]
-
-        return ServingModel(
-            self.table.to(device),
-            self.first.to(device),
-            moved(self.bottom),
-            moved(self.top),
-            self.pairs.to(device),
-        )
+        layers = {
+            group: [(weight.to(device), bias.to(device)) for weight, bias in some]
+            for group, some in self.layers.items()
+        }
+        table, first = self.table.to(device), self.first.to(device)
+        return ServingModel(table, first, layers, self.pairs.to(device))
 
     @property
     def device(self) -> torch.device:
@@ -100,12 +105,30 @@ class ServingModel:
 
     def interact(self, x: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """As :meth:`logits`, of dense features float32 [n, dense columns]."""
-        for weight, bias in self.bottom:
-            x = functional.linear(x, weight, bias).relu_()
+        x = _with_relu(x, self.layers["bottom"])
         vectors = torch.cat([x.unsqueeze(1), embedded], 1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        y = torch.cat([x, products.index_select(1, self.pairs)], 1)
-        for weight, bias in self.top[:-1]:
-            y = functional.linear(y, weight, bias).relu_()
-        weight, bias = self.top[-1]
+        y = self._cross(x, vectors)
+        y = _with_relu(y, self.layers["top"][:-1])
+        weight, bias = self.layers["top"][-1]
         return functional.linear(y, weight, bias).squeeze(-1)
+
+    def _cross(self, x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """The interaction of vectors [n, columns + 1, dim], of which ``x`` is the first."""
+        if "cross_in" in self.layers:
+            y = x0 = vectors.flatten(1)
+            for inner, outer in zip(self.layers["cross_in"], self.layers["cross_out"], strict=True):
+                y = x0 * functional.linear(functional.linear(y, *inner), *outer) + y
+            return y
+        if "branch1" in self.layers:
+            flat, dim = vectors.flatten(1), vectors.shape[2]
+            one = _with_relu(flat, self.layers["branch1"]).unflatten(1, (-1, dim))
+            other = _with_relu(flat, self.layers["branch2"]).unflatten(1, (dim, -1))
+            return torch.cat([x, torch.bmm(one, other).flatten(1)], 1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        return torch.cat([x, products.index_select(1, self.pairs)], 1)
+
+
+def _with_relu(x: torch.Tensor, layers: list[Layer]) -> torch.Tensor:
+    for weight, bias in layers:
+        x = functional.linear(x, weight, bias).relu_()
+    return x

@@ -75,15 +75,13 @@ def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
     """Take the weights out of a :class:`dlrm.model.Scorer`, which is of no use afterwards.
 
     Raises:
-        SchemaError: the model has another interaction than DLRM's dot products, or makes several
-            ids of one; the serving path computes neither.
+        SchemaError: the model makes several ids of one, for benchmarks; a workflow does not.
     """
-    if config.interaction_type != "original" or config.multi_hot_sizes:
-        kind = config.interaction_type if not config.multi_hot_sizes else "multi_hot_sizes"
+    if config.multi_hot_sizes:
         raise SchemaError(
-            f"a model with {kind} cannot be served",
-            "serve one that was trained with --interaction_type original, without "
-            "--multi_hot_sizes; train_torchrec.py --mode test evaluates the others",
+            "a model with multi_hot_sizes cannot be served",
+            "serve one that was trained without --multi_hot_sizes; train_torchrec.py --mode test "
+            "evaluates it",
         )
     bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
     device = bags[config.table_names[0]].weight.device
@@ -95,8 +93,20 @@ def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
         at += len(weight)
         bags[name].weight = None  # its memory is free for the next
         del weight
-    bottom, top = _layers(scorer.dlrm.dense_arch), _layers(scorer.dlrm.over_arch)
-    return ServingModel.make(Table(table), config.num_embeddings, bottom, top)
+    dlrm = scorer.dlrm
+    layers = {"bottom": _layers(dlrm.dense_arch), "top": _layers(dlrm.over_arch)}
+    if config.interaction_type == "dcn":
+        cross = dlrm.inter_arch.crossnet
+        inner = [kernel.detach() for kernel in cross.V_kernels]
+        layers["cross_in"] = [(weight, weight.new_zeros(len(weight))) for weight in inner]
+        layers["cross_out"] = [
+            (kernel.detach(), bias.detach())
+            for kernel, bias in zip(cross.W_kernels, cross.bias, strict=True)
+        ]
+    elif config.interaction_type == "projection":
+        layers["branch1"] = _layers(dlrm.inter_arch.interaction_branch1)
+        layers["branch2"] = _layers(dlrm.inter_arch.interaction_branch2)
+    return ServingModel.make(Table(table), config.num_embeddings, layers)
 
 
 def _layers(module: torch.nn.Module) -> list[Layer]:

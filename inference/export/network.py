@@ -66,11 +66,11 @@ class RawModel(nn.Module):
                 keep(f"values_{place}", values)
                 keep(f"ids_{place}", ids + columns[0].reserved_ids)
         self.places = [_place(column.vocabulary_name, spec) for column in spec.categorical]
-        self.layers = {"bottom": len(model.bottom), "top": len(model.top)}
-        for kind in self.layers:
-            for index, (weight, bias) in enumerate(getattr(model, kind)):
-                keep(f"{kind}_{index}_weight", weight)
-                keep(f"{kind}_{index}_bias", bias)
+        self.layers = {group: len(layers) for group, layers in model.layers.items()}
+        for group, layers in model.layers.items():
+            for index, (weight, bias) in enumerate(layers):
+                keep(f"{group}_{index}_weight", weight)
+                keep(f"{group}_{index}_bias", bias)
 
     def forward(
         self, dense: torch.Tensor, categorical: torch.Tensor, lists: list[torch.Tensor]
@@ -96,13 +96,13 @@ class RawModel(nn.Module):
                 single += 1
                 embedded.append(table.rows(ids + self.first[j]))
         layers = {
-            kind: [
-                (getattr(self, f"{kind}_{i}_weight"), getattr(self, f"{kind}_{i}_bias"))
+            group: [
+                (getattr(self, f"{group}_{i}_weight"), getattr(self, f"{group}_{i}_bias"))
                 for i in range(count)
             ]
-            for kind, count in self.layers.items()
+            for group, count in self.layers.items()
         }
-        model = ServingModel(table, self.first, layers["bottom"], layers["top"], self.pairs)
+        model = ServingModel(table, self.first, layers, self.pairs)
         return torch.sigmoid(model.interact(self._dense(dense), torch.stack(embedded, 1)))
 
     def _dense(self, x: torch.Tensor) -> torch.Tensor:

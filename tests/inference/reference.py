@@ -15,10 +15,21 @@ from dlrm.config import ModelConfig
 from dlrm.model import Scorer, build_dlrm, fill_table
 from inference.stock import to_tensors
 
+INTERACTIONS = (
+    {},
+    {"interaction_type": "dcn", "dcn_num_layers": 2, "dcn_low_rank_dim": 3},
+    {
+        "interaction_type": "projection",
+        "interaction_branch1_layer_sizes": (6, 8),
+        "interaction_branch2_layer_sizes": (12,),
+    },
+)
+
 
 def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
-    """A model with random weights for a workflow's output."""
-    config = ModelConfig(schema.dense, schema.categorical, schema.table_sizes, 4, (8, 4), (8, 4, 1))
+    """A model with random weights for a workflow's output; the seed also picks its interaction."""
+    columns = schema.dense, schema.categorical, schema.table_sizes
+    config = ModelConfig(*columns, 4, (8, 4), (8, 4, 1), **INTERACTIONS[seed % 3])
     model = build_dlrm(config, seed=seed)
     model.sparse_arch.to_empty(device="cpu")
     bags = model.sparse_arch.embedding_bag_collection.embedding_bags

@@ -83,6 +83,7 @@ def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:
         ({"files": 3}, BadInputError, "damaged"),
         ({"workflow_digest": "0" * 64}, SchemaError, "the workflow in it is another one"),
         ({"layers": {"bottom": 1, "top": 99}}, BadInputError, "damaged"),
+        ({"layers": {"bottom": 1, "../top": 1}}, BadInputError, "damaged"),
     ):
         write_json(copy / "bundle.json", {**value, **change})
         with pytest.raises(error, match=message):
