@@ -273,7 +273,7 @@ def _constraints(
 
 
 def _has_empty_shards(rows: int, hardware: Hardware) -> bool:
-    """Whether a rank would get no row of a table; FBGEMM's CPU backward reads beyond such a one."""
+    """Whether a rank would get no row of a table; FBGEMM's CPU kernels read beyond such a one."""
     each = -(-rows // hardware.world_size)
     return hardware.device == "cpu" and each * (hardware.world_size - 1) >= rows > 0
 
