@@ -1,0 +1,1 @@
+"""ETL, loader, training and inference on a GPU, beside what limits each."""

@@ -1,0 +1,70 @@
+"""What the parts work on: a raw log, parquet of MLPerf's table sizes, and TorchRec's arrays."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from benchmarks.loader.data import ROW_GROUP_ROWS, WRITER, make_rows
+from clicklog.schema import TableSchema
+from clicklog.synthetic import SyntheticSettings, synthesize
+from clicklog.synthetic_model import MLPERF_CARDINALITIES
+
+LOG_DAYS, FILE_ROWS = 3, 1_000_000
+
+
+def ensure_log(root: Path, rows: int) -> Path:
+    """A synthetic log of ``rows`` rows in :data:`LOG_DAYS` days, made once."""
+    path = root / f"log-{rows}"
+    if not (path / "synthetic.json").is_file():
+        shutil.rmtree(path, ignore_errors=True)
+        each = rows // LOG_DAYS
+        synthesize(path, SyntheticSettings(LOG_DAYS, each, cardinality_scale=0.05))
+    return path
+
+
+def schema_of(max_table_rows: int) -> TableSchema:
+    """MLPerf's 26 tables (at most 40 M rows), none larger than ``max_table_rows``."""
+    sizes = tuple(min(count, max_table_rows) for count in MLPERF_CARDINALITIES)
+    dense = tuple(f"int_{i}" for i in range(13))
+    return TableSchema("label", dense, tuple(f"cat_{i}" for i in range(len(sizes))), sizes)
+
+
+def ensure_parquet(root: Path, rows: int, max_table_rows: int) -> Path:
+    """``…/split`` with train, valid and test as the ETL writes them; made once.
+
+    The valid and test sets are small: nothing is measured on them. ``…/npy`` has the training rows
+    in TorchRec's binary layout.
+    """
+    base = root / f"parquet-{rows}-{max_table_rows}"
+    if (base / "done").is_file():
+        return base / "split"
+    shutil.rmtree(base, ignore_errors=True)
+    schema = schema_of(max_table_rows)
+    (base / "npy").mkdir(parents=True)
+    for split, count in (("train", rows), ("valid", 1000), ("test", 1000)):
+        directory = base / "split" / split
+        directory.mkdir(parents=True)
+        schema.write(directory)
+        for number, first in enumerate(range(0, count, FILE_ROWS)):
+            table = make_rows(schema, min(FILE_ROWS, count - first), number, np.int32)
+            path = directory / f"part.{number}.parquet"
+            pq.write_table(table, path, row_group_size=ROW_GROUP_ROWS, **WRITER)
+            if split == "train":
+                _to_npy(table, schema, base / "npy", number)
+    schema.write(base / "split")
+    (base / "done").touch()
+    return base / "split"
+
+
+def _to_npy(table, schema: TableSchema, target: Path, number: int) -> None:
+    for kind, names, dtype in (
+        ("dense", schema.dense, np.float32),
+        ("sparse", schema.categorical, np.int32),
+        ("labels", (schema.label,), np.int32),
+    ):
+        columns = [np.asarray(table[name]) for name in names]
+        np.save(target / f"{number}_{kind}.npy", np.stack(columns, axis=1).astype(dtype))

@@ -1,0 +1,106 @@
+"""The ETL's stages beside the bandwidth at which text could reach the device at all."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.data import ensure_log
+from benchmarks.gpu.measure import Result, seconds_of
+from clicklog.files import read_json
+from clicklog.raw import find_days, read_block
+from clicklog.spec import load_spec
+from etl.plan import make_plan
+from workflows import to_frame
+
+CASE = "ETL"
+_COPIED = 256 << 20
+
+
+def copies(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
+    """Copies to the device, from pinned and from pageable memory, and on it."""
+    cuda = device.type == "cuda"
+    pinned = torch.empty(_COPIED, dtype=torch.uint8, pin_memory=cuda)
+    pageable = torch.empty(_COPIED, dtype=torch.uint8)
+    there = torch.empty(_COPIED, dtype=torch.uint8, device=device)
+    again = torch.empty_like(there)
+    for name, source in (
+        ("limit", pinned),
+        ("copy from pageable memory", pageable),
+        ("copy on the device", again),
+    ):
+        took = seconds_of(lambda s=source: there.copy_(s, non_blocking=True), device, args.seconds)
+        yield {"system": name, "case": CASE, "gb_per_s": _COPIED / took / 1e9}
+
+
+def stages(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
+    """Parsing alone, by cuDF and by us; frames on the device; whole runs by stage."""
+    log, gpu = ensure_log(args.data, args.log_rows), device.type == "cuda"
+    spec = load_spec()
+    days = find_days(str(log))
+    paths = [Path(log, f"day_{i}") for i in range(len(days))]
+    size = sum(path.stat().st_size for path in paths)
+    rows = args.log_rows // len(days) * len(days)
+
+    def speed(system: str, took: float) -> Result:
+        return {
+            "system": system,
+            "case": CASE,
+            "rows_per_s": rows / took,
+            "gb_per_s": size / took / 1e9,
+            "ms": 1e3 * took,
+        }
+
+    if gpu and find_spec("cudf"):
+        yield speed("cudf.read_csv", seconds_of(lambda: _read_csv(paths, spec), device, 1))
+    blocks = [unit.block for unit in make_plan(days, spec, block_bytes=64 << 20).units]
+    rawest = seconds_of(lambda: [read_block(block, spec) for block in blocks], device, 0)
+    yield speed("our tokenizer, one thread", rawest)
+    if gpu and find_spec("cudf"):
+        parsed = [read_block(block, spec) for block in blocks]
+        took = seconds_of(lambda: [to_frame(one, spec, gpu=True) for one in parsed], device, 1)
+        yield speed("parsed rows to cuDF frames", took)
+        del parsed
+    for engine in ("cpu", "dask"):
+        yield from _run(args, log, engine, size, rows)
+
+
+def _read_csv(paths: list[Path], spec) -> None:
+    import cudf
+
+    types = {spec.label: "int32"}
+    types |= dict.fromkeys(spec.dense_names, "int32")
+    types |= dict.fromkeys(spec.categorical_names, "hex")
+    for path in paths:
+        cudf.read_csv(path, sep="\t", header=None, names=spec.columns, dtype=types)
+
+
+def _run(
+    args: argparse.Namespace, log: Path, engine: str, size: int, rows: int
+) -> Iterator[Result]:
+    from etl.run import run
+    from etl.settings import EtlSettings
+
+    output = args.data / f"etl-{engine}"
+    shutil.rmtree(output, ignore_errors=True)
+    run(EtlSettings(str(log), output, load_spec(), engine=engine))
+    seconds = read_json(output / "timings.json", "the time that a run took")["seconds"]
+    shutil.rmtree(output)
+    whole = seconds["fit"] + seconds["transform"]
+    for stage, took in (
+        ("parse + fit", seconds["fit"]),
+        ("transform + write", seconds["transform"]),
+        ("both", whole),
+    ):
+        yield {
+            "system": f"{engine} engine: {stage}",
+            "case": CASE,
+            "rows_per_s": rows / took,
+            "gb_per_s": size / took / 1e9,
+            "ms": 1e3 * took,
+        }

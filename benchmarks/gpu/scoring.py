@@ -1,0 +1,53 @@
+"""Latency of scoring raw rows with a trained model on the device."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.gpu.data import ensure_log
+from benchmarks.gpu.measure import Result
+from clicklog.raw import stream_pieces
+from dlrm.distributed import process_group
+from dlrm.flags import parse_settings
+from dlrm.train import train
+from etl.run import run
+from etl.settings import EtlSettings
+from inference import Predictor
+from inference.benchmark import measure
+
+SIZES = (1, 64, 4096)
+_PIECE_BYTES = 16 << 20
+
+
+def scoring(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
+    """p50 of the stages from rows as dicts to probabilities, by batch size."""
+    log = ensure_log(args.data, args.log_rows)
+    base = args.data / "scoring"
+    shutil.rmtree(base, ignore_errors=True)
+    from clicklog.spec import load_spec
+
+    run(EtlSettings(str(log), base / "out", load_spec(), engine="cpu"))
+    settings = parse_settings(
+        [
+            *[f"--binary_path={base / 'out' / 'criteo_binary' / 'split'}", "--batch_size=2048"],
+            *["--adagrad", "--learning_rate=0.02", "--max_steps=50", f"--log_path={base / 'log'}"],
+            *[f"--save_checkpoint_path={base / 'checkpoint'}", *args.model],
+        ]
+    )
+    with process_group() as group:
+        train(settings, group)
+    predictor = Predictor.load(base / "out" / "workflow", base / "checkpoint", device=device)
+    path = str(log / "day_2")
+    pieces = [next(iter(stream_pieces(path, predictor.spec, block_bytes=_PIECE_BYTES)))]
+    for size in SIZES:
+        for timing in measure(predictor, None, pieces, size, args.seconds):
+            yield {
+                "system": timing.stage.strip(),
+                "case": f"score B={size}",
+                "rows_per_s": timing.rows_per_s,
+                "ms": timing.p50,
+            }

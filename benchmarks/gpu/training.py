@@ -1,0 +1,120 @@
+"""Training the MLPerf DLRM: from batches that lie ready, and from the loader."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from unittest import mock
+
+import torch
+from torchrec.distributed import TrainPipelineSparseDist
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from benchmarks.gpu.data import ensure_parquet
+from benchmarks.gpu.measure import Result, settle
+from dlrm.build import build
+from dlrm.config import model_config
+from dlrm.data import read_schema
+from dlrm.distributed import process_group
+from dlrm.flags import parse_settings
+from dlrm.model import TrainBatch, TrainModel
+from nvt_loader import KJTLoader
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+#: Steps that are not timed: kernels are chosen, pipelines filled.
+_WARM = 20
+_READY = 8
+
+
+def training(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
+    """Samples/s per precision and batch size, and the share of the time spent waiting for data.
+
+    The model is MLPerf's in all but its initial embeddings: those are drawn on the device, because
+    drawing 97 GiB on the CPU takes minutes.
+    """
+    split = ensure_parquet(args.data, args.rows, args.max_table_rows)
+    largest = max(args.batch_sizes)
+    settings = parse_settings(
+        [f"--binary_path={split}", f"--batch_size={largest}", "--learning_rate=0.1", *args.model]
+    )
+    with process_group() as group:
+        config = model_config(settings, read_schema(settings))
+        with mock.patch("dlrm.sharding._fill_tables", _fill_on_device):
+            model, optimizer, plan = build(settings, config, group)
+        gib = sum(plan["gib_per_rank"])
+        for precision in PRECISIONS:
+            _set_precision(model, precision)
+            for size in args.batch_sizes:
+                case = f"train {precision} B={size}"
+                loader = KJTLoader(split / "train", size, device=device, drop_last=True)
+                ready = [TrainBatch.of(b, size, size) for b in itertools.islice(loader, _READY)]
+                for system, batches in (
+                    ("limit", itertools.cycle(ready)),
+                    ("from the loader", _epochs(loader, size)),
+                ):
+                    rate, waited = _train(model, optimizer, batches, size, device, args.seconds)
+                    yield {
+                        "system": system,
+                        "case": case,
+                        "rows_per_s": rate,
+                        "ms": 1e3 * size / rate,
+                        "wait_share": waited,
+                        "table_gib": gib,
+                    }
+
+
+def _fill_on_device(model: DistributedModelParallel, config, seed: int) -> None:
+    for value in model.state_dict().values():
+        if hasattr(value, "local_shards"):
+            for shard in value.local_shards():
+                shard.tensor.uniform_(-0.01, 0.01)
+
+
+def _set_precision(model: DistributedModelParallel, precision: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    for module in model.modules():
+        if isinstance(module, TrainModel):
+            module._amp = precision == "bf16"
+
+
+def _epochs(loader: KJTLoader, size: int) -> Iterator[TrainBatch]:
+    while True:
+        for batch in loader:
+            yield TrainBatch.of(batch, size, size)
+
+
+def _train(
+    model: DistributedModelParallel,
+    optimizer,
+    batches: Iterable[TrainBatch],
+    size: int,
+    device: torch.device,
+    seconds: float,
+) -> tuple[float, float]:
+    """Samples/s, and the share of the time that ``next`` took."""
+    waited = 0.0
+
+    def timed() -> Iterator[TrainBatch]:
+        nonlocal waited
+        source = iter(batches)
+        while True:
+            begin = time.perf_counter()
+            batch = next(source)
+            waited += time.perf_counter() - begin
+            yield batch
+
+    pipeline = TrainPipelineSparseDist(model, optimizer, device)
+    stream = timed()
+    for _ in range(_WARM):
+        pipeline.progress(stream)
+    settle(device)
+    steps, waited, begin = 0, 0.0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        pipeline.progress(stream)
+        steps += 1
+    settle(device)
+    taken = time.perf_counter() - begin
+    pipeline.detach()
+    return steps * size / taken, waited / taken
