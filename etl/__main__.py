@@ -15,6 +15,7 @@ COMMANDS = {
     "run": ("etl.run_command", "days of a raw log → saved NVTabular Workflow + parquet"),
     "check": ("etl.check", "verify an output: files, values, checksums, overlap of the splits"),
     "import": ("etl.import_data", "take over what TorchRec, NVIDIA or NVTabular preprocessed"),
+    "doctor": ("etl.doctor", "whether this machine can do it: driver, CUDA, packages, links"),
 }
 
 
