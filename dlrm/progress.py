@@ -72,7 +72,10 @@ class Progress:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Over this process's steps but those that ``benchmark_warmup_steps`` leaves out."""
+        """Over this process's steps but those that ``benchmark_warmup_steps`` leaves out.
+
+        None if it has trained none: a run that was resumed when it had come to its end.
+        """
         return self._timed_samples / self._timed_seconds if self._timed_seconds else None
 
     def add(self, output: StepOutput) -> None:

@@ -298,14 +298,16 @@ class _Run:
             checkpoint=path,
         )
         if self.directory:
+            speed = progress.samples_per_s
             log.info(
-                "trained %s samples in %.1f s: %s samples/s\n%s",
+                "trained %s samples in %.1f s%s\n%s",
                 f"{progress.samples:,}",
                 progress.train_seconds,
-                f"{progress.samples_per_s:,.0f}",
+                "" if speed is None else f": {speed:,.0f} samples/s",
                 metrics_table(metrics),
             )
-            log.info("checkpoint: %s", path or "none (--save_checkpoint_path)")
+            kept = path or self.settings.checkpoint_dir or "none (--save_checkpoint_path)"
+            log.info("checkpoint: %s", kept)
             write_report(self.directory)
             log.info("report: %s", self.directory / REPORT_FILE)
         return TrainResult(progress.step, progress.samples, progress.train_seconds, metrics)

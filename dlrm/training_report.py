@@ -34,8 +34,14 @@ def write_report(directory: Path | str) -> Path:
         BadInputError: there is no such file, or it has not the events of a run.
         OutputError: the page cannot be written.
     """
-    path = Path(directory) / REPORT_FILE
-    write_text(path, page(read_events(Path(directory) / METRICS_FILE)))
+    path, metrics = Path(directory) / REPORT_FILE, Path(directory) / METRICS_FILE
+    try:
+        text = page(read_events(metrics))
+    except (KeyError, TypeError) as error:
+        raise BadInputError(
+            f"{metrics}: not as this version of the trainer writes it ({error!r})"
+        ) from error
+    write_text(path, text)
     return path
 
 
@@ -100,7 +106,7 @@ def _head(
         tiles.append((f"{oracle['auroc']:.4f}", "AUROC of the oracle, test"))
     if train:
         seconds = train[-1]["train_seconds"]
-        speed = end["samples_per_s"] if end else train[-1]["samples_per_s"]
+        speed = (end or train[-1])["samples_per_s"] or train[-1]["samples_per_s"]
         tiles += [
             (f"{train[-1]['step']:,}", f"of {start['total_steps']:,} steps"),
             (charts.shown(train[-1]["samples"], "count"), "samples trained"),

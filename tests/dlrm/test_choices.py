@@ -210,6 +210,8 @@ def test_synthetic_rows_in_memory(tmp_path):
     train_here(*flags, *kept, "--max_steps=30", f"--log_path={tmp_path / 'b'}")
     train_here(*flags, *kept, "--resume", f"--log_path={tmp_path / 'b'}")
     assert losses(tmp_path / "b") == losses(tmp_path / "a")
+    again = train_here(*flags, *kept, "--resume", f"--log_path={tmp_path / 'b'}")
+    assert again.steps == 42, "from the checkpoint at 40; once more, with nothing left but that"
 
 
 def test_warm_up_steps_are_left_out_of_the_throughput(data, tmp_path):

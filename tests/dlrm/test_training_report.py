@@ -138,6 +138,9 @@ def test_a_run_that_goes_on_has_a_page_too(run, tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(BadInputError, match="not the metrics of a training run"):
         write_report(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"event": "start", "settings": {}}')
+    with pytest.raises(BadInputError, match="not as this version of the trainer writes it"):
+        write_report(tmp_path)
     assert main([str(tmp_path / "nowhere")]) == 2
     assert "cannot be read" in capsys.readouterr().err
 
