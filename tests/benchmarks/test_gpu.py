@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_copies() -> None:
     found = list(etl.copies(argparse.Namespace(seconds=0.01), torch.device("cpu")))
-    assert [one["system"] for one in found][0] == "limit"
+    assert found[0]["system"] == "limit"
     assert all(one["gb_per_s"] > 0 for one in found)
 
 
