@@ -108,12 +108,12 @@ class TrainSettings:
         "data", None, "of the ids that --multi_hot_sizes adds (default: uniform)", DISTRIBUTIONS
     )
     synthetic_dataset_num_entries: int = _flag(
-        "data", 2**25, "rows of a synthetic epoch; a tenth for valid and test", int
+        "synthetic data", 2**25, "rows of an epoch; a tenth for valid and test", int
     )
     synthetic_dataset_table_sizes: tuple[int, ...] = _flag(
-        "data", (100_000,) * 26, "ids of each synthetic column", _sizes
+        "synthetic data", (100_000,) * 26, "ids of each categorical column", _sizes
     )
-    synthetic_dataset_numerical_features: int = _flag("data", 13, "synthetic dense columns", int)
+    synthetic_dataset_numerical_features: int = _flag("synthetic data", 13, "dense columns", int)
     seed: int = _flag("data", 0, "seed of the initial weights and of the shuffling", int)
 
     num_embeddings: int | None = _flag(
@@ -146,10 +146,13 @@ class TrainSettings:
     dcn_num_layers: int = _flag("model", 3, "layers of the cross network", int)
     dcn_low_rank_dim: int = _flag("model", 512, "rank of the cross network's weights", int)
     interaction_branch1_layer_sizes: tuple[int, ...] = _flag(
-        "model", (2048, 2048), "layers of the first projection; ends with a multiple", _sizes
+        "model",
+        (2048, 2048),
+        "of the first projection; ends with a multiple of embedding_dim",
+        _sizes,
     )
     interaction_branch2_layer_sizes: tuple[int, ...] = _flag(
-        "model", (2048, 2048), "of embedding_dim; the same for the second", _sizes
+        "model", (2048, 2048), "of the second projection, likewise", _sizes
     )
 
     epochs: int = _flag("optimization", 1, "passes over the training set", int)
