@@ -234,6 +234,18 @@ def test_orders_depend_on_seed_and_epoch_and_not_on_the_global_generator():
 def test_the_order_is_the_same_for_ever():
     # resuming a run of an older version must find the rows it expects
     assert epoch_order(8, shuffle=True, seed=0, epoch=0).tolist() == [0, 3, 7, 5, 1, 2, 6, 4]
+    window = window_order(8, seed=0, epoch=0, shard=1, window=2)
+    assert window.tolist() == [0, 4, 5, 6, 2, 7, 1, 3]
+    assert np.flatnonzero(keep_rows(16, 0.5, seed=0, row_group=1)).tolist() == [
+        0,
+        2,
+        3,
+        4,
+        6,
+        11,
+        12,
+        15,
+    ]
 
 
 @settings(max_examples=30)
