@@ -183,6 +183,7 @@ def load_state(
     dense = dict(optimizer.optimizers)["dense"]
     if not dense.state:
         dense.init_state()  # Adam's, which torch makes in the first step: without it none is loaded
+        dense.zero_grad()
     state = training_state(model, optimizer, group)
     value = read_model_file(path)
     if value["world_size"] != group.world_size:
