@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from clicklog.columns import LARGEST_INT, CategoricalColumn, DenseColumn
-from clicklog.convert import Converted, Fields, convert
+from clicklog.convert import LARGEST_FLOAT, Converted, Fields, convert
 from clicklog.rows import CategoryValues, Ragged
 from clicklog.strings import strings
 from inference.values import InvalidRowError, category_values, parser
@@ -78,7 +78,7 @@ def _floats(values: list, missing: np.ndarray):
         return None
     absent = np.isnan(numbers)
     numbers[absent] = 0
-    return (numbers, missing | absent) if np.isfinite(numbers).all() else None
+    return (numbers, missing | absent) if (np.abs(numbers) <= LARGEST_FLOAT).all() else None
 
 
 def _digits(values: list):

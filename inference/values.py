@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from clicklog.columns import LARGEST_INT
+from clicklog.convert import LARGEST_FLOAT
 from clicklog.errors import BadRowError, SchemaError
 from clicklog.rows import CategoryValues, Ragged, RawRows, dense_dtype
 from clicklog.spec import FeatureSpec
@@ -114,8 +115,8 @@ def _float(value: Any) -> float | None:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise ValueError("a finite number is needed")
+    if abs(number) > LARGEST_FLOAT:
+        raise ValueError("a finite number is needed, one of float32")
     return number
 
 

@@ -169,7 +169,7 @@ def to_inputs(
     rows: RawRows, spec: FeatureSpec
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """What :meth:`RawModel.forward` takes, of rows that were read."""
-    dense = rows.dense.T.astype(np.float64)
+    dense = rows.dense.T.astype(np.float64, order="C")
     dense[_missing(rows.dense_missing, len(spec.dense))] = np.nan
     absent = _missing(rows.categorical_missing, len(spec.categorical))
     single, lists = [], []

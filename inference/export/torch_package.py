@@ -31,6 +31,7 @@ def export_torch(bundle: Path, output: Path, *, compiled: bool = False) -> None:
 
     ``torch.export.load("model.pt2").module()(dense, categorical, lists)`` gives float32 [n]; see
     :meth:`RawModel.forward` for the arguments, ``columns.json`` for the order of the columns.
+    Arguments are contiguous tensors.
 
     Args:
         bundle: of `python -m inference bundle`.

@@ -22,6 +22,8 @@ from inference.server.settings import ServerSettings
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+#: Longer than proxies keep idle connections (60 s usually), so that it is they who close them.
+_KEEP_ALIVE_S = 75
 #: Seconds a thread may keep the interpreter. Python's 5 ms are longer than a request takes, and the
 #: model's thread needs the interpreter between any two kernels.
 _SWITCH_S = 0.0005
@@ -42,6 +44,8 @@ def serve(predictor: Predictor, settings: ServerSettings) -> None:
         access_log=False,
         loop="asyncio",  # uvloop takes up one connection between requests: under load some starve
         server_header=False,
+        ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_S,
         # limits of our own are stricter; this one is for connections that never end
         timeout_graceful_shutdown=math.ceil(settings.timeout_s) + 5,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
@@ -155,21 +154,25 @@ LISTS = FeatureSpec(
 )
 
 
-def test_a_package_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_packages_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
+    """Compiled, too, where there is a compiler."""
+    compiler = shutil.which("g++")
     predictor = untrained(tmp_path, LISTS, 4)
     small = dataclasses.replace(predictor.model, table=predictor.model.table.convert("int8"))
     sizes = predictor.workflow.schema.table_sizes
     names = LISTS.categorical_names
     shape = ModelShape(LISTS.dense_names, names, sizes, predictor.workflow.digest)
     save_bundle(tmp_path / "small", tmp_path / "workflow", small, shape)
-    export_torch(tmp_path / "small", tmp_path / "export")
+    export_torch(tmp_path / "small", tmp_path / "export", compiled=bool(compiler))
     small_predictor = Predictor(predictor.workflow, small)
     parts = [probe_rows(tmp_path / "workflow", count, seed=count) for count in (1, 2, 50)]
     inputs = [to_inputs(small_predictor.read(rows), LISTS) for rows in parts]
     assert [one[2][0].shape[1] for one in inputs][2] == 4
-    [got] = run_bare(tmp_path / "export", tmp_path, inputs, ["model.pt2"])
-    for scores, rows in zip(got, parts, strict=True):
-        np.testing.assert_allclose(scores, small_predictor.predict(rows), atol=1e-6)
+    names = ["model.pt2", "compiled.pt2"] if compiler else ["model.pt2"]
+    for got in run_bare(tmp_path / "export", tmp_path, inputs, names):
+        for scores, rows in zip(got, parts, strict=True):
+            np.testing.assert_allclose(scores, small_predictor.predict(rows), atol=1e-6)
 
 
 @settings(
@@ -223,136 +226,6 @@ def test_a_size_limit(bundle: Path, tmp_path: Path, capsys, monkeypatch) -> None
     flags = ["--bundle", str(bundle), "--output", str(tmp_path / "x"), "--format", "torch"]
     assert main(["export", *flags]) == 2
     assert "GiB of tables and vocabularies" in capsys.readouterr().err
-
-
-def _model_config() -> type:
-    """The parts of Triton's model_config.proto that are used; text does without its numbers."""
-    field, file = descriptor_pb2.FieldDescriptorProto, descriptor_pb2.FileDescriptorProto()
-    file.name, file.package, file.syntax = "config.proto", "t", "proto3"
-    for name, values in (
-        ("DataType", ["TYPE_INVALID", "TYPE_FP32", "TYPE_FP64", "TYPE_STRING"]),
-        ("Kind", ["KIND_AUTO", "KIND_GPU", "KIND_CPU"]),
-    ):
-        enum = file.enum_type.add(name=name)
-        for number, value in enumerate(values):
-            enum.value.add(name=value, number=number)
-    text, number, many = field.TYPE_STRING, field.TYPE_INT64, field.LABEL_REPEATED
-    tensor = [("name", text, ""), ("data_type", field.TYPE_ENUM, "DataType"), ("dims", number, "")]
-    messages = {
-        "Input": tensor,
-        "Output": tensor,
-        "Batching": [("max_queue_delay_microseconds", number, "")],
-        "Group": [("kind", field.TYPE_ENUM, "Kind"), ("count", number, "")],
-        "Config": [
-            ("name", text, ""),
-            ("backend", text, ""),
-            ("max_batch_size", number, ""),
-            ("input", field.TYPE_MESSAGE, "Input"),
-            ("output", field.TYPE_MESSAGE, "Output"),
-            ("dynamic_batching", field.TYPE_MESSAGE, "Batching"),
-            ("instance_group", field.TYPE_MESSAGE, "Group"),
-        ],
-    }
-    for name, fields in messages.items():
-        message = file.message_type.add(name=name)
-        for index, (key, kind, of) in enumerate(fields, 1):
-            made = message.field.add(name=key, number=index, type=kind, label=field.LABEL_OPTIONAL)
-            if of:
-                made.type_name = f".t.{of}"
-            if key in ("dims", "input", "output", "instance_group"):
-                made.label = many
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Config"))
-
-
-_TRITON = """
-import json, pathlib, sys
-import numpy as np
-import triton_python_backend_utils as pb
-model_directory, folder = map(pathlib.Path, sys.argv[1:])
-import importlib.util
-spec = importlib.util.spec_from_file_location("model", model_directory / "model.py")
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-model = module.TritonPythonModel()
-model.initialize({"model_instance_kind": "CPU", "model_instance_device_id": "0"})
-kinds = {"TYPE_FP64": np.float64, "TYPE_STRING": object}
-requests = []
-for request in json.loads((folder / "requests.json").read_text()):
-    tensors = []
-    for name, kind, values in request:
-        if kind == "TYPE_STRING":
-            values = [value.encode() for value in values]
-        tensors.append(pb.Tensor(name, np.array(values, kinds[kind]).reshape(-1, 1)))
-    requests.append(pb.InferenceRequest(tensors))
-answers = []
-for response in model.execute(requests):
-    if response.has_error():
-        answers.append(response.error().message())
-        continue
-    (tensor,) = response.output_tensors()
-    assert tensor.name() == "probability" and tensor.as_numpy().dtype == np.float32
-    assert tensor.as_numpy().shape[1:] == (1,)
-    answers.append(tensor.as_numpy()[:, 0].tolist())
-import inference
-bad = [name for name in ("nvtabular", "dask", "pandas", "torchrec", "dlrm") if name in sys.modules]
-print(json.dumps([answers, inference.__file__, bad]))
-model.finalize()
-"""
-
-
-def test_a_triton_repository(shop: Trained, shop_predictor: Predictor, tmp_path: Path) -> None:
-    """Strings, lists, prices; bad rows harm nobody else."""
-    write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
-    flags = ["--bundle", str(tmp_path / "bundle"), "--output", str(tmp_path / "made")]
-    assert main(["export", *flags, "--format", "triton"]) == 0
-    repository = (tmp_path / "made").rename(tmp_path / "moved")
-    [model] = repository.iterdir()
-    config = text_format.Parse((model / "config.pbtxt").read_text(), _model_config()())
-    assert (config.name, config.backend) == (model.name, "python")
-    [output] = config.output
-    assert (output.name, list(output.dims)) == ("probability", [1])
-    kinds = config.DESCRIPTOR.file.enum_types_by_name["DataType"].values_by_number
-    pins = dict(line.split("==") for line in (model / "1/requirements.txt").read_text().split())
-    assert pins["torch"] == torch.__version__.partition("+")[0]
-
-    def tensors(rows: list[dict]) -> list:
-        result = []
-        for one in config.input:
-            assert list(one.dims) == [1]
-            kind = kinds[one.data_type].name
-            values = [row[one.name] for row in rows]
-            if kind == "TYPE_FP64":
-                values = [float("nan") if value is None else value for value in values]
-            else:
-                values = [
-                    json.dumps(value) if isinstance(value, list) else value or ""
-                    for value in values
-                ]
-            result.append((one.name, kind, values))
-        return result
-
-    rows = probe_rows(shop.workflow, 60)
-    parts = [rows[:1], rows[1:20], rows[20:]]
-    bad = [rows[0] | {"country": "x", "recent_products": [[1]]}]
-    requests = [tensors(part) for part in (parts[0], bad, *parts[1:])]
-    (tmp_path / "requests.json").write_text(json.dumps(requests))
-    done = subprocess.run(
-        [sys.executable, "-c", _TRITON, str(model / "1"), str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (first, error, *others), where, imported = json.loads(done.stdout.splitlines()[-1])
-    assert where.startswith(str(model))
-    assert imported == []
-    assert "row 0, column recent_products" in error
-    got = np.concatenate([first, *others])
-    np.testing.assert_allclose(got, shop_predictor.predict(rows), atol=1e-6)
 
 
 def test_rows_as_nvidias_dlrm_reads_them(
