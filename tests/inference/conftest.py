@@ -40,6 +40,7 @@ class Trained:
 def _train(base: Path, days: list, launcher: list[str]) -> Trained:
     parquet = base / "out" / "criteo_binary" / "split"
     flags = f"--binary_path {parquet} --save_checkpoint_path {base / 'checkpoint'} {TRAINING}"
+    flags += f" --log_path {base / 'log'}"
     done = subprocess.run(
         [sys.executable, *launcher, "train_torchrec.py", *flags.split()],
         cwd=ROOT,
