@@ -1,11 +1,14 @@
 """The loader beside Merlin's own, TorchRec's and a plain one: parquet → batches for a DLRM.
 
 Every run is a process of its own that iterates for some seconds; its start is not counted, and
-rates are without the first batch. Limits are parts of the work alone: decoding with one thread (no
-checksums, no batches), copying a batch. "x merlin stock" is within a case. "later ms" and "CPU ms"
-are of the first batch of a later epoch. Training steps are those of a small DLRM
+rates are without the first batch. Limits are parts of the work alone: decoding with one thread
+(page checksums verified, no batches), copying a batch. "x merlin stock" is within a case. "later
+ms" and "CPU ms" are of the first batch of a later epoch. "x decode" is the loader's rate over that
+of one decoding thread, both measured in the same process in turn, by the clock (the loader has two
+threads where there are two processors) and by CPU time. Training steps are those of a small DLRM
 (DistributedModelParallel, TrainPipelineSparseDist, B = 2048); "x ready" is the step's time over
-that with a batch that is ready in memory, both measured in the same process in turn.
+that with a batch that is ready in memory, both measured in the same process in turn. "others %" is
+what other programs took of the machine; where it is much, nothing is judged.
 """
 
 from __future__ import annotations
@@ -27,12 +30,21 @@ METRICS = (
     Metric("first_batch_ms", "first ms"),
     Metric("next_epoch_ms", "later ms"),
     Metric("next_epoch_cpu_ms", "CPU ms"),
+    Metric("decode_share", "x decode", ".2f"),
+    Metric("decode_share_cpu", "by CPU", ".2f"),
     Metric("step_ms", "step ms", ".1f"),
     Metric("step_ratio", "x ready", ".2f"),
     Metric("peak_rss_mb", "peak MB"),
+    Metric("others", "others %", ".0f", scale=100),
 )
 #: What issue 4 asks of each case, as a multiple of the stock loader's samples/s.
 TARGETS = {"B=256": 20, "B=2048": 6, "B=65536": 2.7, "multi-hot B=2048": 10}
+
+SIZES = [f"B={size}" for size in (256, 2048, 16384, 65536)]
+PEAKS = [*SIZES, "shuffled B=2048", "int64 B=2048"]
+
+#: Share of the machine that others may take while something is judged.
+QUIET = 0.1
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--rows", type=int, default=4_000_000, help="of the data to make")
-    add("--repeats", type=int, default=1, help="runs of each system")
+    add("--repeats", type=int, default=2, help="runs of the loader and of Merlin's; of others, one")
     add("--seconds", type=float, default=2.0, help="that a run iterates")
     add("--cases", metavar="TEXT", default="", help="only cases with this in their name")
     add("--systems", metavar="LIST", help=f"only these, for example '{OURS},{STOCK}'")
@@ -73,7 +85,8 @@ def _systems(data: Path, seconds: float) -> Iterator[System]:
     def one(name: str, case: str, *options: object) -> System:
         command = [sys.executable, "-m", "benchmarks.loader.worker", name, "--data", data]
         command += ["--seconds", seconds, *options]
-        return System(name, case, list(map(str, command)), timeout=600)
+        repeats = None if name in (OURS, STOCK) else 1
+        return System(name, case, list(map(str, command)), timeout=600, repeats=repeats)
 
     yield one(DECODE, "all rows")
     for size in (256, 2048, 16384, 65536):
@@ -93,36 +106,34 @@ def _systems(data: Path, seconds: float) -> Iterator[System]:
 
 def _notes(table: Table) -> list[str]:
     """What was asked for, and what came."""
-    notes = ["", "asked for:"]
-    for case, least in TARGETS.items():
+    notes = ["", f"asked for (judged where others took at most {QUIET:.0%} of the machine):"]
+
+    def judge(case: str, what: str, value: float | None, limit: float, *, least: bool) -> None:
+        if value is None:
+            return
+        busy = max(table.values(OURS, case, "others"), default=0.0)
+        reached = value >= limit if least else value <= limit
+        verdict = "reached" if reached else "MISSED"
+        if busy > QUIET:
+            verdict = f"not judged, others took {busy:.0%}"
+        asked = f"{'>=' if least else '<='} {limit:g}"
+        notes.append(f"  {case}: {value:.2f} {what}: {verdict} ({asked})")
+
+    for case, limit in TARGETS.items():
         ratio = table.ratio(OURS, case, "samples_per_s")
-        if ratio is not None:
-            notes.append(_said(f"{case}: {ratio:.1f} x {STOCK}", ratio >= least, f">= {least}"))
-    decoded = table.median(DECODE, "all rows", "samples_per_s")
-    sizes = [f"B={size}" for size in (256, 2048, 16384, 65536)]
-    own = {case: table.median(OURS, case, "samples_per_s") for case in sizes}
-    if decoded:
-        for case, value in own.items():
-            if value:
-                share = value / decoded
-                notes.append(
-                    _said(f"{case}: {share:.2f} of one decoding thread", share >= 0.65, ">= 0.65")
-                )
+        judge(case, f"x {STOCK}", ratio, limit, least=True)
+    for case in SIZES:
+        share = table.median(OURS, case, "decode_share")
+        judge(case, "x one decoding thread", share, 0.65, least=True)
     for case in ("B=2048", "shuffled B=2048"):
         first = table.median(OURS, case, "next_epoch_ms")
-        if first:
-            notes.append(_said(f"{case}: first batch {first:.0f} ms", first < 50, "< 50"))
-    peaks = [table.median(OURS, case, "peak_rss_mb") for case in sizes]
-    if all(peaks):
-        notes.append(_said(f"peak memory {max(peaks):.0f} MB", max(peaks) < 800, "< 800"))
+        judge(case, "ms to the first batch", first, 50, least=False)
+    for case in PEAKS:
+        peak = table.median(OURS, case, "peak_rss_mb")
+        judge(case, "MB at most", peak, 800, least=False)
     ratio = table.median(OURS, "step B=2048", "step_ratio")
-    if ratio:
-        notes.append(_said(f"training step {ratio:.2f} x ready", ratio <= 1.05, "<= 1.05"))
-    return notes
-
-
-def _said(what: str, reached: bool, asked: str) -> str:
-    return f"  {what}: {'reached' if reached else 'MISSED'} ({asked})"
+    judge("step B=2048", "x the step with a ready batch", ratio, 1.05, least=False)
+    return notes if len(notes) > 2 else []
 
 
 if __name__ == "__main__":

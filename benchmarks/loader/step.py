@@ -18,6 +18,7 @@ from torchrec.models.dlrm import DLRM, DLRMTrain
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from benchmarks.loader import systems
+from benchmarks.loader.clock import Clock
 from benchmarks.loader.data import DENSE, TABLE_SIZES
 
 #: Steps before anything is timed, steps of a phase, and how often the phases alternate.
@@ -32,6 +33,7 @@ def measure_steps(args: argparse.Namespace) -> dict[str, Any]:
     ready = list(itertools.islice(systems.make(systems.OURS, args), 8))
     _train(model, optimizer, itertools.islice(itertools.cycle(ready), WARM))
     times: dict[str, list[float]] = {"ready": [], "loader": []}
+    clock = Clock()
     for _ in range(PHASES):
         times["ready"] += _train(
             model, optimizer, itertools.islice(itertools.cycle(ready), STEPS + 2)
@@ -42,6 +44,7 @@ def measure_steps(args: argparse.Namespace) -> dict[str, Any]:
             batches.stop()  # its thread goes on otherwise
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
+        "others": clock.stop()[2],
         "step_ms": 1e3 * medians["loader"],
         "ready_step_ms": 1e3 * medians["ready"],
         "step_ratio": medians["loader"] / medians["ready"],

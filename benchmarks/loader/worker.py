@@ -8,14 +8,18 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.loader import systems
+from benchmarks.loader.clock import PROCESSORS, Clock
 from dlrm.startup import prepare_torch
 
 #: A run ends when its time is over and so many rows came, or when it has lasted so many times it.
-LEAST_ROWS, PATIENCE = 200_000, 5
+LEAST_ROWS, PATIENCE = 400_000, 20
+#: How often loader and decoding are measured in turn.
+ROUNDS = 3
 
 
 def main() -> None:
@@ -55,14 +59,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     iterator = iter(batches)
     next(iterator)
     first, first_cpu = time.perf_counter() - begin, time.process_time() - before
-    rows, cpu, begin = 0, time.process_time(), time.perf_counter()
-    for batch in iterator:
-        rows += batch if isinstance(batch, int) else batch.labels.shape[0]
-        elapsed = time.perf_counter() - begin
-        # a loader that stands still between its chunks needs some of them to show its rate
-        if elapsed > args.seconds and (rows > LEAST_ROWS or elapsed > PATIENCE * args.seconds):
-            break
-    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    clock = Clock()
+    rows = _iterate(iterator, args.seconds)
+    seconds, cpu, others = clock.stop()
     if hasattr(batches, "stop"):
         batches.stop()
     found = {
@@ -70,11 +69,27 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "samples_per_cpu_s": rows / cpu,
         "first_batch_ms": 1e3 * first,
         "first_batch_cpu_ms": 1e3 * first_cpu,
+        "seconds": seconds,
+        "others": others,
     }
-    if args.system == systems.OURS:
-        del iterator, batch
+    if args.system == systems.OURS and args.ranks == 1:
+        del iterator
         found |= _next_epochs(batches)
+        if args.form == "int32" and not args.shuffle:
+            found |= _beside_decoding(batches, args)
     return found
+
+
+def _iterate(iterator: Iterator[Any], seconds: float) -> int:
+    """Draw batches for some seconds; how many rows came."""
+    rows, begin = 0, time.perf_counter()
+    for batch in iterator:
+        rows += batch if isinstance(batch, int) else batch.labels.shape[0]
+        elapsed = time.perf_counter() - begin
+        # a loader that stands still between its chunks needs some of them to show its rate
+        if elapsed > seconds and (rows > LEAST_ROWS or elapsed > PATIENCE * seconds):
+            break
+    return rows
 
 
 def _next_epochs(batches: Any) -> dict[str, float]:
@@ -94,6 +109,29 @@ def _next_epochs(batches: Any) -> dict[str, float]:
     }
 
 
+def _beside_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]:
+    """The loader's rate over that of decoding the same files alone, both in turn; medians.
+
+    In one process and in turn, because on a shared machine two runs that are minutes apart do not
+    compare.
+    """
+    shares: dict[str, list[float]] = {"decode_share": [], "decode_share_cpu": []}
+    for _ in range(ROUNDS):
+        rates = []
+        for source in (systems.make(systems.DECODE, args), batches):
+            iterator = iter(source)
+            next(iterator)
+            clock = Clock()
+            rows = _iterate(iterator, args.seconds / ROUNDS)
+            seconds, cpu, _ = clock.stop()
+            del iterator
+            rates.append((rows / seconds, rows / cpu))
+        (decoded, decoded_cpu), (own, own_cpu) = rates
+        shares["decode_share"].append(own / decoded)
+        shares["decode_share_cpu"].append(own_cpu / decoded_cpu)
+    return {name: statistics.median(values) for name, values in shares.items()}
+
+
 def _all_ranks(args: argparse.Namespace) -> dict[str, Any]:
     """This process and one more for each further rank, all at once."""
     command = [sys.executable, "-m", "benchmarks.loader.worker", *sys.argv[1:]]
@@ -108,7 +146,15 @@ def _all_ranks(args: argparse.Namespace) -> dict[str, Any]:
         "samples_per_s": sum(one["samples_per_s"] for one in found),
         "samples_per_cpu_s": sum(one["samples_per_cpu_s"] for one in found) / len(found),
         "first_batch_ms": max(one["first_batch_ms"] for one in found),
+        # the other ranks are not others
+        "others": max(0.0, found[0]["others"] - sum(map(_cpu_share, found[1:]))),
     }
+
+
+def _cpu_share(one: dict[str, Any]) -> float:
+    """The share of the processors that a rank took."""
+    cpu = one["samples_per_s"] / one["samples_per_cpu_s"]  # processors
+    return cpu / PROCESSORS
 
 
 if __name__ == "__main__":
