@@ -102,7 +102,8 @@ def main() -> int:
         wrong += bool(problems)
         print(
             f"Python {version}: {len(versions)} packages, torch {versions['torch']}, "
-            f"{len(sources)} as sources ({', '.join(sources)}), {len(problems)} unmet"
+            f"{len(sources)} as sources ({', '.join(sources)}), {len(problems)} unmet",
+            flush=True,
         )
         for problem in problems:
             print(f"  {problem}")

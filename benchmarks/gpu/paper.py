@@ -47,7 +47,7 @@ class Paper:
     """
 
     ranks: int = 8
-    batch: int = 8192
+    batch: int = 65536
     samples_per_s: float = 4.1e6
     lookup_share: float = 0.4
     link_gb_s: float = 450.0
