@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clicklog.convert import LARGEST_FLOAT
 from clicklog.errors import BadRowError, SchemaError
 from clicklog.layout import plain_layout
 from clicklog.rows import Ragged, RawRows
@@ -72,7 +73,7 @@ _TEXT = st.text(
 _ROW = st.fixed_dictionaries(
     {
         "count": st.none() | _INT32,
-        "price": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "price": st.none() | st.floats(-LARGEST_FLOAT, LARGEST_FLOAT),
         "hex": st.none() | _UINT32,
         "int": st.none() | _INT,
         "text": st.none() | _TEXT,
@@ -155,6 +156,7 @@ def test_other_types_that_hold_the_same(name: str, value, same) -> None:
         ("price", "1.5", "'1.5': a number is needed"),
         ("price", -math.inf, "-inf: a finite number"),
         ("price", 10**400, "a finite number"),
+        ("price", 3.403e38, "3.403e+38: a finite number is needed, one of float32"),
         ("hex", "0x1b", "'0x1b': 1 to 8 hexadecimal digits"),
         ("hex", " 1b", "1 to 8 hexadecimal digits"),
         ("hex", "1_b", "1 to 8 hexadecimal digits"),
