@@ -8,6 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,6 +133,21 @@ def reduce_sum(group: Group, *values: float | torch.Tensor) -> list[float]:
     )
     dist.all_reduce(total)
     return total.tolist()
+
+
+def from_rank_0(group: Group, value: Any) -> Any:
+    """Rank 0's ``value``, which pickle can copy, on every rank (collective)."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=group.cpu)
+    return values[0]
+
+
+def was_restarted(group: Group) -> bool:
+    """Whether torchrun has started this job before (collective).
+
+    Of several machines' agents only those whose own ranks failed count a restart.
+    """
+    return reduce_sum(group, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))[0] > 0
 
 
 def gather_rows(group: Group, rows: np.ndarray) -> np.ndarray | None:

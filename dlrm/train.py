@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from dlrm.build import build
 from dlrm.checkpoint import check_destination, save_checkpoint
 from dlrm.config import ModelConfig, model_config
 from dlrm.data import TrainingBatches, make_loader, read_oracle, read_schema
-from dlrm.distributed import Group, reduce_sum
+from dlrm.distributed import Group, from_rank_0, reduce_sum, was_restarted
 from dlrm.evaluate import evaluate
 from dlrm.metrics import Metrics
 from dlrm.model import TrainBatch
@@ -189,11 +188,10 @@ class _Run:
         """Go on from the newest checkpoint, if there is one and that was asked for."""
         settings, group, progress = self.settings, self.group, self.progress
         self.checkpoints = Checkpoints(directory, settings.keep_checkpoints, self.config, group)
-        found = finished(directory)
+        found = from_rank_0(group, finished(directory))
         if not found:
             return
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-        if not (settings.resume or restarted):
+        if not (was_restarted(group) or settings.resume):
             raise OutputError(
                 f"--checkpoint_dir {directory}: holds a run, up to {found[-1].name}",
                 "add --resume to go on from there, or choose another directory",
