@@ -148,17 +148,20 @@ import os, signal, sys
 import train_torchrec
 from dlrm import resume, train
 
+with open(sys.argv[2], "a+") as starts:  # of every rank
+    starts.write(os.environ["RANK"])
+    starts.seek(0)
+    killed = os.environ["RANK"] == "1" and starts.read().count("1") == 1
 original = train.set_learning_rate
 calls = iter(range(10**9))
 
 def kill(optimizer, value):
-    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    if first and os.environ["RANK"] == "1" and next(calls) == int(sys.argv[1]):
+    if killed and next(calls) == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
     original(optimizer, value)
 
 train.set_learning_rate = kill
-sys.exit(train_torchrec.main(sys.argv[2:]))
+sys.exit(train_torchrec.main(sys.argv[3:]))
 """
 
 
@@ -190,8 +193,10 @@ def test_a_killed_rank_brings_the_job_back(data, two_ranks, tmp_path):
     script.write_text(KILLED)
     step = str(np.random.default_rng(7).integers(9, 29))
     flags = [*MODEL, *_adam(data, tmp_path, batch_size=16)]
-    for result in two_machines(str(script), step, *flags, launcher=["--max-restarts=1"]):
+    command = [str(script), step, str(tmp_path / "starts"), *flags]
+    for result in two_machines(*command, launcher=["--max-restarts=1"]):
         assert result.returncode == 0, result.stderr
+    assert sorted((tmp_path / "starts").read_text()) == ["0", "0", "1", "1"]
     assert len(events(tmp_path / "log", "resume")) == 1
     _assert_same(tmp_path / "final", two_ranks / "adam" / "final")
 
