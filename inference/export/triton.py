@@ -6,7 +6,7 @@ Layout::
     click_probability/1/model.py       :mod:`inference.export.triton_model`
     click_probability/1/bundle/        the bundle
     click_probability/1/packages/      the parts of this project that read it
-    click_probability/1/requirements.txt   what Triton's Python needs: pip install --no-deps -r …
+    click_probability/1/requirements.txt   what Triton's Python needs: pip install -r …
 
 Triton's tensors have no missing values: in a TYPE_FP64 column NaN stands for it, in a TYPE_STRING
 column the empty string. A list is passed as its JSON text.
