@@ -153,6 +153,17 @@ def test_spilling(rapids: bool, log, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert_is(tmp_path / "out", days)
 
 
+def test_all_gpus(rapids: bool, log, tmp_path: Path) -> None:
+    """A worker for each (MIG instances count): the answer does not depend on how many there are."""
+    from etl.engines import gpu_count
+
+    if rapids and gpu_count() < 2:
+        pytest.skip("one GPU")
+    raw, days = log
+    run(settings(raw, tmp_path / "out", engine="dask", workers=gpu_count() if rapids else 2))
+    assert_is(tmp_path / "out", days)
+
+
 def test_a_hash_is_of_the_value_on_the_device_too(rapids: bool) -> None:
     """As on the CPU (``tests/nvt_compat/test_lists.py``), whatever type holds the value."""
     if not rapids:

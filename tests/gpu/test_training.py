@@ -17,7 +17,7 @@ from dlrm.flags import parse_settings
 from dlrm.planning import plan_only
 from nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
-from tests.dlrm.runs import MODEL, ROOT, events, losses, run_command, train_here
+from tests.dlrm.runs import MODEL, ROOT, events, losses, run_command, torchrun, train_here
 from tests.nvt_loader.data import write_split
 
 TABLE_SIZES = (10, 50, 200, 3)
@@ -99,6 +99,18 @@ def test_tables_larger_than_memory(device, data: Path, tmp_path: Path) -> None:
         (start,) = events(tmp_path / "log", "start")
         kernels = {table["table"]: table["kernel"] for table in start["plan"]["tables"]}
         assert kernels["t_cat_2"] == "fused_uvm_caching"
+
+
+@pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
+def test_two_gpus_train_as_one(device, data: Path, tmp_path: Path, sharding: str) -> None:
+    """Under NCCL, also on the last step of an epoch, where rank 0 has no row."""
+    if device.type == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    flags = ["--adagrad", "--learning_rate=0.1", f"--sharding={sharding}", "--epochs=2"]
+    where = [f"--binary_path={data}", "--batch_size=16", f"--log_path={tmp_path / 'log'}"]
+    done = torchrun("train_torchrec.py", *MODEL, *where, *flags)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(losses(tmp_path / "log"), expected(data, *flags), rtol=0, atol=1e-3)
 
 
 def test_checkpoints_both_ways(device, data: Path, tmp_path: Path, monkeypatch) -> None:
