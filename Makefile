@@ -23,8 +23,7 @@ endif
 BUILT := $(VENV)/built-from-$(notdir $(LOCK))
 LINKED := $(VENV)/linked
 
-.PHONY: help env demo test lint test-gpu rapids-sources \
-	bench-etl bench-loader bench-train bench-stability bench-gpu clean
+.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-stability bench-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24

@@ -8,11 +8,13 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clicklog.errors import OutputError
 from dlrm.metrics import Metrics
-from dlrm.tensorboard import EventFile
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -47,7 +49,7 @@ class MetricsLog:
 
     def __init__(self, directory: Path | str | None, *, tensorboard: bool = False) -> None:
         self._path = Path(directory) / METRICS_FILE if directory else None
-        self._tensorboard = EventFile(directory) if directory and tensorboard else None
+        self._tensorboard = _tensorboard(directory) if directory and tensorboard else None
 
     def write(self, event: str, **values: Any) -> None:
         """Append one object."""
@@ -69,7 +71,21 @@ class MetricsLog:
                 for name, value in values.items()
                 if isinstance(value, int | float) and name not in ("step", "epoch")
             }
-            self._tensorboard.scalars(values["step"], numbers)
+            for tag, number in numbers.items():
+                self._tensorboard.add_scalar(tag, number, values["step"])
+            self._tensorboard.flush()
+
+
+def _tensorboard(directory: Path | str) -> SummaryWriter:
+    from tensorboardX import SummaryWriter  # seconds
+
+    try:
+        return SummaryWriter(str(directory))
+    except OSError as error:
+        raise OutputError(
+            f"{directory}: cannot be written: {error.strerror or error}",
+            "choose a writable --log_path",
+        ) from error
 
 
 def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
