@@ -19,7 +19,7 @@ from tests.nvt_compat.rapids import ROOT, SOURCES, resolve, takes
 
 needs_sources = pytest.mark.skipif(
     not (SOURCES / "cudf").is_dir(),
-    reason=f"no sources of RAPIDS in {SOURCES}: python -m tests.nvt_compat.rapids",
+    reason=f"no sources of RAPIDS in {SOURCES}: make rapids-sources",
 )
 
 OURS = [ROOT / room for room in ("etl", "workflows", "nvt_loader", "nvt_compat", "benchmarks")]
