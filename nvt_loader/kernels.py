@@ -82,6 +82,36 @@ def copy_runs(target, sources, stride, runs, steps):
                     to[i] = source[i]
 
 
+@_compile("int64(int64[:, ::1], int64, int64, int64, int64, int64, int64[::1], int64)")
+def find_runs(found, steps, width, begin, end, first, chunk_rows, first_chunk):
+    """The runs of a source's rows: of ``width`` rows in each step those in [begin, end).
+
+    Args:
+        found: int64 [steps + chunks, 5], written to: step, chunk, its first row, rows, and where
+            in the batch.
+        steps, width, begin, end, first: see :class:`nvt_loader.blocks.Source`.
+        chunk_rows: int64 [chunks], which together hold the rows of all steps.
+        first_chunk: number of the first chunk.
+
+    Returns:
+        how many runs there are.
+    """
+    count = chunk = start = 0  # start: row of the source where the chunk begins
+    for step in range(steps):
+        row, stop = step * width + begin, step * width + end
+        while row < stop:
+            while start + chunk_rows[chunk] <= row:
+                start += chunk_rows[chunk]
+                chunk += 1
+            rows = min(stop, start + chunk_rows[chunk]) - row
+            run = found[count]
+            run[0], run[1], run[2], run[3] = step, first_chunk + chunk, row - start, rows
+            run[4] = first + row - step * width - begin
+            count += 1
+            row += rows
+    return count
+
+
 @_compile("void(int32[::1], int64[:, ::1], int64[:, ::1])")
 def interleave_runs(target, sources, runs):
     """Copy columns to ``[rows, columns]``: row i of a run, column c → ``(at + i)·columns + c``."""

@@ -9,7 +9,7 @@ import torch
 
 from nvt_loader.blocks import Source
 from nvt_loader.decode import Chunk, Rows
-from nvt_loader.kernels import copy_runs, interleave_runs
+from nvt_loader.kernels import copy_runs, find_runs, interleave_runs
 
 #: Tensors in a block's memory begin at multiples of this many bytes.
 ALIGNMENT = 64
@@ -66,21 +66,10 @@ class Runs:
 
 def _runs(source: Source, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
     """A source's runs: int64 [runs, 5]: step, chunk, first row in it, rows, place in the batch."""
-    width, begin, end = source.width, source.begin, source.end
-    begins = np.arange(steps) * width + begin
-    ends = np.cumsum(rows)
-    inside = [cut for cut in ends[:-1].tolist() if begin < cut % width < end]
-    if inside:  # where a chunk ends within a run
-        begins = np.sort(np.concatenate([begins, inside]))
-    step = begins // width
-    chunk = np.searchsorted(ends, begins, side="right")
-    found = np.empty((len(begins), 5), np.int64)
-    found[:, 0] = step
-    found[:, 1] = chunk + first_chunk
-    found[:, 2] = begins - (ends - rows)[chunk]
-    found[:, 3] = np.minimum(step * width + end, ends[chunk]) - begins
-    found[:, 4] = source.first + begins - step * width - begin
-    return found
+    found = np.empty((steps + len(rows), 5), np.int64)
+    where = source.width, source.begin, source.end, source.first
+    count = find_runs(found, steps, *where, np.array(rows, np.int64), first_chunk)
+    return found[:count]
 
 
 def scattered(
