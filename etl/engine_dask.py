@@ -211,7 +211,7 @@ def readable_errors(client: Client | None = None) -> Iterator[None]:
             "use a smaller --block_mb, fewer --workers, or cap the vocabularies; with --resume "
             "what is done is not done again",
         ) from error
-    except CancelledError:
+    except (CancelledError, ClosedClientError):  # waiting for a result, or about to ask
         if not lost.is_set():
             raise
         raise WorkerLostError(

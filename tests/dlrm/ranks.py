@@ -23,8 +23,13 @@ def rows_of(rank: int) -> np.ndarray:
     return np.stack([logits, labels.astype(np.float32)], axis=1)
 
 
-if __name__ == "__main__":
+def main(path: Path) -> None:
+    """Write rank 0's metrics. No global names the group, or it would outlive the interpreter."""
     with process_group() as group:
         everything = gather_rows(group, rows_of(group.rank))
         if group.rank == 0:
-            Path(sys.argv[1]).write_text(json.dumps(compute_metrics(*everything.T).to_dict()))
+            path.write_text(json.dumps(compute_metrics(*everything.T).to_dict()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
