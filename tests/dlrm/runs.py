@@ -90,7 +90,12 @@ def losses(directory: Path) -> list[float]:
     return [event["loss"] for event in events(directory, "train")]
 
 
-if __name__ == "__main__":
+def main(runs: str) -> None:
+    """Train, one after the other. No global names the group: it would outlive the interpreter."""
     with process_group() as group:
-        for one in json.loads(sys.argv[1]):
+        for one in json.loads(runs):
             train(parse_settings([*MODEL, *one]), group)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
