@@ -1,10 +1,10 @@
 """The parquet the trainer reads, written one way by whichever engine made the columns.
 
 Row groups of 128 Ki rows; columns of few values as indices of a dictionary, others plain; not
-compressed. Beside Snappy and dictionaries everywhere that is a quarter larger, written in two
-thirds of the time, and decoded by one thread 1.7 times as fast: on indices, which are packed bits,
-Snappy finds little, and nothing decodes slower than Snappy on plain pages. With page checksums, so
-that a flipped bit is an error instead of a wrong id.
+compressed. That makes larger files than Snappy and dictionaries everywhere, which are written and
+decoded faster: on indices, which are packed bits, Snappy finds little, and nothing decodes slower
+than Snappy on plain pages. With page checksums, so that a flipped bit is an error instead of a
+wrong id.
 """
 
 from __future__ import annotations
