@@ -18,6 +18,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+import clicklog.kernels  # noqa: F401
+
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 _BYTE = np.uint64(0xFF)
 _EACH = np.uint64(0x0101010101010101)

@@ -63,7 +63,8 @@ def write_run(
         add("nulls", nulls)
         add("moments", moments)
         for v, column in enumerate(counts):
-            add(f"counts_{v}", column.counts)
+            most = column.counts.max(initial=0)  # mostly few: a byte each instead of eight
+            add(f"counts_{v}", column.counts.astype(np.min_scalar_type(most)))
             if isinstance(column.values, pa.Array):
                 offsets, text = _buffers(column.values)
                 add(f"offsets_{v}", offsets)
@@ -107,7 +108,7 @@ class RunFile:
     def counts(self, vocabulary: int) -> Counts:
         """The counts of one vocabulary; the others are not read."""
         with self._open() as archive:
-            counts = archive[f"counts_{vocabulary}"]
+            counts = archive[f"counts_{vocabulary}"].astype(np.int64)
             if f"values_{vocabulary}" in archive:
                 return Counts(archive[f"values_{vocabulary}"], counts)
             buffers = [archive[f"{name}_{vocabulary}"] for name in ("offsets", "text")]

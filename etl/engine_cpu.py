@@ -2,7 +2,7 @@
 
 Every heavy step (reading, parsing, sorting, encoding, writing parquet) runs without the
 interpreter lock. A block is read in pieces that fit the processor's caches; a thread holds no more
-than a piece and, when it fits, the distinct values of its block, when it transforms, a row group.
+than a piece and, when it fits, the categories of its block, when it transforms, a row group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clicklog.errors import BadInputError, SettingsError
 from clicklog.raw import Block, read_pieces
 from clicklog.rows import CategoryValues, Ragged
 from clicklog.spec import CategoricalColumn, FeatureSpec
-from etl.counting import Counts, Sum, count, merge
+from etl.counting import Counts, count, merge
 from etl.cpu_runs import Run, RunFile, Runs
 from etl.moments import merge_moments, moments, normalized, statistics
 from etl.plan import Unit
@@ -113,35 +113,36 @@ def _key(blocks: list[Block], spec: FeatureSpec) -> str:
 
 
 def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
-    names = [column.vocabulary_name for column in spec.categorical]
-    vocabularies = list(spec.vocabularies)
-    counts = {name: Sum() for name in vocabularies}
-    nulls = dict.fromkeys(vocabularies, 0)
-    measured = []
+    columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
+    missing = np.zeros(len(columns), np.int64)
+    measured = [np.zeros((len(spec.dense), 4))]
     rows_read = 0
     for rows in read_pieces(block, spec, reject=reject, piece_bytes=PIECE_BYTES):
         rows_read += len(rows)
-        missing = count_bits(rows.categorical_missing, len(names))
-        for j, column in enumerate(spec.categorical):
-            counts[names[j]].add(_count_column(rows.categorical[j], column, int(missing[j])))
-            nulls[names[j]] += 0 if column.multi_hot else int(missing[j])
+        missing += count_bits(rows.categorical_missing, len(columns))
+        for pieces, piece in zip(columns, rows.categorical, strict=True):
+            pieces.append(piece)
         if normalized(spec):
             measured.append(moments(rows, spec))
-    merged = merge_moments(measured) if measured else np.zeros((len(spec.dense), 4))
+    counts, nulls = {}, {}
+    for column, pieces, gone in zip(spec.categorical, columns, missing, strict=True):
+        name = column.vocabulary_name
+        found = _count_column(pieces, column, int(gone))
+        counts[name] = merge([counts[name], found]) if name in counts else found
+        nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else gone)
     return Run(
         rows=rows_read,
-        nulls=np.array([nulls[name] for name in vocabularies], np.int64),
-        moments=merged,
-        counts=[counts[name].total() for name in vocabularies],
+        nulls=np.array([nulls[name] for name in spec.vocabularies], np.int64),
+        moments=merge_moments(measured),
+        counts=[counts[name] for name in spec.vocabularies],
     )
 
 
-def _count_column(values: CategoryValues, column: CategoricalColumn, missing: int) -> Counts:
+def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missing: int) -> Counts:
+    values = [piece.values if isinstance(piece, Ragged) else piece for piece in pieces]
     if column.hash_buckets:  # ids by a formula: nothing to learn
-        return count(values[:0] if not isinstance(values, Ragged) else values.values[:0])
-    if isinstance(values, Ragged):
-        return count(values.values)
-    return count(values, placeholders=missing)
+        return count([values[0][:0]])
+    return count(values, placeholders=0 if column.multi_hot else missing)
 
 
 def _finish(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor) -> Fitted:

@@ -80,7 +80,7 @@ def _cpu(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     options = {"workers": settings.workers or cores(), "reject": settings.reject}
 
     def fit(blocks, path, report):
-        fitted = engine_cpu.fit(blocks, settings.spec, work / "fit", report=report, **options)
+        fitted = engine_cpu.fit(blocks, settings.spec, fit_root(work), report=report, **options)
         write_workflow(path, settings.spec, fitted, threads=options["workers"])
 
     def transform(units, path):
@@ -108,6 +108,11 @@ def _dask(settings: EtlSettings, work: Path) -> Iterator[Engine]:
             return engine_dask.transform(units, path, parts_root(work), work, client, **options)
 
         yield Engine(fit, transform)
+
+
+def fit_root(work: Path) -> Path:
+    """Where what the cpu engine has counted is until the workflow is saved."""
+    return work / "fit"
 
 
 def parts_root(work: Path) -> Path:

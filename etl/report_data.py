@@ -7,6 +7,7 @@ columns are those of a sample of row groups.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,8 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
         )
     sample = _sample(split_root, manifest)
     dense = []
-    for name in spec.dense_names:
-        after = _read(sample, name)
+    for name, values in _read(sample, spec.dense_names).items():
+        after = np.sort(values)  # what it was before the transform is in the same order
         dense.append(
             Dense(
                 name=name,
@@ -230,15 +231,16 @@ def _step(rows: int) -> int:
     return -(-rows // SAMPLED_ROWS)
 
 
-def _read(sample: list[tuple[Path, int]], name: str) -> np.ndarray:
-    """A dense column of the sampled row groups, float64."""
-    parts = []
+def _read(sample: list[tuple[Path, int]], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The dense columns of the sampled row groups, each float64."""
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for path, _ in sample:
         with pq.ParquetFile(path) as file:
-            column = file.read_row_group(0, columns=[name]).column(0)
-            values = np.concatenate(list(map(to_numpy, column.chunks)))
-            parts.append(values[:: _step(len(values))])
-    return np.concatenate(parts).astype(np.float64)
+            group = file.read_row_group(0, columns=list(names), use_threads=False)
+        for name in names:
+            values = np.concatenate(list(map(to_numpy, group[name].chunks)))
+            parts[name].append(values[:: _step(len(values))])
+    return {name: np.concatenate(own).astype(np.float64) for name, own in parts.items()}
 
 
 def before(values: np.ndarray, name: str, description: WorkflowDescription) -> np.ndarray:
@@ -254,14 +256,19 @@ def before(values: np.ndarray, name: str, description: WorkflowDescription) -> n
 
 
 def _histogram(values: np.ndarray) -> Histogram:
-    """Between the 0.5th and the 99th percentile: a few huge counts would hide all the rest."""
-    values = values[np.abs(values) < _HUGE]  # NaN and infinities aside, and what overflows below
-    if not len(values):
+    """Of ascending values, between the 0.5th and the 99th percentile: outliers would hide the rest.
+
+    What is not finite (NaN is last) or would overflow below is left out.
+    """
+    values = values[np.abs(values) < _HUGE]
+    total = len(values)
+    if not total:
         return Histogram(np.zeros(BINS), 0.0, 1.0, 0.0, 0.0)
-    low, high = (float(value) for value in np.percentile(values, [0.5, 99]))
+    low, high = (float(values[round((total - 1) * share)]) for share in (0.005, 0.99))
     if high <= low:
         high = low + 1
-    counts, _ = np.histogram(values, BINS, (low, high))
-    below, above = np.count_nonzero(values < low), np.count_nonzero(values > high)
-    total = len(values)
-    return Histogram(counts / total, low, high, below / total, above / total)
+    edges = np.linspace(low, high, BINS + 1)
+    places = np.searchsorted(values, edges)
+    places[-1] = np.searchsorted(values, high, "right")  # the last bin has both its ends
+    shares = np.diff(places) / total
+    return Histogram(shares, low, high, places[0] / total, 1 - places[-1] / total)

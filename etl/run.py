@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from tqdm import tqdm
@@ -194,6 +195,8 @@ class _Run:
         shutil.rmtree(self.workflow, ignore_errors=True)
         engine.fit(plan.train_blocks, self.workflow, bar.update)
         write_json(self.work / "fit.json", {"digest": inspect(self.workflow).digest})
+        # Of no use any more. Deleting takes a while, which transforming need not wait for.
+        Thread(target=shutil.rmtree, args=(engines.fit_root(self.work), True)).start()
 
     def _shuffle(self, results: list[UnitResult]) -> None:
         from etl.shuffle import Part, shuffle

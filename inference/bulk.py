@@ -13,11 +13,9 @@ import hashlib
 import itertools
 import logging
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +29,7 @@ from clicklog.lines import filesystem_of
 from clicklog.raw import Piece, header_lines, stream_pieces
 from clicklog.rows import RawRows
 from clicklog.spec import FeatureSpec
+from clicklog.threads import in_order
 from dlrm.metrics import Metrics
 from inference.accuracy import metrics_of
 from inference.ids import IdColumns, find_id_columns
@@ -50,10 +49,6 @@ class Scored:
     rows: int
     rejected: int
     rejected_file: Path
-
-
-#: A piece, and who scores it.
-_Task: TypeAlias = tuple[Predictor, Piece]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +123,9 @@ def predict_file(
             return _score(*task, ids, reject)
 
         tasks = zip(turns, left, strict=False)
-        for part in _chunks(_in_threads(work, tasks, workers), PART_PIECES, bar):
-            parts.add([one.table for one in part], b"".join(one.rejected for one in part))
+        with _one_torch_thread():
+            for part in _chunks(in_order(work, tasks, workers, "predict"), PART_PIECES, bar):
+                parts.add([one.table for one in part], b"".join(one.rejected for one in part))
         rows, rejected = parts.finish(rejected_file)
     if rejected:
         log.warning("%s: %d malformed rows left out: %s", input_path, rejected, rejected_file)
@@ -154,24 +150,6 @@ def _describe(piece: Piece, rows: RawRows) -> bytes:
         % (begin + bad.line, bad.what.encode(), bad.text.replace(b"\r", b"").replace(b"\n", b"\\n"))
         for bad in rows.bad
     )
-
-
-def _in_threads(
-    work: Callable[[_Task], _Result], tasks: Iterable[_Task], workers: int
-) -> Iterator[_Result]:
-    """Results in the order of the tasks, of which only a few are under way at any time."""
-    pool = ThreadPoolExecutor(workers, "predict")
-    pending: deque[Future[_Result]] = deque()
-    with _one_torch_thread():
-        try:
-            for task in tasks:
-                pending.append(pool.submit(work, task))
-                if len(pending) > workers + 1:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager

@@ -74,7 +74,8 @@ def write_workflow(
         path: the workflow's directory.
         spec: the columns.
         fitted: their statistics and vocabularies.
-        threads: that write vocabularies and compute digests; the bytes do not depend on it.
+        threads: that write and compile vocabularies and compute digests; the bytes do not depend
+            on it.
 
     Raises:
         SchemaError: a vocabulary or a statistic is missing, or a statistic is not finite.
@@ -105,7 +106,7 @@ def write_workflow(
     )
     write_text(path / GRAPH_FILE, _graph_text(description.graph))
     files[GRAPH_FILE] = _digest_of_file(path / GRAPH_FILE)
-    compiled.build(path, description)
+    compiled.build(path, description, threads=threads)
     write_json(path / METADATA_FILE, description.to_dict())
     return description
 

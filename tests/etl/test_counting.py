@@ -49,7 +49,9 @@ def _plain(value):
 def test_counts_are_those_of_a_counter_whatever_the_pieces(kind: str, data: st.DataObject) -> None:
     strategy, dtype = KINDS[kind]
     pieces = data.draw(st.lists(st.lists(strategy, max_size=30), min_size=1, max_size=9))
-    counted = [count(_column(piece, dtype)) for piece in pieces]
+    cut = data.draw(st.integers(1, len(pieces)))  # some at once, the others one by one
+    columns = [_column(piece, dtype) for piece in pieces]
+    counted = [count(columns[:cut]), *(count([column]) for column in columns[cut:])]
     expected = Counter(value for piece in pieces for value in piece)
     del expected[""]  # the empty string is a missing one
     merged = merge(iter(counted))
@@ -66,14 +68,14 @@ def test_zeros_that_stand_for_missing_values_are_not_counted(dtype, values, miss
     column = np.array([-1 * (dtype is np.int64), *values, *[0] * missing], np.int64).astype(dtype)
     expected = Counter(column.tolist())
     expected[0] -= missing
-    assert _counter(count(column, missing)) == +expected
+    assert _counter(count([column], missing)) == +expected
 
 
 def test_many_values_merge_in_any_sizes() -> None:
     rng = np.random.default_rng(1)
     pieces = [rng.integers(0, 50_000, n, dtype=np.uint32) for n in (1, 90_000, 0, 10, 40_000, 7)]
     values, counts = np.unique(np.concatenate(pieces), return_counts=True)
-    merged = merge(count(piece) for piece in pieces)
+    merged = merge(count([piece]) for piece in pieces)
     np.testing.assert_array_equal(merged.values, values)
     np.testing.assert_array_equal(merged.counts, counts)
 

@@ -32,9 +32,9 @@ def _run(block: int) -> Run:
         nulls=np.array([block, 1, 0]),
         moments=np.array([[block + 1.0, rng.normal(), rng.normal(), rng.random()]]),
         counts=[
-            count(rng.integers(0, 50, 20, dtype=np.uint32)),
-            count(np.array([-block, 7, 2**53 - block])),
-            count(_WORDS.take(rng.integers(0, 5, 3))),
+            count([rng.integers(0, 50, 20, dtype=np.uint32)]),
+            count([np.array([-block, 7, 2**53 - block])]),
+            count([_WORDS.take(rng.integers(0, 5, 3))]),
         ],
     )
 

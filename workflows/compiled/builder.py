@@ -9,8 +9,7 @@ Layout, below the workflow's directory::
     compiled/text_begins.npy  int64, where each string begins, and an end
 
 The same workflow gives the same bytes. The checksum has to find damage, no more; SHA-256 took as
-long as all the rest of building. Building needs memory for the largest table and a batch of its
-vocabulary.
+long as all the rest of building. Building needs memory for a few tables, see :data:`_AHEAD`.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from clicklog.errors import BadInputError, OutputError
 from clicklog.files import atomic_path, write_json
 from clicklog.spec import CategoricalColumn
 from clicklog.strings import string_parts
+from clicklog.threads import in_order
 from workflows.compiled import tables
 from workflows.description import WorkflowDescription, inspect, verify
 
@@ -41,6 +41,8 @@ DIRECTORY, PLAN_FILE = "compiled", "compiled.json"
 ARRAYS = {"tables.npy": np.uint64, "text.npy": np.uint8, "text_begins.npy": np.int64}
 
 _BATCH_VALUES = 1 << 20
+#: Tables that may wait to be written while a larger one before them is made.
+_AHEAD = 8
 _HEADER_BYTES = 128  # enough for the header of any one-dimensional array
 _AGAIN = "copy the whole workflow directory again, or fit it again"
 
@@ -64,12 +66,15 @@ class TablePlace:
     text: int
 
 
-def build(path: Path | str, description: WorkflowDescription | None = None) -> None:
+def build(
+    path: Path | str, description: WorkflowDescription | None = None, *, threads: int = 1
+) -> None:
     """Compile the workflow saved at ``path`` into ``path/compiled``.
 
     Args:
         path: the directory, with the vocabularies in it.
         description: what is saved there; needed only while it is not written yet.
+        threads: that make tables; the bytes do not depend on it.
 
     Raises:
         BadInputError: no saved workflow there, or a vocabulary that is damaged or not what the
@@ -91,9 +96,17 @@ def build(path: Path | str, description: WorkflowDescription | None = None) -> N
         writers = {
             name: _ArrayWriter(stack, directory / name, dtype) for name, dtype in ARRAYS.items()
         }
+        vocabularies = description.spec.vocabularies
+        columns = (columns[0] for columns in vocabularies.values())
+        made = in_order(
+            lambda column: _make_table(column, path, description),
+            columns,
+            threads,
+            "compile",
+            _AHEAD,
+        )
         places = {
-            name: _add_table(columns[0], path, description, writers)
-            for name, columns in description.spec.vocabularies.items()
+            name: _append(table, writers) for name, table in zip(vocabularies, made, strict=True)
         }
         writers["text_begins.npy"].append(np.array([writers["text.npy"].length], np.int64))
         arrays = {name: writer.finish() for name, writer in writers.items()}
@@ -137,9 +150,19 @@ class _ArrayWriter:
         return {"length": self.length, "crc32": self._checksum}
 
 
-def _add_table(
-    column: CategoricalColumn, path: Path, description: WorkflowDescription, writers: dict
-) -> TablePlace:
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """A hash table, and of strings those it leads to, with where each begins and the last ends."""
+
+    words: np.ndarray
+    slots: int
+    wide: bool
+    values: int
+    text: list[np.ndarray] | None
+    text_begins: list[np.ndarray]
+
+
+def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDescription) -> _Table:
     vocabulary = description.vocabularies[column.name]
     file = path / vocabulary.file
     is_text = column.raw == "string"
@@ -150,21 +173,19 @@ def _add_table(
         )
     )
     slots = tables.slots_for(vocabulary.values)
-    place = TablePlace(
-        begin=writers["tables.npy"].length,
-        slots=slots,
-        wide=wide,
-        values=vocabulary.values,
-        text=writers["text_begins.npy"].length if is_text else -1,
-    )
     words = np.zeros(tables.words_for(slots, wide=wide), np.uint64)
-    seen = 0
+    text, begins, seen, length = [], [], 0, 0
     for values in _batches(file, column.name, text=is_text):
         if seen + len(values) > vocabulary.values:
             break
         first_id = column.reserved_ids + seen
         if is_text:
-            _insert_text(words, slots, values, first_id, writers)
+            offsets, data = string_parts(values)
+            offsets = offsets.astype(np.int64)
+            tables.insert_text(words, slots, offsets, data, first_id)
+            begins.append(offsets[:-1] - offsets[0] + length)
+            text.append(data[offsets[0] : offsets[-1]])
+            length += len(text[-1])
         else:
             _insert_numbers(words, slots, values, first_id, wide, f"{file}: column {column.name}")
         seen += len(values)
@@ -174,19 +195,25 @@ def _add_table(
             f"{column.name} should have",
             _AGAIN,
         )
-    writers["tables.npy"].append(words)
+    return _Table(words, slots, wide, seen, text if is_text else None, begins)
+
+
+def _append(table: _Table, writers: dict[str, _ArrayWriter]) -> TablePlace:
+    text, text_begins = writers["text.npy"], writers["text_begins.npy"]
+    place = TablePlace(
+        begin=writers["tables.npy"].length,
+        slots=table.slots,
+        wide=table.wide,
+        values=table.values,
+        text=-1 if table.text is None else text_begins.length,
+    )
+    writers["tables.npy"].append(table.words)
+    before = text.length
+    for begins in table.text_begins:
+        text_begins.append(begins + before)
+    for piece in table.text or ():
+        text.append(piece)
     return place
-
-
-def _insert_text(
-    words: np.ndarray, slots: int, values: pa.Array, first_id: int, writers: dict
-) -> None:
-    offsets, data = string_parts(values)
-    begins = offsets.astype(np.int64)
-    text = writers["text.npy"]
-    tables.insert_text(words, slots, begins, data, first_id)
-    writers["text_begins.npy"].append(begins[:-1] - begins[0] + text.length)
-    text.append(data[begins[0] : begins[-1]])
 
 
 def _insert_numbers(
