@@ -19,7 +19,7 @@ from clicklog.tokenizer import RawRows
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
 #: Logarithms of the small integers, which most counts are: a table look-up instead of a call.
-_LOGARITHMS = np.log(np.maximum(np.arange(1 << 12), 1))
+_LOGARITHMS = np.log(np.maximum(np.arange(1 << 16), 1))
 
 #: One row of moments per dense column.
 COUNT, ORIGIN, OFFSET, M2 = range(4)
@@ -44,8 +44,10 @@ def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
     for j, column in enumerate(spec.dense):
         values, fill = rows.dense[j], rows.dense.dtype.type(column.fill)
         bit = np.uint64(1 << j)
-        if logarithm:
-            _logarithm(values, rows.dense_missing, bit, fill, _LOGARITHMS, scratch)
+        if logarithm and values.dtype == np.int32:
+            _logarithm_of_int(values, rows.dense_missing, bit, fill, _LOGARITHMS, scratch)
+        elif logarithm:
+            _logarithm(values, rows.dense_missing, bit, fill, scratch)
         else:
             _filled(values, rows.dense_missing, bit, fill, scratch)
         result[j] = _moments(scratch)
@@ -81,15 +83,30 @@ def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, flo
 
 
 @numba.njit(nogil=True, cache=True)
-def _logarithm(values, missing, bit, fill, table, out):
+def _logarithm(values, missing, bit, fill, out):
     """log(max(value, minimum) + shift) in float64, of what is missing that of ``fill``."""
     for i in range(len(values)):
         value = fill if missing[i] & bit else values[i]
-        shifted = max(value, DENSE_MINIMUM) + DENSE_SHIFT  # int64 for integers
-        if shifted < len(table) and shifted == np.int64(shifted):
-            out[i] = table[np.int64(shifted)]
-        else:
-            out[i] = np.log(shifted)
+        out[i] = np.log(max(value, DENSE_MINIMUM) + DENSE_SHIFT)
+
+
+@numba.njit(nogil=True, cache=True)
+def _logarithm_of_int(values, missing, bit, fill, table, out):
+    """:func:`_logarithm`, with a table of the small ones; in loops that vectorize."""
+    least, most = np.int32(DENSE_MINIMUM), np.int32(len(table) - DENSE_SHIFT - 1)
+    places = np.empty(len(values), np.int32)
+    above = 0
+    for i in range(len(values)):
+        value = fill if missing[i] & bit else values[i]
+        above += np.int32(value > most)
+        places[i] = min(max(value, least), most) + np.int32(DENSE_SHIFT)
+    for i in range(len(values)):
+        out[i] = table[np.uint32(places[i])]
+    if above:
+        for i in range(len(values)):
+            value = fill if missing[i] & bit else values[i]
+            if value > most:
+                out[i] = np.log(np.float64(value) + DENSE_SHIFT)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -36,7 +36,7 @@ from workflows.compiled import tables
 from workflows.description import WorkflowDescription, inspect, verify
 
 FORMAT = "nvt-torchrec compiled workflow"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DIRECTORY, PLAN_FILE = "compiled", "compiled.json"
 ARRAYS = {"tables.npy": np.uint64, "text.npy": np.uint8, "text_begins.npy": np.int64}
 

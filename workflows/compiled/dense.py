@@ -113,18 +113,26 @@ _ONE = np.uint64(1)
     cache=True,
 )
 def _look_up(values, missing, fill, table, out):
-    """Fill ``out`` from the table; per column, how many values are beyond it, which are left."""
+    """Fill ``out`` from the table; per column, how many values are beyond it, which are left.
+
+    In two loops over contiguous rows: so the processor's vector units take both.
+    """
     beyond = np.zeros(values.shape[0], np.int64)
-    last = np.int64(table.shape[1] - 1)
+    bits = np.ascontiguousarray(missing)
+    least = np.int32(DENSE_MINIMUM)
+    most = np.int32(DENSE_MINIMUM + table.shape[1] - 1)
+    places = np.empty(len(bits), np.int32)
     for j in range(values.shape[0]):
-        bit = np.uint64(j)
-        of_fill = np.int64(fill[j])
-        of_column = table[j]
-        for i in range(values.shape[1]):
-            absent = (missing[i] >> bit) & np.uint64(1)
-            x = (of_fill if absent else np.int64(values[j, i])) - DENSE_MINIMUM
-            beyond[j] += x > last
-            out[j, i] = of_column[np.uint64(min(max(x, np.int64(0)), last))]
+        column, of_column, result = np.ascontiguousarray(values[j]), table[j], out[j]
+        bit, of_fill = np.uint64(1) << np.uint64(j), np.int32(fill[j])
+        above = 0
+        for i in range(len(bits)):
+            x = of_fill if bits[i] & bit else column[i]
+            above += np.int32(x > most)
+            places[i] = min(max(x, least), most) - least
+        for i in range(len(bits)):
+            result[i] = of_column[np.uint32(places[i])]
+        beyond[j] = above
     return beyond
 
 

@@ -30,8 +30,9 @@ from clicklog.spec import FIRST_OOV_ID, NULL_ID
 
 #: Words of a table begin and end at cache lines.
 LINE_WORDS = 8
-_LEAST_SLOTS = 64
+_LEAST_SLOTS = 1 << 10
 _AHEAD = 16  # rows; 8 are slower, 32 are no faster
+_CACHED_WORDS = 1 << 14  # a table of so many stays in the cache: nothing to prefetch
 
 #: Fields of a place, the int64 [6] that tells a kernel about one column.
 PLACE_BEGIN, PLACE_SLOTS, PLACE_WIDE, PLACE_OOV_IDS, PLACE_FIRST_ID, PLACE_TEXT = range(6)
@@ -44,7 +45,7 @@ _NULL_ID, _OOV_ID = np.int32(NULL_ID), np.int32(FIRST_OOV_ID)
 
 def slots_for(values: int) -> int:
     """How many slots a table of ``values`` values has."""
-    return max(_LEAST_SLOTS, 2 * values)
+    return max(_LEAST_SLOTS, (8 if values <= 4096 else 2) * values)
 
 
 def words_for(slots: int, *, wide: bool) -> int:
@@ -101,6 +102,20 @@ def _home(hashed, slots):
 
 
 @numba.njit(inline="always")
+def _home_narrow(key, slots):
+    """Where a value of 32 bits belongs: in the first slot 0, which stands where nothing is, alone.
+
+    One product is enough of a hash: all bits of the value are in its upper half.
+    """
+    return _home(np.uint64(key) * _M1, slots - np.uint64(1)) + np.uint64(key != 0)
+
+
+@numba.njit(inline="always")
+def _home_wide(key, slots):
+    return np.uint64(2) * _home(_mix(key), slots)
+
+
+@numba.njit(inline="always")
 def _last_bytes(data, at, end):
     """The fewer than eight bytes ``data[at:end]`` as one word."""
     if at + 8 <= len(data):
@@ -147,13 +162,13 @@ def insert_narrow(words, slots, values, first_id):
     size = np.uint64(slots)
     for i in range(len(values)):
         if i + _AHEAD < len(values):
-            _prefetch(words, _home(_mix(values[i + _AHEAD]), size))
+            _prefetch(words, _home_narrow(values[i + _AHEAD], size))
         key = np.uint64(values[i])
-        at = _home(_mix(key), size)
+        at = _home_narrow(key, size)
         while words[at] >> _HALF != 0:
             if words[at] & _LOW == key:
                 return i
-            at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(0)
+            at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(1)
         words[at] = key | (np.uint64(first_id + i) << _HALF)
     return -1
 
@@ -164,7 +179,7 @@ def insert_wide(words, slots, values, first_id):
     size = np.uint64(slots)
     for i in range(len(values)):
         if i + _AHEAD < len(values):
-            _prefetch(words, np.uint64(2) * _home(_mix(values[i + _AHEAD]), size))
+            _prefetch(words, _home_wide(values[i + _AHEAD], size))
         key = np.uint64(values[i])
         at = _home(_mix(key), size)
         while words[np.uint64(2) * at + np.uint64(1)] != 0:
@@ -198,15 +213,19 @@ def insert_text(words, slots, begins, data, first_id):
 
 @numba.njit(inline="always")
 def _probe_narrow(words, begin, size, key):
-    """The id of a value, 0 if it has none. Ends in damaged tables too: each slot is seen once."""
-    home = begin + _home(_mix(key), size)
-    word = words[home]
-    at = home
-    while word >> _HALF != 0 and word & _LOW != key:
+    """The id of a value, 0 if it has none. Ends in damaged tables too."""
+    if key >> _HALF != 0:
+        return np.int32(0)
+    at = begin + _home_narrow(key, size)
+    word = words[at]
+    left = size
+    # Neither is 0: one branch, which a value that is there takes like one that is not.
+    while (word >> _HALF) * ((word & _LOW) ^ key) != 0:
         at += np.uint64(1)
         if at == begin + size:
-            at = begin
-        if at == home:
+            at = begin + np.uint64(1)
+        left -= np.uint64(1)
+        if left == 0:
             return np.int32(0)
         word = words[at]
     return np.int32(word >> _HALF)
@@ -214,9 +233,9 @@ def _probe_narrow(words, begin, size, key):
 
 @numba.njit(inline="always")
 def _probe_wide(words, begin, size, key):
-    home = begin + np.uint64(2) * _home(_mix(key), size)
+    home = begin + _home_wide(key, size)
     at = home
-    while words[at + np.uint64(1)] != 0 and words[at] != key:
+    while (words[at + np.uint64(1)] != 0) & (words[at] != key):
         at += np.uint64(2)
         if at == begin + np.uint64(2) * size:
             at = begin
@@ -226,31 +245,41 @@ def _probe_wide(words, begin, size, key):
 
 
 @numba.njit(inline="always")
+def _probe(words, begin, size, value, wide):
+    if wide:
+        return _probe_wide(words, begin, size, np.uint64(value))
+    return _probe_narrow(words, begin, size, np.uint64(value))
+
+
+@numba.njit(inline="always")
 def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
     begin, size = np.uint64(place[PLACE_BEGIN]), np.uint64(place[PLACE_SLOTS])
     slot_words = np.uint64(2) if wide else np.uint64(1)
     oov_ids = np.uint32(place[PLACE_OOV_IDS])
     shift, masked = np.uint64(bit), len(missing) > 0
     rows = len(values)
+    prefetched = max(0, rows - _AHEAD) if size * slot_words > _CACHED_WORDS else 0
+    for i in range(prefetched):
+        if wide:
+            _prefetch(words, begin + _home_wide(values[i + _AHEAD], size))
+        else:
+            _prefetch(words, begin + _home_narrow(values[i + _AHEAD], size))
+        out[i] = _probe(words, begin, size, values[i], wide)
+    for i in range(prefetched, rows):
+        out[i] = _probe(words, begin, size, values[i], wide)
+    # Apart from the look-ups it takes no branch: half of those on nulls would be mispredicted.
     nulls = 0
     oov = 0
     for i in range(rows):
-        if i + _AHEAD < rows:
-            _prefetch(words, begin + slot_words * _home(_mix(values[i + _AHEAD]), size))
-        key = np.uint64(values[i])
-        if wide:
-            found = _probe_wide(words, begin, size, key)
-        else:  # longer keys are in no narrow table
-            found = _probe_narrow(words, begin, size, key)
-        if masked and (missing[i] >> shift) & np.uint64(1):
-            found = _NULL_ID
-            nulls += 1
-        elif found == 0:
-            found = _OOV_ID
-            if oov_ids > 1:
-                found += np.int32(murmur3_of_int(np.int64(values[i])) % oov_ids)
-            oov += 1
-        out[i] = found
+        null = masked and (missing[i] >> shift) & np.uint64(1) != 0
+        unknown = (out[i] == 0) & ~null
+        out[i] = _NULL_ID if null else (_OOV_ID if unknown else out[i])
+        nulls += null
+        oov += unknown
+    if oov and oov_ids > 1:
+        for i in range(rows):
+            if out[i] == _OOV_ID:
+                out[i] += np.int32(murmur3_of_int(np.int64(values[i])) % oov_ids)
     tally[0] += nulls
     tally[1] += oov
 
@@ -285,8 +314,10 @@ def encode_hex(values, missing, bit, words, place, out, tally):
 )  # fmt: skip
 def encode_hex_columns(values, missing, words, places, out, tallies):
     """:func:`encode_hex` of all columns [columns, n] at once; column j is bit j."""
+    bits = np.ascontiguousarray(missing)
     for j in range(values.shape[0]):
-        _encode_numbers(values[j], missing, j, words, places[j], False, out[j], tallies[j])
+        column = np.ascontiguousarray(values[j])  # a copy, which the rest is so much faster for
+        _encode_numbers(column, bits, j, words, places[j], False, out[j], tallies[j])
 
 
 @numba.njit(
