@@ -160,19 +160,19 @@ class BatchFactory:
         self._keys = list(keys)
         self._index_per_key = {key: i for i, key in enumerate(keys)}
         self._device = device
-        self._constants: dict[int, dict] = {}
+        self._samples: dict[int, KeyedJaggedTensor] = {}
 
     def __call__(self, labels: torch.Tensor, dense: torch.Tensor, ids: torch.Tensor) -> Batch:
         """A batch of labels [B], dense [B, columns] and ids [columns · B]."""
-        constants = self.constants(labels.shape[0])
-        sparse = KeyedJaggedTensor(keys=self._keys, values=ids, **constants)
+        size = labels.shape[0]
+        if size not in self._samples:
+            self._samples[size] = KeyedJaggedTensor(
+                self._keys, ids.new_empty(0), **self._constants(size)
+            )
+        # A copy with other values: the constructor takes as long as 50 rows of a batch.
+        sparse = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
+        sparse.__dict__.update(self._samples[size].__dict__, _values=ids)
         return Batch(dense_features=dense, sparse_features=sparse, labels=labels)
-
-    def constants(self, size: int) -> dict:
-        """What a KeyedJaggedTensor of ``size`` rows with one id per row and key is made of."""
-        if size not in self._constants:
-            self._constants[size] = self._make_constants(size)
-        return self._constants[size]
 
     def jagged(
         self, labels: torch.Tensor, dense: torch.Tensor, values: torch.Tensor, **parts: object
@@ -187,7 +187,8 @@ class BatchFactory:
         )
         return Batch(dense_features=dense, sparse_features=sparse, labels=labels)
 
-    def _make_constants(self, size: int) -> dict:
+    def _constants(self, size: int) -> dict:
+        """What a KeyedJaggedTensor of ``size`` rows with one id per row and key is made of."""
         keys = len(self._keys)
 
         def constant(tensor: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,10 @@ class CpuBlocks:
 
         if self._pool is None:
             return list(map(take, sources))
-        parts = list(self._pool.map(take, sources))
+        # In the pool a task waits behind what is decoded ahead, which only later blocks need: it is
+        # left to it when there is work in taking.
+        works = any(source.order or not source.reader.is_ahead for source in sources)
+        parts = list((self._pool.map if works else map)(take, sources))
         for source in sources:
             source.reader.decode_ahead(self._pool)
         return parts

@@ -103,7 +103,9 @@ def cpu_decoder(layout: Layout) -> Decoder:
             unproven = checker.unproven(footer, group.index)
             # A reader of its own: a ParquetFile keeps the settings of the last call.
             source = pa.OSFile(str(path))  # given the path, pyarrow takes a millisecond to open it
-            file = pq.ParquetFile(source, metadata=footer, page_checksum_verification=True)
+            file = pq.ParquetFile(
+                source, metadata=footer, pre_buffer=False, page_checksum_verification=True
+            )
             batches = file.iter_batches(
                 min(rows, group.rows), row_groups=[group.index], columns=names, use_threads=False
             )
@@ -284,6 +286,11 @@ class RowReader:
             self._rest = None if whole else chunk.slice(taken, chunk.rows)
             rows -= taken
         return parts
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether decoding has begun of what is wanted after what is there."""
+        return self._ahead is not None
 
     def decode_ahead(self, pool: concurrent.futures.Executor) -> None:
         """Begin with what is wanted after what is there, unless that is done already."""

@@ -29,11 +29,12 @@ def _pointer(_context, address):
     return types.voidptr(address), generate
 
 
-def _compile(*signatures: str):
-    return numba.njit(list(signatures), nogil=True, cache=True)
+def _compile(*signatures: str, nogil: bool = True):
+    """``nogil`` is for what takes long: to get the interpreter's lock back takes microseconds."""
+    return numba.njit(list(signatures), nogil=nogil, cache=True)
 
 
-@_compile("boolean(int64[::1], int64, int64[::1], int64[::1], int64[::1])")
+@_compile("boolean(int64[::1], int64, int64[::1], int64[::1], int64[::1])", nogil=False)
 def plain_addresses(addresses, record_batch, numbers, indices, sizes):
     """Where the values of a record batch's columns begin; False if one of them holds nulls.
 
@@ -82,7 +83,7 @@ def copy_runs(target, sources, stride, runs, steps):
                     to[i] = source[i]
 
 
-@_compile("int64(int64[:, ::1], int64, int64, int64, int64, int64, int64[::1], int64)")
+@_compile("int64(int64[:, ::1], int64, int64, int64, int64, int64, int64[::1], int64)", nogil=False)
 def find_runs(found, steps, width, begin, end, first, chunk_rows, first_chunk):
     """The runs of a source's rows: of ``width`` rows in each step those in [begin, end).
 

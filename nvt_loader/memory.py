@@ -17,14 +17,15 @@ from nvt_loader.layout import Layout
 #: What a loader holds by default: blocks, decoded columns, shuffling windows.
 LOADER_MEMORY = 256 << 20
 
-#: Most rows of a block, if the budget allows: more fall out of the processor's cache.
-BLOCK_ROWS = 32768
+#: Most bytes of a block, if the budget allows and it is not one step: 64 Ki rows of a Criteo log.
+#: Each block costs some work in Python besides.
+BLOCK_BYTES = 10 << 20
 
 #: Rows of the first block: few, so that the first batch comes soon.
 FIRST_ROWS = 8192
 
-#: Rows decoded at a time for a virtual shard: less costs more for each, more comes in bursts.
-DECODE_ROWS, LEAST_DECODE_ROWS = 16384, 1024
+#: Bytes decoded at a time for a virtual shard: less costs more for each, more comes in bursts.
+DECODE_BYTES, LEAST_DECODE_ROWS = 2560 << 10, 1024
 
 #: Decoded chunks of a virtual shard: one in use, one ahead.
 HELD_CHUNKS = 2
@@ -108,7 +109,8 @@ def divide(layout: Layout, memory: int, *, batch: int, window: int, shards: int)
             + f" take {int(needed) / 2**20:.0f} MiB",
             "give it more, or choose a smaller batch" + (" or --shuffle_window" if window else ""),
         )
-    block_rows = max(block, min(BLOCK_ROWS, int(memory / 2 / width / HELD_BLOCKS)))
+    block_rows = max(block, int(min(BLOCK_BYTES, memory / 2 / HELD_BLOCKS) / width))
     rest = memory / width - HELD_BLOCKS * block_rows - window
-    decode_rows = min(DECODE_ROWS, max(LEAST_DECODE_ROWS, int(rest / shards / HELD_CHUNKS)))
+    most = min(DECODE_BYTES / width, rest / shards / HELD_CHUNKS)
+    decode_rows = max(LEAST_DECODE_ROWS, int(most))
     return Budget(block_rows, min(FIRST_ROWS, block_rows), decode_rows)

@@ -6,12 +6,21 @@ import itertools
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from nvt_loader import KJTLoader
+from nvt_loader import KJTLoader, memory
+from nvt_loader.layout import read_layout
 from tests.nvt_loader.data import row_numbers
+
+
+def limit_rows(patch: pytest.MonkeyPatch, path: Path, **rows: int) -> None:
+    """Let blocks (BLOCK) and decoded chunks (DECODE) hold so many rows of the data at a path."""
+    width = int(memory.row_bytes(read_layout(path)))
+    for what, most in rows.items():
+        patch.setattr(memory, f"{what}_BYTES", most * width)
 
 
 def rows_of(batches) -> list[int]:

@@ -20,9 +20,16 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.datasets.utils import Batch
 
 from clicklog.errors import SettingsError
-from nvt_loader import KJTLoader, memory
+from nvt_loader import KJTLoader
 from tests.nvt_loader.data import WRITER, make_columns, write_split
-from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
+from tests.nvt_loader.helper import (
+    all_ranks,
+    assert_same,
+    global_rows,
+    limit_rows,
+    read_rows,
+    rows_of,
+)
 
 FILES = [1000, 0, 100, 700, 50, 30]  # on these merlin's Loader gives two ranks 18 steps and 1
 ROWS = sum(FILES)
@@ -253,7 +260,7 @@ def wait_for_no_threads() -> None:
 
 
 def test_abandoned_and_finished_iterators_leave_no_thread(train, monkeypatch):
-    monkeypatch.setattr(memory, "BLOCK_ROWS", 64)
+    limit_rows(monkeypatch, train, BLOCK=64)
     wait_for_no_threads()
     gc.disable()  # the reference count alone must do it
     try:
@@ -320,7 +327,7 @@ next(iterator)
 
 
 def test_a_batch_stays_valid_while_later_ones_are_drawn(train, monkeypatch):
-    monkeypatch.setattr(memory, "BLOCK_ROWS", 64)
+    limit_rows(monkeypatch, train, BLOCK=64)
     loader = KJTLoader(train, 32, device="cpu")
     copies, kept = [], []
     for batch in loader:

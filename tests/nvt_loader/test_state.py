@@ -12,7 +12,13 @@ import pytest
 from clicklog.errors import SchemaError, SettingsError
 from nvt_loader import KJTLoader
 from tests.nvt_loader.data import WRITER, make_columns, write_split
-from tests.nvt_loader.helper import all_ranks, assert_same, global_batches, global_rows
+from tests.nvt_loader.helper import (
+    all_ranks,
+    assert_same,
+    global_batches,
+    global_rows,
+    limit_rows,
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +29,11 @@ def train(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
+def small_blocks(monkeypatch, train):
     """Several blocks and shuffling windows in these 757 rows."""
-    monkeypatch.setattr("nvt_loader.memory.BLOCK_ROWS", 200)
+    limit_rows(monkeypatch, train, BLOCK=200, DECODE=16)
     monkeypatch.setattr("nvt_loader.memory.FIRST_ROWS", 100)
-    monkeypatch.setattr("nvt_loader.memory.DECODE_ROWS", 16)
+    monkeypatch.setattr("nvt_loader.memory.LEAST_DECODE_ROWS", 16)
 
 
 def through_json(state):
