@@ -30,7 +30,7 @@ class CpuBlocks:
         self.decode: Decoder = cpu_decoder(layout)
         self.buffers = Buffers()
         self._pool = (
-            concurrent.futures.ThreadPoolExecutor(threads, "nvt_loader_decode")
+            concurrent.futures.ThreadPoolExecutor(threads - 1, "nvt_loader_decode")
             if threads > 1
             else None
         )
@@ -54,10 +54,15 @@ class CpuBlocks:
 
         if self._pool is None:
             return list(map(take, sources))
-        # In the pool a task waits behind what is decoded ahead, which only later blocks need: it is
-        # left to it when there is work in taking.
-        works = any(source.order or not source.reader.is_ahead for source in sources)
-        parts = list((self._pool.map if works else map)(take, sources))
+        # The pool begins with the first: what it has not come to, from the last on, is done here.
+        tasks = sources[::-1]
+        if any(source.order or not source.reader.is_ahead for source in sources):
+            begun = [self._pool.submit(take, source) for source in sources][::-1]
+            pairs = zip(begun, tasks, strict=True)
+            parts = [take(source) if task.cancel() else task.result() for task, source in pairs]
+        else:  # taking what is there, or decoded ahead, is no work
+            parts = list(map(take, tasks))
+        parts.reverse()
         for source in sources:
             source.reader.decode_ahead(self._pool)
         return parts

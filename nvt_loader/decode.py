@@ -265,7 +265,7 @@ class RowReader:
     """Hands out consecutive rows of a sequence of pieces; decodes about ``rows`` at a time.
 
     :meth:`decode_ahead` lets a pool's threads decode the next of it while what is there is used.
-    Taking may be a task of the same pool: what it waits for was submitted, so begun, before.
+    Who takes what they have not begun with decodes it: so taking may be a task of the same pool.
     """
 
     def __init__(self, decoder: Decoder, pieces: Iterable[Piece], first: int, rows: int) -> None:
@@ -301,4 +301,4 @@ class RowReader:
         if self._ahead is None:
             return next(self._chunks)
         ahead, self._ahead = self._ahead, None
-        return ahead.result()
+        return next(self._chunks) if ahead.cancel() else ahead.result()  # not begun: do it here

@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     add(
         "--input", type=Path, metavar="RAW", help="a log made by `etl synthesize`; default: make it"
     )
-    add("--rows", type=int, default=2_000_000, help="of the log to make")
+    add("--rows", type=int, default=4_000_000, help="of the log to make")
     add("--cardinality_scale", type=float, default=0.05, help="of the log to make")
     add("--rare", type=float, default=0.25, help="share of rare values in its largest columns")
     add("--repeats", type=int, default=3, help="runs of each system")

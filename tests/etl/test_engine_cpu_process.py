@@ -25,6 +25,7 @@ fitted = engine_cpu.fit(plan.train_blocks, load_spec(), out / "fit", **options)
 write_workflow(out / "workflow", load_spec(), fitted)
 list(engine_cpu.transform(plan.units, out / "workflow", out / "parts", out / "work", **options))
 heavy = {"nvtabular", "merlin", "dask", "distributed", "pandas", "torch", "cudf", "sklearn"}
+heavy.add("scipy.linalg")
 print(json.dumps(sorted(heavy & sys.modules.keys())))
 """
 

@@ -200,6 +200,27 @@ def test_vocabularies_that_are_not_what_is_described(saved: Path) -> None:
         compiled.build(saved, description)
 
 
+@pytest.mark.parametrize("threads", [2, 12])
+def test_the_bytes_do_not_depend_on_the_threads(tmp_path: Path, threads: int) -> None:
+    rng = np.random.default_rng(4)
+    columns, fitted = [], {}
+    for i, size in enumerate([40_000, 0, 3, 500, 1, 20_000] * 3):  # small ones overtake large ones
+        column = CategoricalColumn(f"c_{i}", raw=("hex32", "int", "string")[i % 3])
+        values = rng.choice(2**32, size, replace=False).astype(np.int64)
+        if column.raw == "string":
+            values = pa.array(list(map(str, values)), pa.string())
+        columns.append(column)
+        fitted[column.name] = workflows.finish(values, np.full(size, 2), column, 0)
+    spec = FeatureSpec("label", (), tuple(columns))
+    for number in (1, threads):
+        path = tmp_path / str(number)
+        workflows.write_workflow(path, spec, workflows.Fitted({}, fitted), threads=number)
+        compiled.load(path, verify=True)
+    for file in (file for file in (tmp_path / "1").rglob("*") if file.is_file()):
+        other = tmp_path / str(threads) / file.relative_to(tmp_path / "1")
+        assert file.read_bytes() == other.read_bytes(), file
+
+
 def test_a_place_that_cannot_be_written(saved: Path) -> None:
     shutil.rmtree(saved / "compiled")
     (saved / "compiled").write_text("a file")
