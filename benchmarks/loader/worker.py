@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -72,11 +73,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "seconds": seconds,
         "others": others,
     }
-    if args.system == systems.OURS and args.ranks == 1:
+    further = args.system == systems.OURS and args.ranks == 1
+    if further:
         del iterator
         found |= _next_epochs(batches)
-        if args.form == "int32" and not args.shuffle:
-            found |= _beside_decoding(batches, args)
+    # here, because decoding alone takes memory of its own
+    found["loading_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    if further and args.form == "int32" and not args.shuffle:
+        found |= _beside_decoding(batches, args)
     return found
 
 
@@ -146,6 +150,7 @@ def _all_ranks(args: argparse.Namespace) -> dict[str, Any]:
         "samples_per_s": sum(one["samples_per_s"] for one in found),
         "samples_per_cpu_s": sum(one["samples_per_cpu_s"] for one in found) / len(found),
         "first_batch_ms": max(one["first_batch_ms"] for one in found),
+        "loading_mb": sum(one["loading_mb"] for one in found),
         # the other ranks are not others
         "others": max(0.0, found[0]["others"] - sum(map(_cpu_share, found[1:]))),
     }
