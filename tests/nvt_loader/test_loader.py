@@ -18,6 +18,7 @@ import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.datasets.utils import Batch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from clicklog.errors import SettingsError
 from nvt_loader import KJTLoader
@@ -324,6 +325,25 @@ iterator = iter(KJTLoader({str(train)!r}, 4, device="cpu"))
 next(iterator)
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+def test_a_batch_holds_what_the_constructor_of_keyed_jagged_tensors_makes(train):
+    for batch in KJTLoader(train, 32, device="cpu"):
+        found = batch.sparse_features
+        made = KeyedJaggedTensor(
+            found.keys(),
+            found.values(),
+            lengths=found.lengths(),
+            offsets=found.offsets(),
+            stride=found.stride(),
+            length_per_key=found.length_per_key(),
+            offset_per_key=found.offset_per_key(),
+            index_per_key={key: i for i, key in enumerate(found.keys())},
+        )
+        assert found.__dict__.keys() == made.__dict__.keys()
+        for name, value in made.__dict__.items():
+            own = found.__dict__[name]
+            assert own is value if isinstance(value, torch.Tensor) else own == value, name
 
 
 def test_a_batch_stays_valid_while_later_ones_are_drawn(train, monkeypatch):
