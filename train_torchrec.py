@@ -13,8 +13,9 @@ import time
 
 from clicklog.errors import ClickLogError
 
-#: Seconds for which a rank keeps an error of its own to itself. Most errors meet all ranks: then
-#: rank 0 reports it, the launcher ends the others, and it is read once.
+#: Seconds for which a rank keeps an error to itself that another rank reports: a lost connection,
+#: that of the rank that failed; what the user can mend, which most often meets all ranks, rank 0.
+#: Meanwhile the launcher ends the others, and the error is read once.
 _PATIENCE = 2.0
 
 
@@ -46,12 +47,25 @@ def _train(argv: list[str]) -> None:
 
     gc.freeze()  # what importing made stays: a look through it takes a tenth of a second
 
-    @record  # the launcher shows the first error of all ranks
+    @record  # the launcher shows the first error of all ranks, by the second
     def run() -> None:
-        with process_group(own_cpus=settings.bind_cpus) as group:
-            work(settings, group)
+        try:
+            with process_group(own_cpus=settings.bind_cpus) as group:
+                work(settings, group)
+        except RuntimeError as error:
+            if _follows_from_another(error):
+                time.sleep(_PATIENCE)
+            raise
 
     run()
+
+
+def _follows_from_another(error: RuntimeError) -> bool:
+    """Whether another rank failed first: its connections are gone."""
+    from torch.distributed import DistError
+
+    text = str(error).lower()
+    return isinstance(error, DistError) or "gloo" in text or "connection" in text
 
 
 def main(argv: list[str]) -> int:

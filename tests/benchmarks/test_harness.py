@@ -33,7 +33,8 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
 
 
 def test_a_run_has_the_last_line_the_time_and_the_memory():
-    one = run(printing('{"rows": 3}', "x = bytearray(80 << 20); sum(x[::4096])"))
+    code = "import time; x = bytearray(80 << 20); sum(x[::4096]); time.sleep(0.5)"  # to be seen
+    one = run(printing('{"rows": 3}', code))
     assert one.output == {"rows": 3}
     assert not one.error
     assert 80 * 2**20 / 1e6 < one.peak_rss_mb < 150
