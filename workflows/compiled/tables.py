@@ -23,12 +23,11 @@ from __future__ import annotations
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from clicklog.hashing import murmur3_of_bytes, murmur3_of_int
 from clicklog.spec import FIRST_OOV_ID, NULL_ID
+from workflows.compiled.intrinsics import eight_bytes, prefetch
 
 #: Words of a table begin and end at cache lines.
 LINE_WORDS = 8
@@ -54,38 +53,6 @@ def words_for(slots: int, *, wide: bool) -> int:
     """How many words a table of ``slots`` slots takes."""
     words = slots * (2 if wide else 1)
     return -(-words // LINE_WORDS) * LINE_WORDS
-
-
-@intrinsic
-def _prefetch(typing_context, array, index):
-    """Begin to load ``array[index]`` into the cache."""
-
-    def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        byte_pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte_pointer)
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch",
-            [byte_pointer],
-            ir.FunctionType(ir.VoidType(), [byte_pointer, number, number, number]),
-        )
-        builder.call(function, [address, number(0), number(3), number(1)])  # read, keep, data
-        return context.get_dummy_value()
-
-    return types.void(array, index), generate
-
-
-@intrinsic
-def _eight_bytes(typing_context, array, index):
-    """``array[index:index + 8]`` of a uint8 array as one word, wherever it begins."""
-
-    def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        address = builder.gep(data, [arguments[1]])
-        word = builder.bitcast(address, ir.IntType(64).as_pointer())
-        return builder.load(word, align=1)
-
-    return types.uint64(array, index), generate
 
 
 @numba.njit(inline="always")
@@ -121,7 +88,7 @@ def _home_wide(key, slots):
 def _last_bytes(data, at, end):
     """The fewer than eight bytes ``data[at:end]`` as one word."""
     if at + 8 <= len(data):
-        return _eight_bytes(data, at) & ((np.uint64(1) << np.uint64(8 * (end - at))) - np.uint64(1))
+        return eight_bytes(data, at) & ((np.uint64(1) << np.uint64(8 * (end - at))) - np.uint64(1))
     word = np.uint64(0)
     for k in range(end - at):
         word |= np.uint64(data[at + k]) << np.uint64(8 * k)
@@ -133,7 +100,7 @@ def _hash_text(data, begin, end):
     hashed = np.uint64(end - begin)
     at = begin
     while at + 8 <= end:
-        hashed = _mix(hashed ^ _eight_bytes(data, at))
+        hashed = _mix(hashed ^ eight_bytes(data, at))
         at += 8
     return _mix(hashed ^ _last_bytes(data, at, end))
 
@@ -164,7 +131,7 @@ def insert_narrow(words, slots, values, first_id):
     size = np.uint64(slots)
     for i in range(len(values)):
         if i + _AHEAD < len(values):
-            _prefetch(words, _home_narrow(values[i + _AHEAD], size))
+            prefetch(words, _home_narrow(values[i + _AHEAD], size))
         key = np.uint64(values[i])
         at = _home_narrow(key, size)
         while words[at] >> _HALF != 0:
@@ -181,7 +148,7 @@ def insert_wide(words, slots, values, first_id):
     size = np.uint64(slots)
     for i in range(len(values)):
         if i + _AHEAD < len(values):
-            _prefetch(words, _home_wide(values[i + _AHEAD], size))
+            prefetch(words, _home_wide(values[i + _AHEAD], size))
         key = np.uint64(values[i])
         at = _home(_mix(key), size)
         while words[np.uint64(2) * at + np.uint64(1)] != 0:
@@ -263,9 +230,9 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
     prefetched = max(0, rows - _AHEAD) if size * slot_words > _CACHED_WORDS else 0
     for i in range(prefetched):
         if wide:
-            _prefetch(words, begin + _home_wide(values[i + _AHEAD], size))
+            prefetch(words, begin + _home_wide(values[i + _AHEAD], size))
         else:
-            _prefetch(words, begin + _home_narrow(values[i + _AHEAD], size))
+            prefetch(words, begin + _home_narrow(values[i + _AHEAD], size))
         out[i] = _probe(words, begin, size, values[i], wide)
     for i in range(prefetched, rows):
         out[i] = _probe(words, begin, size, values[i], wide)
@@ -345,7 +312,7 @@ def _same_text(data, begin, end, text_begins, text, which):
     if at < 0 or text_end > len(text) or text_end - at != end - begin:
         return False
     while begin + 8 <= end:
-        if _eight_bytes(data, begin) != _eight_bytes(text, at):
+        if eight_bytes(data, begin) != eight_bytes(text, at):
             return False
         begin += 8
         at += 8
@@ -379,7 +346,7 @@ def encode_text(begins, data, missing, bit, words, place, text_begins, text, out
         if i + _AHEAD < rows:
             later = _hash_text(data, begins[i + _AHEAD], begins[i + _AHEAD + 1])
             hashes[i % _AHEAD] = later
-            _prefetch(words, begin + np.uint64(2) * _home(later, size))
+            prefetch(words, begin + np.uint64(2) * _home(later, size))
         if masked and (missing[i] >> shift) & np.uint64(1):
             out[i] = _NULL_ID
             nulls += 1
