@@ -6,6 +6,7 @@ footer's minimum and maximum rule it out; elsewhere it costs one reduction for e
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import logging
 import threading
@@ -21,7 +22,7 @@ from clicklog.schema import TableSchema
 from nvt_loader.kernels import largest, largest_magnitude
 
 if TYPE_CHECKING:
-    from nvt_loader.decode import Chunk
+    from nvt_loader.chunks import Chunk
     from nvt_loader.layout import Layout
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,19 @@ def check_columns(
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Leaves:
+    """Where columns are among a file's leaves.
+
+    Attributes:
+        categorical: of each categorical column.
+        plain: see :meth:`Checker.plain_leaves`.
+    """
+
+    categorical: list[int]
+    plain: dict[int, tuple[int, int]]
+
+
 class Checker:
     """Converts and checks the columns of a split's files; safe for use by several threads."""
 
@@ -93,31 +107,44 @@ class Checker:
         ids = pa.from_numpy_dtype(layout.id_dtype)
         self._types = [pa.float32()] * self._first_id + [ids] * len(self._sizes)
         self._said: set[str] = set()
-        self._known: tuple[pq.ParquetSchema | None, list[int]] = (None, [])
+        self._known: tuple[pq.ParquetSchema | None, _Leaves] = (None, _Leaves([], {}))
+        #: What a column's numbers have to stay below: ids unsigned, floats their magnitude's bits.
+        self.limits = np.array([NO_NUMBER] * self._first_id + [*schema.table_sizes], np.uint64)
         self._lock = threading.Lock()
 
     def unproven(self, footer: pq.FileMetaData, row_group: int) -> np.ndarray:
         """The categorical columns whose ids the footer does not show to be in their table: bool."""
         group = footer.row_group(row_group)
         unproven = np.ones(len(self._sizes), bool)
-        for i, place in enumerate(self._places(footer)):
+        for i, place in enumerate(self._leaves(footer).categorical):
             statistics = group.column(place).statistics
             if statistics is not None and statistics.has_min_max:
                 size = self._layout.schema.table_sizes[i]
                 unproven[i] = not 0 <= statistics.min <= statistics.max < size
         return unproven
 
-    def _places(self, footer: pq.FileMetaData) -> list[int]:
-        """Where the categorical columns are among a file's leaves; most files are alike."""
+    def plain_leaves(self, footer: pq.FileMetaData) -> dict[int, tuple[int, int]]:
+        """The columns of the loader's own types: which of the file's leaves each is, and whether
+        its values may be missing."""
+        return self._leaves(footer).plain
+
+    def _leaves(self, footer: pq.FileMetaData) -> _Leaves:
+        """Where the columns are among a file's leaves; most files are alike."""
         schema = footer.schema
         with self._lock:
-            known, places = self._known
+            known, leaves = self._known
         if known is None or not known.equals(schema):
-            leaves = [schema.column(i).path.split(".")[0] for i in range(footer.num_columns)]
-            places = [leaves.index(name) for name in self._layout.schema.categorical]
+            columns = [schema.column(i) for i in range(footer.num_columns)]
+            names = [column.path.split(".")[0] for column in columns]
+            types = schema.to_arrow_schema()
+            leaves = _Leaves([names.index(name) for name in self._layout.schema.categorical], {})
+            for number, name in enumerate(self._layout.schema.columns):
+                if self.is_plain(types.field(name).type, number):
+                    leaf = names.index(name)
+                    leaves.plain[number] = leaf, columns[leaf].max_definition_level
             with self._lock:
-                self._known = schema, places
-        return places
+                self._known = schema, leaves
+        return leaves
 
     def is_plain(self, kind: pa.DataType, number: int) -> bool:
         """Whether a column of this type is what the loader hands out, but for nulls."""
@@ -198,46 +225,65 @@ class Checker:
         return hashed
 
     def check(
-        self, chunk: Chunk, arrays: dict[int, pa.Array], unproven: np.ndarray, file: int
+        self,
+        chunk: Chunk,
+        arrays: dict[int, pa.Array],
+        numbers: np.ndarray,
+        unproven: np.ndarray,
+        file: int,
     ) -> None:
         """Refuse (or hash) what is no number and what is no id of its table.
 
         Args:
             chunk: the rows.
             arrays: its list columns.
+            numbers: of the columns to look at.
             unproven: bool [categorical columns], from :meth:`unproven`.
             file: where it is from.
         """
         if not chunk.rows:
             return
-        floats = np.ascontiguousarray(chunk.addresses[: self._first_id])
-        found = np.empty(self._first_id, np.uint32)
-        largest_magnitude(found, floats, chunk.rows)
-        for i in np.flatnonzero(found >= NO_NUMBER).tolist():
-            name = self._layout.schema.columns[i]
-            self._refuse_numbers(chunk.column(i, np.float32), name, file)
-        if not unproven.any():
+        floats = numbers[numbers < self._first_id]
+        found = np.empty(len(floats), np.uint32)
+        largest_magnitude(found, chunk.addresses[floats], chunk.rows)
+        for i in floats[found >= NO_NUMBER].tolist():
+            self.refuse(chunk, i, file)
+        ids = numbers[numbers >= self._first_id]
+        ids = ids[unproven[ids - self._first_id]]
+        if not ids.size:
             return
-        flat = np.flatnonzero(unproven & ~self._is_list)
+        is_list = self._is_list[ids - self._first_id]
+        flat = ids[~is_list]
         if flat.size:
             most = np.empty(flat.size, self._unsigned)
-            largest(most, chunk.addresses[self._first_id + flat], chunk.rows)
-            for i in flat[most >= self._sizes[flat].astype(most.dtype)]:
-                self._replace(chunk, None, int(i), file)
-        for i in np.flatnonzero(unproven & self._is_list):
-            array = arrays[self._first_id + i]
+            largest(most, chunk.addresses[flat], chunk.rows)
+            for i in flat[most >= self.limits[flat]].tolist():
+                self.refuse(chunk, i, file)
+        for i in ids[is_list].tolist():
+            array = arrays[i]
             begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
             if begin == end:
                 continue
             most = np.empty(1, self._unsigned)
-            address = chunk.values[self._first_id + i] + begin * most.itemsize
+            address = chunk.values[i] + begin * most.itemsize
             largest(most, np.array([address]), end - begin)
-            if int(most[0]) >= self._sizes[i]:
-                self._replace(chunk, array, int(i), file)
+            if most[0] >= self.limits[i]:
+                self._replace(chunk, array, i, file)
 
-    def _replace(self, chunk: Chunk, array: pa.Array | None, i: int, file: int) -> None:
+    def refuse(self, chunk: Chunk, number: int, file: int) -> None:
+        """Refuse a column, no list, that has a number at its limit or above (or hash its ids).
+
+        Raises:
+            SchemaError: naming file, column and value.
+        """
+        if number < self._first_id:
+            name = self._layout.schema.columns[number]
+            refuse_numbers(chunk.column(number, np.float32), name, self._layout.files[file])
+        self._replace(chunk, None, number, file)
+
+    def _replace(self, chunk: Chunk, array: pa.Array | None, number: int, file: int) -> None:
         """Put ids that are in the table in place of a column's, which may be the list ``array``."""
-        number = self._first_id + i
+        i = number - self._first_id
         if array is None:
             ids = self.inside(chunk.column(number, self._layout.id_dtype), i, file)
             chunk.addresses[number] = ids.ctypes.data
@@ -267,11 +313,8 @@ class Checker:
         owner.append(values)
         weights = values.to_numpy()
         if weights.size and not np.isfinite(weights).all():
-            self._refuse_numbers(weights, name, file)
+            refuse_numbers(weights, name, self._layout.files[file])
         return weights.ctypes.data - 4 * int(offsets[0])
-
-    def _refuse_numbers(self, column: np.ndarray, name: str, file: int) -> NoReturn:
-        refuse_numbers(column, name, self._layout.files[file])
 
 
 def refuse_numbers(column: np.ndarray, name: str, path: Path) -> NoReturn:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from nvt_loader.blocks import Block, JaggedBlock, Source, empty_block
-from nvt_loader.decode import Chunk, Decoder, cpu_decoder
+from nvt_loader.chunks import Chunk, Decoder
+from nvt_loader.decode import cpu_decoder
 from nvt_loader.jagged import build_jagged, permuted_jagged
 from nvt_loader.kernels import copy_runs, permute
 from nvt_loader.layout import Layout

@@ -20,10 +20,10 @@ from torch.utils.dlpack import from_dlpack
 from clicklog.errors import BadInputError, SchemaError
 from nvt_loader.blocks import Block, JaggedBlock, Source
 from nvt_loader.checks import FILL_REMEDY, Checker, refuse_numbers
+from nvt_loader.chunks import Decoder
 from nvt_loader.cpu import CpuBlocks
-from nvt_loader.decode import Decoder, check_file, check_unchanged
 from nvt_loader.device_rows import DeviceRows, build_on_device
-from nvt_loader.layout import REWRITE, Layout
+from nvt_loader.layout import REWRITE, Layout, check_file, check_unchanged
 from nvt_loader.memory import row_bytes
 from nvt_loader.plan import Piece
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nvt_loader.blocks import JaggedBlock
-from nvt_loader.decode import Chunk
+from nvt_loader.chunks import Chunk
 from nvt_loader.kernels import list_lengths, list_values, permute, permute_lists
 from nvt_loader.layout import Layout
 from nvt_loader.memory import Buffers

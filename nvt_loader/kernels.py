@@ -1,9 +1,6 @@
 """Compiled loops of the CPU path: columns into batch-major memory, without the interpreter lock.
 
-Memory comes as addresses (Arrow's buffers), so that one call does all columns and nothing is
-compiled again for another number of them; the caller keeps it alive. Addresses, and loops that
-count from zero, are also what lets the compiler use vector instructions: an index that might be
-negative does not. Floats go as their bits. Compiled once per machine (numba's cache), at import.
+Floats go as their bits.
 
 *Runs* say what goes where: int64 [runs, 4], of consecutive rows: the chunk they are in, their
 first row there, how many rows, and the element of the target where column 0 begins. Runs are in
@@ -14,27 +11,14 @@ from __future__ import annotations
 
 import numba
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
+
+from nvt_loader.native import compiled, pointer
 
 #: Rows of which several columns are interleaved at a time: what fits a core's cache.
 TILE_ROWS = 256
 
 
-@intrinsic
-def _pointer(_context, address):
-    def generate(context, builder, _signature, values):
-        return builder.inttoptr(values[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(address), generate
-
-
-def _compile(*signatures: str, nogil: bool = True):
-    """``nogil`` is for what takes long: to get the interpreter's lock back takes microseconds."""
-    return numba.njit(list(signatures), nogil=nogil, cache=True)
-
-
-@_compile("boolean(int64[::1], int64, int64[::1], int64[::1], int64[::1])", nogil=False)
+@compiled("boolean(int64[::1], int64, int64[::1], int64[::1], int64[::1])", nogil=False)
 def plain_addresses(addresses, record_batch, numbers, indices, sizes):
     """Where the values of a record batch's columns begin; False if one of them holds nulls.
 
@@ -46,18 +30,18 @@ def plain_addresses(addresses, record_batch, numbers, indices, sizes):
         sizes: int64 [columns], bytes of a value.
     """
     # struct ArrowArray: length, null_count, offset, n_buffers, n_children, buffers, children, …
-    batch = numba.carray(_pointer(record_batch), (7,), np.int64)
-    children = numba.carray(_pointer(batch[6]), (batch[4],), np.int64)
+    batch = numba.carray(pointer(record_batch), (7,), np.int64)
+    children = numba.carray(pointer(batch[6]), (batch[4],), np.int64)
     for i in range(len(numbers)):
-        child = numba.carray(_pointer(children[indices[i]]), (7,), np.int64)
+        child = numba.carray(pointer(children[indices[i]]), (7,), np.int64)
         if child[1] != 0:
             return False
-        buffers = numba.carray(_pointer(child[5]), (child[3],), np.int64)
+        buffers = numba.carray(pointer(child[5]), (child[3],), np.int64)
         addresses[numbers[i]] = buffers[1] + (batch[2] + child[2]) * sizes[numbers[i]]
     return True
 
 
-@_compile(
+@compiled(
     "void(int32[::1], int64[:, ::1], int64, int64[:, ::1], int64[::1])",
     "void(int64[::1], int64[:, ::1], int64, int64[:, ::1], int64[::1])",
 )
@@ -77,13 +61,13 @@ def copy_runs(target, sources, stride, runs, steps):
             for k in range(steps[step], steps[step + 1]):
                 chunk, first, rows, at = runs[k]
                 address = sources[chunk, c] + first * size
-                source = numba.carray(_pointer(address), (1,), target.dtype)
-                to = numba.carray(_pointer(base + (at + c * stride) * size), (1,), target.dtype)
+                source = numba.carray(pointer(address), (1,), target.dtype)
+                to = numba.carray(pointer(base + (at + c * stride) * size), (1,), target.dtype)
                 for i in range(rows):
                     to[i] = source[i]
 
 
-@_compile("int64(int64[:, ::1], int64, int64, int64, int64, int64, int64[::1], int64)", nogil=False)
+@compiled("int64(int64[:, ::1], int64, int64, int64, int64, int64, int64[::1], int64)", nogil=False)
 def find_runs(found, steps, width, begin, end, first, chunk_rows, first_chunk):
     """The runs of a source's rows: of ``width`` rows in each step those in [begin, end).
 
@@ -113,7 +97,7 @@ def find_runs(found, steps, width, begin, end, first, chunk_rows, first_chunk):
     return count
 
 
-@_compile("void(int32[::1], int64[:, ::1], int64[:, ::1])")
+@compiled("void(int32[::1], int64[:, ::1], int64[:, ::1])")
 def interleave_runs(target, sources, runs):
     """Copy columns to ``[rows, columns]``: row i of a run, column c → ``(at + i)·columns + c``."""
     base, columns = target.ctypes.data, sources.shape[1]
@@ -123,14 +107,14 @@ def interleave_runs(target, sources, runs):
             size = min(TILE_ROWS, rows - tile)
             for c in range(columns):
                 address = sources[chunk, c] + (first + tile) * 4
-                source = numba.carray(_pointer(address), (1,), np.int32)
+                source = numba.carray(pointer(address), (1,), np.int32)
                 to = base + ((at + tile) * columns + c) * 4
-                to = numba.carray(_pointer(to), (1,), np.int32)
+                to = numba.carray(pointer(to), (1,), np.int32)
                 for i in range(size):
                     to[np.uint64(i * columns)] = source[i]
 
 
-@_compile(
+@compiled(
     "void(int32[::1], int64[::1], int64, uint32[::1], uint32[::1])",
     "void(int64[::1], int64[::1], int64, uint32[::1], uint32[::1])",
 )
@@ -138,13 +122,13 @@ def permute(target, sources, stride, to_rows, from_rows):
     """Columns' rows ``from_rows`` → rows ``to_rows`` of a target ``[columns, stride]``, flat."""
     base, size = target.ctypes.data, target.itemsize
     for c in range(len(sources)):
-        source = numba.carray(_pointer(sources[c]), (1,), target.dtype)
-        to = numba.carray(_pointer(base + c * stride * size), (1,), target.dtype)
+        source = numba.carray(pointer(sources[c]), (1,), target.dtype)
+        to = numba.carray(pointer(base + c * stride * size), (1,), target.dtype)
         for i in range(len(to_rows)):
             to[to_rows[i]] = source[from_rows[i]]
 
 
-@_compile(
+@compiled(
     "void(uint32[::1], int64[::1], int64)",
     "void(uint64[::1], int64[::1], int64)",
 )
@@ -154,25 +138,25 @@ def largest(found, sources, rows):
     Read as unsigned, a negative id is a large one: one reduction for both ends of a table.
     """
     for c in range(len(sources)):
-        source = numba.carray(_pointer(sources[c]), (1,), found.dtype)
+        source = numba.carray(pointer(sources[c]), (1,), found.dtype)
         most = found.dtype.type(0)
         for i in range(rows):
             most = max(most, source[i])
         found[c] = most
 
 
-@_compile("void(uint32[::1], int64[::1], int64)")
+@compiled("void(uint32[::1], int64[::1], int64)")
 def largest_magnitude(found, sources, rows):
     """Per float32 column the largest magnitude, as bits: from 0x7F800000 on it is no number."""
     for c in range(len(sources)):
-        source = numba.carray(_pointer(sources[c]), (1,), np.uint32)
+        source = numba.carray(pointer(sources[c]), (1,), np.uint32)
         most = np.uint32(0)
         for i in range(rows):
             most = max(most, source[i] & np.uint32(0x7FFFFFFF))
         found[c] = most
 
 
-@_compile("void(int32[::1], int64[:, ::1], boolean[::1], int64, int64[:, ::1], int64[::1])")
+@compiled("void(int32[::1], int64[:, ::1], boolean[::1], int64, int64[:, ::1], int64[::1])")
 def list_lengths(lengths, offsets, is_list, stride, runs, steps):
     """The lengths of all columns' rows, as :func:`copy_runs` lays rows out.
 
@@ -189,10 +173,10 @@ def list_lengths(lengths, offsets, is_list, stride, runs, steps):
         for c in range(offsets.shape[1]):
             for k in range(steps[step], steps[step + 1]):
                 chunk, first, rows, at = runs[k]
-                to = numba.carray(_pointer(base + (at + c * stride) * 4), (1,), np.int32)
+                to = numba.carray(pointer(base + (at + c * stride) * 4), (1,), np.int32)
                 if is_list[c]:
                     source = offsets[chunk, c] + first * 4
-                    source = numba.carray(_pointer(source), (1,), np.int32)
+                    source = numba.carray(pointer(source), (1,), np.int32)
                     for i in range(rows):
                         to[i] = source[i + 1] - source[i]
                 else:
@@ -200,7 +184,7 @@ def list_lengths(lengths, offsets, is_list, stride, runs, steps):
                         to[i] = 1
 
 
-@_compile(
+@compiled(
     "void(int32[::1], int64[::1], int64[:, ::1], int64[:, ::1], boolean[::1], int64,"
     " int64[:, ::1], int64[::1])",
     "void(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], boolean[::1], int64,"
@@ -225,25 +209,25 @@ def list_values(target, starts, values, offsets, is_list, stride, runs, steps):
                 begin, count = first, rows
                 if is_list[c]:
                     bounds = offsets[chunk, c] + first * 4
-                    bounds = numba.carray(_pointer(bounds), (1,), np.int32)
+                    bounds = numba.carray(pointer(bounds), (1,), np.int32)
                     begin, count = bounds[0], bounds[rows] - bounds[0]
                 if values[chunk, c] == 0 or count == 0:
                     continue
-                source = numba.carray(_pointer(values[chunk, c] + begin * size), (1,), target.dtype)
+                source = numba.carray(pointer(values[chunk, c] + begin * size), (1,), target.dtype)
                 to = base + starts[at + c * stride] * size
-                to = numba.carray(_pointer(to), (1,), target.dtype)
+                to = numba.carray(pointer(to), (1,), target.dtype)
                 for i in range(count):
                     to[i] = source[i]
 
 
-@_compile(
+@compiled(
     "void(int32[::1], int64[::1], int64, int64, uint32[::1], uint32[::1])",
     "void(int64[::1], int64[::1], int64, int64, uint32[::1], uint32[::1])",
 )
 def permute_lists(target, starts, values, offsets, to_rows, from_rows):
     """A list column's rows ``from_rows`` → from ``starts[to_rows]`` on in ``target``."""
-    source = numba.carray(_pointer(values), (1,), target.dtype)
-    bounds = numba.carray(_pointer(offsets), (1,), np.int32)
+    source = numba.carray(pointer(values), (1,), target.dtype)
+    bounds = numba.carray(pointer(offsets), (1,), np.int32)
     for i in range(len(to_rows)):
         to = starts[to_rows[i]]
         begin = bounds[from_rows[i]]
@@ -259,14 +243,14 @@ def _mixed(state):
     return state ^ (state >> np.uint64(31))
 
 
-@_compile("void(uint64[::1], uint64)")
+@compiled("void(uint64[::1], uint64)")
 def random_words(words, seed):
     """SplitMix64's stream from ``seed``."""
     for i in range(len(words)):
         words[i] = _mixed(seed + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15))
 
 
-@_compile("void(int64[::1], uint64)")
+@compiled("void(int64[::1], uint64)")
 def random_order(order, seed):
     """A random permutation of 0 … len(order) - 1 < 2**32 (Fisher and Yates, SplitMix64)."""
     for i in range(len(order)):

@@ -184,6 +184,28 @@ def read_footer(path: Path, schema: TableSchema, weights: dict[str, str]) -> pq.
     return footer
 
 
+def check_file(layout: Layout, number: int) -> pq.FileMetaData:
+    """A file's footer. Raises :class:`BadInputError` if the file is no longer as it was."""
+    path, size = layout.files[number], layout.sizes[number]
+    found = path.stat().st_size
+    if found != size:
+        raise BadInputError(
+            f"{path} has {found} bytes; it had {size} when the loader was made",
+            "the file was rewritten or cut short while in use: restore it, or start again",
+        )
+    return layout.read_footer(path)
+
+
+def check_unchanged(layout: Layout, row_group: int, footer: pq.FileMetaData) -> None:
+    """Refuse a file whose row groups are no longer as planned. Raises :class:`BadInputError`."""
+    group = layout.row_groups[row_group]
+    if group.index >= footer.num_row_groups or footer.row_group(group.index).num_rows != group.rows:
+        raise BadInputError(
+            f"{layout.files[group.file]}: row group {group.index} has no longer {group.rows} rows",
+            "the file was rewritten while in use, or _metadata is out of date: delete _metadata",
+        )
+
+
 def _read_collected(
     directory: Path, schema: TableSchema, weights: dict[str, str], files: list[Path]
 ) -> dict[str, list[int]]:

@@ -36,8 +36,8 @@ from torchrec.datasets.utils import Batch
 from clicklog.errors import SettingsError
 from clicklog.schema import TableSchema
 from nvt_loader import accounting
+from nvt_loader.arrow_rows import count_kept
 from nvt_loader.blocks import BatchFactory
-from nvt_loader.decode import count_kept
 from nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
 from nvt_loader.gpu import choose_blocks
 from nvt_loader.layout import Layout, read_layout

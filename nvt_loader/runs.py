@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nvt_loader.blocks import Source
-from nvt_loader.decode import Chunk, Rows
+from nvt_loader.chunks import Chunk, Rows
 from nvt_loader.kernels import copy_runs, find_runs, interleave_runs
 
 #: Tensors in a block's memory begin at multiples of this many bytes.
