@@ -43,6 +43,8 @@ def cpu_decoder(layout: Layout) -> Decoder:
         group = layout.row_groups[piece.row_group]
         path = layout.files[group.file]
         done = piece.begin
+        # chunks of one size: after a short one at the end, the next would come too late
+        rows = -(-(piece.end - done) // -(-(piece.end - done) // rows))
         try:
             footer = read_footer(group.file)
             check_unchanged(layout, piece.row_group, footer)

@@ -28,7 +28,7 @@ ROW_GROUPS = 1024
 
 #: Encodings that footers name (of levels, RLE), and codecs, by Arrow's names for them.
 ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
-CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "GZIP": "gzip", "ZSTD": "zstd"}
+CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +171,9 @@ def _find_place(
         inside = 0 < begin <= begin + size <= layout.sizes[group.file]
         if known and inside and column.num_values == group.rows:
             width = int(layout.row_bytes[number])
-            chunk = [begin, size, group.rows, width, optional, number < floats]
-            found.append((begin, number, chunk, CODECS[column.compression]))
+            codec = CODECS[column.compression]
+            chunk = [begin, size, group.rows, width, optional, number < floats, codec == "snappy"]
+            found.append((begin, number, chunk, codec))
     if not found:
         return None
     found.sort()

@@ -1,9 +1,9 @@
 """Compiled loops that read parquet pages: headers, checksums, dictionaries, plain values.
 
 After the format's specification (apache/parquet-format: parquet.thrift, Encodings.md; Thrift's
-compact protocol). What they do not know (pages of version 2, other encodings, nulls) they refuse, as
-they do what is broken: Arrow then reads it, or says what is wrong. They believe nothing that a page
-says: nothing leads out of it, or out of its dictionary.
+compact protocol). What they do not know (pages of version 2, other encodings, nulls) they refuse,
+as they do what is broken: Arrow then reads it, or says what is wrong. They believe nothing that a
+page says: nothing leads out of it, or out of its dictionary.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from nvt_loader.crc32 import crc32
 from nvt_loader.native import compiled, pointer
 
 #: A column chunk is a row of int64: where it lies in memory and its bytes; its values; bytes of a
-#: value; whether values may be missing; whether they are floats.
-ADDRESS, SIZE, VALUES, WIDTH, OPTIONAL, FLOAT = range(6)
-CHUNK_FIELDS = 6
+#: value; whether values may be missing, are floats, are compressed with Snappy (1 or 0).
+ADDRESS, SIZE, VALUES, WIDTH, OPTIONAL, FLOAT, SNAPPY = range(7)
+CHUNK_FIELDS = 7
 
 #: A page is a row of int64: its kind; where what follows the header lies and its bytes, as they are
 #: in the file and decompressed; its values; their encoding.
@@ -34,6 +34,7 @@ _STRUCT = 12
 
 #: Structs in structs in a page's header: its own fields, those of its kind, their statistics.
 _DEPTH = 3
+HEADER_FIELDS = 7
 
 
 @numba.njit(inline="always")
@@ -59,16 +60,13 @@ def _signed(value):
 def _read_header(memory, at, end, found):
     """Read a PageHeader at ``memory[at]``; where it ends, -1 if it cannot be read.
 
-    ``found``: int64 [6]: its kind, uncompressed and compressed bytes, checksum (-1: none), values,
-    encoding.
+    ``found``: int64 [HEADER_FIELDS], -1 for what is not there: its kind, uncompressed and
+    compressed bytes, checksum, values, their encoding, that of the definition levels.
     """
     found[:] = -1
     field = np.zeros(_DEPTH, np.int64)
-    struct = np.int64(0)  # the field of the PageHeader that this is in
     depth = 0
-    while True:
-        if at >= end:
-            return -1
+    while at < end:
         byte = np.int64(memory[at])
         at += 1
         if byte == 0:
@@ -84,36 +82,33 @@ def _read_header(memory, at, end, found):
             if at < 0:
                 return -1
             field[depth] = _signed(value)
-        if kind == _TRUE or kind == _FALSE:
-            continue
+        wanted = np.int64(-1)  # place in ``found``
+        if depth == 0 and 1 <= field[0] <= 4:
+            wanted = field[0] - 1
+        elif depth == 1 and field[0] in (5, 7) and 1 <= field[1] <= 3:
+            wanted = field[1] + 3
         if kind == _STRUCT:
-            if depth == 0:
-                struct = field[0]
             depth += 1
-            if depth >= _DEPTH:
+            if depth >= _DEPTH or wanted >= 0:
                 return -1
             field[depth] = 0
-            continue
-        if kind == _BYTE or kind == _DOUBLE:
+        elif kind in (_BYTE, _DOUBLE):
             at += 1 if kind == _BYTE else 8
-            continue
-        if not _I16 <= kind <= _BINARY:
-            return -1
-        value, at = varint(memory, at, end)
-        if at < 0:
-            return -1
-        if kind == _BINARY:
-            if value > np.uint64(end - at):
+        elif _I16 <= kind <= _BINARY:
+            value, at = varint(memory, at, end)
+            if at < 0:
                 return -1
-            at += np.int64(value)
-            continue
-        number = _signed(value)
-        if depth == 0 and 1 <= field[0] <= 3:
-            found[field[0] - 1] = number
-        elif depth == 0 and field[0] == 4:
-            found[3] = number & 0xFFFFFFFF
-        elif depth == 1 and (struct == 5 or struct == 7) and 1 <= field[1] <= 2:
-            found[3 + field[1]] = number
+            if kind == _BINARY:
+                if value > np.uint64(end - at):
+                    return -1
+                at += np.int64(value)
+            if wanted >= 0:
+                if kind != _I32:
+                    return -1
+                found[wanted] = _signed(value)
+        elif kind not in (_TRUE, _FALSE):
+            return -1
+    return -1
 
 
 @compiled("int64(int64[:, ::1], int64[::1], int64[:, ::1])")
@@ -128,7 +123,7 @@ def find_pages(pages, first_page, chunks):
     Returns:
         how many pages there are, which may be more than ``pages`` holds; -1: not to be read here.
     """
-    header = np.empty(6, np.int64)
+    header = np.empty(HEADER_FIELDS, np.int64)
     count = 0
     for c in range(len(chunks)):
         first_page[c] = count
@@ -139,13 +134,21 @@ def find_pages(pages, first_page, chunks):
             at = _read_header(memory, at, end, header)
             if at < 0:
                 return -1
-            kind, whole, size, checksum, number, encoding = header
+            kind, whole, size, checksum, number, encoding, levels = header
             if kind != DATA_PAGE and kind != DICTIONARY_PAGE:
                 return -1
             if not 0 <= size <= end - at or whole < 0 or number < 0:
                 return -1
-            if checksum >= 0 and np.int64(crc32(chunks[c, ADDRESS] + at, size)) != checksum:
+            if checksum != -1:
+                found = np.int64(crc32(chunks[c, ADDRESS] + at, size))
+                if found != checksum & 0xFFFFFFFF:
+                    return -1
+            if kind == DATA_PAGE and chunks[c, OPTIONAL] and levels != RLE:
                 return -1
+            if chunks[c, SNAPPY]:
+                length, _ = varint(memory, at, at + size)
+                if np.int64(length) != whole:
+                    return -1
             if count < len(pages):
                 page = pages[count]
                 page[KIND], page[BODY], page[BYTES] = kind, chunks[c, ADDRESS] + at, size

@@ -1,0 +1,213 @@
+"""Rows straight from the pages are Arrow's rows; what cannot be read so is left to Arrow."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from clicklog.errors import ClickLogError, SchemaError
+from clicklog.schema import TableSchema
+from nvt_loader.checks import Checker
+from nvt_loader.decode import cpu_decoder
+from nvt_loader.layout import read_layout
+from nvt_loader.page_rows import PageRows
+from nvt_loader.plan import Piece
+
+SCHEMA = TableSchema(
+    "label", ("int_0", "int_1"), ("cat_0", "cat_1", "cat_2", "cat_3"), (2, 300, 7000, 10**6)
+)
+ROWS = 5000
+CODED = {"label", "int_0", "cat_0", "cat_1"}  # columns of few values
+
+
+def make_table(rows: int, ids: type, seed: int = 0, nullable: bool = False) -> pa.Table:
+    """Columns of few values and of many, in runs and not."""
+    rng = np.random.default_rng(seed)
+    columns = {
+        "label": (rng.random(rows) < 0.03).astype(np.float32),
+        "int_0": rng.integers(0, 40, rows).astype(np.float32) / 8 - 2,
+        "int_1": rng.normal(size=rows).astype(np.float32),
+        "cat_0": np.repeat(rng.integers(0, 2, rows), 100)[:rows].astype(ids),
+        "cat_1": np.minimum(rng.zipf(1.3, rows), 299).astype(ids),
+        "cat_2": rng.integers(0, 7000, rows).astype(ids),
+        "cat_3": rng.integers(0, 10**6, rows).astype(ids),
+    }
+    table = pa.table(columns)
+    fields = [pa.field(field.name, field.type, nullable=nullable) for field in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def layout_of(path, table, **options):
+    """Write a file as its only one and read its footer."""
+    options = {"compression": "none", "write_page_checksum": True} | options
+    pq.write_table(table, path / "part.0.parquet", **options)
+    ids = np.dtype(table.schema.field("cat_0").type.to_pandas_dtype())
+    return dataclasses.replace(read_layout(path, SCHEMA), id_dtype=ids)
+
+
+def read_by_pages(layout, row_group=0):
+    """Names of the columns that are read without Arrow."""
+    opened = PageRows(layout, Checker(layout)).open(
+        row_group, layout.read_footer(layout.files[layout.row_groups[row_group].file])
+    )
+    numbers = [] if opened is None else opened.numbers.tolist()
+    return [SCHEMA.columns[i] for i in numbers]
+
+
+def decode(layout, rows, begin=0):
+    """All columns of the first row group from row ``begin`` on, as bits: list of arrays."""
+    chunks = cpu_decoder(layout)(Piece(0, begin, layout.row_groups[0].rows), rows)
+    kinds = {4: np.uint32, 8: np.uint64}
+    parts = [
+        [chunk.column(i, kinds[size]).copy() for i, size in enumerate(chunk.sizes.tolist())]
+        for chunk in chunks
+    ]
+    assert all(len(part[0]) <= rows for part in parts)
+    return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+
+
+def assert_rows(found, table):
+    assert len(found) == len(SCHEMA.columns)
+    for name, column in zip(SCHEMA.columns, found, strict=True):
+        expected = np.asarray(table[name]).view(column.dtype)
+        assert np.array_equal(column, expected), name
+
+
+OPTIONS = [
+    {},
+    {"dictionary_pagesize_limit": 16 << 10},  # as the ETL writes
+    {"dictionary_pagesize_limit": 64},
+    {"use_dictionary": False},
+    {"data_page_size": 500, "write_batch_size": 100},
+    {"compression": "snappy"},
+    {"compression": "snappy", "use_dictionary": False, "data_page_size": 500},
+    {"compression": "zstd"},
+    {"write_page_checksum": False, "write_statistics": False},
+]
+
+
+@pytest.mark.parametrize("ids", [np.int32, np.int64])
+@pytest.mark.parametrize("nullable", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_rows_of_every_kind_of_page(tmp_path, ids, nullable, options):
+    table = make_table(ROWS, ids, nullable=nullable)
+    layout = layout_of(tmp_path, table, **options)
+    assert read_by_pages(layout) == list(SCHEMA.columns)
+    for rows, begin in itertools.product([7, 1024, ROWS], [0, 1, 2500, ROWS - 1]):
+        assert_rows(decode(layout, rows, begin), table.slice(begin))
+
+
+@pytest.mark.parametrize("values", [1, 2, 3, 9, 100, 300, 5000, 20_000, 70_000])
+def test_indices_of_every_width(tmp_path, values):
+    table = make_table(70_000, np.int32)
+    column = np.random.default_rng(1).permutation(70_000) % values
+    table = table.set_column(6, table.schema.field(6), pa.array(column, pa.int32()))
+    layout = layout_of(tmp_path, table, max_rows_per_page=70_000)
+    encodings = pq.read_metadata(layout.files[0]).row_group(0).column(6).encodings
+    assert "RLE_DICTIONARY" in encodings
+    assert read_by_pages(layout) == list(SCHEMA.columns)
+    for rows in (100, 999, 70_000):
+        assert_rows(decode(layout, rows), table)
+
+
+UNKNOWN = {
+    "pages of version 2": {"data_page_version": "2.0"},
+    "a codec": {"compression": "lz4"},
+    "an encoding": {"use_dictionary": False, "column_encoding": {"cat_3": "DELTA_BINARY_PACKED"}},
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_what_only_arrow_reads(tmp_path, what):
+    table = make_table(ROWS, np.int32)
+    layout = layout_of(tmp_path, table, **UNKNOWN[what])
+    own = set(SCHEMA.columns) - {"cat_3"} if what == "an encoding" else set()
+    assert set(read_by_pages(layout)) == own
+    for rows, begin in [(700, 0), (700, 2500), (ROWS, 0)]:
+        assert_rows(decode(layout, rows, begin), table.slice(begin))
+
+
+def test_columns_of_other_types_beside(tmp_path):
+    table = make_table(ROWS, np.int32)
+    wide = table.set_column(4, "cat_1", table["cat_1"].cast(pa.int64()))
+    wide = wide.set_column(1, "int_0", table["int_0"].cast(pa.float64()))
+    layout = layout_of(tmp_path, wide.select(wide.column_names[::-1]))
+    assert read_by_pages(layout) == ["cat_3", "cat_2", "cat_0", "int_1", "label"]
+    for rows, begin in [(700, 0), (700, 2500)]:
+        assert_rows(decode(layout, rows, begin), table.slice(begin))
+
+
+def test_further_columns_are_not_read(tmp_path):
+    table = make_table(ROWS, np.int32)
+    further = table.add_column(3, "further", pa.array(["text"] * ROWS))
+    layout = layout_of(tmp_path, further)
+    assert read_by_pages(layout) == list(SCHEMA.columns)
+    assert_rows(decode(layout, 700), table)
+
+
+def test_a_null_in_a_page_that_was_thought_whole(tmp_path):
+    table = make_table(ROWS, np.int32, nullable=True)
+    values = table["cat_2"].to_pylist()
+    values[4321] = None
+    table = table.set_column(5, "cat_2", pa.array(values, pa.int32()))
+    layout = layout_of(tmp_path, table)
+    assert read_by_pages(layout) == []
+    with pytest.raises(SchemaError, match="column cat_2 holds 1 null values, in row group 0"):
+        decode(layout, 700)
+
+
+@pytest.mark.parametrize("coded", [True, False])
+@pytest.mark.parametrize("row", [0, ROWS - 1])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("int_0", np.inf), ("label", np.nan), ("cat_1", 300), ("cat_1", -1), ("cat_3", 10**6)],
+)
+def test_a_number_beyond_its_limit(tmp_path, coded, row, column, value):
+    table = make_table(ROWS, np.int32)
+    index = table.schema.get_field_index(column)
+    values = np.asarray(table[column]).copy()
+    values[row] = value
+    table = table.set_column(index, table.schema.field(index), pa.array(values))
+    layout = layout_of(tmp_path, table, use_dictionary=coded, write_statistics=False)
+    assert read_by_pages(layout) == list(SCHEMA.columns)
+    with pytest.raises(SchemaError, match=rf"column {column} holds (id )?{value}"):
+        decode(layout, 700)
+
+
+def outcome(layout, rows):
+    try:
+        return decode(layout, rows)
+    except ClickLogError:
+        return None
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+def test_damage_that_no_checksum_shows(tmp_path, options, monkeypatch):
+    """Whatever the bytes are: no crash, and what Arrow reads is read."""
+    table = make_table(300, np.int32, nullable=True)
+    layout = layout_of(tmp_path, table, **options | {"write_page_checksum": False})
+    whole = layout.files[0].read_bytes()
+    end = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    choose = random.Random(str(options))
+    alike = 0
+    for _ in range(150):
+        content = bytearray(whole)
+        at = choose.randrange(4, end)
+        size = min(choose.choice([1, 1, 4, 40]), end - at)
+        content[at : at + size] = choose.choice([bytes(size), choose.randbytes(size)])
+        layout.files[0].write_bytes(content)
+        found = outcome(layout, 70)
+        with monkeypatch.context() as patch:
+            patch.setattr(PageRows, "open", lambda *_: None)
+            expected = outcome(layout, 70)
+        if expected is not None:
+            assert found is not None
+            assert all(map(np.array_equal, found, expected))
+        alike += (found is None) == (expected is None)
+    assert alike >= 145  # Arrow looks at more of a header
