@@ -1,4 +1,4 @@
-"""Decoded rows, column by column, and what decodes them."""
+"""Rows of a split, column by column, and what decodes them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nvt_loader.kernels import copy_rows
 from nvt_loader.plan import Piece
 
 
@@ -19,6 +20,38 @@ class Rows(Protocol):
 
     def slice(self, begin: int, end: int) -> Rows:
         """Rows [begin, end) of them, on the same memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Where a source's rows go in a block in CPU memory.
+
+    Attributes:
+        labels, dense, ids: of the block, flat; floats as their bits.
+        runs: int64 [runs, 5], as :func:`nvt_loader.kernels.find_runs` gives them.
+        batch: B.
+    """
+
+    labels: np.ndarray
+    dense: np.ndarray
+    ids: np.ndarray
+    runs: np.ndarray
+    batch: int
+
+    @property
+    def arguments(self) -> tuple:
+        """As the kernels take them."""
+        return self.labels, self.dense, self.ids, self.runs, self.batch
+
+
+class CpuRows(Rows, Protocol):
+    """Rows on the CPU, decoded or still to be."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows, decoded."""
+
+    def copy_to(self, target: Target, first: int) -> None:
+        """Copy them to a block; they are the source's rows from ``first`` on."""
 
 
 #: ``(piece, rows at a time) → chunks``: consecutive rows, together exactly the piece's.
@@ -50,6 +83,15 @@ class Chunk:
         """Rows [begin, end), on the same memory."""
         addresses = self.addresses + begin * self.sizes
         return Chunk(end - begin, addresses, self.sizes, self.values, self.weights, self.owner)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows, decoded."""
+        yield self
+
+    def copy_to(self, target: Target, first: int) -> None:
+        """Copy them to a block; they are the source's rows from ``first`` on."""
+        labels, dense, ids, runs, batch = target.arguments
+        copy_rows(labels, dense, ids, self.addresses, runs, batch, first, self.rows)
 
     def column(self, number: int, dtype: np.dtype | type) -> np.ndarray:
         """A column that is no list, on the same memory: [rows]."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
 from nvt_loader.blocks import Block, JaggedBlock, Source, empty_block
-from nvt_loader.chunks import Chunk, Decoder
+from nvt_loader.chunks import Chunk, CpuRows, Decoder, Target
 from nvt_loader.decode import cpu_decoder
 from nvt_loader.jagged import build_jagged, permuted_jagged
-from nvt_loader.kernels import copy_runs, permute
+from nvt_loader.kernels import permute
 from nvt_loader.layout import Layout
 from nvt_loader.memory import Buffers
-from nvt_loader.runs import ALIGNMENT, Runs, copy_floats, flat, scattered, stack
+from nvt_loader.runs import ALIGNMENT, Runs, flat, runs_of, scattered
 
 
 class CpuBlocks:
@@ -40,54 +41,68 @@ class CpuBlocks:
         """The block of ``steps`` batches of ``batch`` rows, which the sources make together."""
         if not sources:
             return empty_block(self._layout, steps, torch.device("cpu"))
+        if not self._layout.jagged:
+            return self._build_flat(steps, batch, sources)
         parts = self._take(steps, sources)
-        runs = Runs(parts, sources, steps, batch)
-        if self._layout.jagged:
-            return build_jagged(self._layout, parts, runs, self.tensors)
-        return self._build_flat(parts, runs)
+        return build_jagged(self._layout, parts, Runs(parts, sources, steps, batch), self.tensors)
 
-    def _take(self, steps: int, sources: list[Source]) -> list[list[Chunk]]:
-        def take(source: Source) -> list[Chunk]:
-            chunks = source.reader.take(steps * source.width)
-            if source.order is None:
-                return chunks
-            return [permuted(chunks, source.order(), self._layout, self.buffers)]
-
-        if self._pool is None:
-            return list(map(take, sources))
-        # The pool begins with the first: what it has not come to, from the last on, is done here.
-        tasks = sources[::-1]
-        if any(source.order or not source.reader.is_ahead for source in sources):
-            begun = [self._pool.submit(take, source) for source in sources][::-1]
-            pairs = zip(begun, tasks, strict=True)
-            parts = [take(source) if task.cancel() else task.result() for task, source in pairs]
-        else:  # taking what is there, or decoded ahead, is no work
-            parts = list(map(take, tasks))
-        parts.reverse()
-        for source in sources:
-            source.reader.decode_ahead(self._pool)
-        return parts
-
-    def _build_flat(self, parts: list[list[Chunk]], runs: Runs) -> Block:
+    def _build_flat(self, steps: int, batch: int, sources: list[Source]) -> Block:
         schema = self._layout.schema
-        dense, categorical = len(schema.dense), len(schema.categorical)
-        shape = (runs.steps, runs.batch)
+        shape = (steps, batch)
         dtype = torch.int64 if self._layout.id_dtype.itemsize == 8 else torch.int32
         labels, dense, ids = self.tensors(
             (torch.float32, shape),
-            (torch.float32, (*shape, dense)),
-            (dtype, (runs.steps, categorical, runs.batch)),
+            (torch.float32, (*shape, len(schema.dense))),
+            (dtype, (steps, len(schema.categorical), batch)),
         )
-        addresses = stack(parts, "addresses")
-        copy_floats(labels, dense, addresses, runs)
-        copy_runs(
-            flat(ids),
-            np.ascontiguousarray(addresses[:, 1 + dense.shape[2] :]),
-            runs.batch,
-            runs.at(categorical * runs.batch),
-            runs.bounds,
-        )
+        memory = flat(labels), flat(dense), flat(ids)
+
+        def fill(source: Source) -> None:
+            target = Target(*memory, runs_of(source, steps, [steps * source.width], 0), batch)
+            first = 0
+            for rows in self._rows(source, steps):
+                rows.copy_to(target, first)
+                first += rows.rows
+
+        self._share(fill, sources)
+        self._decode_ahead(sources)
         return Block(labels, dense, ids)
+
+    def _take(self, steps: int, sources: list[Source]) -> list[list[Chunk]]:
+        def take(source: Source) -> list[Chunk]:
+            return [chunk for rows in self._rows(source, steps) for chunk in rows.chunks()]
+
+        if any(source.order or source.reader.left < steps * source.width for source in sources):
+            parts = self._share(take, sources)
+        else:  # taking what is there is no work
+            parts = list(map(take, sources))
+        self._decode_ahead(sources)
+        return parts
+
+    def _rows(self, source: Source, steps: int) -> list[CpuRows]:
+        """The rows of a source for some steps, in their order."""
+        parts = source.reader.take(steps * source.width)
+        if source.order is None:
+            return parts
+        chunks = [chunk for rows in parts for chunk in rows.chunks()]
+        return [permuted(chunks, source.order(), self._layout, self.buffers)]
+
+    def _share(self, function: Callable[[Source], Any], sources: list[Source]) -> list[Any]:
+        """Map sources, together with the pool."""
+        if self._pool is None:
+            return list(map(function, sources))
+        # The pool begins with the first: what it has not come to, from the last on, is done here.
+        begun = [self._pool.submit(function, source) for source in sources]
+        found = [
+            function(source) if task.cancel() else task.result()
+            for task, source in zip(begun[::-1], sources[::-1], strict=True)
+        ]
+        return found[::-1]
+
+    def _decode_ahead(self, sources: list[Source]) -> None:
+        if self._pool is not None:
+            for source in sources:
+                source.reader.decode_ahead(self._pool)
 
     def tensors(self, *wanted: tuple[torch.dtype, tuple[int, ...]]) -> list[torch.Tensor]:
         """Uninitialised tensors of these dtypes and shapes, in one recycled buffer."""

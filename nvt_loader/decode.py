@@ -6,9 +6,13 @@ ends the process without a word (SIGBUS). :mod:`nvt_loader.gpu` has a decoder fo
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
+import contextlib
+import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +21,9 @@ import pyarrow.parquet as pq
 from clicklog.errors import BadInputError, SchemaError
 from nvt_loader.arrow_rows import ArrowRows
 from nvt_loader.checks import Checker
-from nvt_loader.chunks import Chunk, Decoder, Rows
+from nvt_loader.chunks import Chunk, CpuRows, Decoder, Rows, Target
 from nvt_loader.layout import REWRITE, Layout, check_file, check_unchanged
-from nvt_loader.page_rows import PageRows
+from nvt_loader.page_rows import OpenRows, PageRows
 from nvt_loader.plan import Piece
 
 #: Footers kept, so that a shuffled epoch does not parse one for each row group.
@@ -39,61 +43,105 @@ def cpu_decoder(layout: Layout) -> Decoder:
     read_footer = functools.lru_cache(FOOTERS)(lambda number: check_file(layout, number))
     numbers = np.arange(len(layout.schema.columns))
 
-    def decode(piece: Piece, rows: int) -> Iterator[Chunk]:
-        group = layout.row_groups[piece.row_group]
-        path = layout.files[group.file]
-        done = piece.begin
-        # chunks of one size: after a short one at the end, the next would come too late
-        rows = -(-(piece.end - done) // -(-(piece.end - done) // rows))
-        try:
-            footer = read_footer(group.file)
+    def decode(piece: Piece, rows: int) -> Iterator[CpuRows]:
+        with _explained(layout, piece.row_group):
+            footer = read_footer(layout.row_groups[piece.row_group].file)
             check_unchanged(layout, piece.row_group, footer)
+            opened = None
             if layout.undersampling is None:
-                for chunk in _by_pages(by_pages, by_arrow, piece, rows, footer, numbers):
-                    yield chunk
-                    done += chunk.rows
-            if done < piece.end:
-                rest = Piece(piece.row_group, done, piece.end)
-                yield from by_arrow.chunks(rest, rows, footer, numbers)
-        except SchemaError as error:
-            what = f"{error.what}, in row group {group.index}"
-            raise SchemaError(what, error.remedy) from error
-        except (pa.ArrowException, OSError) as error:
-            raise BadInputError(
-                f"{path}: row group {group.index} cannot be decoded: {error}", REWRITE
-            ) from error
+                opened = by_pages.open(piece.row_group, footer)
+            if opened is None or not opened.skip(piece.begin):
+                yield from by_arrow.chunks(piece, rows, footer, numbers)
+            elif opened.complete:
+                arrow = functools.partial(by_arrow.chunks, footer=footer, numbers=numbers)
+                yield PendingRows(layout, opened, piece, arrow)
+            else:
+                yield from _mixed(opened, by_arrow, piece, rows, footer, numbers)
 
     return decode
 
 
-def _by_pages(
-    by_pages: PageRows,
+@contextlib.contextmanager
+def _explained(layout: Layout, row_group: int) -> Iterator[None]:
+    """Say of which file and row group an error is."""
+    group = layout.row_groups[row_group]
+    try:
+        yield
+    except SchemaError as error:
+        what = f"{error.what}, in row group {group.index}"
+        raise SchemaError(what, error.remedy) from error
+    except (pa.ArrowException, OSError) as error:
+        raise BadInputError(
+            f"{layout.files[group.file]}: row group {group.index} cannot be decoded: {error}",
+            REWRITE,
+        ) from error
+
+
+def _mixed(
+    opened: OpenRows,
     by_arrow: ArrowRows,
     piece: Piece,
     rows: int,
     footer: pq.FileMetaData,
     numbers: np.ndarray,
 ) -> Iterator[Chunk]:
-    """The rows of a piece as long as :mod:`nvt_loader.page_rows` can read some of the columns; the
-    others are Arrow's."""
-    opened = by_pages.open(piece.row_group, footer)
-    if opened is None or not opened.skip(piece.begin):
-        return
-    others = np.setdiff1d(numbers, opened.numbers)
-    if others.size:
-        for chunk in by_arrow.chunks(piece, rows, footer, others):
-            found = opened.read(chunk.rows)
-            if found is None:
-                return
-            chunk.addresses[opened.numbers] = found.addresses[opened.numbers]
-            chunk.owner.append(found)
-            yield chunk
-        return
-    for begin in range(piece.begin, piece.end, rows):
-        found = opened.read(min(rows, piece.end - begin))
+    """A piece of which some columns are read by pages, the others by Arrow."""
+    done = piece.begin
+    for chunk in by_arrow.chunks(piece, rows, footer, np.setdiff1d(numbers, opened.numbers)):
+        found = opened.read(chunk.rows)
         if found is None:
+            rest = Piece(piece.row_group, done, piece.end)
+            yield from by_arrow.chunks(rest, rows, footer, numbers)
             return
-        yield found
+        chunk.addresses[opened.numbers] = found.addresses[opened.numbers]
+        chunk.owner.append(found)
+        yield chunk
+        done += chunk.rows
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingRows:
+    """Rows of an open row group, which are decoded when they are copied; in their order.
+
+    Attributes:
+        layout, opened: of which they are.
+        piece: which rows.
+        arrow: reads a piece, so many rows at a time, where ``opened`` cannot.
+    """
+
+    layout: Layout
+    opened: OpenRows
+    piece: Piece
+    arrow: Callable[[Piece, int], Iterator[Chunk]]
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.piece.end - self.piece.begin
+
+    def slice(self, begin: int, end: int) -> PendingRows:
+        """Rows [begin, end) of them: none may be left out between two slices."""
+        first = self.piece.begin
+        piece = Piece(self.piece.row_group, first + begin, first + end)
+        return dataclasses.replace(self, piece=piece)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows, decoded."""
+        with _explained(self.layout, self.piece.row_group):
+            chunk = self.opened.read(self.rows)
+            if chunk is not None:
+                yield chunk
+                return
+            yield from self.arrow(self.piece, self.rows)
+
+    def copy_to(self, target: Target, first: int) -> None:
+        """Copy them to a block; they are the source's rows from ``first`` on."""
+        if self.opened.read_into(target, first, self.rows):
+            return
+        with _explained(self.layout, self.piece.row_group):
+            for chunk in self.arrow(self.piece, self.rows):
+                chunk.copy_to(target, first)
+                first += chunk.rows
 
 
 class RowReader:
@@ -107,8 +155,10 @@ class RowReader:
         """``first``: rows decoded at a time in the first piece, so that it comes sooner."""
         sizes = iter([first])
         self._chunks = (chunk for piece in pieces for chunk in decoder(piece, next(sizes, rows)))
+        self._enough = rows
         self._rest: Rows | None = None
-        self._ahead: concurrent.futures.Future[Rows | None] | None = None
+        self._ready: collections.deque[Rows] = collections.deque()
+        self._decoding = threading.Lock()
 
     def take(self, rows: int) -> list[Rows]:
         """The next ``rows`` rows, as chunks that follow one another."""
@@ -123,17 +173,27 @@ class RowReader:
         return parts
 
     @property
-    def is_ahead(self) -> bool:
-        """Whether decoding has begun of what is wanted after what is there."""
-        return self._ahead is not None
+    def left(self) -> int:
+        """Rows that are there to be taken."""
+        rest = self._rest
+        return (rest.rows if rest is not None else 0) + sum(chunk.rows for chunk in self._ready)
 
     def decode_ahead(self, pool: concurrent.futures.Executor) -> None:
-        """Begin with what is wanted after what is there, unless that is done already."""
-        if self._ahead is None:
-            self._ahead = pool.submit(next, self._chunks, None)
+        """Let the pool decode what comes next, unless enough is there."""
+        if self.left < self._enough:
+            pool.submit(self._decode)
+
+    def _decode(self) -> None:
+        while self.left < self._enough:
+            with self._decoding:
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    return
+                self._ready.append(chunk)
 
     def _next(self) -> Rows:
-        if self._ahead is None:
-            return next(self._chunks)
-        ahead, self._ahead = self._ahead, None
-        return next(self._chunks) if ahead.cancel() else ahead.result()  # not begun: do it here
+        if not self._ready:
+            with self._decoding:
+                if not self._ready:
+                    return next(self._chunks)
+        return self._ready.popleft()

@@ -41,10 +41,7 @@ def plain_addresses(addresses, record_batch, numbers, indices, sizes):
     return True
 
 
-@compiled(
-    "void(int32[::1], int64[:, ::1], int64, int64[:, ::1], int64[::1])",
-    "void(int64[::1], int64[:, ::1], int64, int64[:, ::1], int64[::1])",
-)
+@compiled("void(int32[::1], int64[:, ::1], int64, int64[:, ::1], int64[::1])")
 def copy_runs(target, sources, stride, runs, steps):
     """Copy columns to ``[steps, columns, B]``: row i of a run, column c → ``at + i + c·stride``.
 
@@ -65,6 +62,62 @@ def copy_runs(target, sources, stride, runs, steps):
                 to = numba.carray(pointer(base + (at + c * stride) * size), (1,), target.dtype)
                 for i in range(rows):
                     to[i] = source[i]
+
+
+@compiled(
+    "int64(int32[::1], int32[::1], int32[::1], int64[::1], int64[:, ::1], int64, int64, int64)",
+    "int64(int32[::1], int32[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, int64)",
+)
+def copy_rows(labels, dense, ids, addresses, runs, batch, first, rows):
+    """Copy a source's rows ``first`` … to where they belong in a block.
+
+    Args:
+        labels, dense, ids: of a block, flat: [steps, B], [steps, B, dense columns], [steps,
+            categorical columns, B].
+        addresses: int64 [columns], of those rows: label, dense, categorical.
+        runs: int64 [runs, 5], of all of the source's rows, as :func:`find_runs` gives them for one
+            chunk.
+        batch: B.
+        first, rows: of the source.
+
+    Returns:
+        rows that were copied: some may be other ranks'.
+    """
+    places = len(labels)
+    columns = len(dense) // max(places, 1)
+    categorical = len(addresses) - 1 - columns
+    size = ids.itemsize
+    copied = 0
+    for k in range(len(runs)):
+        step, _, begin, count, place = runs[k]
+        skipped = max(first - begin, 0)
+        here = max(begin, first) - first
+        count = min(begin + count, first + rows) - max(begin, first)
+        if count <= 0:
+            continue
+        place += skipped
+        copied += count
+        at = step * batch + place
+        source = numba.carray(pointer(addresses[0] + here * 4), (1,), np.int32)
+        to = numba.carray(pointer(labels.ctypes.data + at * 4), (1,), np.int32)
+        for i in range(count):
+            to[i] = source[i]
+        for tile in range(0, count, TILE_ROWS):
+            for c in range(columns):
+                address = addresses[1 + c] + (here + tile) * 4
+                source = numba.carray(pointer(address), (1,), np.int32)
+                address = dense.ctypes.data + ((at + tile) * columns + c) * 4
+                to = numba.carray(pointer(address), (1,), np.int32)
+                for i in range(min(TILE_ROWS, count - tile)):
+                    to[np.uint64(i * columns)] = source[i]
+        for c in range(categorical):
+            address = addresses[1 + columns + c] + here * size
+            source_ids = numba.carray(pointer(address), (1,), ids.dtype)
+            address = ids.ctypes.data + ((step * categorical + c) * batch + place) * size
+            to_ids = numba.carray(pointer(address), (1,), ids.dtype)
+            for i in range(count):
+                to_ids[i] = source_ids[i]
+    return copied
 
 
 @compiled("int64(int64[:, ::1], int64, int64, int64, int64, int64, int64[::1], int64)", nogil=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,16 @@ import pyarrow.parquet as pq
 
 from nvt_loader import pages
 from nvt_loader.checks import Checker
-from nvt_loader.chunks import Chunk
+from nvt_loader.chunks import Chunk, Target
 from nvt_loader.layout import Layout
 from nvt_loader.memory import Buffers
-from nvt_loader.page_values import CURSOR_FIELDS, open_columns, read_rows
+from nvt_loader.page_values import (
+    CURSOR_FIELDS,
+    TILE_ROWS,
+    open_columns,
+    read_into,
+    read_rows,
+)
 
 #: Row groups whose place in their files is kept.
 ROW_GROUPS = 1024
@@ -40,6 +47,9 @@ class Place:
         chunks: int64 [chunks, CHUNK_FIELDS]; ADDRESS counts from the first byte that is read.
         spans: first byte in the file and bytes of what is read, one after the other.
         codecs: per chunk, None if it is not compressed.
+        order: int64 [chunks], the chunks in the order of the schema.
+        starts: int64 [chunks], bytes of a row in the chunks before.
+        row_bytes: bytes of a row.
         limits: uint64 [chunks], what each column's numbers have to stay below.
         unproven: bool [chunks], whether the footer leaves that open.
     """
@@ -48,6 +58,9 @@ class Place:
     chunks: np.ndarray
     spans: list[tuple[int, int]]
     codecs: list[str | None]
+    order: np.ndarray
+    starts: np.ndarray
+    row_bytes: int
     limits: np.ndarray
     unproven: np.ndarray
 
@@ -105,6 +118,7 @@ class OpenRows:
 
     Attributes:
         numbers: int64, the schema's columns that are read here.
+        complete: whether these are all.
     """
 
     def __init__(
@@ -119,16 +133,18 @@ class OpenRows:
         buffers: Buffers,
     ) -> None:
         self.numbers = place.numbers
+        self.complete = len(place.numbers) == len(layout.row_bytes)
         self._layout, self._checker, self._file = layout, checker, file
-        self._state, self._limits, self._checked = state, place.limits, checked
+        self._place, self._state, self._checked = place, state, checked
         self._owner, self._buffers = owner, buffers
-        self._widths = place.chunks[:, pages.WIDTH]
-        self._starts = np.cumsum(self._widths) - self._widths
+        self._broken = False
 
     def skip(self, rows: int) -> bool:
         """Pass over the next rows; False if that cannot be done."""
         none = np.zeros(len(self.numbers), np.int64)
-        return self._read(none, np.zeros(len(none), np.uint64), none, rows)
+        return self._can(
+            read_rows, none, none.astype(np.uint64), *self._state, none, self._checked, rows
+        )
 
     def read(self, rows: int) -> Chunk | None:
         """The next rows; None if they cannot be read here.
@@ -136,23 +152,31 @@ class OpenRows:
         Raises:
             SchemaError: a number that is none, an id outside its table.
         """
-        memory = self._buffers.take(rows * int(self._widths.sum()))
+        memory = self._buffers.take(rows * self._place.row_bytes)
+        targets = memory.ctypes.data + rows * self._place.starts
         found = np.empty(len(self.numbers), np.int64)
         largest = np.zeros(len(found), np.uint64)
-        if not self._read(found, largest, memory.ctypes.data + rows * self._starts, rows):
+        if not self._can(read_rows, found, largest, *self._state, targets, self._checked, rows):
             return None
         addresses, none = np.zeros((2, len(self._layout.row_bytes)), np.int64)
         addresses[self.numbers] = found
         owner = [*self._owner, memory]
         chunk = Chunk(rows, addresses, self._layout.row_bytes, none, none, owner)
-        for i in np.flatnonzero(largest >= self._limits).tolist():
+        for i in np.flatnonzero(largest >= self._place.limits).tolist():
             self._checker.refuse(chunk, int(self.numbers[i]), self._file)
         return chunk
 
-    def _read(
-        self, addresses: np.ndarray, largest: np.ndarray, targets: np.ndarray, rows: int
-    ) -> bool:
-        return read_rows(addresses, largest, *self._state, targets, self._checked, rows)
+    def read_into(self, target: Target, first: int, rows: int) -> bool:
+        """Read the next rows of all columns into a block, to where a source's rows from ``first``
+        on belong; False if they cannot be read here, or are not what they have to be."""
+        tile = self._buffers.take(TILE_ROWS * self._place.row_bytes)
+        where = first, rows, self._place.order, tile.ctypes.data, self._place.limits
+        return self._can(read_into, *target.arguments, *where, *self._state, self._checked)
+
+    def _can(self, kernel: Callable[..., bool], *arguments: object) -> bool:
+        """Whether a kernel could read its rows; after it could not once, none can."""
+        self._broken = self._broken or not kernel(*arguments)
+        return not self._broken
 
 
 def _find_place(
@@ -187,12 +211,17 @@ def _find_place(
         chunk[pages.ADDRESS] = place
         place += chunk[pages.SIZE]
     numbers = np.array([number for _, number, _, _ in found])
+    chunks = np.array([chunk for _, _, chunk, _ in found], np.int64)
+    widths = chunks[:, pages.WIDTH]
     unproven = np.concatenate([np.ones(floats, bool), checker.unproven(footer, group.index)])
     return Place(
         numbers,
-        np.array([chunk for _, _, chunk, _ in found], np.int64),
+        chunks,
         spans,
         [codec for _, _, _, codec in found],
+        np.argsort(numbers),
+        np.cumsum(widths) - widths,
+        int(widths.sum()),
         checker.limits[numbers],
         unproven[numbers],
     )

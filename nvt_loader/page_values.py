@@ -8,6 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from nvt_loader.kernels import copy_rows
 from nvt_loader.native import compiled, pointer
 from nvt_loader.pages import (
     BODY,
@@ -31,6 +32,9 @@ _EIGHT_BITS = 14
 
 #: Indices that are unpacked before their values are looked up: what fits a core's first cache.
 _TILE = 2048
+
+#: Rows that are decoded before they are copied to a block: what fits a core's second cache.
+TILE_ROWS = 1024
 
 #: Where reading a column is, a row of int64: its page; rows left there; where its next bytes lie
 #: and where its bytes end; of a dictionary page, bits of an index, values left in the run, whether
@@ -335,4 +339,60 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
             done += count
         if target and checked[c]:
             largest[c] = _largest(addresses[c], rows, width, chunks[c, FLOAT])
+    return True
+
+
+@compiled(
+    "boolean(int32[::1], int32[::1], int32[::1], int64[:, ::1], int64, int64, int64, int64[::1],"
+    " int64, uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])",
+    "boolean(int32[::1], int32[::1], int64[::1], int64[:, ::1], int64, int64, int64, int64[::1],"
+    " int64, uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])",
+)
+def read_into(
+    labels,
+    dense,
+    ids,
+    runs,
+    batch,
+    first,
+    rows,
+    order,
+    tile,
+    limits,
+    cursors,
+    pages,
+    first_page,
+    chunks,
+    checked,
+):
+    """Read the next ``rows`` rows of all columns and copy them to where they belong in a block.
+
+    Args:
+        labels, dense, ids, runs, batch, first, rows: as :func:`nvt_loader.kernels.copy_rows`.
+        order: int64 [columns], which chunk is each of the schema's columns.
+        tile: address of memory for ``TILE_ROWS`` rows.
+        limits: uint64 [chunks], what numbers have to stay below.
+        cursors, pages, first_page, chunks, checked: as :func:`read_rows`.
+
+    Returns:
+        whether they could be read and stay below their limits; else the block is not complete.
+    """
+    found = np.empty(len(chunks), np.int64)
+    targets = np.empty(len(chunks), np.int64)
+    addresses = np.empty(len(chunks), np.int64)
+    largest = np.zeros(len(chunks), np.uint64)
+    for c in range(len(chunks)):
+        targets[c] = tile
+        tile += TILE_ROWS * chunks[c, WIDTH]
+    for begin in range(0, rows, TILE_ROWS):
+        count = min(TILE_ROWS, rows - begin)
+        if not read_rows(
+            found, largest, cursors, pages, first_page, chunks, targets, checked, count
+        ):
+            return False
+        for c in range(len(chunks)):
+            if largest[c] >= limits[c]:
+                return False
+            addresses[c] = found[order[c]]
+        copy_rows(labels, dense, ids, addresses, runs, batch, first + begin, count)
     return True

@@ -51,7 +51,7 @@ class Runs:
         self.steps, self.batch = steps, batch
         found, chunks = [], 0
         for source, own in zip(sources, parts, strict=True):
-            found.append(_runs(source, steps, [chunk.rows for chunk in own], chunks))
+            found.append(runs_of(source, steps, [chunk.rows for chunk in own], chunks))
             chunks += len(own)
         self._runs = np.concatenate(found)
         self._runs = self._runs[np.argsort(self._runs[:, 0], kind="stable")]
@@ -64,7 +64,7 @@ class Runs:
         return found
 
 
-def _runs(source: Source, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
+def runs_of(source: Source, steps: int, rows: list[int], first_chunk: int) -> np.ndarray:
     """A source's runs: int64 [runs, 5]: step, chunk, first row in it, rows, place in the batch."""
     found = np.empty((steps + len(rows), 5), np.int64)
     where = source.width, source.begin, source.end, source.first

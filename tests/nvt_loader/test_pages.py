@@ -13,8 +13,10 @@ import pytest
 
 from clicklog.errors import ClickLogError, SchemaError
 from clicklog.schema import TableSchema
+from nvt_loader.blocks import Source
 from nvt_loader.checks import Checker
-from nvt_loader.decode import cpu_decoder
+from nvt_loader.cpu import CpuBlocks
+from nvt_loader.decode import RowReader, cpu_decoder
 from nvt_loader.layout import read_layout
 from nvt_loader.page_rows import PageRows
 from nvt_loader.plan import Piece
@@ -60,23 +62,43 @@ def read_by_pages(layout, row_group=0):
     return [SCHEMA.columns[i] for i in numbers]
 
 
-def decode(layout, rows, begin=0):
-    """All columns of the first row group from row ``begin`` on, as bits: list of arrays."""
-    chunks = cpu_decoder(layout)(Piece(0, begin, layout.row_groups[0].rows), rows)
+def as_chunks(layout, rows, begin=0):
+    """The first row group's columns from row ``begin`` on, taken ``rows`` at a time: as bits."""
+    piece = Piece(0, begin, layout.row_groups[0].rows)
+    reader = RowReader(cpu_decoder(layout), [piece], rows, rows)
     kinds = {4: np.uint32, 8: np.uint64}
-    parts = [
-        [chunk.column(i, kinds[size]).copy() for i, size in enumerate(chunk.sizes.tolist())]
-        for chunk in chunks
-    ]
-    assert all(len(part[0]) <= rows for part in parts)
-    return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+    found = []
+    for first in range(begin, piece.end, rows):
+        for part in reader.take(min(rows, piece.end - first)):
+            for chunk in part.chunks():
+                sizes = chunk.sizes.tolist()
+                columns = [chunk.column(i, kinds[sizes[i]]).copy() for i in range(len(sizes))]
+                found.append(columns)
+    return [np.concatenate(columns) for columns in zip(*found, strict=True)]
 
 
-def assert_rows(found, table):
-    assert len(found) == len(SCHEMA.columns)
-    for name, column in zip(SCHEMA.columns, found, strict=True):
-        expected = np.asarray(table[name]).view(column.dtype)
-        assert np.array_equal(column, expected), name
+def as_blocks(layout, rows, begin=0):
+    """The same by way of blocks of ``rows`` rows, in batches of 64 where that is possible."""
+    piece = Piece(0, begin, layout.row_groups[0].rows)
+    blocks = CpuBlocks(layout)
+    reader = RowReader(blocks.decode, [piece], rows, rows)
+    found = []
+    for first in range(begin, piece.end, rows):
+        count = min(rows, piece.end - first)
+        batch = 64 if count % 64 == 0 else count
+        block = blocks.build(count // batch, batch, [Source(reader, batch, 0, batch, 0)])
+        columns = [block.labels, *block.dense.unbind(2), *block.ids.unbind(1)]
+        found.append([column.flatten().numpy() for column in columns])
+    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+    return [column.view(f"u{column.itemsize}") for column in columns]
+
+
+def assert_rows(layout, rows, begin, table):
+    for found in (as_chunks(layout, rows, begin), as_blocks(layout, rows, begin)):
+        assert len(found) == len(SCHEMA.columns)
+        for name, column in zip(SCHEMA.columns, found, strict=True):
+            expected = np.asarray(table[name].slice(begin)).view(column.dtype)
+            assert np.array_equal(column, expected), name
 
 
 OPTIONS = [
@@ -100,7 +122,7 @@ def test_rows_of_every_kind_of_page(tmp_path, ids, nullable, options):
     layout = layout_of(tmp_path, table, **options)
     assert read_by_pages(layout) == list(SCHEMA.columns)
     for rows, begin in itertools.product([7, 1024, ROWS], [0, 1, 2500, ROWS - 1]):
-        assert_rows(decode(layout, rows, begin), table.slice(begin))
+        assert_rows(layout, rows, begin, table)
 
 
 @pytest.mark.parametrize("values", [1, 2, 3, 9, 100, 300, 5000, 20_000, 70_000])
@@ -113,7 +135,7 @@ def test_indices_of_every_width(tmp_path, values):
     assert "RLE_DICTIONARY" in encodings
     assert read_by_pages(layout) == list(SCHEMA.columns)
     for rows in (100, 999, 70_000):
-        assert_rows(decode(layout, rows), table)
+        assert_rows(layout, rows, 0, table)
 
 
 UNKNOWN = {
@@ -130,7 +152,7 @@ def test_what_only_arrow_reads(tmp_path, what):
     own = set(SCHEMA.columns) - {"cat_3"} if what == "an encoding" else set()
     assert set(read_by_pages(layout)) == own
     for rows, begin in [(700, 0), (700, 2500), (ROWS, 0)]:
-        assert_rows(decode(layout, rows, begin), table.slice(begin))
+        assert_rows(layout, rows, begin, table)
 
 
 def test_columns_of_other_types_beside(tmp_path):
@@ -140,7 +162,7 @@ def test_columns_of_other_types_beside(tmp_path):
     layout = layout_of(tmp_path, wide.select(wide.column_names[::-1]))
     assert read_by_pages(layout) == ["cat_3", "cat_2", "cat_0", "int_1", "label"]
     for rows, begin in [(700, 0), (700, 2500)]:
-        assert_rows(decode(layout, rows, begin), table.slice(begin))
+        assert_rows(layout, rows, begin, table)
 
 
 def test_further_columns_are_not_read(tmp_path):
@@ -148,7 +170,7 @@ def test_further_columns_are_not_read(tmp_path):
     further = table.add_column(3, "further", pa.array(["text"] * ROWS))
     layout = layout_of(tmp_path, further)
     assert read_by_pages(layout) == list(SCHEMA.columns)
-    assert_rows(decode(layout, 700), table)
+    assert_rows(layout, 700, 0, table)
 
 
 def test_a_null_in_a_page_that_was_thought_whole(tmp_path):
@@ -159,7 +181,7 @@ def test_a_null_in_a_page_that_was_thought_whole(tmp_path):
     layout = layout_of(tmp_path, table)
     assert read_by_pages(layout) == []
     with pytest.raises(SchemaError, match="column cat_2 holds 1 null values, in row group 0"):
-        decode(layout, 700)
+        as_chunks(layout, 700)
 
 
 @pytest.mark.parametrize("coded", [True, False])
@@ -176,19 +198,21 @@ def test_a_number_beyond_its_limit(tmp_path, coded, row, column, value):
     table = table.set_column(index, table.schema.field(index), pa.array(values))
     layout = layout_of(tmp_path, table, use_dictionary=coded, write_statistics=False)
     assert read_by_pages(layout) == list(SCHEMA.columns)
-    with pytest.raises(SchemaError, match=rf"column {column} holds (id )?{value}"):
-        decode(layout, 700)
+    for read in (as_chunks, as_blocks):
+        with pytest.raises(SchemaError, match=rf"column {column} holds (id )?{value}.*group 0"):
+            read(layout, 700)
 
 
-def outcome(layout, rows):
+def outcome(read, layout):
     try:
-        return decode(layout, rows)
+        return read(layout, 70)
     except ClickLogError:
         return None
 
 
+@pytest.mark.parametrize("read", [as_chunks, as_blocks])
 @pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
-def test_damage_that_no_checksum_shows(tmp_path, options, monkeypatch):
+def test_damage_that_no_checksum_shows(tmp_path, options, read, monkeypatch):
     """Whatever the bytes are: no crash, and what Arrow reads is read."""
     table = make_table(300, np.int32, nullable=True)
     layout = layout_of(tmp_path, table, **options | {"write_page_checksum": False})
@@ -202,10 +226,10 @@ def test_damage_that_no_checksum_shows(tmp_path, options, monkeypatch):
         size = min(choose.choice([1, 1, 4, 40]), end - at)
         content[at : at + size] = choose.choice([bytes(size), choose.randbytes(size)])
         layout.files[0].write_bytes(content)
-        found = outcome(layout, 70)
+        found = outcome(read, layout)
         with monkeypatch.context() as patch:
             patch.setattr(PageRows, "open", lambda *_: None)
-            expected = outcome(layout, 70)
+            expected = outcome(read, layout)
         if expected is not None:
             assert found is not None
             assert all(map(np.array_equal, found, expected))
