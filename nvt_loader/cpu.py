@@ -1,4 +1,4 @@
-"""Blocks in CPU memory: decoded by pyarrow, put together by compiled loops."""
+"""Blocks in CPU memory, put together by compiled loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nvt_loader.runs import ALIGNMENT, Runs, flat, runs_of, scattered
 
 
 class CpuBlocks:
-    """What turns a split's row groups into blocks: here by pyarrow, in CPU memory.
+    """What turns a split's row groups into blocks: here in CPU memory.
 
     The subclasses in :mod:`nvt_loader.gpu` make blocks on a GPU. ``build`` and ``produce`` run in
     the loader's thread, which shares the decoding with ``threads`` - 1 others; ``receive`` runs
@@ -88,7 +88,7 @@ class CpuBlocks:
         return [permuted(chunks, source.order(), self._layout, self.buffers)]
 
     def _share(self, function: Callable[[Source], Any], sources: list[Source]) -> list[Any]:
-        """Map sources, together with the pool."""
+        """Map sources, each in one task, together with the pool."""
         if self._pool is None:
             return list(map(function, sources))
         # The pool begins with the first: what it has not come to, from the last on, is done here.

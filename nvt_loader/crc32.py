@@ -129,7 +129,9 @@ if FOLDS:
             return np.uint32(0xFFFFFFFF)
         folded = np.empty(BLOCK, np.uint8)
         _fold(address, size // BLOCK, np.uint64(0xFFFFFFFF), folded.ctypes.data)
-        return _through_tables(folded.ctypes.data, BLOCK, np.uint32(0))
+        rest = _through_tables(folded.ctypes.data, BLOCK, np.uint32(0))
+        folded[0] = 0  # an address does not keep an array: it is used until here
+        return rest
 
     ALONE = BLOCK - 1
 else:

@@ -123,7 +123,7 @@ class PendingRows:
         """Rows [begin, end) of them: none may be left out between two slices."""
         first = self.piece.begin
         piece = Piece(self.piece.row_group, first + begin, first + end)
-        return dataclasses.replace(self, piece=piece)
+        return PendingRows(self.layout, self.opened, piece, self.arrow)
 
     def chunks(self) -> Iterator[Chunk]:
         """The rows, decoded."""
@@ -158,6 +158,7 @@ class RowReader:
         self._enough = rows
         self._rest: Rows | None = None
         self._ready: collections.deque[Rows] = collections.deque()
+        self._error: Exception | None = None
         self._decoding = threading.Lock()
 
     def take(self, rows: int) -> list[Rows]:
@@ -184,16 +185,24 @@ class RowReader:
             pool.submit(self._decode)
 
     def _decode(self) -> None:
-        while self.left < self._enough:
+        while self._error is None and self.left < self._enough:
             with self._decoding:
-                chunk = next(self._chunks, None)
-                if chunk is None:
-                    return
-                self._ready.append(chunk)
+                self._decode_next()
 
     def _next(self) -> Rows:
         if not self._ready:
             with self._decoding:
                 if not self._ready:
-                    return next(self._chunks)
+                    self._decode_next()
+                if not self._ready:
+                    raise self._error
         return self._ready.popleft()
+
+    def _decode_next(self) -> None:
+        if self._error is None:
+            try:
+                self._ready.append(next(self._chunks))
+            except StopIteration:
+                self._error = EOFError("no rows are left")
+            except Exception as error:  # for who takes the rows
+                self._error = error

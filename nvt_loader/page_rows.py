@@ -24,7 +24,6 @@ from nvt_loader.layout import Layout
 from nvt_loader.memory import Buffers
 from nvt_loader.page_values import (
     CURSOR_FIELDS,
-    TILE_ROWS,
     open_columns,
     read_into,
     read_rows,
@@ -169,8 +168,7 @@ class OpenRows:
     def read_into(self, target: Target, first: int, rows: int) -> bool:
         """Read the next rows of all columns into a block, to where a source's rows from ``first``
         on belong; False if they cannot be read here, or are not what they have to be."""
-        tile = self._buffers.take(TILE_ROWS * self._place.row_bytes)
-        where = first, rows, self._place.order, tile.ctypes.data, self._place.limits
+        where = first, rows, self._place.order, self._place.limits
         return self._can(read_into, *target.arguments, *where, *self._state, self._checked)
 
     def _can(self, kernel: Callable[..., bool], *arguments: object) -> bool:

@@ -344,9 +344,9 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
 
 @compiled(
     "boolean(int32[::1], int32[::1], int32[::1], int64[:, ::1], int64, int64, int64, int64[::1],"
-    " int64, uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])",
+    " uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])",
     "boolean(int32[::1], int32[::1], int64[::1], int64[:, ::1], int64, int64, int64, int64[::1],"
-    " int64, uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])",
+    " uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])",
 )
 def read_into(
     labels,
@@ -357,7 +357,6 @@ def read_into(
     first,
     rows,
     order,
-    tile,
     limits,
     cursors,
     pages,
@@ -370,7 +369,6 @@ def read_into(
     Args:
         labels, dense, ids, runs, batch, first, rows: as :func:`nvt_loader.kernels.copy_rows`.
         order: int64 [columns], which chunk is each of the schema's columns.
-        tile: address of memory for ``TILE_ROWS`` rows.
         limits: uint64 [chunks], what numbers have to stay below.
         cursors, pages, first_page, chunks, checked: as :func:`read_rows`.
 
@@ -381,9 +379,11 @@ def read_into(
     targets = np.empty(len(chunks), np.int64)
     addresses = np.empty(len(chunks), np.int64)
     largest = np.zeros(len(chunks), np.uint64)
+    tile = np.empty(TILE_ROWS * chunks[:, WIDTH].sum(), np.uint8)
+    place = tile.ctypes.data
     for c in range(len(chunks)):
-        targets[c] = tile
-        tile += TILE_ROWS * chunks[c, WIDTH]
+        targets[c] = place
+        place += TILE_ROWS * chunks[c, WIDTH]
     for begin in range(0, rows, TILE_ROWS):
         count = min(TILE_ROWS, rows - begin)
         if not read_rows(
@@ -395,4 +395,5 @@ def read_into(
                 return False
             addresses[c] = found[order[c]]
         copy_rows(labels, dense, ids, addresses, runs, batch, first + begin, count)
+    tile[:1] = 0  # an address does not keep an array: it is used until here
     return True

@@ -25,7 +25,7 @@ KIND, BODY, BYTES, WHOLE, COUNT, ENCODING = range(6)
 PAGE_FIELDS = 6
 
 #: Kinds of pages and encodings, by parquet.thrift.
-DATA_PAGE, INDEX_PAGE, DICTIONARY_PAGE = 0, 1, 2
+DATA_PAGE, DICTIONARY_PAGE = 0, 2
 PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8
 
 #: Thrift's compact protocol: types of fields.
@@ -34,7 +34,9 @@ _STRUCT = 12
 
 #: Structs in structs in a page's header: its own fields, those of its kind, their statistics.
 _DEPTH = 3
-HEADER_FIELDS = 7
+
+#: What is not in a header.
+_NONE = np.int64(-(1 << 40))
 
 
 @numba.njit(inline="always")
@@ -60,10 +62,10 @@ def _signed(value):
 def _read_header(memory, at, end, found):
     """Read a PageHeader at ``memory[at]``; where it ends, -1 if it cannot be read.
 
-    ``found``: int64 [HEADER_FIELDS], -1 for what is not there: its kind, uncompressed and
-    compressed bytes, checksum, values, their encoding, that of the definition levels.
+    ``found``: int64 [7], ``_NONE`` for what is not there: its kind, uncompressed and compressed
+    bytes, checksum, values, their encoding, that of the definition levels.
     """
-    found[:] = -1
+    found[:] = _NONE
     field = np.zeros(_DEPTH, np.int64)
     depth = 0
     while at < end:
@@ -123,7 +125,7 @@ def find_pages(pages, first_page, chunks):
     Returns:
         how many pages there are, which may be more than ``pages`` holds; -1: not to be read here.
     """
-    header = np.empty(HEADER_FIELDS, np.int64)
+    header = np.empty(7, np.int64)
     count = 0
     for c in range(len(chunks)):
         first_page[c] = count
@@ -139,7 +141,7 @@ def find_pages(pages, first_page, chunks):
                 return -1
             if not 0 <= size <= end - at or whole < 0 or number < 0:
                 return -1
-            if checksum != -1:
+            if checksum != _NONE:
                 found = np.int64(crc32(chunks[c, ADDRESS] + at, size))
                 if found != checksum & 0xFFFFFFFF:
                     return -1

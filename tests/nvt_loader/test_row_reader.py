@@ -1,0 +1,99 @@
+"""Rows of pieces one after the other, whoever decodes them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import itertools
+import threading
+
+import pytest
+
+from clicklog.errors import BadInputError
+from nvt_loader.decode import RowReader
+from nvt_loader.plan import Piece
+
+
+@dataclasses.dataclass
+class Numbers:
+    """Rows that are numbers."""
+
+    begin: int
+    end: int
+
+    @property
+    def rows(self):
+        return self.end - self.begin
+
+    def slice(self, begin, end):
+        return Numbers(self.begin + begin, self.begin + end)
+
+
+PIECES = [Piece(0, 0, 10), Piece(1, 10, 13), Piece(2, 13, 50)]
+
+
+def decoder(broken=None):
+    """Chunks of at most so many rows; piece ``broken`` is not to be decoded. Says by whom."""
+    threads = []
+
+    def decode(piece, rows):
+        for begin in range(piece.begin, piece.end, rows):
+            threads.append(threading.current_thread().name)
+            if piece.row_group == broken:
+                raise BadInputError(f"piece {broken}", "none")
+            yield Numbers(begin, min(begin + rows, piece.end))
+
+    return decode, threads
+
+
+def taken(reader, rows):
+    return [row for part in reader.take(rows) for row in range(part.begin, part.end)]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("sizes", [[50], [1] * 50, [7, 3, 1, 20, 19], [0, 25, 25]])
+def test_every_row_in_order(sizes, ahead):
+    decode, threads = decoder()
+    reader = RowReader(decode, PIECES, 2, 4)
+    found = []
+    with concurrent.futures.ThreadPoolExecutor(3, "pool") as pool:
+        for size in sizes:
+            found.append(taken(reader, size))
+            if ahead:
+                for _ in range(3):  # as often as it likes, and in several threads
+                    reader.decode_ahead(pool)
+    assert [len(rows) for rows in found] == sizes
+    assert list(itertools.chain(*found)) == list(range(50))
+    assert ahead or not any(name.startswith("pool") for name in threads)
+
+
+def test_no_more_is_decoded_than_enough():
+    decode, threads = decoder()
+    reader = RowReader(decode, PIECES, 2, 4)
+    with concurrent.futures.ThreadPoolExecutor(1, "pool") as pool:
+        taken(reader, 1)
+        for _ in range(5):
+            reader.decode_ahead(pool)
+    assert 4 <= reader.left < 8
+    assert len(threads) == 1 + sum(name.startswith("pool") for name in threads)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_error_is_for_who_takes_the_rows(ahead):
+    decode, _ = decoder(broken=1)
+    reader = RowReader(decode, PIECES, 10, 100)
+    taken(reader, 3)
+    if ahead:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            reader.decode_ahead(pool)
+    assert taken(reader, 7) == list(range(3, 10))  # what comes before is whole
+    for _ in range(2):
+        with pytest.raises(BadInputError, match="piece 1"):
+            reader.take(1)
+
+
+def test_no_rows_are_left():
+    reader = RowReader(decoder()[0], PIECES, 2, 4)
+    taken(reader, 50)
+    with pytest.raises(EOFError):
+        reader.take(1)
