@@ -1,7 +1,8 @@
 """Columns that are what the schema says: types, nulls, numbers that are none, ids in their tables.
 
 All of it before a model sees the rows. An id outside its table is not looked for where the
-footer's minimum and maximum rule it out; elsewhere it costs one reduction for each chunk.
+footer's minimum and maximum, or the dictionary, rule it out; elsewhere it costs one reduction for
+each chunk.
 """
 
 from __future__ import annotations

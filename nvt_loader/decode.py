@@ -136,12 +136,11 @@ class PendingRows:
 
     def copy_to(self, target: Target, first: int) -> None:
         """Copy them to a block; they are the source's rows from ``first`` on."""
-        if self.opened.read_into(target, first, self.rows):
+        if not self.layout.hash_indices and self.opened.read_into(target, first, self.rows):
             return
-        with _explained(self.layout, self.piece.row_group):
-            for chunk in self.arrow(self.piece, self.rows):
-                chunk.copy_to(target, first)
-                first += chunk.rows
+        for chunk in self.chunks():
+            chunk.copy_to(target, first)
+            first += chunk.rows
 
 
 class RowReader:

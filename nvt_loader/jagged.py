@@ -31,7 +31,7 @@ def build_jagged(
         (torch.int32, (steps, columns * batch + 1)),
     )
     dtype = torch.int64 if layout.id_dtype.itemsize == 8 else torch.int32
-    copy_floats(labels, dense, stack(parts, "addresses"), runs)
+    copy_floats(labels, dense, parts, runs)
     is_list = np.array([name in set(schema.multi_hot) for name in schema.categorical])
     addresses, elements, weighted = (
         np.ascontiguousarray(stack(parts, what)[:, 1 + len(schema.dense) :])

@@ -41,32 +41,9 @@ def plain_addresses(addresses, record_batch, numbers, indices, sizes):
     return True
 
 
-@compiled("void(int32[::1], int64[:, ::1], int64, int64[:, ::1], int64[::1])")
-def copy_runs(target, sources, stride, runs, steps):
-    """Copy columns to ``[steps, columns, B]``: row i of a run, column c → ``at + i + c·stride``.
-
-    Args:
-        target: memory of a block, flat.
-        sources: int64 [chunks, columns], the address of each column of each chunk.
-        stride: elements from one column to the next.
-        runs: int64 [runs, 4].
-        steps: int64 [steps + 1], which runs make each step.
-    """
-    base, size = target.ctypes.data, target.itemsize
-    for step in range(len(steps) - 1):
-        for c in range(sources.shape[1]):
-            for k in range(steps[step], steps[step + 1]):
-                chunk, first, rows, at = runs[k]
-                address = sources[chunk, c] + first * size
-                source = numba.carray(pointer(address), (1,), target.dtype)
-                to = numba.carray(pointer(base + (at + c * stride) * size), (1,), target.dtype)
-                for i in range(rows):
-                    to[i] = source[i]
-
-
 @compiled(
-    "int64(int32[::1], int32[::1], int32[::1], int64[::1], int64[:, ::1], int64, int64, int64)",
-    "int64(int32[::1], int32[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, int64)",
+    "void(int32[::1], int32[::1], int32[::1], int64[::1], int64[:, ::1], int64, int64, int64)",
+    "void(int32[::1], int32[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, int64)",
 )
 def copy_rows(labels, dense, ids, addresses, runs, batch, first, rows):
     """Copy a source's rows ``first`` … to where they belong in a block.
@@ -79,15 +56,11 @@ def copy_rows(labels, dense, ids, addresses, runs, batch, first, rows):
             chunk.
         batch: B.
         first, rows: of the source.
-
-    Returns:
-        rows that were copied: some may be other ranks'.
     """
     places = len(labels)
     columns = len(dense) // max(places, 1)
     categorical = len(addresses) - 1 - columns
     size = ids.itemsize
-    copied = 0
     for k in range(len(runs)):
         step, _, begin, count, place = runs[k]
         skipped = max(first - begin, 0)
@@ -96,7 +69,6 @@ def copy_rows(labels, dense, ids, addresses, runs, batch, first, rows):
         if count <= 0:
             continue
         place += skipped
-        copied += count
         at = step * batch + place
         source = numba.carray(pointer(addresses[0] + here * 4), (1,), np.int32)
         to = numba.carray(pointer(labels.ctypes.data + at * 4), (1,), np.int32)
@@ -117,7 +89,6 @@ def copy_rows(labels, dense, ids, addresses, runs, batch, first, rows):
             to_ids = numba.carray(pointer(address), (1,), ids.dtype)
             for i in range(count):
                 to_ids[i] = source_ids[i]
-    return copied
 
 
 @compiled("int64(int64[:, ::1], int64, int64, int64, int64, int64, int64[::1], int64)", nogil=False)
@@ -148,23 +119,6 @@ def find_runs(found, steps, width, begin, end, first, chunk_rows, first_chunk):
             count += 1
             row += rows
     return count
-
-
-@compiled("void(int32[::1], int64[:, ::1], int64[:, ::1])")
-def interleave_runs(target, sources, runs):
-    """Copy columns to ``[rows, columns]``: row i of a run, column c → ``(at + i)·columns + c``."""
-    base, columns = target.ctypes.data, sources.shape[1]
-    for k in range(len(runs)):
-        chunk, first, rows, at = runs[k]
-        for tile in range(0, rows, TILE_ROWS):
-            size = min(TILE_ROWS, rows - tile)
-            for c in range(columns):
-                address = sources[chunk, c] + (first + tile) * 4
-                source = numba.carray(pointer(address), (1,), np.int32)
-                to = base + ((at + tile) * columns + c) * 4
-                to = numba.carray(pointer(to), (1,), np.int32)
-                for i in range(size):
-                    to[np.uint64(i * columns)] = source[i]
 
 
 @compiled(
@@ -211,7 +165,7 @@ def largest_magnitude(found, sources, rows):
 
 @compiled("void(int32[::1], int64[:, ::1], boolean[::1], int64, int64[:, ::1], int64[::1])")
 def list_lengths(lengths, offsets, is_list, stride, runs, steps):
-    """The lengths of all columns' rows, as :func:`copy_runs` lays rows out.
+    """The lengths of all columns' rows, as :func:`copy_rows` lays ids out.
 
     Args:
         lengths: int32, flat [steps · columns · B].

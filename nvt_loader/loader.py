@@ -9,7 +9,7 @@ measured slower or found wrong (merlin-dataloader 23.8.0; figures in the benchma
 - sharding: Merlin deals whole Dask partitions, so ranks get different numbers of steps; here rows
   are dealt (:mod:`nvt_loader.plan`);
 - reading: 8 ms of Dask per partition, whose number follows the machine's memory; here row groups
-  are decoded by pyarrow or libcudf directly;
+  are decoded directly, by compiled loops, pyarrow or libcudf;
 - conversion: per batch, in the training thread, frame by frame; here per block, ahead of use, and a
   batch is three views (:mod:`nvt_loader.blocks`);
 - the queue: Merlin's producer polls every microsecond and takes the interpreter from the trainer;

@@ -9,7 +9,7 @@ import torch
 
 from nvt_loader.blocks import Source
 from nvt_loader.chunks import Chunk, Rows
-from nvt_loader.kernels import copy_runs, find_runs, interleave_runs
+from nvt_loader.kernels import copy_rows, find_runs
 
 #: Tensors in a block's memory begin at multiples of this many bytes.
 ALIGNMENT = 64
@@ -24,17 +24,6 @@ def flat(tensor: torch.Tensor) -> np.ndarray:
     """A tensor's memory as a flat array; floats as their bits."""
     array = tensor.view(-1).numpy()
     return array.view(np.int32) if array.dtype == np.float32 else array
-
-
-def copy_floats(
-    labels: torch.Tensor, dense: torch.Tensor, addresses: np.ndarray, runs: Runs
-) -> None:
-    """Write labels and dense features of a block."""
-    rows = runs.at(runs.batch)
-    copy_runs(flat(labels), np.ascontiguousarray(addresses[:, :1]), 0, rows, runs.bounds)
-    columns = dense.shape[2]
-    if columns:
-        interleave_runs(flat(dense), np.ascontiguousarray(addresses[:, 1 : 1 + columns]), rows)
 
 
 class Runs:
@@ -57,6 +46,10 @@ class Runs:
         self._runs = self._runs[np.argsort(self._runs[:, 0], kind="stable")]
         self.bounds = np.searchsorted(self._runs[:, 0], np.arange(steps + 1))
 
+    def within(self, chunk: int) -> np.ndarray:
+        """The runs in a chunk: int64 [runs, 5], as :func:`nvt_loader.kernels.find_runs`."""
+        return self._runs[self._runs[:, 1] == chunk]
+
     def at(self, size: int) -> np.ndarray:
         """The runs as :mod:`nvt_loader.kernels` takes them, of steps of ``size`` elements."""
         found = self._runs[:, 1:].copy()
@@ -70,6 +63,17 @@ def runs_of(source: Source, steps: int, rows: list[int], first_chunk: int) -> np
     where = source.width, source.begin, source.end, source.first
     count = find_runs(found, steps, *where, np.array(rows, np.int64), first_chunk)
     return found[:count]
+
+
+def copy_floats(
+    labels: torch.Tensor, dense: torch.Tensor, parts: list[list[Chunk]], runs: Runs
+) -> None:
+    """Write labels and dense features of a block."""
+    block = flat(labels), flat(dense), np.empty(0, np.int32)
+    floats = 1 + dense.shape[2]
+    chunks = [chunk for chunks in parts for chunk in chunks]
+    for number, chunk in enumerate(chunks):
+        copy_rows(*block, chunk.addresses[:floats], runs.within(number), runs.batch, 0, chunk.rows)
 
 
 def scattered(
