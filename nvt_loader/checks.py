@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import logging
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -81,6 +82,17 @@ def check_columns(
             )
 
 
+def find_leaves(footer: pq.FileMetaData, columns: Iterable[str]) -> dict[str, int]:
+    """Which of a file's leaves holds the values of each column, flat or a list."""
+    leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
+    lists = {
+        name: next(i for path, i in leaves.items() if path.startswith(f"{name}."))
+        for name in columns
+        if name not in leaves
+    }
+    return {name: (leaves | lists)[name] for name in columns}
+
+
 @dataclasses.dataclass(frozen=True)
 class _Leaves:
     """Where columns are among a file's leaves.
@@ -135,14 +147,12 @@ class Checker:
         with self._lock:
             known, leaves = self._known
         if known is None or not known.equals(schema):
-            columns = [schema.column(i) for i in range(footer.num_columns)]
-            names = [column.path.split(".")[0] for column in columns]
             types = schema.to_arrow_schema()
-            leaves = _Leaves([names.index(name) for name in self._layout.schema.categorical], {})
-            for number, name in enumerate(self._layout.schema.columns):
+            found = find_leaves(footer, self._layout.schema.columns)
+            leaves = _Leaves([found[name] for name in self._layout.schema.categorical], {})
+            for number, (name, leaf) in enumerate(found.items()):
                 if self.is_plain(types.field(name).type, number):
-                    leaf = names.index(name)
-                    leaves.plain[number] = leaf, columns[leaf].max_definition_level
+                    leaves.plain[number] = leaf, schema.column(leaf).max_definition_level
             with self._lock:
                 self._known = schema, leaves
         return leaves

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
-from nvt_loader.checks import check_columns
+from nvt_loader.checks import check_columns, find_leaves
 
 INT32 = np.dtype(np.int32)
 
@@ -93,11 +93,10 @@ class Layout:
             return {}
         footer = pq.read_metadata(self.files[0])
         groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-        paths = [footer.schema.column(i).path.split(".")[0] for i in range(footer.num_columns)]
         rows = max(footer.num_rows, 1)
         return {
-            name: sum(group.column(paths.index(name)).num_values for group in groups) / rows
-            for name in self.schema.multi_hot
+            name: sum(group.column(leaf).num_values for group in groups) / rows
+            for name, leaf in find_leaves(footer, self.schema.multi_hot).items()
         }
 
     def read_footer(self, path: Path) -> pq.FileMetaData:
