@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import logging
 import threading
 from collections.abc import Iterable
@@ -84,13 +85,14 @@ def check_columns(
 
 def find_leaves(footer: pq.FileMetaData, columns: Iterable[str]) -> dict[str, int]:
     """Which of a file's leaves holds the values of each column, flat or a list."""
-    leaves = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
-    lists = {
-        name: next(i for path, i in leaves.items() if path.startswith(f"{name}."))
-        for name in columns
-        if name not in leaves
-    }
-    return {name: (leaves | lists)[name] for name in columns}
+    fields = footer.schema.to_arrow_schema()
+    first = itertools.accumulate((_count_leaves(field.type) for field in fields), initial=0)
+    leaves = dict(zip(fields.names, first, strict=False))  # paths of leaves are not unambiguous
+    return {name: leaves[name] for name in columns}
+
+
+def _count_leaves(kind: pa.DataType) -> int:
+    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,8 @@ class CpuRows(Rows, Protocol):
         """Copy them to a block; they are the source's rows from ``first`` on."""
 
 
-#: ``(piece, rows at a time) → chunks``: consecutive rows, together exactly the piece's.
+#: ``(piece, rows) → rows of it``: consecutive, together exactly the piece's; where they are decoded
+#: at once, so many at a time.
 Decoder = Callable[[Piece, int], Iterator[Rows]]
 
 

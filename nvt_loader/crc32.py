@@ -19,8 +19,18 @@ from nvt_loader.native import compiled, pointer
 #: The generator polynomial x^32 + x^26 + …, its highest term left out; and with its bits reversed.
 POLYNOMIAL, REVERSED = 0x04C11DB7, 0xEDB88320
 
-#: Whether pages are folded.
-FOLDS = bool(binding.get_host_cpu_features().get("pclmul"))
+
+def _folds() -> bool:
+    """Whether numba compiles for this processor, and it has the instruction."""
+    if numba.config.CPU_NAME or numba.config.CPU_FEATURES:
+        return False
+    try:
+        return bool(binding.get_host_cpu_features().get("pclmul"))
+    except RuntimeError:  # LLVM cannot tell
+        return False
+
+
+FOLDS = _folds()
 
 #: Bytes that are folded at a time: four words of the processor.
 BLOCK, WORD = 64, 16

@@ -144,14 +144,16 @@ class PendingRows:
 
 
 class RowReader:
-    """Hands out consecutive rows of a sequence of pieces; decodes about ``rows`` at a time.
+    """Hands out consecutive rows of a sequence of pieces.
 
-    :meth:`decode_ahead` lets a pool's threads decode the next of it while what is there is used.
-    Who takes what they have not begun with decodes it: so taking may be a task of the same pool.
+    :meth:`decode_ahead` lets a pool's threads decode (or, of :class:`PendingRows`, read) the next
+    of it while what is there is used. Who takes what they have not begun with decodes it: so taking
+    may be a task of the same pool.
     """
 
     def __init__(self, decoder: Decoder, pieces: Iterable[Piece], first: int, rows: int) -> None:
-        """``first``: rows decoded at a time in the first piece, so that it comes sooner."""
+        """Where Arrow decodes, it decodes ``rows`` at a time; ``first``, fewer, in the first piece,
+        so that it comes sooner. With ``rows`` rows there, nothing is decoded ahead."""
         sizes = iter([first])
         self._chunks = (chunk for piece in pieces for chunk in decoder(piece, next(sizes, rows)))
         self._enough = rows
@@ -175,8 +177,8 @@ class RowReader:
     @property
     def left(self) -> int:
         """Rows that are there to be taken."""
-        rest = self._rest
-        return (rest.rows if rest is not None else 0) + sum(chunk.rows for chunk in self._ready)
+        rest, ready = self._rest, self._ready.copy()  # which other threads change
+        return (rest.rows if rest is not None else 0) + sum(chunk.rows for chunk in ready)
 
     def decode_ahead(self, pool: concurrent.futures.Executor) -> None:
         """Let the pool decode what comes next, unless enough is there."""
@@ -185,8 +187,12 @@ class RowReader:
 
     def _decode(self) -> None:
         while self._error is None and self.left < self._enough:
-            with self._decoding:
+            if not self._decoding.acquire(blocking=False):
+                return  # another thread is at it
+            try:
                 self._decode_next()
+            finally:
+                self._decoding.release()
 
     def _next(self) -> Rows:
         if not self._ready:

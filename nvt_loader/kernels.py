@@ -2,9 +2,9 @@
 
 Floats go as their bits.
 
-*Runs* say what goes where: int64 [runs, 4], of consecutive rows: the chunk they are in, their
-first row there, how many rows, and the element of the target where column 0 begins. Runs are in
-the order of the target, so that it is written from front to back.
+*Runs* say what consecutive rows go where. Of flat blocks, int64 [runs, 5]: step, chunk, first row
+in the chunk, rows, place in the batch. Of lists, int64 [runs, 4]: chunk, first row, rows, and the
+element of the target where column 0 begins; in the order of the target.
 """
 
 from __future__ import annotations

@@ -44,14 +44,16 @@ class Buffers:
     def take(self, size: int) -> np.ndarray:
         """``size`` uninitialised bytes: uint8 [size]. Slices of the array do not keep it: use it
         as the memory of a tensor, or hold it."""
+        buffer = None
         for _ in range(len(self._free)):
             try:
-                buffer = self._free.popleft()
+                found = self._free.popleft()
             except IndexError:  # another thread took it
                 break
-            if size <= len(buffer) <= 2 * size + 4096:
+            if size <= len(found) <= 2 * size + 4096:
+                buffer = found
                 break
-        else:
+        if buffer is None:
             buffer = np.empty(size, np.uint8)
         view = buffer[:size]
         weakref.finalize(view, self._free.append, buffer).atexit = False

@@ -9,9 +9,19 @@ PyTorch runs on do not ask for it.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
 import numba
 from numba import types
 from numba.extending import intrinsic
+
+#: The modules with compiled loops, and a digest of them.
+MODULES = ("native", "crc32", "kernels", "pages", "page_values")
+_SOURCES = hashlib.sha256(
+    b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in MODULES)
+).hexdigest()
 
 
 def compiled(*signatures: str, nogil: bool = True):
@@ -19,7 +29,17 @@ def compiled(*signatures: str, nogil: bool = True):
 
     ``nogil`` is for what takes long: to get the interpreter's lock back takes microseconds.
     """
-    return numba.njit(list(signatures), nogil=nogil, cache=True)
+
+    def compile_all(function: Callable) -> Callable:
+        dispatcher = numba.njit(nogil=nogil, cache=True)(function)
+        # By itself numba looks at the file of the function alone, not of those that it calls.
+        dispatcher._cache._cache_file._source_stamp = _SOURCES
+        for signature in signatures:
+            dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return dispatcher
+
+    return compile_all
 
 
 @intrinsic

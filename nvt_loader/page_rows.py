@@ -73,7 +73,8 @@ class PageRows:
         self._bytes, self._values = Buffers(), Buffers()
 
     def open(self, row_group: int, footer: pq.FileMetaData) -> OpenRows | None:
-        """A row group's columns, before the first row; None if none can be read here.
+        """Those of a row group's columns that its footer shows to be readable here, before the
+        first row; None if there are none, or if one is not readable after all.
 
         Raises:
             OSError: the file cannot be read.
@@ -91,7 +92,7 @@ class PageRows:
         if found is None:
             return None
         table, first_page = found
-        owner: list[Any] = [memory]
+        owner: list[Any] = [] if all(place.codecs) else [memory]
         if any(place.codecs) and not _decompress(table, first_page, place.codecs, owner):
             return None
         cursors = np.empty((len(chunks), CURSOR_FIELDS), np.int64)
@@ -105,11 +106,12 @@ class PageRows:
         )
 
     def _place(self, row_group: int, footer: pq.FileMetaData) -> Place | None:
-        if row_group not in self._places:
-            if len(self._places) >= ROW_GROUPS:
-                self._places.clear()
-            self._places[row_group] = _find_place(self._layout, self._checker, row_group, footer)
-        return self._places.get(row_group)
+        places = self._places
+        if row_group not in places:
+            if len(places) >= ROW_GROUPS:
+                places = self._places = {}
+            places[row_group] = _find_place(self._layout, self._checker, row_group, footer)
+        return places[row_group]
 
 
 class OpenRows:
@@ -266,6 +268,7 @@ def _decompress(
         for page in table[first_page[i] : first_page[i + 1]]:
             size = int(page[pages.WHOLE])
             if size == 0:
+                page[pages.BYTES] = 0
                 continue
             source = pa.foreign_buffer(int(page[pages.BODY]), int(page[pages.BYTES]))
             try:

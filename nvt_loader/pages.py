@@ -104,10 +104,11 @@ def _read_header(memory, at, end, found):
                 if value > np.uint64(end - at):
                     return -1
                 at += np.int64(value)
-            if wanted >= 0:
-                if kind != _I32:
+            if wanted >= 0:  # 32 bits, so that no sum or product of such numbers overflows
+                number = _signed(value)
+                if kind != _I32 or not -(1 << 31) <= number < 1 << 31:
                     return -1
-                found[wanted] = _signed(value)
+                found[wanted] = number
         elif kind not in (_TRUE, _FALSE):
             return -1
     return -1

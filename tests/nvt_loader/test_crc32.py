@@ -33,10 +33,17 @@ def test_every_bit_counts():
     assert len(found) == 8 * len(memory)
 
 
-def test_on_a_processor_without_carry_less_products(tmp_path):
+@pytest.mark.parametrize(
+    ("before", "setting"),
+    [
+        ("llvmlite.binding.get_host_cpu_features = llvmlite.binding.FeatureMap", {}),
+        ("", {"NUMBA_CPU_NAME": "generic"}),
+    ],
+)
+def test_on_a_processor_without_carry_less_products(tmp_path, before, setting):
     program = f"""
 import llvmlite.binding, numpy, zlib
-llvmlite.binding.get_host_cpu_features = llvmlite.binding.FeatureMap
+{before}
 from nvt_loader import crc32
 assert not crc32.FOLDS
 for length in {LENGTHS}:
@@ -44,5 +51,7 @@ for length in {LENGTHS}:
     assert crc32.crc32(data.ctypes.data, length) == zlib.crc32(data), length
 assert "pclmulqdq" not in str(crc32.crc32.inspect_llvm())
 """
-    own = {"NUMBA_CACHE_DIR": str(tmp_path)}  # or other processes would find what it compiles
+    own = {
+        "NUMBA_CACHE_DIR": str(tmp_path)
+    } | setting  # or other processes would find what it compiles
     subprocess.run([sys.executable, "-c", program], env=os.environ | own, check=True)

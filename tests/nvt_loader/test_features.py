@@ -74,6 +74,27 @@ def test_columns_with_dots_in_their_names(tmp_path, kind):
     assert dense.tolist() == columns["user.age"].tolist()
 
 
+def test_leaves_of_nested_columns_are_no_columns(tmp_path):
+    inner = pa.field("b", pa.int32(), nullable=False)
+    fields = [
+        pa.field("clicked", pa.float32(), nullable=False),
+        pa.field("a.b", pa.int32(), nullable=False),
+        pa.field("a", pa.struct([inner]), nullable=False),
+        pa.field("c.d", pa.int32(), nullable=False),
+        pa.field("c", pa.list_(pa.int32())),
+    ]
+    values = [[0.0, 1.0], [1, 2], [{"b": 7}, {"b": 8}], [3, 4], [[5], [9, 6]]]
+    table = pa.table(list(map(pa.array, values, [f.type for f in fields])), pa.schema(fields))
+    pq.write_table(table, tmp_path / "log.parquet")
+    schema = TableSchema("clicked", (), ("a.b", "c"), (5, 10), ("c",))
+    (batch,) = KJTLoader(tmp_path, 2, schema=schema, virtual_shards=1, device="cpu")
+    assert batch.sparse_features["a.b"].values().tolist() == [1, 2]
+    assert batch.sparse_features["c"].values().tolist() == [5, 9, 6]
+    schema = TableSchema("clicked", (), ("a.b", "c"), (5, 9), ("c",))
+    with pytest.raises(SchemaError, match="column c holds id 9"):
+        list(KJTLoader(tmp_path, 2, schema=schema, virtual_shards=1, device="cpu"))
+
+
 def test_int64_ids(train):
     for shuffle in (False, True):
         expected = list(KJTLoader(train, 64, shuffle=shuffle, device="cpu"))

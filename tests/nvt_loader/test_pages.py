@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 
 from clicklog.errors import ClickLogError, SchemaError
 from clicklog.schema import TableSchema
+from nvt_loader import native, page_rows, pages
 from nvt_loader.blocks import Source
 from nvt_loader.checks import Checker
 from nvt_loader.cpu import CpuBlocks
@@ -201,6 +203,55 @@ def test_a_number_beyond_its_limit(tmp_path, coded, row, column, value):
     for read in (as_chunks, as_blocks):
         with pytest.raises(SchemaError, match=rf"column {column} holds (id )?{value}.*group 0"):
             read(layout, 700)
+
+
+def page(kind, values, size=400, encoding=0):
+    """A page of zeros whose header says what it is told, in Thrift's compact protocol."""
+
+    def number(value):
+        value = value << 1 if value >= 0 else ~(value << 1)
+        groups = [value >> 7 * i & 127 for i in range(max((value.bit_length() + 6) // 7, 1))]
+        return bytes([0x15, *(group | 128 for group in groups[:-1]), groups[-1]])
+
+    inner = number(values) + number(encoding) + bytes([0])
+    struct = {0: 0x2C, 2: 0x4C}[kind]
+    header = number(kind) + number(size) + number(size) + bytes([struct]) + inner + bytes([0])
+    return header + bytes(size)
+
+
+def find(content, values):
+    memory = np.frombuffer(content, np.uint8)
+    chunk = [memory.ctypes.data, len(memory), values, 4, 0, 0, 0]
+    table, first = np.empty((9, pages.PAGE_FIELDS), np.int64), np.empty(2, np.int64)
+    return pages.find_pages(table, first, np.array([chunk])), table
+
+
+def test_a_header_is_read():
+    count, table = find(page(2, 100) + page(0, 60) + page(0, 40, size=160), 100)
+    assert count == 3
+    assert table[:3, pages.COUNT].tolist() == [100, 60, 40]
+    assert table[:3, pages.BYTES].tolist() == [400, 400, 160]
+
+
+@pytest.mark.parametrize("values", [-1, 2**31, 2**32 + 100, 2**62, 2**63 - 1, -(2**40)])
+def test_numbers_that_are_too_large_for_a_header(values):
+    assert find(page(2, values) + page(0, 100), 100)[0] == -1
+    assert find(page(0, 1) + page(0, values) + page(0, values) + page(0, 101), 100)[0] == -1
+    if values != -1:  # which is no encoding either, but that is not find_pages' business
+        assert find(page(0, 100, encoding=values), 100)[0] == -1
+
+
+def test_a_page_that_says_it_is_empty():
+    table = np.zeros((1, pages.PAGE_FIELDS), np.int64)
+    table[0, pages.BYTES] = 400
+    assert page_rows._decompress(table, np.array([0, 1]), ["zstd"], [])
+    assert table[0, pages.BYTES] == 0
+
+
+def test_compiled_loops_are_compiled_again_when_any_changes():
+    here = Path(native.__file__).parent
+    with_loops = {path.stem for path in here.glob("*.py") if "import numba" in path.read_text()}
+    assert with_loops == set(native.MODULES)
 
 
 def outcome(read, layout):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import dataclasses
 import itertools
 import threading
 
+import numpy as np
 import pytest
 
 from clicklog.errors import BadInputError
 from nvt_loader.decode import RowReader
+from nvt_loader.memory import Buffers
 from nvt_loader.plan import Piece
 
 
@@ -90,6 +93,39 @@ def test_an_error_is_for_who_takes_the_rows(ahead):
     for _ in range(2):
         with pytest.raises(BadInputError, match="piece 1"):
             reader.take(1)
+
+
+def test_what_is_left_while_others_decode():
+    reader = RowReader(decoder()[0], PIECES, 2, 4)
+    end = threading.Event()
+
+    def decode():
+        while not end.is_set():
+            reader._ready.append(Numbers(0, 1))
+            reader._ready.popleft()
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    try:
+        assert {reader.left for _ in range(20_000)} <= {0, 1}
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_buffer_that_another_thread_takes():
+    class Racing(collections.deque):
+        def popleft(self):
+            found = super().popleft()
+            self.clear()
+            return found
+
+    buffers = Buffers()
+    for sizes in ([100, 100], [10, 100]):
+        buffers._free = Racing(np.empty(size, np.uint8) for size in sizes)
+        assert len(buffers.take(100)) == 100
+        buffers._free = Racing(np.empty(size, np.uint8) for size in sizes)
+        assert len(buffers.take(1_000_000)) == 1_000_000
 
 
 def test_no_rows_are_left():
