@@ -118,7 +118,6 @@ class Checker:
         self._sizes = np.array(schema.table_sizes, dtype=np.int64)
         lists = set(schema.multi_hot)
         self._is_list = np.array([name in lists for name in schema.categorical], dtype=bool)
-        self._unsigned = np.dtype(f"u{layout.id_dtype}")
         ids = pa.from_numpy_dtype(layout.id_dtype)
         self._types = [pa.float32()] * self._first_id + [ids] * len(self._sizes)
         self._said: set[str] = set()
@@ -257,19 +256,19 @@ class Checker:
         if not chunk.rows:
             return
         floats = numbers[numbers < self._first_id]
-        found = np.empty(len(floats), np.uint32)
+        found = np.empty(len(floats), np.uint64)
         largest_magnitude(found, chunk.addresses[floats], chunk.rows)
-        for i in floats[found >= NO_NUMBER].tolist():
+        for i in floats[found >= self.limits[floats]].tolist():
             self.refuse(chunk, i, file)
         ids = numbers[numbers >= self._first_id]
         ids = ids[unproven[ids - self._first_id]]
         if not ids.size:
             return
-        is_list = self._is_list[ids - self._first_id]
+        is_list, width = self._is_list[ids - self._first_id], self._layout.id_dtype.itemsize
         flat = ids[~is_list]
         if flat.size:
-            most = np.empty(flat.size, self._unsigned)
-            largest(most, chunk.addresses[flat], chunk.rows)
+            most = np.empty(flat.size, np.uint64)
+            largest(most, chunk.addresses[flat], chunk.rows, width)
             for i in flat[most >= self.limits[flat]].tolist():
                 self.refuse(chunk, i, file)
         for i in ids[is_list].tolist():
@@ -277,9 +276,9 @@ class Checker:
             begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
             if begin == end:
                 continue
-            most = np.empty(1, self._unsigned)
-            address = chunk.values[i] + begin * most.itemsize
-            largest(most, np.array([address]), end - begin)
+            most = np.empty(1, np.uint64)
+            address = chunk.values[i] + begin * width
+            largest(most, np.array([address]), end - begin, width)
             if most[0] >= self.limits[i]:
                 self._replace(chunk, array, i, file)
 

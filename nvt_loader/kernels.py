@@ -135,32 +135,38 @@ def permute(target, sources, stride, to_rows, from_rows):
             to[to_rows[i]] = source[from_rows[i]]
 
 
-@compiled(
-    "void(uint32[::1], int64[::1], int64)",
-    "void(uint64[::1], int64[::1], int64)",
-)
-def largest(found, sources, rows):
-    """Per column the largest of ``rows`` unsigned numbers, into ``found`` [columns].
+@numba.njit(inline="always")
+def largest_of(address, count, width, is_float):
+    """The largest of some unsigned numbers, of floats the largest magnitude as bits."""
+    if width == 8:
+        wide = numba.carray(pointer(address), (1,), np.uint64)
+        widest = np.uint64(0)
+        for i in range(count):
+            widest = max(widest, wide[i])
+        return widest
+    words = numba.carray(pointer(address), (1,), np.uint32)
+    mask = np.uint32(0x7FFFFFFF if is_float else 0xFFFFFFFF)
+    most = np.uint32(0)
+    for i in range(count):
+        most = max(most, words[i] & mask)
+    return np.uint64(most)
+
+
+@compiled("void(uint64[::1], int64[::1], int64, int64)")
+def largest(found, sources, rows, width):
+    """Per column the largest of ``rows`` unsigned numbers of ``width`` bytes, into ``found``.
 
     Read as unsigned, a negative id is a large one: one reduction for both ends of a table.
     """
     for c in range(len(sources)):
-        source = numba.carray(pointer(sources[c]), (1,), found.dtype)
-        most = found.dtype.type(0)
-        for i in range(rows):
-            most = max(most, source[i])
-        found[c] = most
+        found[c] = largest_of(sources[c], rows, width, False)
 
 
-@compiled("void(uint32[::1], int64[::1], int64)")
+@compiled("void(uint64[::1], int64[::1], int64)")
 def largest_magnitude(found, sources, rows):
     """Per float32 column the largest magnitude, as bits: from 0x7F800000 on it is no number."""
     for c in range(len(sources)):
-        source = numba.carray(pointer(sources[c]), (1,), np.uint32)
-        most = np.uint32(0)
-        for i in range(rows):
-            most = max(most, source[i] & np.uint32(0x7FFFFFFF))
-        found[c] = most
+        found[c] = largest_of(sources[c], rows, 4, True)
 
 
 @compiled("void(int32[::1], int64[:, ::1], boolean[::1], int64, int64[:, ::1], int64[::1])")

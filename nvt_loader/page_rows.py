@@ -22,12 +22,7 @@ from nvt_loader.checks import Checker
 from nvt_loader.chunks import Chunk, Target
 from nvt_loader.layout import Layout
 from nvt_loader.memory import Buffers
-from nvt_loader.page_values import (
-    CURSOR_FIELDS,
-    open_columns,
-    read_into,
-    read_rows,
-)
+from nvt_loader.page_values import CURSOR_FIELDS, open_columns, read_into, read_rows
 
 #: Row groups whose place in their files is kept.
 ROW_GROUPS = 1024

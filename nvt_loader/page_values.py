@@ -8,7 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from nvt_loader.kernels import copy_rows
+from nvt_loader.kernels import copy_rows, largest_of
 from nvt_loader.native import compiled, pointer
 from nvt_loader.pages import (
     BODY,
@@ -31,10 +31,10 @@ from nvt_loader.pages import (
 _EIGHT_BITS = 14
 
 #: Indices that are unpacked before their values are looked up: what fits a core's first cache.
-_TILE = 2048
+_INDICES = 2048
 
 #: Rows that are decoded before they are copied to a block: what fits a core's second cache.
-TILE_ROWS = 1024
+DECODED_ROWS = 1024
 
 #: Where reading a column is, a row of int64: its page; rows left there; where its next bytes lie
 #: and where its bytes end; of a dictionary page, bits of an index, values left in the run, whether
@@ -79,23 +79,6 @@ def _pass_levels(page):
     return True
 
 
-@numba.njit(inline="always")
-def _largest(address, count, width, is_float):
-    """The largest of some unsigned numbers, of floats the largest magnitude as bits."""
-    if width == 8:
-        wide = numba.carray(pointer(address), (1,), np.uint64)
-        widest = np.uint64(0)
-        for i in range(count):
-            widest = max(widest, wide[i])
-        return widest
-    words = numba.carray(pointer(address), (1,), np.uint32)
-    mask = np.uint32(0x7FFFFFFF if is_float else 0xFFFFFFFF)
-    most = np.uint32(0)
-    for i in range(count):
-        most = max(most, words[i] & mask)
-    return np.uint64(most)
-
-
 @compiled("boolean(int64[:, ::1], uint64[::1], int64[:, ::1], int64[::1], int64[:, ::1])")
 def open_columns(cursors, largest, pages, first_page, chunks):
     """Look through decompressed pages: levels, dictionaries, sizes.
@@ -135,7 +118,7 @@ def open_columns(cursors, largest, pages, first_page, chunks):
                 return False
         largest[c] = np.uint64(0xFFFFFFFFFFFFFFFF)
         if indices:
-            largest[c] = _largest(cursor[WORDS], cursor[ENTRIES], width, chunks[c, FLOAT])
+            largest[c] = largest_of(cursor[WORDS], cursor[ENTRIES], width, chunks[c, FLOAT])
     return True
 
 
@@ -275,7 +258,7 @@ def _read_indices(to, cursor, count, width):
     while count > 0:
         if cursor[RUN] == 0 and not _begin_run(cursor):
             return False
-        number = min(count, cursor[RUN], _TILE)
+        number = min(count, cursor[RUN], _INDICES)
         if cursor[PACKED]:
             first = cursor[STATE]
             cursor[STATE] += number * cursor[BITS]
@@ -338,7 +321,7 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
             cursor[LEFT] -= count
             done += count
         if target and checked[c]:
-            largest[c] = _largest(addresses[c], rows, width, chunks[c, FLOAT])
+            largest[c] = largest_of(addresses[c], rows, width, chunks[c, FLOAT])
     return True
 
 
@@ -379,13 +362,13 @@ def read_into(
     targets = np.empty(len(chunks), np.int64)
     addresses = np.empty(len(chunks), np.int64)
     largest = np.zeros(len(chunks), np.uint64)
-    tile = np.empty(TILE_ROWS * chunks[:, WIDTH].sum(), np.uint8)
+    tile = np.empty(DECODED_ROWS * chunks[:, WIDTH].sum(), np.uint8)
     place = tile.ctypes.data
     for c in range(len(chunks)):
         targets[c] = place
-        place += TILE_ROWS * chunks[c, WIDTH]
-    for begin in range(0, rows, TILE_ROWS):
-        count = min(TILE_ROWS, rows - begin)
+        place += DECODED_ROWS * chunks[c, WIDTH]
+    for begin in range(0, rows, DECODED_ROWS):
+        count = min(DECODED_ROWS, rows - begin)
         if not read_rows(
             found, largest, cursors, pages, first_page, chunks, targets, checked, count
         ):
