@@ -27,6 +27,7 @@ from clicklog.complaints import (
     NOT_FINITE,
     shown,
 )
+from clicklog.kernels import compiled
 from clicklog.rows import CategoryValues, Ragged
 from clicklog.strings import string_array
 from clicklog.tokenizer import HEX_DIGIT
@@ -152,7 +153,7 @@ def _floats(fields: Fields, missing: np.ndarray, code: np.ndarray) -> np.ndarray
     return values
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _gather(data, begin, end):
     """The fields one after the other: int32 offsets [n + 1] and bytes."""
     offsets = np.zeros(len(begin) + 1, np.int32)
@@ -167,7 +168,7 @@ def _gather(data, begin, end):
     return offsets, gathered
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _parse_ints(data, begin, end, low, high, too_big, values, code):
     for i in range(len(begin)):
         at, stop = begin[i], end[i]
@@ -195,7 +196,7 @@ def _parse_ints(data, begin, end, low, high, too_big, values, code):
             values[i] = value
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _parse_hex(data, begin, end, values, code):
     for i in range(len(begin)):
         value = np.uint32(0)
@@ -211,7 +212,7 @@ def _parse_hex(data, begin, end, values, code):
             values[i] = value
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _parse_labels(data, begin, end, values, code):
     for i in range(len(begin)):
         at = begin[i]
@@ -221,14 +222,14 @@ def _parse_labels(data, begin, end, values, code):
             code[i] = BAD_LABEL
 
 
-@numba.njit(nogil=True, inline="always")
+@numba.njit(inline="always")
 def _digits(data, at, stop):
     while at < stop and np.uint8(data[at] - 48) < 10:
         at += 1
     return at
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _check_floats(data, begin, end, code):
     """Whether fields read as ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?`` with digits D."""
     for i in range(len(begin)):
@@ -256,7 +257,7 @@ def _check_floats(data, begin, end, code):
             code[i] = BAD_FLOAT
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _count_items(data, begin, end, separator):
     """Offsets int64 [n + 1] of the items: one more than separators, none in an empty field."""
     offsets = np.zeros(len(begin) + 1, np.int64)
@@ -268,7 +269,7 @@ def _count_items(data, begin, end, separator):
     return offsets
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _split_items(data, begin, end, separator, offsets, item_begin, item_end):
     for i in range(len(begin)):
         item = offsets[i]

@@ -12,13 +12,12 @@ of twice as many digits.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-import clicklog.kernels  # noqa: F401
+from clicklog.kernels import compiled
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 _BYTE = np.uint64(0xFF)
@@ -28,7 +27,7 @@ _PAIRS = np.uint64(0x00FF00FF00FF00FF)
 _FOURS = np.uint64(0x0000FFFF0000FFFF)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def count_newlines(buffer):
     """How many bytes of a uint8 array are newlines; NumPy would write an array of them first."""
     lines = 0
@@ -88,7 +87,7 @@ def _trailing_zeros(typing, word):
     return types.uint64(types.uint64), generate
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _digit_bits(word):
     """8 × how many of the bytes are decimal digits before the first that is none."""
     other = word ^ np.uint64(0x3030303030303030)
@@ -97,7 +96,7 @@ def _digit_bits(word):
     return _trailing_zeros(above) & np.uint64(0x78)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _decimal(word, bits):
     """The number that the first ``bits`` / 8 bytes write; 0 for none."""
     if bits < np.uint64(64):  # digits to the end of the word, zeros before them
@@ -108,7 +107,7 @@ def _decimal(word, bits):
     return ((word & _FOURS) * np.uint64(10_000 << 32 | 1)) >> np.uint64(32)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _not_hexadecimal(word):
     """0 if each byte is a hexadecimal digit."""
     low = word & _LOW_DIGITS
@@ -121,7 +120,7 @@ def _not_hexadecimal(word):
     return wrong | ((np.uint64(16) * _EACH - low) & (letter << np.uint64(4)))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _hexadecimal(word):
     """The number that eight hexadecimal digits write."""
     letter = (word >> np.uint64(6)) & _EACH
@@ -131,7 +130,7 @@ def _hexadecimal(word):
     return (word << np.uint64(16)) | (word >> np.uint64(32))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def parse_row(at, has_label, dense, dense_step, dense_count, ids, ids_step, ids_count):
     """Parse the row at an address, if it is a common one.
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import numba
 import numpy as np
 
 from clicklog.complaints import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
 from clicklog.errors import SettingsError
+from clicklog.kernels import compiled
 
 _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
 #: Positions within a block are 32-bit integers.
@@ -79,7 +79,7 @@ def split_lines(
     return Lines(data, begin, end, code, where, line_begin)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _split(buffer, line_ends, slots, delimiter, kept, begin, end, code, where):
     quoted = len(kept) > 0
     at = 0
@@ -115,7 +115,7 @@ def _split(buffer, line_ends, slots, delimiter, kept, begin, end, code, where):
         at = following
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _unquote(buffer, kept, at, stop, delimiter):
     """Take the quotes out of the field at ``at``: (its begin, its end, behind it, what's wrong)."""
     first = at + 1

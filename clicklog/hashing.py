@@ -12,6 +12,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 
+from clicklog.kernels import compiled
 from clicklog.strings import string_parts
 
 _C1, _C2, _N = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(0xE6546B64)
@@ -29,24 +30,24 @@ def murmur3_string(values: pa.Array) -> np.ndarray:
     return _hash_strings(offsets, data)
 
 
-@numba.njit(nogil=True, inline="always")
+@numba.njit(inline="always")
 def _rotate(x, bits):
     return np.uint32((x << np.uint32(bits)) | (x >> np.uint32(32 - bits)))
 
 
-@numba.njit(nogil=True, inline="always")
+@numba.njit(inline="always")
 def _scramble(word):
     # numba widens products of uint32 to uint64: cut each back
     return np.uint32(_rotate(np.uint32(word * _C1), 15) * _C2)
 
 
-@numba.njit(nogil=True, inline="always")
+@numba.njit(inline="always")
 def _mix(hashed, word):
     rotated = _rotate(np.uint32(hashed ^ _scramble(word)), 13)
     return np.uint32(np.uint32(rotated * np.uint32(5)) + _N)
 
 
-@numba.njit(nogil=True, inline="always")
+@numba.njit(inline="always")
 def _finish(hashed, length):
     hashed = np.uint32(hashed ^ np.uint32(length))
     hashed = np.uint32((hashed ^ (hashed >> np.uint32(16))) * _M1)
@@ -54,7 +55,7 @@ def _finish(hashed, length):
     return np.uint32(hashed ^ (hashed >> np.uint32(16)))
 
 
-@numba.njit(nogil=True, inline="always")
+@numba.njit(inline="always")
 def murmur3_of_int(value):
     """The hash of one int64, for compiled code."""
     bits = np.uint64(value)
@@ -62,7 +63,7 @@ def murmur3_of_int(value):
     return _finish(_mix(hashed, np.uint32(bits >> np.uint64(32))), 8)
 
 
-@numba.njit(nogil=True, inline="always")
+@numba.njit(inline="always")
 def murmur3_of_bytes(data, at, end):
     """The hash of the bytes ``data[at:end]``, for compiled code."""
     length = end - at
@@ -81,7 +82,7 @@ def murmur3_of_bytes(data, at, end):
     return _finish(hashed, length)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _hash_ints(values):
     hashes = np.empty(len(values), np.uint32)
     for i in range(len(values)):
@@ -89,7 +90,7 @@ def _hash_ints(values):
     return hashes
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _hash_strings(offsets, data):
     hashes = np.empty(len(offsets) - 1, np.uint32)
     for i in range(len(hashes)):

@@ -1,20 +1,95 @@
-"""Numba, loaded without SciPy; import this before the first kernel.
+"""How loops are compiled, by Numba.
 
-With its first kernel Numba imports SciPy's linear algebra, to know whether there is a BLAS for the
-inner products of ``np.cov`` and its like: a fifth of a second at every start. No kernel here has
-one. Told that there is none, Numba takes a loop for those; ``np.dot`` and ``np.linalg`` in other
-people's kernels look for SciPy when they are compiled, and find it.
+Numba is loaded without SciPy here. With its first kernel it imports SciPy's linear algebra, to know
+whether there is a BLAS for the inner products of ``np.cov`` and its like: a fifth of a second at
+every start. No kernel here has one. Told that there is none, Numba takes a loop for those;
+``np.dot`` and ``np.linalg`` in other people's kernels look for SciPy when they are compiled, and
+find it.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType
+
+import numpy as np
 
 _BLAS = "scipy.linalg.cython_blas"
 
 if _BLAS not in sys.modules:
     sys.modules[_BLAS] = None  # type: ignore[assignment]  # so that importing it fails
     try:
-        import numba.np.arraymath  # noqa: F401
+        import numba.np.arraymath
     finally:
         del sys.modules[_BLAS]
+
+import numba  # noqa: E402
+from numba.core.caching import FunctionCache  # noqa: E402
+
+_CONSTANTS = (bool, int, float, str, tuple, np.generic, np.ndarray)
+
+
+def compiled(*signatures, nogil: bool = True):
+    """Compile a function once per machine: what is compiled is kept beside the source.
+
+    By itself Numba compiles again when the file of the function changes. What the function calls
+    in other files is compiled into it as well, and so are the constants that it imports; here they
+    count too.
+
+    Args:
+        signatures: Numba's types, to compile for at import, and for no others. Without any, the
+            function is compiled when it is first called with others.
+        nogil: let go of the interpreter's lock. To get it back takes microseconds; ``False`` is
+            for what takes no longer.
+    """
+
+    def compile_all(function: Callable) -> Callable:
+        dispatcher = numba.njit(nogil=nogil)(function)
+        dispatcher._cache = _Cache(function)
+        for signature in signatures:
+            dispatcher.compile(signature)
+        if signatures:
+            dispatcher.disable_compile()
+        return dispatcher
+
+    return compile_all
+
+
+class _Cache(FunctionCache):
+    def load_overload(self, sig, target_context):
+        # Not before: what the function calls may be defined below it.
+        self._cache_file._source_stamp = stamp(self._py_func)
+        return super().load_overload(sig, target_context)
+
+
+def stamp(function: FunctionType) -> str:
+    """A digest of the files of a function and of all that it calls, and of their constants."""
+    parts = sorted({part for source in _reachable(function, set()) for part in source})
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _reachable(function: FunctionType, seen: set) -> Iterator[list[str]]:
+    """The parts of a stamp, function by function."""
+    if function in seen:
+        return
+    seen.add(function)
+    parts = [_digest(function.__code__.co_filename)]
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        called = getattr(value, "py_func", None) or getattr(value, "_defn", None)  # or intrinsic
+        if called is not None:
+            yield from _reachable(called, seen)
+        elif isinstance(value, np.ndarray):
+            parts.append(f"{name} {hashlib.sha256(value.tobytes()).hexdigest()}")
+        elif isinstance(value, _CONSTANTS):
+            parts.append(f"{name} {value!r}")
+    yield parts
+
+
+@functools.cache
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

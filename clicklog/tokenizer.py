@@ -5,7 +5,6 @@ One pass, compiled by numba without the interpreter lock: threads of one process
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from clicklog.complaints import (
@@ -18,6 +17,7 @@ from clicklog.complaints import (
     shown,
 )
 from clicklog.fast_rows import count_newlines, longest_row, parse_row
+from clicklog.kernels import compiled
 from clicklog.rows import BadRow, Ragged, RawRows
 from clicklog.spec import FeatureSpec
 
@@ -108,7 +108,7 @@ HEX_DIGIT[48:58] = np.arange(10)
 HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_line, bad):
     """Fill the columns; (rows, bad rows). ``buffer`` ends with a newline.
 
@@ -226,7 +226,7 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
     return row, bad_count
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _next_field(buffer, at, last, otherwise):
     """0 if the field ends at ``at`` as it should; else an error code."""
     byte = buffer[at]
@@ -237,7 +237,7 @@ def _next_field(buffer, at, last, otherwise):
     return otherwise
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _is_integer(buffer, at):
     """Whether digits go on to the end of the field."""
     while 48 <= buffer[at] <= 57:
@@ -245,7 +245,7 @@ def _is_integer(buffer, at):
     return buffer[at] in (_TAB, _NEWLINE, _RETURN)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _note_bad_row(buffer, begin, line, code, column, columns, bad, bad_count):
     """Describe a bad row, if there is room; where the next line begins."""
     end = begin

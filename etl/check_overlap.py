@@ -16,9 +16,9 @@ import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 
+from clicklog.kernels import compiled
 from clicklog.splits import SPLITS
 from etl.findings import ERROR, NOTE, WARNING
 from etl.permutation import mix
@@ -258,7 +258,7 @@ def _find(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where(ordered[at] == values, at, -1)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _sampled(hashes, row_mask, window_mask):
     """Sum of all hashes; hashes of rows and of windows (polynomial rolling hash) in the sample."""
     factor = np.uint64(0xD6E8FEB86659FD93)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
+from clicklog.kernels import compiled
 from etl.check_files import AGAIN, Output
 from etl.check_overlap import Overlap, Sample, take_sample
 from etl.findings import ERROR
@@ -275,14 +276,14 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return values.view(f"u{values.itemsize}")
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _fold(bits, hashes):
     """Add a column to the rows' hashes; the order of the columns counts."""
     for i in range(len(bits)):
         hashes[i] = _folded(hashes[i], bits[i])
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _fold_lists(bits, offsets, hashes):
     for i in range(len(offsets) - 1):
         value = _folded(hashes[i], offsets[i + 1] - offsets[i])
@@ -291,7 +292,7 @@ def _fold_lists(bits, offsets, hashes):
         hashes[i] = value
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@numba.njit(inline="always")
 def _folded(value, bits):
     value = (value ^ np.uint64(bits)) * np.uint64(0x9E3779B97F4A7C15)
     return value ^ (value >> np.uint64(29))

@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-import numba
 import numpy as np
 import pyarrow as pa
 
 from clicklog.arrays import to_arrow, to_numpy
+from clicklog.kernels import compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _merge_text(a: Counts, b: Counts) -> Counts:
     return Counts(values, to_numpy(merged["count_sum"].combine_chunks()))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _run_lengths(ordered, placeholders, values, counts):
     """Distinct values of a sorted array and their counts; how many there are."""
     used = 0
@@ -122,7 +122,7 @@ def _run_lengths(ordered, placeholders, values, counts):
     return used
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _merge_sorted(a_values, a_counts, b_values, b_counts, values, counts):
     """Merge without a branch that depends on the values: half of those would be mispredicted."""
     i = j = used = 0

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
+from clicklog.kernels import compiled
 from clicklog.spec import FeatureSpec
 from clicklog.tokenizer import RawRows
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
@@ -82,7 +82,7 @@ def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, flo
     return result
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _logarithm(values, missing, bit, fill, out):
     """log(max(value, minimum) + shift) in float64, of what is missing that of ``fill``."""
     for i in range(len(values)):
@@ -90,7 +90,7 @@ def _logarithm(values, missing, bit, fill, out):
         out[i] = np.log(max(value, DENSE_MINIMUM) + DENSE_SHIFT)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _logarithm_of_int(values, missing, bit, fill, table, out):
     """:func:`_logarithm`, with a table of the small ones; in loops that vectorize."""
     least, most = np.int32(DENSE_MINIMUM), np.int32(len(table) - DENSE_SHIFT - 1)
@@ -109,13 +109,13 @@ def _logarithm_of_int(values, missing, bit, fill, table, out):
                 out[i] = np.log(np.float64(value) + DENSE_SHIFT)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _filled(values, missing, bit, fill, out):
     for i in range(len(values)):
         out[i] = fill if missing[i] & bit else values[i]
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _moments(values):
     """Count, origin, mean − origin and M2; four sums each, so that additions do not wait."""
     count = len(values)

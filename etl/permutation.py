@@ -14,6 +14,8 @@ import math
 import numba
 import numpy as np
 
+from clicklog.kernels import compiled
+
 ROUNDS = 8
 
 
@@ -37,7 +39,7 @@ def permute(begin: int, end: int, n: int, keys: np.ndarray) -> np.ndarray:
     return _permute(begin, end, np.uint64(n), np.uint64(side), keys)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _permute(begin, end, n, side, keys):
     images = np.empty(end - begin, np.int64)
     for i in range(end - begin):
@@ -58,7 +60,7 @@ def _permute(begin, end, n, side, keys):
     return images
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@numba.njit(inline="always")
 def mix(x):
     """The finalizer of MurmurHash3 (Appleby): every bit in moves about half of the bits out."""
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numba
 import numpy as np
 
 from clicklog.errors import BadInputError
+from clicklog.kernels import compiled
 from etl.plan import Unit
 
 _COUNTS = ("rows", "bad_count", "positives", "size")
@@ -87,7 +87,7 @@ def count_bits(mask: np.ndarray, bits: int) -> np.ndarray:
     return counts
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled()
 def _count_bits(mask, counts):
     for bit in range(len(counts)):
         count = np.uint64(0)

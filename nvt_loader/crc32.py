@@ -14,7 +14,8 @@ from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
-from nvt_loader.native import compiled, pointer
+from clicklog.kernels import compiled
+from nvt_loader.native import pointer
 
 #: The generator polynomial x^32 + x^26 + …, its highest term left out; and with its bits reversed.
 POLYNOMIAL, REVERSED = 0x04C11DB7, 0xEDB88320

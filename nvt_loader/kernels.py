@@ -12,7 +12,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from nvt_loader.native import compiled, pointer
+from clicklog.kernels import compiled
+from nvt_loader.native import pointer
 
 #: Rows of which several columns are interleaved at a time: what fits a core's cache.
 TILE_ROWS = 256

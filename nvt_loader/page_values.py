@@ -8,8 +8,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from clicklog.kernels import compiled
 from nvt_loader.kernels import copy_rows, largest_of
-from nvt_loader.native import compiled, pointer
+from nvt_loader.native import pointer
 from nvt_loader.pages import (
     BODY,
     BYTES,

@@ -11,8 +11,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from clicklog.kernels import compiled
 from nvt_loader.crc32 import crc32
-from nvt_loader.native import compiled, pointer
+from nvt_loader.native import pointer
 
 #: A column chunk is a row of int64: where it lies in memory and its bytes; its values; bytes of a
 #: value; whether values may be missing, are floats, are compressed with Snappy (1 or 0).

@@ -1,9 +1,10 @@
-"""Numba without SciPy: not loaded by our kernels, there for those that need it."""
+"""Compiled loops: kept, made again when anything in them changes; SciPy only where needed."""
 
-from __future__ import annotations
-
+import os
 import subprocess
 import sys
+
+import pytest
 
 _CODE = """
 import sys
@@ -27,3 +28,82 @@ import scipy.linalg
 
 def test_scipy_is_loaded_by_those_who_need_it() -> None:
     subprocess.run([sys.executable, "-c", _CODE], check=True, timeout=120)
+
+
+FILES = {
+    "loops.py": """
+from clicklog.kernels import compiled
+from inner import STEP, add, by_hand
+
+@compiled()
+def run(x):
+    return below(add(x) + STEP + by_hand(x))
+
+@compiled("int64(int64)")
+def below(x):
+    return x + 1000
+""",
+    "inner.py": """
+import numba
+from numba import types
+from numba.extending import intrinsic
+from numbers_ import DEEP, STEP
+
+@numba.njit(inline="always")
+def add(x):
+    return x + DEEP
+
+@intrinsic
+def by_hand(_context, x):
+    def generate(context, builder, _signature, values):
+        return context.get_constant(types.int64, 7)
+    return types.int64(x), generate
+""",
+    "numbers_.py": "DEEP = 10\nSTEP = 100\nOTHER = 5\n",
+}
+
+
+def run(folder):
+    """(what the loop answers, how many times it was compiled)."""
+    code = "import loops; print(loops.run(1), sum(loops.run.stats.cache_misses.values()))"
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    return tuple(map(int, done.stdout.split()))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    assert run(tmp_path) == (1118, 1)
+    return tmp_path
+
+
+def test_kept(folder):
+    assert run(folder) == (1118, 0)
+    with open(folder / "numbers_.py", "a") as file:
+        file.write("FURTHER = 1\n")  # nothing that the loop takes
+    assert run(folder) == (1118, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "answer"),
+    [
+        ("loops.py", "x + 1000", "x + 2000", 2118),
+        ("inner.py", "x + DEEP", "x + DEEP + 1", 1119),
+        ("inner.py", "types.int64, 7", "types.int64, 8", 1119),
+        ("numbers_.py", "DEEP = 10", "DEEP = 20", 1128),
+        ("numbers_.py", "STEP = 100", "STEP = 200", 1218),
+    ],
+)
+def test_compiled_again(folder, name, old, new, answer):
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new))
+    assert run(folder) == (answer, 1)
+    assert run(folder) == (answer, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ import pytest
 
 from clicklog.errors import ClickLogError, SchemaError
 from clicklog.schema import TableSchema
-from nvt_loader import native, page_rows, pages
+from nvt_loader import page_rows, pages
 from nvt_loader.blocks import Source
 from nvt_loader.checks import Checker
 from nvt_loader.cpu import CpuBlocks
@@ -246,12 +245,6 @@ def test_a_page_that_says_it_is_empty():
     table[0, pages.BYTES] = 400
     assert page_rows._decompress(table, np.array([0, 1]), ["zstd"], [])
     assert table[0, pages.BYTES] == 0
-
-
-def test_compiled_loops_are_compiled_again_when_any_changes():
-    here = Path(native.__file__).parent
-    with_loops = {path.stem for path in here.glob("*.py") if "import numba" in path.read_text()}
-    assert with_loops == set(native.MODULES)
 
 
 def outcome(read, layout):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import numba
 import numpy as np
 from numba import types
 
+from clicklog.kernels import compiled
 from clicklog.spec import FeatureSpec
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
@@ -101,7 +101,7 @@ class DensePlan:
 _ONE = np.uint64(1)
 
 
-@numba.njit(
+@compiled(
     types.Array(types.int64, 1, "C")(
         types.Array(types.int32, 2, "A", readonly=True),
         types.Array(types.uint64, 1, "A", readonly=True),
@@ -109,8 +109,6 @@ _ONE = np.uint64(1)
         types.Array(types.float32, 2, "C", readonly=True),
         types.Array(types.float32, 2, "C"),
     ),
-    nogil=True,
-    cache=True,
 )
 def _look_up(values, missing, fill, table, out):
     """Fill ``out`` from the table; per column, how many values are beyond it, which are left.
@@ -136,7 +134,7 @@ def _look_up(values, missing, fill, table, out):
     return beyond
 
 
-@numba.njit(
+@compiled(
     types.Array(types.int64, 1, "C")(
         types.Array(types.int32, 1, "A", readonly=True),
         types.Array(types.uint64, 1, "A", readonly=True),
@@ -144,8 +142,6 @@ def _look_up(values, missing, fill, table, out):
         types.float64,
         types.int64,
     ),
-    nogil=True,
-    cache=True,
 )
 def _rows_beyond(values, missing, column, fill, count):
     """The rows, so many, in which a column is beyond the table."""

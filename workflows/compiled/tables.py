@@ -26,6 +26,7 @@ import numpy as np
 from numba import types
 
 from clicklog.hashing import murmur3_of_bytes, murmur3_of_int
+from clicklog.kernels import compiled
 from clicklog.spec import FIRST_OOV_ID, NULL_ID
 from workflows.compiled.intrinsics import eight_bytes, prefetch
 
@@ -122,7 +123,7 @@ def _read(kind: types.Type, dimensions: int = 1) -> types.Array:
 _INSERT = types.int64(_WORDS, types.int64, _read(types.int64), types.int64)
 
 
-@numba.njit(_INSERT, nogil=True, cache=True)
+@compiled(_INSERT)
 def insert_narrow(words, slots, values, first_id):
     """Give values [n], each in [0, 2³²), the ids ``first_id``, + 1, …
 
@@ -142,7 +143,7 @@ def insert_narrow(words, slots, values, first_id):
     return -1
 
 
-@numba.njit(_INSERT, nogil=True, cache=True)
+@compiled(_INSERT)
 def insert_wide(words, slots, values, first_id):
     """As :func:`insert_narrow`, for any int64."""
     size = np.uint64(slots)
@@ -160,10 +161,8 @@ def insert_wide(words, slots, values, first_id):
     return -1
 
 
-@numba.njit(
+@compiled(
     types.void(_WORDS, types.int64, _read(types.int64), _BYTES, types.int64),
-    nogil=True,
-    cache=True,
 )
 def insert_text(words, slots, begins, data, first_id):
     """As :func:`insert_narrow`, for strings ``data[begins[i]:begins[i + 1]]``.
@@ -253,11 +252,9 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
     tally[1] += oov
 
 
-@numba.njit(
+@compiled(
     types.void(_read(types.uint32), _read(types.uint64), types.int64, _READ_WORDS, _PLACE, _IDS,
                _TALLY),
-    nogil=True,
-    cache=True,
 )  # fmt: skip
 def encode_hex(values, missing, bit, words, place, out, tally):
     """Ids of one column of 32-bit values.
@@ -274,12 +271,10 @@ def encode_hex(values, missing, bit, words, place, out, tally):
     _encode_numbers(values, missing, bit, words, place, False, out, tally)
 
 
-@numba.njit(
+@compiled(
     types.void(_read(types.uint32, 2), _read(types.uint64), _READ_WORDS,
                types.Array(types.int64, 2, "C", readonly=True),
                types.Array(types.int32, 2, "C"), types.Array(types.int64, 2, "C")),
-    nogil=True,
-    cache=True,
 )  # fmt: skip
 def encode_hex_columns(values, missing, words, places, out, tallies):
     """:func:`encode_hex` of all columns [columns, n] at once; column j is bit j."""
@@ -289,11 +284,9 @@ def encode_hex_columns(values, missing, words, places, out, tallies):
         _encode_numbers(column, bits, j, words, places[j], False, out[j], tallies[j])
 
 
-@numba.njit(
+@compiled(
     types.void(_read(types.int64), _read(types.uint64), types.int64, _READ_WORDS, _PLACE, _IDS,
                _TALLY),
-    nogil=True,
-    cache=True,
 )  # fmt: skip
 def encode_int(values, missing, bit, words, place, out, tally):
     """As :func:`encode_hex`, of int64; the table may be narrow or wide."""
@@ -319,11 +312,9 @@ def _same_text(data, begin, end, text_begins, text, which):
     return _last_bytes(data, begin, end) == _last_bytes(text, at, text_end)
 
 
-@numba.njit(
+@compiled(
     types.void(_read(types.int32), _BYTES, _read(types.uint64), types.int64,
                _READ_WORDS, _PLACE, _read(types.int64), _BYTES, _IDS, _TALLY),
-    nogil=True,
-    cache=True,
 )  # fmt: skip
 def encode_text(begins, data, missing, bit, words, place, text_begins, text, out, tally):
     """As :func:`encode_hex`, of strings ``data[begins[i]:begins[i + 1]]``.
