@@ -112,7 +112,7 @@ def _parquet(
         hash_indices=settings.hash_indices,
         undersampling_rate=settings.undersampling_rate if training else None,
         limit_batches=limit,
-        **({} if memory is None else {"loader_memory": memory << 20}),
+        loader_memory=None if memory is None else memory << 20,
     )
 
 

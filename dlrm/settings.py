@@ -96,7 +96,7 @@ class TrainSettings:
         "data", None, "share of the training rows with label 0 to keep", float
     )
     loader_memory: int | None = _flag(
-        "data", None, "MiB that a loader may hold, of each split (default: 256)", int
+        "data", None, "MiB that a loader may hold, of each split (default: 256; by cuDF, 1024)", int
     )
     multi_hot_sizes: tuple[int, ...] | None = _flag(
         "data",

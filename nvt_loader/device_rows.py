@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from nvt_loader.blocks import Block, JaggedBlock, Source, empty_block
@@ -39,6 +40,62 @@ class DeviceRows:
             tuple((offsets[begin : end + 1], *rest) for offsets, *rest in self.lists),
         )
 
+    def split(self, sizes: Sequence[int]) -> list[DeviceRows]:
+        """So many rows after each other, each part on memory of its own; waits if there are
+        lists."""
+        bounds = list(itertools.accumulate(sizes, initial=0))
+        inner = [offsets[bounds].tolist() for offsets, _, _ in self.lists]
+        parts = []
+        for i, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            lists = []
+            for (offsets, values, weights), ends in zip(self.lists, inner, strict=True):
+                own = slice(ends[i], ends[i + 1])
+                lists.append(
+                    (
+                        offsets[begin : end + 1] - ends[i],
+                        values[own].clone(),
+                        None if weights is None else weights[own].clone(),
+                    )
+                )
+            floats, ids = self.floats[begin:end].clone(), self.ids[begin:end].clone()
+            parts.append(DeviceRows(end - begin, floats, ids, tuple(lists)))
+        return parts
+
+
+@dataclasses.dataclass
+class RowGroup:
+    """A row group that is decoded when a block needs it, together with the others it needs.
+
+    Attributes:
+        number: which, in file order.
+        decoded: its rows, once they are there.
+    """
+
+    number: int
+    decoded: DeviceRows | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingRows:
+    """Rows [begin, end) of a row group, decoded or not."""
+
+    group: RowGroup
+    begin: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.end - self.begin
+
+    def slice(self, begin: int, end: int) -> PendingRows:
+        """Rows [begin, end) of them."""
+        return PendingRows(self.group, self.begin + begin, self.begin + end)
+
+    def decoded(self) -> DeviceRows:
+        """They, when their row group has been decoded."""
+        return self.group.decoded.slice(self.begin, self.end)
+
 
 def build_on_device(
     layout: Layout,
@@ -53,15 +110,18 @@ def build_on_device(
     chunks = [chunk for own in parts for chunk in own]
     if not chunks:
         return empty_block(layout, steps, device)
-    index = np.empty((steps, batch), np.int64)  # which row of all chunks each row of a batch is
+    # which row of all chunks each row of a batch is
+    where = torch.empty((steps, batch), dtype=torch.int64, device=device)
     base = 0
     for source in sources:
         rows = steps * source.width
-        order = np.arange(rows) if source.order is None else source.order()
-        own = (base + order).reshape(steps, -1)[:, source.begin : source.end]
-        index[:, source.first : source.first + own.shape[1]] = own
+        if source.order is None:
+            order = torch.arange(base, base + rows, device=device)
+        else:
+            order = torch.from_numpy(source.order()).to(device) + base
+        own = order.view(steps, -1)[:, source.begin : source.end]
+        where[:, source.first : source.first + own.shape[1]] = own
         base += rows
-    where = torch.from_numpy(index).to(device)
     floats = torch.cat([chunk.floats for chunk in chunks])
     ids = torch.cat([chunk.ids for chunk in chunks])
     labels = floats[:, 0][where]

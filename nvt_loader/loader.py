@@ -39,9 +39,9 @@ from nvt_loader import accounting
 from nvt_loader.arrow_rows import count_kept
 from nvt_loader.blocks import BatchFactory
 from nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
-from nvt_loader.gpu import choose_blocks
+from nvt_loader.gpu import by_libcudf, choose_blocks
 from nvt_loader.layout import Layout, read_layout
-from nvt_loader.memory import LOADER_MEMORY, divide
+from nvt_loader.memory import divide
 from nvt_loader.plan import SHUFFLES, WINDOW_ROWS, Plan, default_virtual_shards
 from nvt_loader.state import check_state, make_state
 
@@ -103,7 +103,8 @@ class KJTLoader:
         undersampling_rate: share of the negative rows to keep, the same ones in each epoch. A
             model trained on them says p; the rate without it is ``p / (p + (1 - p) / rate)``.
         limit_batches: end each epoch after so many steps.
-        loader_memory: bytes for blocks, decoded columns and shuffling windows.
+        loader_memory: bytes for blocks, decoded columns and shuffling windows; by default
+            256 MiB, or 1 GiB where libcudf decodes. Row groups that are in use come on top.
         decode_threads: threads that decode; by default two where there are two processors.
         transforms: functions of a batch, applied in order before those of :meth:`map`.
 
@@ -134,7 +135,7 @@ class KJTLoader:
         id_dtype: str = "int32",
         undersampling_rate: float | None = None,
         limit_batches: int | None = None,
-        loader_memory: int = LOADER_MEMORY,
+        loader_memory: int | None = None,
         decode_threads: int | None = None,
         transforms: Iterable[Callable[[Any], Any]] = (),
     ) -> None:
@@ -322,7 +323,12 @@ class KJTLoader:
             window = max(self._plan.window_rows // self._order.world_size, self._batch_size)
             window = min(window, max(self._plan.rows, 1))
         return divide(
-            self._layout, self._memory, batch=self._batch_size, window=window, shards=shards
+            self._layout,
+            self._memory,
+            batch=self._batch_size,
+            window=window,
+            shards=shards,
+            on_device=by_libcudf(self._layout, self._device),
         )
 
     def _identity(self) -> dict[str, Any]:

@@ -17,6 +17,10 @@ from nvt_loader.layout import Layout
 #: What a loader holds by default: blocks, decoded columns, shuffling windows.
 LOADER_MEMORY = 256 << 20
 
+#: The same, where libcudf decodes, and bytes of a block then: a GPU takes about as long for few
+#: rows as for many.
+DEVICE_MEMORY, DEVICE_BLOCK_BYTES = 1 << 30, 80 << 20
+
 #: Most bytes of a block, if the budget allows and it is not one step: 64 Ki rows of a Criteo log.
 #: Each block costs some work in Python besides.
 BLOCK_BYTES = 10 << 20
@@ -88,20 +92,31 @@ def row_bytes(layout: Layout) -> float:
     return total
 
 
-def divide(layout: Layout, memory: int, *, batch: int, window: int, shards: int) -> Budget:
+def divide(
+    layout: Layout,
+    memory: int | None,
+    *,
+    batch: int,
+    window: int,
+    shards: int,
+    on_device: bool = False,
+) -> Budget:
     """Divide ``memory`` bytes: half to blocks, half to what they are made of.
 
     Args:
         layout: the data.
-        memory: bytes for blocks, decoded columns and shuffling windows.
+        memory: bytes for blocks, decoded columns and shuffling windows; None: the default.
         batch: rows of a batch of this rank.
         window: this rank's rows of a shuffling window; 0 when rows are not shuffled.
         shards: virtual shards that this rank reads.
+        on_device: libcudf decodes, whole row groups.
 
     Raises:
         SettingsError: it is too little for a step or a window.
     """
     width = row_bytes(layout)
+    if memory is None:
+        memory = DEVICE_MEMORY if on_device else LOADER_MEMORY
     block = max(batch, window)
     needed = width * (HELD_BLOCKS * block + window + HELD_CHUNKS * shards * LEAST_DECODE_ROWS)
     if needed > memory:
@@ -111,7 +126,8 @@ def divide(layout: Layout, memory: int, *, batch: int, window: int, shards: int)
             + f" take {int(needed) / 2**20:.0f} MiB",
             "give it more, or choose a smaller batch" + (" or --shuffle_window" if window else ""),
         )
-    block_rows = max(block, int(min(BLOCK_BYTES, memory / 2 / HELD_BLOCKS) / width))
+    block_bytes = DEVICE_BLOCK_BYTES if on_device else BLOCK_BYTES
+    block_rows = max(block, int(min(block_bytes, memory / 2 / HELD_BLOCKS) / width))
     rest = memory / width - HELD_BLOCKS * block_rows - window
     most = min(DECODE_BYTES / width, rest / shards / HELD_CHUNKS)
     decode_rows = max(LEAST_DECODE_ROWS, int(most))

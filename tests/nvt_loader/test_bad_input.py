@@ -15,8 +15,16 @@ from nvt_loader import KJTLoader, checks, page_rows
 from nvt_loader.decode import cpu_decoder
 from nvt_loader.layout import read_layout
 from nvt_loader.plan import Piece
+from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import WRITER, write_split
 from tests.nvt_loader.helper import assert_same
+
+
+@pytest.fixture(params=["cpu", "libcudf"], autouse=True)
+def decoder(request, monkeypatch):
+    if request.param == "libcudf":
+        fake_libcudf.install(monkeypatch)
+    return request.param
 
 
 @pytest.fixture
@@ -154,6 +162,7 @@ def test_an_id_outside_its_table_with_and_without_statistics(train, statistics):
         read(train)
 
 
+@pytest.mark.parametrize("decoder", ["cpu"], indirect=True)
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])  # read by pages, by Arrow
 def test_what_the_footer_rules_out_is_not_looked_for(train, monkeypatch, kind):
     looked_at = []  # how many categorical columns at a time
@@ -253,6 +262,7 @@ def test_a_file_cut_short_after_it_was_opened(tmp_path):
     assert np.array_equal(np.concatenate(found), expected)
 
 
+@pytest.mark.parametrize("decoder", ["cpu"], indirect=True)  # libcudf verifies no checksums
 def test_a_flipped_byte(train):
     path = train / "part.0.parquet"
     content = bytearray(path.read_bytes())

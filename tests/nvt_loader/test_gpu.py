@@ -2,98 +2,137 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.util
+import sys
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from clicklog.errors import SchemaError
+from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader, gpu
-from nvt_loader.cpu import CpuBlocks
-from nvt_loader.device_rows import DeviceRows, build_on_device
 from nvt_loader.layout import read_layout
+from nvt_loader.memory import row_bytes
+from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
-from tests.nvt_loader.helper import assert_same
+from tests.nvt_loader.helper import assert_same, limit_rows, rows_of
 
 LISTS = ("cat_0", "cat_2")
 WEIGHTS = {"cat_0": "cat_0_weight"}
 
 
-class TensorBlocks(CpuBlocks):
-    """What a GPU does with its columns, after another decoder, in CPU memory."""
-
-    def __init__(self, layout, *_):
-        super().__init__(layout)
-        self.decode = self._decode
-        self._checker = gpu.DeviceChecker(layout, torch.device("cpu"))
-
-    def _decode(self, piece, rows):
-        layout, schema = self._layout, self._layout.schema
-        group = layout.row_groups[piece.row_group]
-        table = pq.ParquetFile(layout.files[group.file]).read_row_group(group.index)
-        table = table.slice(piece.begin, piece.end - piece.begin)
-        for first in range(0, len(table), rows):
-            part = table.slice(first, rows).combine_chunks()
-            single = [name for name in schema.categorical if name not in schema.multi_hot]
-            chunk = DeviceRows(
-                len(part),
-                self._stack(part, [schema.label, *schema.dense], np.float32),
-                self._stack(part, single, np.int64),
-                tuple(self._lists(part, name) for name in schema.multi_hot),
-            )
-            yield self._checker.checked(chunk, group.file)
-
-    @staticmethod
-    def _stack(table, names, dtype):
-        columns = [np.asarray(table[name]).astype(dtype) for name in names]
-        empty = np.empty((len(table), 0), dtype)
-        return torch.from_numpy(np.stack(columns, 1) if columns else empty)
-
-    def _lists(self, table, name):
-        column = pa.concat_arrays(table[name].chunks)
-        weights = self._layout.weights.get(name)
-        if weights:
-            weights = pa.concat_arrays(table[weights].chunks).values.to_numpy().copy()
-            weights = torch.from_numpy(weights)
-        offsets = torch.from_numpy(column.offsets.to_numpy().copy())
-        return offsets, torch.from_numpy(column.values.to_numpy().copy()), weights
-
-    def build(self, steps, batch, sources):
-        parts = [source.reader.take(steps * source.width) for source in sources]
-        device = torch.device("cpu")
-        return build_on_device(self._layout, parts, sources, steps, batch, device)
+@pytest.fixture
+def libcudf(monkeypatch):
+    """Lets loaders on the CPU decode as on a GPU, with what stands for libcudf."""
+    fake_libcudf.install(monkeypatch)
+    return fake_libcudf
 
 
 @pytest.mark.parametrize("lists", [(), LISTS, ("cat_0", "cat_1", "cat_2")])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("batch_size", "world_size", "shards"), [(64, 1, None), (15, 4, 6)])
-def test_the_operators_of_a_gpu_make_the_same_batches(
+def test_the_same_batches_as_a_cpu(
     tmp_path, monkeypatch, lists, shuffle, batch_size, world_size, shards
 ):
     write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
     options = {"shuffle": shuffle, "world_size": world_size, "virtual_shards": shards}
     options |= {"rank": world_size - 1, "device": "cpu", "weights": WEIGHTS if lists else None}
     expected = list(KJTLoader(tmp_path / "train", batch_size, **options))
-    monkeypatch.setattr("nvt_loader.loader.choose_blocks", TensorBlocks)
+    fake_libcudf.install(monkeypatch)
     found = list(KJTLoader(tmp_path / "train", batch_size, **options))
     assert_same(found, expected)
     assert sum(batch.labels.shape[0] for batch in found) >= 1300 // world_size
 
 
-def test_ids_outside_their_tables_on_the_device(tmp_path, monkeypatch):
+def test_ids_are_hashed_as_on_a_cpu(tmp_path, monkeypatch):
     write_split(tmp_path, {"train": [300]}, multi_hot=LISTS)
-    monkeypatch.setattr("nvt_loader.loader.choose_blocks", TensorBlocks)
-    for sizes, column in (([10, 20, 200], "cat_1"), ([10, 50, 90], "cat_2")):
-        options = {"table_sizes": sizes, "device": "cpu"}
-        with pytest.raises(SchemaError, match=rf"column {column} holds id .* outside its table"):
-            list(KJTLoader(tmp_path / "train", 64, **options))
-        hashed = list(KJTLoader(tmp_path / "train", 64, hash_indices=True, **options))
-        monkeypatch.undo()
-        assert_same(hashed, list(KJTLoader(tmp_path / "train", 64, hash_indices=True, **options)))
-        monkeypatch.setattr("nvt_loader.loader.choose_blocks", TensorBlocks)
+    for sizes in ([10, 20, 200], [10, 50, 90]):
+        options = {"table_sizes": sizes, "hash_indices": True, "device": "cpu"}
+        expected = list(KJTLoader(tmp_path / "train", 64, **options))
+        with monkeypatch.context() as patch:
+            fake_libcudf.install(patch)
+            assert_same(list(KJTLoader(tmp_path / "train", 64, **options)), expected)
+
+
+INTS = [getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize("ids", INTS, ids=str)
+@pytest.mark.parametrize("floats", [pa.float64(), pa.int8(), pa.uint32()], ids=str)
+def test_other_types(tmp_path, monkeypatch, ids, floats):
+    """Numbers become what the contract has, whatever the types of the columns beside them."""
+    table = pa.table(
+        {
+            "click": pa.array([1, 0, 0, 1, 1], floats),
+            "price": pa.array([0.25, 0.5, 1e9, 2**30 + 1.0, 0], pa.float64()),
+            "age": pa.array([1.5, -2.5, 3, 4, 5], pa.float32()),
+            "site": pa.array([0, 7, 120, 3, 4], ids),
+            "user": pa.array([5, 4, 3, 2, 1], pa.int32()),
+        }
+    )
+    pq.write_table(table, tmp_path / "day.parquet")
+    schema = TableSchema("click", ("price", "age"), ("site", "user"), (121, 10))
+    expected = list(KJTLoader(tmp_path / "day.parquet", 4, schema=schema, device="cpu"))
+    fake_libcudf.install(monkeypatch)
+    found = list(KJTLoader(tmp_path / "day.parquet", 4, schema=schema, device="cpu"))
+    assert_same(found, expected)
+    assert found[0].dense_features[0].tolist() == [0.25, 1.5]
+
+
+def test_row_groups_that_a_block_needs_are_read_in_one_call(tmp_path, libcudf, monkeypatch):
+    """Of all virtual shards and files; and each when it is needed, not before."""
+    write_split(tmp_path, {"train": [1000, 1000, 400]}, row_group_rows=100)
+    limit_rows(monkeypatch, tmp_path / "train", BLOCK=80)
+    list(KJTLoader(tmp_path / "train", 80, device="cpu"))
+    assert [len(sum_lists(call)) for call in libcudf.calls] == [8, 8, 8]
+
+
+def test_a_row_group_that_two_shards_share_is_decoded_once_for_a_block(tmp_path, libcudf):
+    write_split(tmp_path, {"train": [100]}, row_group_rows=100)
+    list(KJTLoader(tmp_path / "train", 64, device="cpu", drop_last=True))
+    assert libcudf.calls == [[[0]]]
+
+
+def test_calls_are_bounded(tmp_path, libcudf, monkeypatch):
+    write_split(tmp_path, {"train": [1000, 1000]}, row_group_rows=100)
+    width = row_bytes(read_layout(tmp_path / "train"))
+    expected = rows_of(KJTLoader(tmp_path / "train", 64, device="cpu"))
+    monkeypatch.setattr(sys.modules["nvt_loader.cudf_rows"], "CALL_BYTES", 300 * width)
+    libcudf.calls.clear()
+    assert rows_of(KJTLoader(tmp_path / "train", 64, device="cpu")) == expected
+    assert {len(call) for call in map(sum_lists, libcudf.calls)} <= {1, 2, 3}
+    monkeypatch.setattr(sys.modules["nvt_loader.cudf_rows"], "CALL_BYTES", 1)
+    assert rows_of(KJTLoader(tmp_path / "train", 64, device="cpu")) == expected
+
+
+def sum_lists(call):
+    return [index for own in call for index in own]
+
+
+def test_files_of_other_types_are_read_one_by_one(tmp_path, libcudf):
+    write_split(tmp_path, {"train": [100, 100]}, row_group_rows=100)
+    path = tmp_path / "train" / "part.1.parquet"
+    table = pq.read_table(path)
+    at = table.schema.get_field_index("int_1")
+    wide = table.set_column(at, "int_1", table["int_1"].cast(pa.float64()))
+    pq.write_table(wide, path)
+    (tmp_path / "train" / "_metadata").unlink()
+    found = rows_of(KJTLoader(tmp_path / "train", 40, device="cpu"))
+    assert sorted(found) == list(range(200))
+    assert [sum_lists(call) for call in libcudf.calls] == [[0, 0], [0], [0]]
+
+
+def test_what_the_device_lacks_is_not_the_files_fault(tmp_path, libcudf, monkeypatch):
+    write_split(tmp_path, {"train": [100]})
+
+    def read_parquet(*_, **__):
+        raise RuntimeError("CUDA error encountered at: pool.hpp:1: cudaErrorIllegalAddress")
+
+    monkeypatch.setattr(libcudf.io.parquet, "read_parquet", read_parquet)
+    with pytest.raises(RuntimeError, match="cudaErrorIllegalAddress"):
+        list(KJTLoader(tmp_path / "train", 64, device="cpu"))
 
 
 def test_a_cpu_gets_cpu_blocks(tmp_path):
@@ -115,7 +154,7 @@ def gpu_blocks(kind: str):
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lists", [(), LISTS])
+@pytest.mark.parametrize("lists", [(), LISTS, ("cat_0", "cat_1", "cat_2")])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_batches_on_the_gpu(tmp_path, monkeypatch, kind, lists, shuffle):
     write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
@@ -139,8 +178,7 @@ def test_no_batch_waits_for_the_device(tmp_path, monkeypatch, kind):
     list(loader)  # the constants of each batch size are made once, by blocking copies
     batches = iter(loader)
     next(batches)  # the loader's own thread may wait, and the mode is the process's
-    while not all(future.done() for future in batches._ahead):
-        pass
+    concurrent.futures.wait(batches._ahead)
     torch.cuda.set_sync_debug_mode("error")
     try:
         total = sum(batch.labels.sum() + batch.dense_features.sum() for batch in batches)

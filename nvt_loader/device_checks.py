@@ -1,0 +1,71 @@
+"""What may not reach a model, looked for on a device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from nvt_loader.checks import Checker, refuse_numbers
+from nvt_loader.device_rows import DeviceRows
+from nvt_loader.layout import Layout
+
+
+class DeviceChecker:
+    """Checks rows on their device: one reduction, read back in the loader's thread."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self._layout = layout
+        self._host = Checker(layout)
+        schema = layout.schema
+        self._single = [i for i, n in enumerate(schema.categorical) if n not in schema.multi_hot]
+        self._lists = [schema.categorical.index(name) for name in schema.multi_hot]
+        sizes = [schema.table_sizes[i] for i in self._single]
+        self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
+
+    def checked(self, rows: DeviceRows, file: int) -> DeviceRows:
+        """The rows with their ids in the loader's dtype. Raises :class:`SchemaError`.
+
+        Args:
+            rows: ids as int32 or int64.
+            file: where they are from.
+        """
+        schema, path = self._layout.schema, self._layout.files[file]
+        broken = ~rows.floats.isfinite().all(dim=0)
+        outside = ((rows.ids < 0) | (rows.ids >= self._sizes)).any(dim=0)
+        in_lists = [
+            ((values < 0) | (values >= schema.table_sizes[i])).any().view(1)
+            for i, (_, values, _) in zip(self._lists, rows.lists, strict=True)
+        ]
+        weighted = {
+            self._layout.weights[schema.categorical[i]]: weights
+            for i, (_, _, weights) in zip(self._lists, rows.lists, strict=True)
+            if weights is not None
+        }
+        in_weights = [~weights.isfinite().all().view(1) for weights in weighted.values()]
+        parts = [broken, outside, *in_lists, *in_weights]
+        found = torch.cat(parts).cpu().numpy()  # waits: in our own thread
+        ends = np.cumsum([len(broken), len(outside), len(in_lists)])
+        broken, outside, in_lists, in_weights = np.split(found, ends)
+        for i in np.flatnonzero(broken):
+            refuse_numbers(rows.floats[:, i].cpu().numpy(), schema.columns[i], path)
+        for name, flag in zip(weighted, in_weights, strict=True):
+            if flag:
+                refuse_numbers(weighted[name].cpu().numpy(), name, path)
+        dtype = torch.int64 if self._layout.id_dtype.itemsize == 8 else torch.int32
+        ids, lists = rows.ids, list(rows.lists)
+        for i in np.flatnonzero(outside):
+            ids = ids.clone()
+            ids[:, i] = self._inside(ids[:, i], self._single[i], file)
+        for k in np.flatnonzero(in_lists):
+            offsets, values, weights = lists[k]
+            lists[k] = offsets, self._inside(values, self._lists[k], file), weights
+        return DeviceRows(
+            rows.rows,
+            rows.floats,
+            ids.to(dtype),
+            tuple((offsets, values.to(dtype), weights) for offsets, values, weights in lists),
+        )
+
+    def _inside(self, ids: torch.Tensor, column: int, file: int) -> torch.Tensor:
+        found = self._host.inside(ids.cpu().numpy(), column, file)
+        return torch.from_numpy(found).to(ids.device)

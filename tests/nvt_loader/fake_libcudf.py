@@ -1,0 +1,128 @@
+"""What of pylibcudf the loader uses, on a CPU: by Arrow, and strict about how it is called.
+
+``tests/nvt_compat/test_rapids.py`` compares the calls with the real package's signatures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from nvt_loader import gpu
+from nvt_loader.cpu import CpuBlocks
+
+#: Row groups of each call of ``read_parquet``, file by file.
+calls: list[list[list[int]]] = []
+
+
+@dataclasses.dataclass
+class Column:
+    array: pa.Array
+
+    def size(self):
+        return len(self.array)
+
+    def null_count(self):
+        return self.array.null_count
+
+    def type(self):
+        return SimpleNamespace(id=lambda: str(self.array.type))
+
+    def list_view(self):
+        return SimpleNamespace(
+            offsets=lambda: Column(self.array.offsets), child=lambda: Column(self.array.values)
+        )
+
+
+@dataclasses.dataclass
+class Table:
+    columns: list[Column]
+
+
+class Options:
+    def __init__(self, source):
+        self.source = source
+
+    def set_column_names(self, names):
+        self.names = names
+
+    def set_row_groups(self, groups):
+        assert len(groups) == len(self.source)
+        assert all(own == sorted(set(own)) for own in groups)
+        self.groups = groups
+
+
+def read_parquet(options, stream=None, mr=None, parquet_metadatas=None):
+    assert stream.__cuda_stream__()[0] == 0
+    assert [footer.num_row_groups for footer in parquet_metadatas]
+    assert len(set(options.source)) == len(options.source) == len(parquet_metadatas)
+    calls.append(options.groups)
+    tables = [
+        pq.ParquetFile(path).read_row_groups(groups, columns=options.names)
+        for path, groups in zip(options.source, options.groups, strict=True)
+    ]
+    if len({str(table.schema.types) for table in tables}) > 1:
+        raise RuntimeError("CUDF failure: all sources must have the same schema")
+    table = pa.concat_tables(tables).combine_chunks().select(options.names)
+    columns = [Column(pa.concat_arrays(column.chunks)) for column in table.columns]
+    return SimpleNamespace(column_names=lambda: list(options.names), columns=columns)
+
+
+def to_dlpack(table, stream=None, mr=None):
+    columns = [np.asarray(column.array) for column in table.columns]
+    assert len({column.dtype for column in columns}) == 1
+    assert len(columns[0])
+    if len(columns) == 1:
+        return torch.utils.dlpack.to_dlpack(torch.from_numpy(columns[0].copy()))
+    return torch.utils.dlpack.to_dlpack(torch.from_numpy(np.stack(columns)).t())
+
+
+TypeId = SimpleNamespace(INT32="int32")
+interop = SimpleNamespace(to_dlpack=to_dlpack)
+io = SimpleNamespace(
+    SourceInfo=list,
+    parquet=SimpleNamespace(
+        ParquetReaderOptions=SimpleNamespace(
+            builder=lambda source: SimpleNamespace(build=lambda: Options(source))
+        ),
+        read_parquet=read_parquet,
+    ),
+    parquet_metadata=SimpleNamespace(
+        read_parquet_footers=lambda source: [pq.read_metadata(path) for path in source]
+    ),
+)
+
+
+class Blocks(CpuBlocks):
+    """What :class:`nvt_loader.gpu.CudfBlocks` does, in CPU memory."""
+
+    def __init__(self, layout, *_):
+        super().__init__(layout)
+        self._device = torch.device("cpu")
+        stream = SimpleNamespace(device=self._device, cuda_stream=0)
+        self._rows = sys.modules["nvt_loader.cudf_rows"].CudfRows(layout, stream)
+        self.decode = self._rows.decode
+
+    build = gpu.CudfBlocks.build
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Let loaders on the CPU decode as on a GPU, except where they undersample."""
+    choose = gpu.choose_blocks
+    calls.clear()
+    patch.setitem(sys.modules, "pylibcudf", sys.modules[__name__])
+    patch.setitem(sys.modules, "nvt_loader.cudf_rows", None)  # and back at the end
+    del sys.modules["nvt_loader.cudf_rows"]
+    importlib.import_module("nvt_loader.cudf_rows")
+    patch.setattr(
+        "nvt_loader.loader.choose_blocks",
+        lambda layout, *rest: (choose if layout.undersampling else Blocks)(layout, *rest),
+    )
