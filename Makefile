@@ -34,8 +34,8 @@ env: $(LINKED) ## build the environment in .venv
 demo: $(LINKED) ## raw click log -> ETL -> training -> scored rows; everything below build/demo
 	@$(ON_PATH) python -m demo --output build/demo $(DEMO_FLAGS)
 
-test: $(LINKED) ## run the tests, two files at a time
-	@$(ON_PATH) python -m pytest -n 2 --dist loadfile $(TEST_FLAGS)
+test: $(LINKED) ## run the tests, two files at a time; on the CPU, also where there are GPUs
+	@CUDA_VISIBLE_DEVICES= $(ON_PATH) python -m pytest -n 2 --dist loadfile $(TEST_FLAGS)
 
 test-gpu: $(LINKED) ## the tests that need a GPU; minutes
 	@$(ON_PATH) python -m pytest -m gpu -rs --durations=10 tests/gpu tests/nvt_loader $(TEST_FLAGS)

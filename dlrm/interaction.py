@@ -1,17 +1,21 @@
-"""DLRM's interaction: the dot products of all pairs of feature vectors."""
+"""What TorchRec's DLRM does between tables and top layers, without its copies and scatters."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torchrec.models.dlrm import SparseArch
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
 class Interaction(nn.Module):
-    """Computes what ``torchrec.models.dlrm.InteractionArch`` does, in half of its time on a CPU.
+    """The dot products of all pairs of feature vectors, as
+    ``torchrec.models.dlrm.InteractionArch`` has them.
 
     TorchRec's picks the pairs out of all products with two index tensors, whose gradient is a
-    scatter, element by element; that was a quarter of a small model's training step. Here whole
-    columns are picked.
+    scatter, element by element. Here whole columns are picked, and the gradient is one product of
+    matrices, of the pairs' gradients and the vectors.
 
     Args:
         num_sparse_features: F.
@@ -22,6 +26,10 @@ class Interaction(nn.Module):
         vectors = num_sparse_features + 1
         low, high = torch.triu_indices(vectors, vectors, offset=1)
         self.register_buffer("pairs", low * vectors + high, persistent=False)
+        # which pair each product is of; those of a vector with itself, of one more
+        of_pair = torch.full((vectors, vectors), len(low))
+        of_pair[low, high] = of_pair[high, low] = torch.arange(len(low))
+        self.register_buffer("of_pair", of_pair.flatten(), persistent=False)
 
     def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
         """The dense vector and the products.
@@ -32,8 +40,61 @@ class Interaction(nn.Module):
 
         Returns:
             [B, D + F (F + 1) / 2]: the dense vector, then the products of vectors i < j by rising
-            i, then j; vector 0 is the dense one.
+            i, then j; vector 0 is the dense one. Of the dense vector's dtype.
         """
+        sparse_features = sparse_features.to(dense_features.dtype)  # which autocast chose
         vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        return torch.cat((dense_features, products.index_select(1, self.pairs)), dim=1)
+        return torch.cat((dense_features, _Pairs.apply(vectors, self.pairs, self.of_pair)), dim=1)
+
+
+class _Pairs(torch.autograd.Function):
+    """[B, V, D] → the products of its pairs [B, V (V - 1) / 2]."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        vectors: torch.Tensor,
+        pairs: torch.Tensor,
+        of_pair: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(vectors, of_pair)
+        return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, pairs)
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None]:
+        vectors, of_pair = ctx.saved_tensors
+        with_zero = nn.functional.pad(gradient, (0, 1)).to(vectors.dtype)
+        symmetric = with_zero.index_select(1, of_pair).view(len(vectors), vectors.shape[1], -1)
+        return torch.bmm(symmetric, vectors), None, None
+
+
+class PooledVectors(SparseArch):
+    """TorchRec's ``SparseArch``, which hands on what the lookup wrote instead of copying it twice.
+
+    Args:
+        embedding_bag_collection: the tables, all of one width D.
+    """
+
+    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
+        super().__init__(embedding_bag_collection)
+        self.in_order = _InOrder(self.sparse_feature_names, self.D)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """The features' vectors [B, F, D], in the order of the tables' configuration."""
+        return self.in_order(self.embedding_bag_collection(features))
+
+
+class _InOrder(nn.Module):
+    """A module of its own: TorchRec's pipeline traces what has sharded tables inside."""
+
+    def __init__(self, names: list[str], dim: int) -> None:
+        super().__init__()
+        self._names, self._dim = names, dim
+
+    def forward(self, pooled: KeyedTensor) -> torch.Tensor:
+        if list(pooled.keys()) == self._names:
+            return pooled.values().view(-1, len(self._names), self._dim)
+        vectors = pooled.to_dict()  # a plan may have them in another order
+        return torch.stack([vectors[name] for name in self._names], dim=1)

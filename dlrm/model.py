@@ -21,7 +21,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.config import ModelConfig
-from dlrm.interaction import Interaction
+from dlrm.interaction import Interaction, PooledVectors
 from dlrm.multi_hot import MultiHot
 
 #: Rows of a table that are drawn from one generator. Part of the definition of the initial weights.
@@ -176,6 +176,7 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
             dense_device=torch.device("cpu"),
             **_interaction_sizes(config),
         )
+    model.sparse_arch = PooledVectors(model.sparse_arch.embedding_bag_collection)
     if config.interaction_type == "original":
         model.inter_arch = Interaction(len(config.categorical))
     for part in (model.dense_arch, model.inter_arch, model.over_arch):

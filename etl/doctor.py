@@ -48,7 +48,12 @@ except Exception as error:
 print(json.dumps(found))
 """
 _FBGEMM = """
-import json, torch, fbgemm_gpu
+import json, torch
+try:
+    import fbgemm_gpu
+except OSError as error:  # torch says which library it loads, the cause what that lacks
+    print(json.dumps({"error": str(error.__cause__ or error)}))
+    raise SystemExit
 found = {"lookup": hasattr(torch.ops.fbgemm, "permute_1D_sparse_data"), "error": ""}
 try:
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,10 +66,24 @@ except Exception as error:
     found["error"] = str(error).splitlines()[0]
 print(json.dumps(found))
 """
+# What the ETL needs of cuDF: its kernels, groups of strings, and what CuPy and Numba compile.
 _CUDF = """
-import json, cudf
-print(json.dumps({"version": cudf.__version__, "sum": int(cudf.Series([1, 2]).sum())}))
+import json, cudf, numpy as np
+from etl.engines import gpu_count
+found = {"version": cudf.__version__, "sum": int(cudf.Series([1, 2]).sum()), "error": ""}
+try:
+    found["gpus"] = gpu_count()
+    frame = cudf.DataFrame({"text": ["a", None, "a"]})
+    found["groups"] = len(frame.groupby("text", dropna=False).size())
+    found["log"] = float(np.log(cudf.Series([1.0, 1.0])).sum())
+except Exception as error:
+    found["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+print(json.dumps(found))
 """
+_PATH_FILES = (
+    "packages in a PYTHONPATH lack what their .pth files do: "
+    "put `import site; site.addsitedir(DIRECTORY)` into DIRECTORY/sitecustomize.py"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +242,11 @@ def check_fbgemm(
     kind = FBGEMM_CPU if version(FBGEMM_CPU) else "fbgemm-gpu"
     words = f"{kind} {version(kind)}"
     if told.get("error") or told.get("values") != [8, 9, 7]:
-        return Finding("FBGEMM", WRONG, f"{words}: {told.get('error')}", _mend_stack(gpus))
+        error = told.get("error", "")
+        mend = _INSTALL if gpus else "make env LOCK=requirements/cpu.txt"
+        if "libnvidia-ml" in error and not gpus:
+            error += " (of NVIDIA's driver: the build for GPUs needs it)"
+        return Finding("FBGEMM", WRONG, f"{words}: {error}", mend)
     if gpus and kind == FBGEMM_CPU:
         return Finding("FBGEMM", WRONG, f"{words}: a build for CPUs", _INSTALL)
     return Finding("FBGEMM", OK, f"{words}, on a {told['device']}")
@@ -239,8 +262,13 @@ def check_rapids(
         return Finding("RAPIDS", WRONG, "not installed: the ETL runs on the CPU", _INSTALL)
     if not gpus:
         return Finding("RAPIDS", NOTE, f"cuDF {version('cudf-cu13')}, and no GPU to run on")
-    if told.get("sum") != 3:
-        return Finding("RAPIDS", WRONG, f"cuDF does not work: {told.get('error')}", _INSTALL)
+    if told.get("sum") != 3 or told["error"]:
+        error = told.get("error", "")
+        mend = _PATH_FILES if "numba.cuda.core" in error else _INSTALL
+        return Finding("RAPIDS", WRONG, f"cuDF does not work: {error}", mend)
+    if not told["gpus"]:
+        words = "Numba finds no GPU (it needs libNVVM): the ETL would run on the CPU"
+        return Finding("RAPIDS", WRONG, words, _INSTALL)
     rest = ", ".join(f"{name} {version(name)}" for name in ("dask-cudf-cu13", "dask-cuda"))
     return Finding("RAPIDS", OK, f"cuDF {told['version']}, {rest}")
 
@@ -296,10 +324,6 @@ def check_stack(check: Callable[[], None], subject: str) -> Finding:
         what, _, mend = str(error).partition("; to mend it, run ")
         return Finding(subject, WRONG, what, mend)
     return Finding(subject, OK, "versions fit each other")
-
-
-def _mend_stack(gpus: int) -> str:
-    return _INSTALL if gpus else "make env"
 
 
 def examine() -> list[Finding]:

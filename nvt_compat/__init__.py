@@ -11,6 +11,7 @@ which value came out wrong, and can be deleted by itself once upstream does not 
 ``frozen``         collections with fixed keys, for graphs written against key names
 ``merlin_io``      merlin-core's reader and writer of datasets
 ``cudf_names``     names that left cuDF and dask-cuDF (only where cuDF is installed)
+``cudf_strings``   strings on cuDF, counted and sent between processes
 ``lists``          list columns of pandas frames
 ``hashes``         one hash on the CPU and on the GPU
 ``values``         wrong values that stock NVTabular gives silently
@@ -30,10 +31,11 @@ from nvt_compat import settings  # noqa: E402
 
 settings.apply()
 
-from nvt_compat import cudf_names, dask_names  # noqa: E402
+from nvt_compat import cudf_names, cudf_strings, dask_names  # noqa: E402
 
 dask_names.apply()
 cudf_names.apply()
+cudf_strings.apply()
 
 from nvt_compat import hashes, lists  # noqa: E402
 

@@ -13,13 +13,18 @@ from importlib.util import find_spec
 from nvt_compat.patching import edit, supply
 
 
-def apply() -> None:
-    """Supply the names, then mend ``merlin.core.dispatch``, which everything else imports."""
+def on_gpu() -> bool:
+    """Whether Merlin uses cuDF here."""
     if find_spec("cudf") is None:
-        return
+        return False
     from merlin.core.has_gpu import HAS_GPU
 
-    if not HAS_GPU:
+    return HAS_GPU
+
+
+def apply() -> None:
+    """Supply the names, then mend ``merlin.core.dispatch``, which everything else imports."""
+    if not on_gpu():
         return
     import cudf
     import dask_cudf

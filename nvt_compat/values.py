@@ -60,6 +60,8 @@ def _mend_encode(categorify) -> None:
     categorify.key_like_vocabulary = key_like_vocabulary
     edit(
         categorify._encode,
+        # Only whether there are any is asked, and all columns were copied for it.
+        ("nulls = df[expr].index.values", "nulls = expr[expr]"),
         # all null: `iloc[0]` of nothing; whether it is a list column is known by now
         ("if isinstance(df[cl].dropna().iloc[0], (np.ndarray, list)):", "if list_col:"),
         (

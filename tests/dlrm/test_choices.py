@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torchrec.datasets.utils import Batch
-from torchrec.models.dlrm import InteractionArch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.models.dlrm import InteractionArch, SparseArch
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from clicklog.errors import SettingsError
 from dlrm.checkpoint import load_model
@@ -21,7 +23,7 @@ from dlrm.distributed import process_group
 from dlrm.evaluate import score
 from dlrm.flags import parse_settings
 from dlrm.inference_benchmark import benchmark_inference
-from dlrm.interaction import Interaction
+from dlrm.interaction import Interaction, PooledVectors
 from dlrm.metrics import compute_metrics
 from dlrm.multi_hot import MultiHot
 from nvt_loader import KJTLoader
@@ -50,6 +52,39 @@ def test_the_interaction_is_torchrecs():
     expected = torch.autograd.grad((theirs * weights).sum(), (dense, sparse))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_the_interaction_in_another_precision():
+    """As wide as the dense vector; gradients come back in the tables' own precision."""
+    torch.manual_seed(0)
+    dense, sparse = torch.randn(5, 4), torch.randn(5, 3, 4, requires_grad=True)
+    found = Interaction(3)(dense.bfloat16(), sparse)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), Interaction(3)(dense, sparse), atol=0.1, rtol=0.02)
+    (gradient,) = torch.autograd.grad(found.sum(), sparse)
+    (expected,) = torch.autograd.grad(Interaction(3)(dense, sparse).sum(), sparse)
+    assert gradient.dtype == torch.float32
+    torch.testing.assert_close(gradient, expected, atol=0.1, rtol=0.02)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_pooled_vectors_are_torchrecs_sparse_arch(order):
+    """Whatever order the tables' vectors come in."""
+    tables = [EmbeddingBagConfig(7, 2, name=f"t{i}", feature_names=[f"c{i}"]) for i in range(3)]
+    bags = EmbeddingBagCollection(tables=tables)
+    ids = KeyedJaggedTensor.from_lengths_sync(
+        ["c0", "c1", "c2"], torch.arange(12) % 7, torch.ones(12, dtype=torch.int32)
+    )
+    pooled = bags(ids)
+    parts = pooled.to_dict()
+    keys = [f"c{i}" for i in order]
+    shuffled_vectors = torch.cat([parts[key] for key in keys], dim=1)
+    arch = PooledVectors(bags)
+    found = arch.in_order(KeyedTensor(keys, [2, 2, 2], shuffled_vectors))
+    assert torch.equal(found, SparseArch(bags)(ids))
+    assert torch.equal(arch(ids), found)
+    shares = found.untyped_storage().data_ptr() == shuffled_vectors.untyped_storage().data_ptr()
+    assert shares == (order == [0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,16 @@ def test_fbgemm_and_rapids() -> None:
     assert (failed.state, "no kernel image" in failed.what) == (WRONG, True)
     assert doctor.check_rapids(0, None).state == NOTE
     assert doctor.check_rapids(1, None).state == WRONG
-    assert doctor.check_rapids(1, {"sum": 3, "version": "26.10.02"}, version("x")).state == OK
+    lacking = doctor.check_fbgemm(0, {"error": "libnvidia-ml.so.1: none"}, version("fbgemm-gpu"))
+    assert "of NVIDIA's driver" in lacking.what
+    assert lacking.mend.endswith("cpu.txt")
+    good = {"sum": 3, "version": "26.10.02", "gpus": 1, "error": ""}
+    assert doctor.check_rapids(1, good, version("x")).state == OK
+    assert "Numba finds no GPU" in doctor.check_rapids(1, good | {"gpus": 0}, version("x")).what
+    assert "nvrtc" in doctor.check_rapids(1, good | {"error": "no nvrtc"}, version("x")).what
     assert "libcudf.so" in doctor.check_rapids(1, {"error": "libcudf.so: not found"}).what
+    overlaid = doctor.check_rapids(1, {"error": "No module named 'numba.cuda.core'"})
+    assert "sitecustomize.py" in overlaid.mend
 
 
 def test_links() -> None:

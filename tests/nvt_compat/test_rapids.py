@@ -7,6 +7,7 @@ cannot see, methods of frames and columns, is listed here by hand.
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -219,6 +220,44 @@ def test_what_is_supplied_is_gone() -> None:
     source = (SOURCES / "cudf" / "core" / "column" / "column.py").read_text()
     assert "dtype must be None or a dtype object" in source
     assert "blocksize" in {a.arg for a in resolve("dask_cudf.io.csv.read_csv").node.args.args}
+
+
+@needs_sources
+def test_what_strings_need_is_still_needed() -> None:
+    source = (SOURCES / "cudf" / "core" / "groupby" / "groupby.py").read_text()
+    tree = ast.parse(source)
+    (strings,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_STRING_AGGS"
+    ]
+    assert "SIZE" in strings  # compared with "size"
+    assert "return str_agg not in _STRING_AGGS and (" in source
+    source = (SOURCES / "cudf" / "core" / "dtypes.py").read_text()
+    assert 'header["element-type"] = getattr(' in source
+
+
+@pytest.mark.skipif(find_spec("cudf") is None, reason="needs RAPIDS, but no GPU")
+def test_strings_on_cudf() -> None:
+    """Its own checks and dtypes, which are plain Python."""
+    code = """
+import merlin.core.has_gpu
+merlin.core.has_gpu.HAS_GPU = True
+import nvt_compat, cudf, numpy as np, pandas as pd
+from cudf.core.abc import Serializable
+from cudf.core.groupby import groupby
+text = pd.StringDtype(na_value=np.nan)
+refused = {a for a in ("size", "sum", "mean") if groupby._is_unsupported_agg_for_type(text, a)}
+assert refused == {"sum", "mean"}, refused
+for dtype in (text, np.dtype("int64"), cudf.ListDtype("int32")):
+    sent = cudf.ListDtype(dtype).device_serialize()
+    assert Serializable.device_deserialize(*sent).element_type == dtype
+"""
+    environment = os.environ | {"RAPIDS_NO_INITIALIZE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_edits_fit_merlin_and_leave_pandas_alone() -> None:
