@@ -45,7 +45,7 @@ def cluster(
 
     Raises:
         SettingsError: no scheduler answers at the address, it has no workers, they do not see
-            the shared directory, or they have GPUs and this machine has none.
+            the shared directory, or they have GPUs and this machine or the scheduler's has none.
     """
     if not scheduler:
         with local_cluster(workers, directory) as client:
@@ -89,6 +89,11 @@ def _checked(client: Client, name: str, shared: Path) -> bool:
         raise SettingsError(
             f"{name}: its workers have GPUs, and this machine has none that cuDF can use",
             "start the run on one of the cluster's hosts: the workflow is built here, with cuDF",
+        )
+    if gpu and not client.run_on_scheduler(gpu_count):
+        raise SettingsError(
+            f"{name}: its workers have GPUs, and the scheduler's host has none that cuDF can use",
+            "start `dask scheduler` on a host with a GPU: it unpacks empty cuDF frames",
         )
     return gpu
 

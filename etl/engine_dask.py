@@ -7,9 +7,10 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import nvt_compat  # noqa: F401
 
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 from distributed import Client, KilledWorker, as_completed, get_worker
 from distributed.client import ClosedClientError
 from merlin.dag import Graph
-from nvtabular.ops import StatOperator
+from nvtabular.ops import Categorify, StatOperator
 
 from clicklog.raw import Block, read_block
 from clicklog.rows import RawRows, empty_rows
@@ -32,12 +33,16 @@ from etl.plan import Unit
 from etl.results import UnitResult
 from etl.state import finish_unit
 from workflows import inspect, to_frame
+from workflows.frames import joined, to_table
 from workflows.graph import build
 from workflows.store import load
 
 log = logging.getLogger(__name__)
 
 _PROGRESS = "etl-rows"
+#: Blocks that a worker takes at once, with and without a GPU. What a GPU does with many rows takes
+#: it little longer than with few, and a processor's thread for each block reads and writes.
+BLOCKS_AT_ONCE = {True: 8, False: 1}
 #: How long a cluster may be without a worker: one that died is replaced within seconds.
 LOST_SECONDS = 60
 
@@ -71,8 +76,9 @@ def fit(
         WorkerLostError: workers run out of memory.
     """
     empty = to_frame(empty_rows(spec, label=True), spec, gpu=gpu)
+    groups = _groups(blocks, BLOCKS_AT_ONCE[gpu])
     frame = dd.from_map(
-        _read_frame, blocks, spec=spec, gpu=gpu, reject=reject, meta=empty, enforce_metadata=False
+        _read_frame, groups, spec=spec, gpu=gpu, reject=reject, meta=empty, enforce_metadata=False
     )
     workflow = build(spec, str(directory))
     # NVTabular makes a graph for each operator that has statistics, and each reads the blocks.
@@ -86,11 +92,36 @@ def fit(
             client.unsubscribe_topic(_PROGRESS)
 
 
-def _read_frame(block: Block, spec: FeatureSpec, gpu: bool, reject: bool):
-    rows = read_block(block, spec, reject=reject)
+def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: bool):
+    read = _read(blocks, spec, gpu=gpu, reject=reject)
     with contextlib.suppress(ValueError):  # outside of a worker nobody listens
-        get_worker().log_event(_PROGRESS, len(rows))
-    return to_frame(rows, spec, gpu=gpu)
+        get_worker().log_event(_PROGRESS, sum(len(rows) for rows, _ in read))
+    return joined([part for _, part in read], gpu=gpu)
+
+
+def _read(
+    blocks: Sequence[Block], spec: FeatureSpec, *, gpu: bool, reject: bool
+) -> list[tuple[RawRows, Any]]:
+    """The rows of each block, parsed and as part of a frame."""
+    make = to_table if gpu else to_frame
+
+    def read(block: Block) -> tuple[RawRows, Any]:
+        rows = read_block(block, spec, reject=reject)
+        return rows, make(rows, spec)
+
+    return _each(read, blocks)
+
+
+def _groups(values: list, size: int) -> list[list]:
+    return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+def _each(function: Callable, values: Sequence) -> list:
+    """``function`` of each value, in threads; the first error in their order is raised."""
+    if len(values) == 1:
+        return [function(values[0])]
+    with ThreadPoolExecutor(len(values)) as pool:
+        return list(pool.map(function, values))
 
 
 def transform(
@@ -120,9 +151,12 @@ def transform(
         BadRowError, OutputError: of the first unit that fails; the others are cancelled.
         WorkerLostError: workers run out of memory.
     """
+    # not so many at once that workers are left without
+    workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
+    at_once = max(1, min(BLOCKS_AT_ONCE[gpu], len(units) // workers))
     futures = client.map(
-        transform_unit,
-        units,
+        transform_units,
+        _groups(units, at_once),
         workflow_path=str(workflow_path),
         digest=inspect(workflow_path).digest,
         parts=parts,
@@ -135,22 +169,36 @@ def transform(
     try:
         with readable_errors(client):
             for future in as_completed(futures):
-                yield future.result()
+                yield from future.result()
                 future.release()
     finally:
         with contextlib.suppress(CancelledError, ClosedClientError):
             client.cancel([future for future in futures if not future.done()])
 
 
-def transform_unit(
-    unit: Unit, *, workflow_path: str, digest: str, parts: Path, work: Path, gpu: bool, reject: bool
-) -> UnitResult:
-    """Transform one unit and write its part and its record."""
-    log.debug("begin %s", unit.file)
-    workflow, schema, spec = _loaded(workflow_path, digest)
-    rows = read_block(unit.block, spec, reject=reject)
-    table = transform_rows(rows, workflow, schema, spec, gpu=gpu)
-    return finish_unit(unit, [(rows, table, _count_oov(table, spec))], parts, work)
+def transform_units(
+    units: Sequence[Unit],
+    *,
+    workflow_path: str,
+    digest: str,
+    parts: Path,
+    work: Path,
+    gpu: bool,
+    reject: bool,
+) -> list[UnitResult]:
+    """Transform units, and write their parts and their records."""
+    for unit in units:
+        log.debug("begin %s", unit.file)
+    workflow, schema, spec = _loaded(workflow_path, digest, gpu)
+    read = _read([unit.block for unit in units], spec, gpu=gpu, reject=reject)
+    whole = transform_frame(joined([part for _, part in read], gpu=gpu), workflow, schema, gpu=gpu)
+    ends = np.cumsum([0] + [len(rows) for rows, _ in read]).tolist()
+
+    def finish(i: int) -> UnitResult:
+        table = whole.slice(ends[i], ends[i + 1] - ends[i])
+        return finish_unit(units[i], [(read[i][0], table, _count_oov(table, spec))], parts, work)
+
+    return _each(finish, range(len(units)))
 
 
 def _count_oov(table: pa.Table, spec: FeatureSpec) -> np.ndarray:
@@ -163,18 +211,13 @@ def _count_oov(table: pa.Table, spec: FeatureSpec) -> np.ndarray:
     return np.array(counts, np.int64)
 
 
-def transform_rows(
-    rows: RawRows,
-    workflow: nvtabular.Workflow,
-    schema: TableSchema,
-    spec: FeatureSpec,
-    *,
-    gpu: bool,
+def transform_frame(
+    frame: Any, workflow: nvtabular.Workflow, schema: TableSchema, *, gpu: bool
 ) -> pa.Table:
-    """The columns of the training parquet for parsed rows with labels."""
-    if not len(rows):  # NVTabular's operators look at a first value
+    """The columns of the training parquet for a frame of raw columns with labels."""
+    if not len(frame):  # NVTabular's operators look at a first value
         return schema.arrow.empty_table()
-    frame = workflow.transform(to_frame(rows, spec, gpu=gpu))[spec.columns]
+    frame = workflow.transform(frame)[list(schema.arrow.names)]
     table = (
         frame.to_arrow(preserve_index=False)
         if gpu
@@ -184,10 +227,13 @@ def transform_rows(
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(path: str, digest: str):
+def _loaded(path: str, digest: str, gpu: bool):
     """The workflow at ``path``; a worker may outlive it, so its digest is part of the key."""
-    description = inspect(path)
-    return load(path), description.table_schema, description.spec
+    workflow, description = load(path), inspect(path)
+    if gpu:  # a vocabulary goes to the device once, not for every frame
+        for node in Graph.get_nodes_by_op_type([workflow.output_node], Categorify):
+            node.op.cat_cache = "device"
+    return workflow, description.table_schema, description.spec
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,22 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False):
         gpu: make a ``cudf.DataFrame`` on the current device.
     """
     if gpu:
-        import cudf
-
-        return cudf.DataFrame.from_arrow(to_table(rows, spec))
+        return joined([to_table(rows, spec)], gpu=True)
     import pandas as pd
 
     return pd.DataFrame(_columns(rows, spec, _to_pandas), copy=False)
+
+
+def joined(parts: Sequence[Any], *, gpu: bool):
+    """One frame of the rows of some: of pandas frames, or (``gpu``) a ``cudf.DataFrame`` of what
+    :func:`to_table` gives."""
+    if gpu:
+        import cudf
+
+        return cudf.DataFrame.from_arrow(pa.concat_tables(parts).combine_chunks())
+    import pandas as pd
+
+    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
 
 
 def to_table(rows: RawRows, spec: FeatureSpec) -> pa.Table:

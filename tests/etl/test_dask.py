@@ -10,15 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
 
 from clicklog.errors import SettingsError
+from clicklog.splits import SPLITS
 from etl.cluster import WorkerLostError, local_cluster
 from etl.run import run
-from tests.etl.runs import parts, settings, tree
-from tests.logs import random_rows, write_day
+from tests.etl.runs import parts, read_split, settings, tree
+from tests.logs import CRITEO, random_rows, write_day
 
 pytestmark = pytest.mark.timeout(900)  # workers take a minute to start on a busy machine
 
@@ -102,6 +105,22 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with local_cluster(2, tmp_path_factory.mktemp("dask")) as client:
         yield client
+
+
+def test_several_blocks_at_once(raw: Path, tmp_path: Path, dask_client, monkeypatch) -> None:
+    """As workers with GPUs take them; here by pandas. Sums are rounded elsewhere."""
+    options = {"block_mb": 1, "scheduler": dask_client.scheduler.address}
+    for output, at_once in ((tmp_path / "one", 1), (tmp_path / "three", 3)):
+        monkeypatch.setattr("etl.engine_dask.BLOCKS_AT_ONCE", {True: at_once, False: at_once})
+        run(settings(raw, output, **options))
+    one, three = tmp_path / "one", tmp_path / "three"
+    assert tree(one).keys() == tree(three).keys()
+    for split in SPLITS:
+        expected, got = read_split(one, split), read_split(three, split)
+        ids = [CRITEO.label, *CRITEO.categorical_names]
+        pd.testing.assert_frame_equal(got[ids], expected[ids])
+        dense = CRITEO.dense_names
+        np.testing.assert_allclose(got[dense], expected[dense], rtol=3e-7, atol=1e-7)
 
 
 def test_a_worker_that_dies_is_replaced(raw: Path, whole, cluster: Client) -> None:

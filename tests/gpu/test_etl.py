@@ -21,7 +21,7 @@ from clicklog.rows import RawRows, empty_rows
 from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
 from clicklog.splits import SPLITS
 from etl import cluster
-from etl.engine_dask import transform_rows
+from etl.engine_dask import transform_frame
 from etl.run import run
 from tests.etl.runs import assert_is, read_split, settings
 from tests.logs import CRITEO, write_log
@@ -75,7 +75,8 @@ def test_every_policy_by_plain_python(
         loaded = load(tmp_path / "workflow")
         schema = workflows.inspect(tmp_path / "workflow").table_schema
         for rows in (random_raw_rows(spec, 30, 99), parts[0]):
-            table = transform_rows(rows, loaded, schema, spec, gpu=rapids)
+            frame = workflows.to_frame(rows, spec, gpu=rapids)
+            table = transform_frame(frame, loaded, schema, gpu=rapids)
             expected = oracle.transform(rows)
             for name in spec.categorical_names:
                 assert table[name].to_pylist() == expected[name], name
@@ -83,6 +84,20 @@ def test_every_policy_by_plain_python(
                 np.testing.assert_allclose(table[name], expected[name], rtol=1e-5, atol=1e-5)
     finally:
         set_dask_client("auto")
+
+
+def test_lists_of_strings_travel_between_workers(rapids: bool, client, tmp_path: Path) -> None:
+    """Frames with them are sent to the scheduler, to workers and back."""
+    spec = every_kind("string", multi_hot=True)
+    parts = [random_raw_rows(spec, rows, seed) for seed, rows in enumerate((40, 25))]
+    save(fit(spec, parts, tmp_path / "fit", gpu=rapids), spec, tmp_path / "workflow")
+    oracle, loaded = Oracle(spec, parts), load(tmp_path / "workflow")
+    schema = workflows.inspect(tmp_path / "workflow").table_schema
+    rows = random_raw_rows(spec, 30, 99)
+    sent = client.submit(workflows.to_frame, rows, spec, gpu=rapids).result()
+    table, expected = transform_frame(sent, loaded, schema, gpu=rapids), oracle.transform(rows)
+    for name in spec.categorical_names:
+        assert table[name].to_pylist() == expected[name], name
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ branches: few values collide there, and the first slot of a narrow table belongs
 which stands where a value is missing.
 
 Kernels have explicit signatures: compiled once, at import (or read from numba's cache), never in
-the middle of a request. (numba's cache goes by the time of this file alone: after a change of the
-hash in :mod:`clicklog.hashing`, which is compiled into them, touch it.)
+the middle of a request.
 """
 
 from __future__ import annotations
