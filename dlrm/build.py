@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.models.dlrm import DLRM
 from torchrec.optim.keyed import CombinedOptimizer
 
 from dlrm.config import ModelConfig
@@ -33,12 +34,17 @@ def build(
     """
     if settings.allow_tf32 and group.device.type == "cpu" and group.rank == 0:
         log.warning("--allow_tf32 has no effect on a CPU")
-    torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     dlrm = build_dlrm(config, seed=settings.seed, device=group.device)
     model = TrainModel(dlrm, group.world_size, amp=settings.amp)
     fuse_table_optimizer(model, settings)
     sharded, plan = shard_model(model, config, settings, group)
+    set_up_dense(dlrm, settings)
+    return sharded, combine_optimizers(sharded, settings), plan
+
+
+def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
+    """Let the dense layers compute as ``allow_tf32`` and ``compile_dense`` say."""
+    torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     if settings.compile_dense:
         for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
             part.compile(dynamic=False)
-    return sharded, combine_optimizers(sharded, settings), plan

@@ -249,9 +249,8 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
     damaged = check_contents(path, value["files"])
     if damaged:
         raise BadInputError(damaged, "the checkpoint is damaged: copy it again")
-    dlrm = build_dlrm(config, device=device)
-    dlrm.sparse_arch.to_empty(device=device)
-    wanted = {_PREFIX + name: tensor for name, tensor in dlrm.state_dict().items()}
+    scorer = Scorer(build_dlrm(config, device=device), config, device)
+    wanted = {_PREFIX + name: tensor for name, tensor in scorer.dlrm.state_dict().items()}
     reader = Reader(path)
     try:
         stored = reader.read_metadata().state_dict_metadata
@@ -261,7 +260,7 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
         raise BadInputError(
             f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again"
         ) from error
-    return Scorer(dlrm, config).eval().requires_grad_(False), config
+    return scorer.eval().requires_grad_(False), config
 
 
 def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: dict[str, Any]) -> None:

@@ -66,6 +66,9 @@ def process_group(own_cpus: bool = False) -> Iterator[Group]:
             )
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
+        # On CUDA's default stream training would wait for every other stream that does not say
+        # otherwise, such as those on which libcudf's reads arrive, and they for it.
+        torch.cuda.set_stream(torch.cuda.Stream(device))
         dist.init_process_group("nccl", device_id=device, **where)
         cpu = dist.new_group(backend="gloo")
     else:
@@ -82,6 +85,8 @@ def process_group(own_cpus: bool = False) -> Iterator[Group]:
     finally:
         if finished or world_size == 1:
             dist.destroy_process_group()
+        if device.type == "cuda":
+            torch.cuda.set_stream(torch.cuda.default_stream(device))
 
 
 def store_of_this_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:

@@ -18,6 +18,7 @@ from torchrec.datasets.utils import Batch
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.schema import TableSchema
+from dlrm.build import set_up_dense
 from dlrm.checkpoint import load_model
 from dlrm.config import ModelConfig, model_config
 from dlrm.data import Loader, make_loader, read_schema
@@ -67,6 +68,7 @@ def benchmark_inference(settings: TrainSettings, group: Group) -> list[Latency]:
         )
     schema = read_schema(settings)
     scorer, config = _model(settings, schema, group.device)
+    set_up_dense(scorer.dlrm, settings)
     events = MetricsLog(settings.log_directory())
     found = []
     for size in settings.inference_benchmark_batch_sizes:
@@ -92,13 +94,12 @@ def _model(
             )
         return scorer, config
     config = model_config(settings, schema)
-    dlrm = build_dlrm(config, seed=settings.seed, device=device)
-    dlrm.sparse_arch.to_empty(device=device)
-    bags = dlrm.sparse_arch.embedding_bag_collection.embedding_bags
+    scorer = Scorer(build_dlrm(config, seed=settings.seed, device=device), config, device)
+    bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         weight = bags[name].weight.detach()
         fill_table(weight, name, rows, config.embedding_dim, settings.seed, (0, 0))
-    return Scorer(dlrm, config).eval().requires_grad_(False), config
+    return scorer.eval().requires_grad_(False), config
 
 
 @torch.inference_mode()

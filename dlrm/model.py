@@ -123,11 +123,22 @@ class TrainModel(nn.Module):
 
 
 class Scorer(nn.Module):
-    """An unsharded DLRM for scoring in one process, in the column order of its configuration."""
+    """An unsharded DLRM for scoring in one process, in the column order of its configuration.
 
-    def __init__(self, dlrm: DLRM, config: ModelConfig) -> None:
+    Attributes:
+        dlrm: the model.
+        tables: float32 [rows of all tables, D]: each table's weight is some rows of it.
+    """
+
+    def __init__(self, dlrm: DLRM, config: ModelConfig, device: torch.device | str) -> None:
+        """The tables of ``dlrm`` get memory on ``device``, all in one piece, not initialized."""
         super().__init__()
         self.dlrm = dlrm
+        self.tables = torch.empty(sum(config.num_embeddings), config.embedding_dim, device=device)
+        bags = dlrm.sparse_arch.embedding_bag_collection.embedding_bags
+        parts = self.tables.split(config.num_embeddings)
+        for name, part in zip(config.table_names, parts, strict=True):
+            bags[name].weight = nn.Parameter(part)
         self._multi_hot = MultiHot(config) if config.multi_hot_sizes else None
 
     def forward(
@@ -151,7 +162,7 @@ class Scorer(nn.Module):
 def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> DLRM:
     """A DLRM whose dense layers are initialized on ``device`` and whose tables hold no memory yet.
 
-    The tables are on the meta device: sharding or :func:`load_model` gives them memory.
+    The tables are on the meta device: sharding or :class:`Scorer` gives them memory.
     """
     tables = [
         EmbeddingBagConfig(

@@ -146,6 +146,10 @@ class Checkpoints:
             self._thread.join(_PATIENCE)
 
     def _write(self, step: int, state: dict[str, Any], record: dict[str, Any]) -> None:
+        if (
+            self._group.device.type == "cuda"
+        ):  # a thread begins on the first GPU, whose it may not be
+            torch.cuda.set_device(self._group.device)
         try:
             path = self.directory / f"step_{step:08}"
             save_checkpoint(path, state, self._config, record, self._group)

@@ -58,8 +58,6 @@ def shape_of_checkpoint(record: dict[str, Any]) -> ModelShape:
 def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingModel, ModelShape]:
     """The model of a training checkpoint, whatever its world size and sharding plan.
 
-    Memory: the tables, and the largest of them once more.
-
     Raises:
         BadInputError: the checkpoint is missing, incomplete or damaged.
         SchemaError: it is no checkpoint of this program.
@@ -72,7 +70,7 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
 
 
 def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
-    """Take the weights out of a :class:`dlrm.model.Scorer`, which is of no use afterwards.
+    """The weights of a :class:`dlrm.model.Scorer`, on its memory.
 
     Raises:
         SchemaError: the model makes several ids of one, for benchmarks; a workflow does not.
@@ -83,16 +81,6 @@ def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
             "serve one that was trained without --multi_hot_sizes; train_torchrec.py --mode test "
             "evaluates it",
         )
-    bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
-    device = bags[config.table_names[0]].weight.device
-    table = torch.empty(sum(config.num_embeddings), config.embedding_dim, device=device)
-    at = 0
-    for name in config.table_names:
-        weight = bags[name].weight.detach()
-        table[at : at + len(weight)] = weight
-        at += len(weight)
-        bags[name].weight = None  # its memory is free for the next
-        del weight
     dlrm = scorer.dlrm
     layers = {"bottom": _layers(dlrm.dense_arch), "top": _layers(dlrm.over_arch)}
     if config.interaction_type == "dcn":
@@ -106,7 +94,7 @@ def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
     elif config.interaction_type == "projection":
         layers["branch1"] = _layers(dlrm.inter_arch.interaction_branch1)
         layers["branch2"] = _layers(dlrm.inter_arch.interaction_branch2)
-    return ServingModel.make(Table(table), config.num_embeddings, layers)
+    return ServingModel.make(Table(scorer.tables), config.num_embeddings, layers)
 
 
 def _layers(module: torch.nn.Module) -> list[Layer]:

@@ -36,9 +36,8 @@ def choose_blocks(layout: Layout, device: torch.device, threads: int = 1) -> Cpu
     """What makes blocks for ``device`` on this machine."""
     if device.type == "cpu":
         return CpuBlocks(layout, threads)
-    if by_libcudf(layout, device):
-        return CudfBlocks(layout, device)
-    return PinnedBlocks(layout, device, threads)
+    kind = CudfBlocks if by_libcudf(layout, device) else PinnedBlocks
+    return kind(layout, device, threads)
 
 
 class PinnedBlocks(CpuBlocks):
@@ -79,7 +78,7 @@ class PinnedBlocks(CpuBlocks):
 class CudfBlocks(PinnedBlocks):
     """Blocks decoded by libcudf on the device; no column passes through the host."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: Layout, device: torch.device, _threads: int = 1) -> None:
         super().__init__(layout, device)
         from nvt_loader.cudf_rows import CudfRows
 

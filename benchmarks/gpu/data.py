@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from clicklog.synthetic import SyntheticSettings, synthesize
 from clicklog.synthetic_model import MLPERF_CARDINALITIES
 
 LOG_DAYS, FILE_ROWS = 3, 1_000_000
+#: Names of each training file, so that epochs are long: a GPU trains millions of rows a second.
+NAMES = 8
 
 
 def ensure_log(root: Path, rows: int) -> Path:
@@ -36,10 +39,10 @@ def schema_of(max_table_rows: int) -> TableSchema:
 def ensure_parquet(root: Path, rows: int, max_table_rows: int) -> Path:
     """``…/split`` with train, valid and test as the ETL writes them; made once.
 
-    The valid and test sets are small: nothing is measured on them. ``…/npy`` has the training rows
-    in TorchRec's binary layout.
+    The training set is :data:`NAMES` times ``rows`` rows. The valid and test sets are small:
+    nothing is measured on them. ``…/npy`` has the training rows in TorchRec's binary layout.
     """
-    base = root / f"parquet-{rows}-{max_table_rows}"
+    base = root / f"parquet-{rows}x{NAMES}-{max_table_rows}"
     if (base / "done").is_file():
         return base / "split"
     shutil.rmtree(base, ignore_errors=True)
@@ -55,9 +58,19 @@ def ensure_parquet(root: Path, rows: int, max_table_rows: int) -> Path:
             pq.write_table(table, path, row_group_size=ROW_GROUP_ROWS, **WRITER)
             if split == "train":
                 _to_npy(table, schema, base / "npy", number)
+    files = training_files(base / "split")
+    for number in range(len(files), NAMES * len(files)):
+        os.link(files[number % len(files)], files[0].with_name(f"part.{number}.parquet"))
     schema.write(base / "split")
     (base / "done").touch()
     return base / "split"
+
+
+def training_files(split: Path) -> list[Path]:
+    """The training files, each once."""
+    files = (split / "train").glob("part.*.parquet")
+    unique = {path.stat().st_ino: path for path in sorted(files, reverse=True)}
+    return sorted(unique.values())
 
 
 def _to_npy(table, schema: TableSchema, target: Path, number: int) -> None:

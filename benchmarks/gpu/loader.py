@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import time
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -11,21 +13,28 @@ from unittest import mock
 
 import torch
 from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
+from torchrec.datasets.utils import Batch
 
-from benchmarks.gpu.data import ensure_parquet
+from benchmarks.gpu.data import NAMES, ensure_parquet, training_files
 from benchmarks.gpu.measure import Result, seconds_of, settle
 from nvt_loader import KJTLoader, gpu
+from nvt_loader.cpu import CpuBlocks
+from nvt_loader.layout import Layout
 
 
 def loaders(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
-    """Rows/s of each system at each batch size; the limit is decoding without batches."""
+    """Rows/s of each system at each batch size; the limit is decoding without batches, with the
+    memory that our loader gives libcudf."""
     split = ensure_parquet(args.data, args.rows, args.max_table_rows)
-    files = sorted((split / "train").glob("part.*.parquet"))
-    took = seconds_of(lambda: _decode(files, device), device, args.seconds)
+    files = training_files(split)
+    if device.type == "cuda" and find_spec("rmm"):
+        gpu.use_pool(device)
     for size in args.batch_sizes:
         case = f"loader B={size}"
+        took = seconds_of(lambda: _decode(files, device), device, args.seconds)
         yield {"system": "limit", "case": case, "rows_per_s": args.rows / took}
-        for system, batches in _systems(split, size, device):
+        pinned = ("TorchRec npy, pinned copies", _npy(split.parent / "npy", size, device))
+        for system, batches in itertools.chain(our_loaders(split, size, device), [pinned]):
             rows, seconds = _iterate(batches, device, args.seconds)
             yield {
                 "system": system,
@@ -48,28 +57,33 @@ def _decode(files: list[Path], device: torch.device) -> None:
         pq.ParquetFile(file).read(use_threads=False)
 
 
-def _systems(
+def our_loaders(
     split: Path, size: int, device: torch.device
-) -> Iterator[tuple[str, Iterable[object]]]:
-    train = split / "train"
+) -> Iterator[tuple[str, Iterator[Batch]]]:
+    """Each way to make blocks for a device, the default first: its name, and batches without
+    end."""
+    found = [("ours, CPU", CpuBlocks, None)]
     if device.type == "cuda":
-        kinds = ["CudfBlocks"] if find_spec("pylibcudf") else []
-        for kind in [*kinds, "PinnedBlocks"]:
-            made = getattr(gpu, kind)
-            name = "ours, libcudf" if kind == "CudfBlocks" else "ours, CPU decode + pinned copies"
+        pinned = "ours, CPU decode + pinned copies"
+        found = [("ours, libcudf", gpu.CudfBlocks, None)] if find_spec("pylibcudf") else []
+        found += [(pinned, gpu.PinnedBlocks, None)]
+        if len(os.sched_getaffinity(0)) >= 8:
+            found += [(f"{pinned}, 8 threads", gpu.PinnedBlocks, 8)]
+    for name, kind, threads in found:
+        yield name, _epochs(split, size, device, kind, threads)
 
-            # bound now: the generator goes on after the loop
-            def epochs(made=made) -> Iterator[object]:
-                with mock.patch("nvt_loader.loader.choose_blocks", lambda a, b, _: made(a, b)):
-                    loader = KJTLoader(train, size, device=device)
-                    while True:
-                        yield from loader
 
-            yield name, epochs()
-    else:
-        loader = KJTLoader(train, size, device=device)
-        yield "ours, CPU", (batch for _ in iter(int, 1) for batch in loader)
-    yield "TorchRec npy, pinned copies", _npy(split.parent / "npy", size, device)
+def _epochs(
+    split: Path, size: int, device: torch.device, kind: type[CpuBlocks], threads: int | None
+) -> Iterator[Batch]:
+    def choose(layout: Layout, where: torch.device, threads: int) -> CpuBlocks:
+        return kind(layout, *([where] if where.type == "cuda" else []), threads)
+
+    loader = KJTLoader(split / "train", size, device=device, drop_last=True, decode_threads=threads)
+    while True:
+        with mock.patch("nvt_loader.loader.choose_blocks", choose):
+            batches = iter(loader)
+        yield from batches
 
 
 def _npy(folder: Path, size: int, device: torch.device) -> Iterator[object]:
@@ -79,7 +93,7 @@ def _npy(folder: Path, size: int, device: torch.device) -> Iterator[object]:
         return [str(folder / f"{i}_{kind}.npy") for i in range(count)]
 
     pipe = InMemoryBinaryCriteoIterDataPipe(
-        "train", paths("dense"), paths("sparse"), paths("labels"), size, 0, 1
+        "train", *(NAMES * paths(kind) for kind in ("dense", "sparse", "labels")), size, 0, 1
     )
     while True:
         for batch in pipe:

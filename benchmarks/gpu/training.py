@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator
 from unittest import mock
 
 import torch
+from torchrec.datasets.utils import Batch
 from torchrec.distributed import TrainPipelineSparseDist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from benchmarks.gpu.data import ensure_parquet
+from benchmarks.gpu.loader import our_loaders
 from benchmarks.gpu.measure import Result, settle
 from dlrm.build import build
 from dlrm.config import model_config
@@ -22,7 +24,8 @@ from dlrm.flags import parse_settings
 from dlrm.model import TrainBatch, TrainModel
 from nvt_loader import KJTLoader
 
-PRECISIONS = ("fp32", "tf32", "bf16")
+#: The last at the largest batch only: it takes long to compile.
+PRECISIONS = ("fp32", "tf32", "bf16", "bf16 compiled")
 #: Steps that are not timed: kernels are chosen, pipelines filled.
 _WARM = 20
 _READY = 8
@@ -46,14 +49,15 @@ def training(args: argparse.Namespace, device: torch.device) -> Iterator[Result]
         gib = sum(plan["gib_per_rank"])
         for precision in PRECISIONS:
             _set_precision(model, precision)
-            for size in args.batch_sizes:
+            for size in [largest] if precision == PRECISIONS[-1] else args.batch_sizes:
                 case = f"train {precision} B={size}"
                 loader = KJTLoader(split / "train", size, device=device, drop_last=True)
                 ready = [TrainBatch.of(b, size, size) for b in itertools.islice(loader, _READY)]
-                for system, batches in (
-                    ("limit", itertools.cycle(ready)),
-                    ("from the loader", _epochs(loader, size)),
-                ):
+                settle(device)
+                systems = [("limit", itertools.cycle(ready))]
+                for name, batches in our_loaders(split, size, device):
+                    systems.append((f"from {name}", _padded(batches, size)))
+                for system, batches in systems:
                     rate, waited = _train(model, optimizer, batches, size, device, args.seconds)
                     yield {
                         "system": system,
@@ -74,15 +78,18 @@ def _fill_on_device(model: DistributedModelParallel, config, seed: int) -> None:
 
 def _set_precision(model: DistributedModelParallel, precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch._dynamo.reset()  # it gives up after eight variants
     for module in model.modules():
         if isinstance(module, TrainModel):
-            module._amp = precision == "bf16"
+            module._amp = precision.startswith("bf16")
+            if precision.endswith("compiled"):
+                for part in (module.dlrm.dense_arch, module.dlrm.inter_arch, module.dlrm.over_arch):
+                    part.compile(dynamic=False)
 
 
-def _epochs(loader: KJTLoader, size: int) -> Iterator[TrainBatch]:
-    while True:
-        for batch in loader:
-            yield TrainBatch.of(batch, size, size)
+def _padded(batches: Iterable[Batch], size: int) -> Iterator[TrainBatch]:
+    for batch in batches:
+        yield TrainBatch.of(batch, size, size)
 
 
 def _train(

@@ -30,12 +30,11 @@ def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
     """A model with random weights for a workflow's output; the seed also picks its interaction."""
     columns = schema.dense, schema.categorical, schema.table_sizes
     config = ModelConfig(*columns, 4, (8, 4), (8, 4, 1), **INTERACTIONS[seed % 3])
-    model = build_dlrm(config, seed=seed)
-    model.sparse_arch.to_empty(device="cpu")
-    bags = model.sparse_arch.embedding_bag_collection.embedding_bags
+    scorer = Scorer(build_dlrm(config, seed=seed), config, "cpu")
+    bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
         fill_table(bags[name].weight.detach(), name, rows, 4, seed, (0, 0))
-    return Scorer(model, config).eval().requires_grad_(False), config
+    return scorer.eval().requires_grad_(False), config
 
 
 def scores(scorer: Scorer, workflow: Path, rows: RawRows) -> np.ndarray:
