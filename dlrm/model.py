@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -205,11 +206,10 @@ def _interaction_sizes(config: ModelConfig) -> dict[str, Any]:
     return {}
 
 
-@torch.no_grad()
 def fill_table(
     shard: torch.Tensor, table: str, rows: int, dim: int, seed: int, offsets: tuple[int, int]
 ) -> None:
-    """Write the initial weights of (a part of) a table into ``shard``.
+    """Write the initial weights of (a part of) a table into ``shard``, by torch's threads.
 
     They are uniform in ±1/sqrt(rows), as DLRM's (Naumov et al. 2019, and its published code).
 
@@ -224,13 +224,19 @@ def fill_table(
     first, column = offsets
     bound = 1 / math.sqrt(rows)
     end = first + shard.shape[0]
-    for block in range(first // BLOCK_ROWS, -(-end // BLOCK_ROWS)):
+
+    def fill(block: int) -> None:
         begin = block * BLOCK_ROWS
         height = min(BLOCK_ROWS, rows - begin)
         key = hashlib.sha256(f"{seed}/{table}/{block}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
-        values = torch.empty(height, dim).uniform_(-bound, bound, generator=generator)
-        low, high = max(first, begin), min(end, begin + height)
-        shard[low - first : high - first].copy_(
-            values[low - begin : high - begin, column : column + shard.shape[1]]
-        )
+        with torch.no_grad():  # of each thread
+            values = torch.empty(height, dim).uniform_(-bound, bound, generator=generator)
+            low, high = max(first, begin), min(end, begin + height)
+            shard[low - first : high - first].copy_(
+                values[low - begin : high - begin, column : column + shard.shape[1]]
+            )
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for _ in pool.map(fill, range(first // BLOCK_ROWS, -(-end // BLOCK_ROWS))):
+            pass
