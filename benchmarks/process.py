@@ -144,13 +144,13 @@ class _Tree:
         for pid in list(self._pids):
             try:
                 resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-                fields = _stat(pid)
+                fields, most = _stat(pid), _high_water(pid)
             except (OSError, ValueError, IndexError):  # it has ended
                 self._pids.discard(pid)
                 continue
             self._cpu[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
             together += resident
-            self.peak_bytes = max(self.peak_bytes, _high_water(pid))
+            self.peak_bytes = max(self.peak_bytes, most)
         self.peak_bytes = max(self.peak_bytes, together)
 
     def _members(self) -> set[int]:

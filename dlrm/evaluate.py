@@ -13,11 +13,12 @@ from clicklog.errors import SettingsError
 from dlrm.distributed import Group, gather_rows
 from dlrm.metrics import Metrics, compute_metrics
 from dlrm.model import Scorer, TrainBatch
+from dlrm.pipeline import OneRank
 from nvt_loader import KJTLoader
 
 
 def evaluate(
-    pipeline: TrainPipelineSparseDist,
+    pipeline: OneRank | TrainPipelineSparseDist,
     model: torch.nn.Module,
     loader: KJTLoader,
     batch_size: int,

@@ -62,6 +62,7 @@ def shard_model(
         env=ShardingEnv.from_process_group(world),
         plan=plan,
         sharders=[sharder(settings)],
+        init_data_parallel=group.world_size > 1,  # alone, dense layers have nobody to share with
     )
     _fill_tables(sharded, config, settings.seed)
     described = {

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from torchrec.datasets.utils import Batch
-from torchrec.distributed import TrainPipelineSparseDist
 
 from clicklog.errors import BadInputError, OutputError, SettingsError
 from clicklog.files import read_json, write_json
@@ -24,6 +23,7 @@ from dlrm.evaluate import evaluate
 from dlrm.metrics import Metrics
 from dlrm.model import TrainBatch
 from dlrm.optimizers import set_learning_rate, set_step
+from dlrm.pipeline import make_pipeline
 from dlrm.profiling import StepProfiler
 from dlrm.progress import Progress
 from dlrm.report import MetricsLog, metrics_line, metrics_table
@@ -92,7 +92,7 @@ class _Run:
         self.model, self.optimizer, plan = build(settings, config, group)
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
-        self.pipeline = TrainPipelineSparseDist(self.model, self.optimizer, group.device)
+        self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.checkpoints: Checkpoints | None = None
         self.profiler: StepProfiler | None = None
         self._start(plan)

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
+from torchrec.datasets.criteo import CAT_FEATURE_COUNT, InMemoryBinaryCriteoIterDataPipe
 from torchrec.datasets.utils import Batch
 
 from benchmarks.gpu.data import NAMES, ensure_parquet, training_files
@@ -93,7 +93,12 @@ def _npy(folder: Path, size: int, device: torch.device) -> Iterator[object]:
         return [str(folder / f"{i}_{kind}.npy") for i in range(count)]
 
     pipe = InMemoryBinaryCriteoIterDataPipe(
-        "train", *(NAMES * paths(kind) for kind in ("dense", "sparse", "labels")), size, 0, 1
+        "train",
+        *(NAMES * paths(kind) for kind in ("dense", "sparse", "labels")),
+        batch_size=size,
+        rank=0,
+        world_size=1,
+        hashes=[2**31 - 1] * CAT_FEATURE_COUNT,  # TorchRec 1.6 needs some; taken at loading
     )
     while True:
         for batch in pipe:

@@ -10,7 +10,6 @@ from unittest import mock
 
 import torch
 from torchrec.datasets.utils import Batch
-from torchrec.distributed import TrainPipelineSparseDist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from benchmarks.gpu.data import ensure_parquet
@@ -22,6 +21,7 @@ from dlrm.data import read_schema
 from dlrm.distributed import process_group
 from dlrm.flags import parse_settings
 from dlrm.model import TrainBatch, TrainModel
+from dlrm.pipeline import OneRank
 from nvt_loader import KJTLoader
 
 #: The last at the largest batch only: it takes long to compile.
@@ -112,7 +112,7 @@ def _train(
             waited += time.perf_counter() - begin
             yield batch
 
-    pipeline = TrainPipelineSparseDist(model, optimizer, device)
+    pipeline = OneRank(model, optimizer)
     stream = timed()
     for _ in range(_WARM):
         pipeline.progress(stream)
@@ -123,5 +123,4 @@ def _train(
         steps += 1
     settle(device)
     taken = time.perf_counter() - begin
-    pipeline.detach()
     return steps * size / taken, waited / taken

@@ -1,8 +1,9 @@
 """Trains with one system in this process; prints its speed as one JSON line.
 
 The programs run as they are, by their command lines. What is timed is from one call of
-``TrainPipelineSparseDist.progress``, which both of them make once per training step, to another:
-everything that a step costs, loading, learning rate and reports included.
+``progress`` of a pipeline (TorchRec's, or ours for one rank), which both of them make once per
+training step, to another: everything that a step costs, loading, learning rate and reports
+included.
 """
 
 from __future__ import annotations
@@ -93,24 +94,23 @@ def _flags(args: argparse.Namespace) -> list[str]:
     return [part for name, value in values.items() for part in (f"--{name}", value)]
 
 
-def _count_steps(stamps: Stamps) -> None:
-    """Take a stamp at each training step of TorchRec's pipeline, whoever calls it."""
-    from torchrec.distributed import TrainPipelineSparseDist
-
-    progress: Callable = TrainPipelineSparseDist.progress
+def _count_steps(stamps: Stamps, pipeline: type) -> None:
+    """Take a stamp at each training step of a pipeline, whoever calls it."""
+    progress: Callable = pipeline.progress
 
     def stamped(self: Any, batches: Any) -> Any:
         if self._model.training:
             stamps.take()
         return progress(self, batches)
 
-    TrainPipelineSparseDist.progress = stamped
+    pipeline.progress = stamped
 
 
 def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
     import train_torchrec
+    from dlrm.pipeline import OneRank
 
-    _count_steps(stamps)
+    _count_steps(stamps, OneRank)
     with tempfile.TemporaryDirectory() as log:
         flags = ["--binary_path", str(args.data / "split"), "--log_path", log]
         status = train_torchrec.main([*_flags(args), *flags])
@@ -120,13 +120,15 @@ def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
 
 def _dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
     """As ``torchx run … --script dlrm_main.py`` starts one process of it."""
+    from torchrec.distributed import TrainPipelineSparseDist
+
     script = args.checkout / "torchrec_dlrm" / "dlrm_main.py"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     one_process = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ.update(one_process, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    _count_steps(stamps)
+    _count_steps(stamps, TrainPipelineSparseDist)
     data = ["--dataset_name", "criteo_kaggle"]
     data += ["--in_memory_binary_criteo_path", str(args.data / "npy")]
     sys.argv = [str(script), *_flags(args), *data]
@@ -164,7 +166,7 @@ def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
 
 
 def _pipelined(args: argparse.Namespace, stamps: Stamps) -> None:
-    """The same batch through the pipeline that training uses."""
+    """The same batch through TorchRec's pipeline, which training uses on several ranks."""
     from torchrec.distributed import TrainPipelineSparseDist
 
     with _ready(args) as (model, optimizer, batch):

@@ -67,11 +67,15 @@ def run_command(
     command: list[str], timeout: float = 120, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in ``cwd``: by default where this process is, see ``conftest.py``."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    first = {"PATH": Path(sys.executable).parent, "PYTHONPATH": ROOT}
+    paths = {
+        name: os.pathsep.join([str(folder), *filter(None, [os.environ.get(name)])])
+        for name, folder in first.items()
+    }
     return subprocess.run(
         command,
         cwd=cwd,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"},
+        env={**os.environ, **paths, "OMP_WAIT_POLICY": "passive"},
         capture_output=True,
         text=True,
         timeout=timeout,
