@@ -20,3 +20,7 @@ def prepare_torch() -> None:
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", module=r"(torch|torchrec|fbgemm_gpu)(\.|$)")
         logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+        # FBGEMM 1.6 has no entry for itself; which versions fit is checked by clicklog.versions.
+        logging.getLogger().addFilter(
+            lambda record: "_fbgemm_torch_compat_table" not in record.getMessage()
+        )
