@@ -27,8 +27,12 @@ class CpuBlocks:
     in the caller's.
     """
 
-    def __init__(self, layout: Layout, threads: int = 1) -> None:
+    #: Whether row groups are decoded on the device, whole.
+    on_device = False
+
+    def __init__(self, layout: Layout, device: torch.device, threads: int = 1) -> None:
         self._layout = layout
+        self._device = device
         self.decode: Decoder = cpu_decoder(layout)
         self.buffers = Buffers()
         self._pool = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pylibcudf as plc
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from clicklog.errors import BadInputError, ClickLogError, SchemaError
+from clicklog.errors import ClickLogError, SchemaError
 from nvt_loader.checks import FILL_REMEDY
-from nvt_loader.decode import FOOTERS
+from nvt_loader.decode import FOOTERS, explained
 from nvt_loader.device_checks import DeviceChecker
 from nvt_loader.device_rows import DeviceRows, Lists, PendingRows, RowGroup
-from nvt_loader.layout import REWRITE, Layout, check_file, check_unchanged
+from nvt_loader.layout import Layout, check_file, check_unchanged
 from nvt_loader.memory import row_bytes
 from nvt_loader.plan import Piece
 
@@ -38,35 +39,34 @@ class CudfRows:
         self._stream = _Stream(stream)
         self._checker = DeviceChecker(layout, stream.device)
         self._lists = {*layout.schema.multi_hot, *layout.weights.values()}
-        self._footers = functools.lru_cache(FOOTERS)(self._read_footers)
+        self._groups: weakref.WeakValueDictionary[int, RowGroup] = weakref.WeakValueDictionary()
+        self._footers = functools.lru_cache(FOOTERS)(functools.partial(_read_footers, layout))
         self._together = True
 
     def decode(self, piece: Piece, _rows: int) -> Iterator[PendingRows]:
         """A :data:`nvt_loader.chunks.Decoder`: the piece, of which nothing is decoded yet."""
-        yield PendingRows(RowGroup(piece.row_group), piece.begin, piece.end)
+        group = self._groups.setdefault(piece.row_group, RowGroup(piece.row_group))
+        yield PendingRows(group, piece.begin, piece.end)
 
-    def read(self, groups: Sequence[RowGroup]) -> None:
+    def read(self, groups: Iterable[RowGroup]) -> None:
         """Decode the row groups that are not yet.
 
         Raises:
             BadInputError: a file that cannot be read or is not what it was at planning time.
             SchemaError: a null, a number that is none, an id outside its table.
         """
-        wanted: dict[int, list[RowGroup]] = {}
-        for group in groups:
-            if group.decoded is None:
-                wanted.setdefault(group.number, []).append(group)
+        wanted = {group.number: group for group in groups if group.decoded is None}
         for numbers in self._calls(sorted(wanted)):
             for number, rows in zip(numbers, self._read_call(numbers), strict=True):
-                for group in wanted[number]:
-                    group.decoded = rows
+                wanted[number].decoded = rows
 
     def _calls(self, numbers: list[int]) -> Iterator[list[int]]:
         """Divide row groups among calls of at most :data:`CALL_BYTES`, if each has no more."""
-        width, own, size = row_bytes(self._layout), [], 0.0
+        width, own, size, groups = row_bytes(self._layout), [], 0.0, self._layout.row_groups
         for number in numbers:
-            more = width * self._layout.row_groups[number].rows
-            if own and (size + more > CALL_BYTES or not self._together):
+            more = width * groups[number].rows
+            other = bool(own) and groups[own[-1]].file != groups[number].file
+            if own and (size + more > CALL_BYTES or (other and not self._together)):
                 yield own
                 own, size = [], 0.0
             own.append(number)
@@ -75,11 +75,11 @@ class CudfRows:
             yield own
 
     def _read_call(self, numbers: list[int]) -> list[DeviceRows]:
+        if len(numbers) == 1:
+            return [self._read_together(numbers)]
         try:
             rows = self._read_together(numbers)
         except ClickLogError:
-            if len(numbers) == 1:
-                raise
             # One by one: the error then says of which file and row group it is. If none fails
             # alone, the files' types differ, which libcudf refuses in one call.
             found = [self._read_together([number]) for number in numbers]
@@ -89,38 +89,36 @@ class CudfRows:
 
     def _read_together(self, numbers: list[int]) -> DeviceRows:
         """The rows of some row groups, one after the other. ``numbers`` rise."""
+        file = self._layout.row_groups[numbers[0]].file
+        with explained(self._layout, numbers[0]):
+            columns = self._read_columns(numbers)
+            rows = self._rows(columns, self._layout.files[file])
+            wide = {name for name, column in columns.items() if self._is_uint64(name, column)}
+            return self._checker.checked(rows, file, wide)
+
+    def _read_columns(self, numbers: list[int]) -> dict[str, Any]:
+        """libcudf's columns. Raises OSError for whatever it says of the files."""
         files: dict[int, list[int]] = {}
         for number in numbers:
             group = self._layout.row_groups[number]
             files.setdefault(group.file, []).append(group.index)
             check_unchanged(self._layout, number, self._footers(group.file)[0])
-        first = self._layout.row_groups[numbers[0]]
-        where = f"{self._layout.files[first.file]}: row group {first.index}"
         source = plc.io.SourceInfo([str(self._layout.files[file]) for file in files])
         options = plc.io.parquet.ParquetReaderOptions.builder(source).build()
         options.set_column_names(self._layout.read_columns)
         options.set_row_groups(list(files.values()))
-        footers = [self._footers(file)[1] for file in files]
         try:
+            footers = [self._footers(file)[1] for file in files]
             read = plc.io.parquet.read_parquet(options, self._stream, parquet_metadatas=footers)
-        except (RuntimeError, ValueError, IndexError, OSError) as error:  # libcudf's mapping
-            if "CUDA" in str(error):
+        except (RuntimeError, ValueError, IndexError) as error:  # libcudf's mapping
+            if "CUDA error" in str(error) or "cudaError" in str(error):
                 raise  # the device's, not the file's
-            raise BadInputError(f"{where} cannot be decoded: {error}", REWRITE) from error
-        columns = dict(zip(read.column_names(), read.columns, strict=True))
-        try:
-            return self._checker.checked(
-                self._rows(columns, self._layout.files[first.file]), first.file
-            )
-        except SchemaError as error:
-            what = f"{error.what}, in row group {first.index}"
-            raise SchemaError(what, error.remedy) from error
+            raise OSError(str(error)) from error
+        return dict(zip(read.column_names(), read.columns, strict=True))
 
-    def _read_footers(self, file: int) -> tuple[pq.FileMetaData, Any]:
-        """A file's footer, as Arrow and as libcudf has it."""
-        footer, path = check_file(self._layout, file), self._layout.files[file]
-        source = plc.io.SourceInfo([str(path)])
-        return footer, plc.io.parquet_metadata.read_parquet_footers(source)[0]
+    def _is_uint64(self, name: str, column: Any) -> bool:
+        column = column.list_view().child() if name in self._lists else column
+        return column.type().id() == plc.TypeId.UINT64
 
     def _rows(self, columns: dict[str, Any], path: Path) -> DeviceRows:
         schema = self._layout.schema
@@ -175,6 +173,13 @@ class CudfRows:
             return torch.empty(0, len(columns), dtype=torch.int32, device=device)
         capsule = plc.interop.to_dlpack(plc.Table(columns), self._stream)
         return from_dlpack(capsule).view(-1, len(columns))  # of one column it has one dimension
+
+
+def _read_footers(layout: Layout, file: int) -> tuple[pq.FileMetaData, Any]:
+    """A file's footer, as Arrow and as libcudf has it."""
+    footer = check_file(layout, file)
+    source = plc.io.SourceInfo([str(layout.files[file])])
+    return footer, plc.io.parquet_metadata.read_parquet_footers(source)[0]
 
 
 class _Stream:

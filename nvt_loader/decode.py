@@ -44,7 +44,7 @@ def cpu_decoder(layout: Layout) -> Decoder:
     numbers = np.arange(len(layout.schema.columns))
 
     def decode(piece: Piece, rows: int) -> Iterator[CpuRows]:
-        with _explained(layout, piece.row_group):
+        with explained(layout, piece.row_group):
             footer = read_footer(layout.row_groups[piece.row_group].file)
             check_unchanged(layout, piece.row_group, footer)
             opened = None
@@ -62,7 +62,7 @@ def cpu_decoder(layout: Layout) -> Decoder:
 
 
 @contextlib.contextmanager
-def _explained(layout: Layout, row_group: int) -> Iterator[None]:
+def explained(layout: Layout, row_group: int) -> Iterator[None]:
     """Say of which file and row group an error is."""
     group = layout.row_groups[row_group]
     try:
@@ -127,7 +127,7 @@ class PendingRows:
 
     def chunks(self) -> Iterator[Chunk]:
         """The rows, decoded."""
-        with _explained(self.layout, self.piece.row_group):
+        with explained(self.layout, self.piece.row_group):
             chunk = self.opened.read(self.rows)
             if chunk is not None:
                 yield chunk

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import torch
 
@@ -22,12 +24,13 @@ class DeviceChecker:
         sizes = [schema.table_sizes[i] for i in self._single]
         self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
 
-    def checked(self, rows: DeviceRows, file: int) -> DeviceRows:
+    def checked(self, rows: DeviceRows, file: int, unsigned: Collection[str] = ()) -> DeviceRows:
         """The rows with their ids in the loader's dtype. Raises :class:`SchemaError`.
 
         Args:
             rows: ids as int32 or int64.
             file: where they are from.
+            unsigned: the columns whose ids were uint64; those from 2⁶³ on are negative now.
         """
         schema, path = self._layout.schema, self._layout.files[file]
         broken = ~rows.floats.isfinite().all(dim=0)
@@ -55,10 +58,11 @@ class DeviceChecker:
         ids, lists = rows.ids, list(rows.lists)
         for i in np.flatnonzero(outside):
             ids = ids.clone()
-            ids[:, i] = self._inside(ids[:, i], self._single[i], file)
+            ids[:, i] = self._inside(ids[:, i], self._single[i], file, unsigned)
         for k in np.flatnonzero(in_lists):
             offsets, values, weights = lists[k]
-            lists[k] = offsets, self._inside(values, self._lists[k], file), weights
+            inside = self._inside(values, self._lists[k], file, unsigned)
+            lists[k] = offsets, inside, weights
         return DeviceRows(
             rows.rows,
             rows.floats,
@@ -66,6 +70,11 @@ class DeviceChecker:
             tuple((offsets, values.to(dtype), weights) for offsets, values, weights in lists),
         )
 
-    def _inside(self, ids: torch.Tensor, column: int, file: int) -> torch.Tensor:
-        found = self._host.inside(ids.cpu().numpy(), column, file)
-        return torch.from_numpy(found).to(ids.device)
+    def _inside(
+        self, ids: torch.Tensor, column: int, file: int, unsigned: Collection[str]
+    ) -> torch.Tensor:
+        found = ids.cpu().numpy()
+        if self._layout.schema.categorical[column] in unsigned:
+            found = found.view(np.uint64)
+        found = self._host.inside(found, column, file)
+        return torch.from_numpy(found.astype(np.int64)).to(ids)

@@ -31,38 +31,49 @@ class DeviceRows:
     ids: torch.Tensor
     lists: tuple[Lists, ...]
 
-    def slice(self, begin: int, end: int) -> DeviceRows:
-        """Rows [begin, end), on the same memory."""
-        return DeviceRows(
-            end - begin,
-            self.floats[begin:end],
-            self.ids[begin:end],
-            tuple((offsets[begin : end + 1], *rest) for offsets, *rest in self.lists),
+    def slice(self, begin: int, end: int, ends: Sequence[tuple[int, int]]) -> DeviceRows:
+        """Rows [begin, end), on the same memory; ``ends`` are where their elements begin and end in
+        each list column."""
+        lists = tuple(
+            (
+                offsets[begin : end + 1] - first,
+                values[first:last],
+                None if weights is None else weights[first:last],
+            )
+            for (offsets, values, weights), (first, last) in zip(self.lists, ends, strict=True)
         )
+        return DeviceRows(end - begin, self.floats[begin:end], self.ids[begin:end], lists)
+
+    def clone(self) -> DeviceRows:
+        """The same on memory of its own."""
+        lists = tuple(
+            (offsets, values.clone(), None if weights is None else weights.clone())
+            for offsets, values, weights in self.lists
+        )
+        return DeviceRows(self.rows, self.floats.clone(), self.ids.clone(), lists)
 
     def split(self, sizes: Sequence[int]) -> list[DeviceRows]:
-        """So many rows after each other, each part on memory of its own; waits if there are
-        lists."""
+        """So many rows after each other, each part on memory of its own."""
         bounds = list(itertools.accumulate(sizes, initial=0))
-        inner = [offsets[bounds].tolist() for offsets, _, _ in self.lists]
-        parts = []
-        for i, (begin, end) in enumerate(itertools.pairwise(bounds)):
-            lists = []
-            for (offsets, values, weights), ends in zip(self.lists, inner, strict=True):
-                own = slice(ends[i], ends[i + 1])
-                lists.append(
-                    (
-                        offsets[begin : end + 1] - ends[i],
-                        values[own].clone(),
-                        None if weights is None else weights[own].clone(),
-                    )
-                )
-            floats, ids = self.floats[begin:end].clone(), self.ids[begin:end].clone()
-            parts.append(DeviceRows(end - begin, floats, ids, tuple(lists)))
-        return parts
+        parts = slices([(self, *ends) for ends in itertools.pairwise(bounds)])
+        return [part.clone() for part in parts]
 
 
-@dataclasses.dataclass
+def slices(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
+    """Rows [begin, end) of each; waits for the device, once, if there are lists."""
+    if not wanted or not wanted[0][0].lists:
+        return [rows.slice(begin, end, ()) for rows, begin, end in wanted]
+    ends = torch.stack(
+        [offsets[[begin, end]] for rows, begin, end in wanted for offsets, _, _ in rows.lists]
+    ).tolist()
+    columns = len(wanted[0][0].lists)
+    return [
+        rows.slice(begin, end, ends[i * columns : (i + 1) * columns])
+        for i, (rows, begin, end) in enumerate(wanted)
+    ]
+
+
+@dataclasses.dataclass(eq=False)
 class RowGroup:
     """A row group that is decoded when a block needs it, together with the others it needs.
 
@@ -92,22 +103,25 @@ class PendingRows:
         """Rows [begin, end) of them."""
         return PendingRows(self.group, self.begin + begin, self.begin + end)
 
-    def decoded(self) -> DeviceRows:
-        """They, when their row group has been decoded."""
-        return self.group.decoded.slice(self.begin, self.end)
+
+def cut(pending: Sequence[PendingRows]) -> list[DeviceRows]:
+    """Rows of row groups that have been decoded."""
+    return slices([(one.group.decoded, one.begin, one.end) for one in pending])
 
 
 def build_on_device(
     layout: Layout,
-    parts: list[list[DeviceRows]],
+    chunks: list[DeviceRows],
     sources: list[Source],
     steps: int,
     batch: int,
     device: torch.device,
 ) -> Block | JaggedBlock:
-    """The block of ``steps`` batches that the sources make together, on ``device``."""
+    """The block of ``steps`` batches that the sources make together, on ``device``.
+
+    ``chunks`` are the rows of the sources, of one after the other.
+    """
     schema = layout.schema
-    chunks = [chunk for own in parts for chunk in own]
     if not chunks:
         return empty_block(layout, steps, device)
     # which row of all chunks each row of a batch is

@@ -15,37 +15,28 @@ import torch
 
 from nvt_loader.blocks import Block, JaggedBlock, Source
 from nvt_loader.cpu import CpuBlocks
-from nvt_loader.device_rows import build_on_device
+from nvt_loader.device_rows import build_on_device, cut
 from nvt_loader.layout import Layout
 
 #: What RMM's pool for libcudf keeps between calls, at most.
 POOL_BYTES = 1 << 30
 
 
-def by_libcudf(layout: Layout, device: torch.device) -> bool:
-    """Whether libcudf decodes; if not, the CPU does. Undersampling picks rows by their labels,
-    which is done on the CPU."""
-    return (
-        device.type == "cuda"
-        and layout.undersampling is None
-        and importlib.util.find_spec("pylibcudf") is not None
-    )
-
-
-def choose_blocks(layout: Layout, device: torch.device, threads: int = 1) -> CpuBlocks:
+def choose_blocks(layout: Layout, device: torch.device) -> type[CpuBlocks]:
     """What makes blocks for ``device`` on this machine."""
     if device.type == "cpu":
-        return CpuBlocks(layout, threads)
-    kind = CudfBlocks if by_libcudf(layout, device) else PinnedBlocks
-    return kind(layout, device, threads)
+        return CpuBlocks
+    # undersampling picks rows by their labels, which is done on the CPU
+    if layout.undersampling is None and importlib.util.find_spec("pylibcudf") is not None:
+        return CudfBlocks
+    return PinnedBlocks
 
 
 class PinnedBlocks(CpuBlocks):
     """Blocks decoded on the CPU into pinned memory; asynchronous copies of each to the device."""
 
     def __init__(self, layout: Layout, device: torch.device, threads: int = 1) -> None:
-        super().__init__(layout, threads)
-        self._device = device
+        super().__init__(layout, device, threads)
         self._stream = loader_stream(device)
 
     def memory(self, size: int) -> torch.Tensor:
@@ -78,6 +69,8 @@ class PinnedBlocks(CpuBlocks):
 class CudfBlocks(PinnedBlocks):
     """Blocks decoded by libcudf on the device; no column passes through the host."""
 
+    on_device = True
+
     def __init__(self, layout: Layout, device: torch.device, _threads: int = 1) -> None:
         super().__init__(layout, device)
         from nvt_loader.cudf_rows import CudfRows
@@ -88,10 +81,9 @@ class CudfBlocks(PinnedBlocks):
 
     def build(self, steps: int, batch: int, sources: list[Source]) -> Block | JaggedBlock:
         """As :meth:`CpuBlocks.build`, on the device."""
-        pending = [source.reader.take(steps * source.width) for source in sources]
-        self._rows.read([rows.group for own in pending for rows in own])
-        parts = [[rows.decoded() for rows in own] for own in pending]
-        return build_on_device(self._layout, parts, sources, steps, batch, self._device)
+        rows = [part for source in sources for part in source.reader.take(steps * source.width)]
+        self._rows.read([part.group for part in rows])
+        return build_on_device(self._layout, cut(rows), sources, steps, batch, self._device)
 
 
 @functools.cache

@@ -39,7 +39,7 @@ from nvt_loader import accounting
 from nvt_loader.arrow_rows import count_kept
 from nvt_loader.blocks import BatchFactory
 from nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
-from nvt_loader.gpu import by_libcudf, choose_blocks
+from nvt_loader.gpu import choose_blocks
 from nvt_loader.layout import Layout, read_layout
 from nvt_loader.memory import divide
 from nvt_loader.plan import SHUFFLES, WINDOW_ROWS, Plan, default_virtual_shards
@@ -245,7 +245,8 @@ class KJTLoader:
             )
         position = self._current = dataclasses.replace(self._next)
         self._next = Position(position.epoch + 1)
-        blocks = choose_blocks(self._layout, self._device, self._threads)
+        kind = choose_blocks(self._layout, self._device)
+        blocks = kind(self._layout, self._device, self._threads)
         produced = produce_blocks(
             self._layout, self._plan, blocks, position, self._order, self._budget()
         )
@@ -328,7 +329,7 @@ class KJTLoader:
             batch=self._batch_size,
             window=window,
             shards=shards,
-            on_device=by_libcudf(self._layout, self._device),
+            on_device=choose_blocks(self._layout, self._device).on_device,
         )
 
     def _identity(self) -> dict[str, Any]:

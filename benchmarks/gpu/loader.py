@@ -19,14 +19,13 @@ from benchmarks.gpu.data import NAMES, ensure_parquet, training_files
 from benchmarks.gpu.measure import Result, seconds_of, settle
 from nvt_loader import KJTLoader, gpu
 from nvt_loader.cpu import CpuBlocks
-from nvt_loader.layout import Layout
 
 
 def loaders(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
     """Rows/s of each system at each batch size; the limit is decoding without batches, with the
     memory that our loader gives libcudf."""
     split = ensure_parquet(args.data, args.rows, args.max_table_rows)
-    files = training_files(split)
+    files = training_files(split, args.rows)
     if device.type == "cuda" and find_spec("rmm"):
         gpu.use_pool(device)
     for size in args.batch_sizes:
@@ -76,12 +75,12 @@ def our_loaders(
 def _epochs(
     split: Path, size: int, device: torch.device, kind: type[CpuBlocks], threads: int | None
 ) -> Iterator[Batch]:
-    def choose(layout: Layout, where: torch.device, threads: int) -> CpuBlocks:
-        return kind(layout, *([where] if where.type == "cuda" else []), threads)
-
-    loader = KJTLoader(split / "train", size, device=device, drop_last=True, decode_threads=threads)
+    with mock.patch("nvt_loader.loader.choose_blocks", return_value=kind):
+        loader = KJTLoader(
+            split / "train", size, device=device, drop_last=True, decode_threads=threads
+        )
     while True:
-        with mock.patch("nvt_loader.loader.choose_blocks", choose):
+        with mock.patch("nvt_loader.loader.choose_blocks", return_value=kind):
             batches = iter(loader)
         yield from batches
 

@@ -31,7 +31,7 @@ def loader_on(request: pytest.FixtureRequest, device, monkeypatch: pytest.Monkey
         if request.param == "CudfBlocks":
             request.getfixturevalue("rapids")
         kind = getattr(gpu, request.param)
-        monkeypatch.setattr("nvt_loader.loader.choose_blocks", lambda a, b, _threads: kind(a, b))
+        monkeypatch.setattr("nvt_loader.loader.choose_blocks", lambda *_: kind)
     return lambda path, batch, **options: KJTLoader(path, batch, device=device, **options)
 
 

@@ -85,7 +85,7 @@ def to_dlpack(table, stream=None, mr=None):
     return torch.utils.dlpack.to_dlpack(torch.from_numpy(np.stack(columns)).t())
 
 
-TypeId = SimpleNamespace(INT32="int32")
+TypeId = SimpleNamespace(INT32="int32", UINT64="uint64")
 interop = SimpleNamespace(to_dlpack=to_dlpack)
 io = SimpleNamespace(
     SourceInfo=list,
@@ -104,9 +104,10 @@ io = SimpleNamespace(
 class Blocks(CpuBlocks):
     """What :class:`nvt_loader.gpu.CudfBlocks` does, in CPU memory."""
 
-    def __init__(self, layout, *_):
-        super().__init__(layout)
-        self._device = torch.device("cpu")
+    on_device = gpu.CudfBlocks.on_device
+
+    def __init__(self, layout, device, threads=1):
+        super().__init__(layout, device, threads)
         stream = SimpleNamespace(device=self._device, cuda_stream=0)
         self._rows = sys.modules["nvt_loader.cudf_rows"].CudfRows(layout, stream)
         self.decode = self._rows.decode
@@ -124,5 +125,5 @@ def install(patch: pytest.MonkeyPatch) -> None:
     importlib.import_module("nvt_loader.cudf_rows")
     patch.setattr(
         "nvt_loader.loader.choose_blocks",
-        lambda layout, *rest: (choose if layout.undersampling else Blocks)(layout, *rest),
+        lambda layout, device: choose(layout, device) if layout.undersampling else Blocks,
     )

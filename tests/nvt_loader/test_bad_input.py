@@ -262,6 +262,13 @@ def test_a_file_cut_short_after_it_was_opened(tmp_path):
     assert np.array_equal(np.concatenate(found), expected)
 
 
+def test_a_file_that_is_gone(train):
+    loader = KJTLoader(train, 8, device="cpu")
+    (train / "part.1.parquet").unlink()
+    with pytest.raises(BadInputError, match=r"part\.1\.parquet: row group 0 cannot be decoded"):
+        list(loader)
+
+
 @pytest.mark.parametrize("decoder", ["cpu"], indirect=True)  # libcudf verifies no checksums
 def test_a_flipped_byte(train):
     path = train / "part.0.parquet"

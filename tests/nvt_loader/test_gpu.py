@@ -13,6 +13,7 @@ import torch
 
 from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader, gpu
+from nvt_loader.cpu import CpuBlocks
 from nvt_loader.layout import read_layout
 from nvt_loader.memory import row_bytes
 from tests.nvt_loader import fake_libcudf
@@ -68,15 +69,16 @@ def test_other_types(tmp_path, monkeypatch, ids, floats):
             "click": pa.array([1, 0, 0, 1, 1], floats),
             "price": pa.array([0.25, 0.5, 1e9, 2**30 + 1.0, 0], pa.float64()),
             "age": pa.array([1.5, -2.5, 3, 4, 5], pa.float32()),
-            "site": pa.array([0, 7, 120, 3, 4], ids),
+            "site": pa.array([0, 7, 2**63 + 5 if ids == pa.uint64() else 120, 3, 4], ids),
             "user": pa.array([5, 4, 3, 2, 1], pa.int32()),
         }
     )
     pq.write_table(table, tmp_path / "day.parquet")
-    schema = TableSchema("click", ("price", "age"), ("site", "user"), (121, 10))
-    expected = list(KJTLoader(tmp_path / "day.parquet", 4, schema=schema, device="cpu"))
+    schema = TableSchema("click", ("price", "age"), ("site", "user"), (100, 10))
+    options = {"schema": schema, "device": "cpu", "hash_indices": True}
+    expected = list(KJTLoader(tmp_path / "day.parquet", 4, **options))
     fake_libcudf.install(monkeypatch)
-    found = list(KJTLoader(tmp_path / "day.parquet", 4, schema=schema, device="cpu"))
+    found = list(KJTLoader(tmp_path / "day.parquet", 4, **options))
     assert_same(found, expected)
     assert found[0].dense_features[0].tolist() == [0.25, 1.5]
 
@@ -84,7 +86,7 @@ def test_other_types(tmp_path, monkeypatch, ids, floats):
 def test_row_groups_that_a_block_needs_are_read_in_one_call(tmp_path, libcudf, monkeypatch):
     """Of all virtual shards and files; and each when it is needed, not before."""
     write_split(tmp_path, {"train": [1000, 1000, 400]}, row_group_rows=100)
-    limit_rows(monkeypatch, tmp_path / "train", BLOCK=80)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=80)
     list(KJTLoader(tmp_path / "train", 80, device="cpu"))
     assert [len(sum_lists(call)) for call in libcudf.calls] == [8, 8, 8]
 
@@ -124,21 +126,45 @@ def test_files_of_other_types_are_read_one_by_one(tmp_path, libcudf):
     assert [sum_lists(call) for call in libcudf.calls] == [[0, 0], [0], [0]]
 
 
-def test_what_the_device_lacks_is_not_the_files_fault(tmp_path, libcudf, monkeypatch):
+def test_lists_are_cut_to_the_rows_of_a_block(tmp_path, libcudf, monkeypatch):
+    """Not the elements of whole row groups are put together for each block."""
+    write_split(tmp_path, {"train": [1000]}, row_group_rows=1000, multi_hot=LISTS)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=40)
+    sizes, build = [], gpu.build_on_device
+
+    def measured(layout, chunks, *rest):
+        for chunk in chunks:
+            sizes.append((chunk.rows, [len(values) for _, values, _ in chunk.lists]))
+        return build(layout, chunks, *rest)
+
+    monkeypatch.setattr(gpu, "build_on_device", measured)
+    list(KJTLoader(tmp_path / "train", 40, device="cpu", weights=WEIGHTS))
+    assert len(sizes) >= 25
+    assert all(max(elements) <= 4 * rows for rows, elements in sizes)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error encountered at: pool.hpp:1: cudaErrorX",
+        "parallel_for failed: cudaErrorIllegalAddress: x",
+    ],
+)
+def test_what_the_device_lacks_is_not_the_files_fault(tmp_path, libcudf, monkeypatch, message):
     write_split(tmp_path, {"train": [100]})
 
     def read_parquet(*_, **__):
-        raise RuntimeError("CUDA error encountered at: pool.hpp:1: cudaErrorIllegalAddress")
+        raise RuntimeError(message)
 
     monkeypatch.setattr(libcudf.io.parquet, "read_parquet", read_parquet)
-    with pytest.raises(RuntimeError, match="cudaErrorIllegalAddress"):
+    with pytest.raises(RuntimeError, match="cudaError"):
         list(KJTLoader(tmp_path / "train", 64, device="cpu"))
 
 
 def test_a_cpu_gets_cpu_blocks(tmp_path):
     write_split(tmp_path, {"train": [1]})
     layout = read_layout(tmp_path / "train")
-    assert type(gpu.choose_blocks(layout, torch.device("cpu"))).__name__ == "CpuBlocks"
+    assert gpu.choose_blocks(layout, torch.device("cpu")) is CpuBlocks
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -148,7 +174,7 @@ KINDS = ["PinnedBlocks", "CudfBlocks"]
 def gpu_blocks(kind: str):
     if kind == "CudfBlocks" and importlib.util.find_spec("pylibcudf") is None:
         pytest.skip("needs RAPIDS")
-    return lambda layout, device, _threads: getattr(gpu, kind)(layout, device)
+    return lambda *_: getattr(gpu, kind)
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from clicklog.errors import ClickLogError, SchemaError
 from clicklog.schema import TableSchema
@@ -81,7 +82,7 @@ def as_chunks(layout, rows, begin=0):
 def as_blocks(layout, rows, begin=0):
     """The same by way of blocks of ``rows`` rows, in batches of 64 where that is possible."""
     piece = Piece(0, begin, layout.row_groups[0].rows)
-    blocks = CpuBlocks(layout)
+    blocks = CpuBlocks(layout, torch.device("cpu"))
     reader = RowReader(blocks.decode, [piece], rows, rows)
     found = []
     for first in range(begin, piece.end, rows):
