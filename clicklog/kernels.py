@@ -14,7 +14,8 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
+from typing import Any
 
 import numpy as np
 
@@ -68,26 +69,36 @@ class _Cache(FunctionCache):
 
 def stamp(function: FunctionType) -> str:
     """A digest of the files of a function and of all that it calls, and of their constants."""
-    parts = sorted({part for source in _reachable(function, set()) for part in source})
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    parts: set[str] = set()
+    _collect(function, set(), parts)
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
 
 
-def _reachable(function: FunctionType, seen: set) -> Iterator[list[str]]:
-    """The parts of a stamp, function by function."""
+def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -> None:
     if function in seen:
         return
     seen.add(function)
-    parts = [_digest(function.__code__.co_filename)]
-    for name in function.__code__.co_names:
-        value = function.__globals__.get(name)
-        called = getattr(value, "py_func", None) or getattr(value, "_defn", None)  # or intrinsic
+    parts.add(_digest(function.__code__.co_filename))
+    for name, value in named(function):
+        # what is called: by a kernel, or to make a kernel's instructions
+        called = getattr(value, "py_func", None) or getattr(value, "_defn", None)
         if called is not None:
-            yield from _reachable(called, seen)
+            _collect(called, seen, parts)
         elif isinstance(value, np.ndarray):
-            parts.append(f"{name} {hashlib.sha256(value.tobytes()).hexdigest()}")
+            digest = hashlib.sha256(value.tobytes()).hexdigest()
+            parts.add(f"{name} {value.dtype} {value.shape} {digest}")
         elif isinstance(value, _CONSTANTS):
-            parts.append(f"{name} {value!r}")
-    yield parts
+            parts.add(f"{name} {value!r}")
+
+
+def named(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The globals that a function names, also inside of functions and loops within it."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    for name in sorted({name for code in codes for name in code.co_names}):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
 
 
 @functools.cache

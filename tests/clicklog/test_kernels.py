@@ -1,13 +1,23 @@
 """Compiled loops: kept, made again when anything in them changes; SciPy only where needed."""
 
+import importlib
+import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import numba
+import numpy as np
 import pytest
+from numba import carray
+from numba.core.dispatcher import Dispatcher
+
+from clicklog import kernels
 
 _CODE = """
 import sys
+import numba
 import numba
 import numpy as np
 from clicklog.fast_rows import count_newlines
@@ -107,3 +117,23 @@ def test_compiled_again(folder, name, old, new, answer):
     (folder / name).write_text(text.replace(old, new))
     assert run(folder) == (answer, 1)
     assert run(folder) == (answer, 0)
+
+
+ROOMS = ("clicklog", "workflows/compiled", "etl", "nvt_loader")
+
+
+def test_what_our_loops_take_counts():
+    """Nothing reaches a loop by a way that its stamp does not see: a closure, a module's number."""
+    loops = []
+    for room in ROOMS:
+        for path in sorted(Path(kernels.__file__).parents[1].joinpath(room).glob("*.py")):
+            if "kernels import compiled" in path.read_text():
+                module = importlib.import_module(f"{room.replace('/', '.')}.{path.stem}")
+                loops += [one for one in vars(module).values() if isinstance(one, Dispatcher)]
+    assert len(loops) > 50
+    for loop in loops:
+        function = loop.py_func
+        assert function.__closure__ is None, function
+        for name, value in kernels.named(function):
+            seen = isinstance(value, (Dispatcher, *kernels._CONSTANTS)) or hasattr(value, "_defn")
+            assert seen or value in (np, numba, carray, math), (function, name, value)
