@@ -105,7 +105,9 @@ def _model(
 @torch.inference_mode()
 def _measure(scorer: Scorer, loader: Loader, size: int, settings: TrainSettings) -> Latency:
     seconds, logits, labels = [], [], []
-    warm_up, steps = settings.benchmark_warmup_steps, settings.inference_benchmark_steps
+    # each batch size is compiled for
+    warm_up = max(settings.benchmark_warmup_steps, int(settings.compile_dense))
+    steps = settings.inference_benchmark_steps
     device = next(scorer.parameters()).device
     for i, batch in enumerate(itertools.islice(_full_batches(loader, size), warm_up + steps)):
         begin = _now(device)

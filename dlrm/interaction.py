@@ -66,7 +66,8 @@ class _Pairs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, None, None]:
         vectors, of_pair = ctx.saved_tensors
         with_zero = nn.functional.pad(gradient, (0, 1)).to(vectors.dtype)
-        symmetric = with_zero.index_select(1, of_pair).view(len(vectors), vectors.shape[1], -1)
+        size, count = vectors.shape[:2]
+        symmetric = with_zero.index_select(1, of_pair).view(size, count, count)
         return torch.bmm(symmetric, vectors), None, None
 
 

@@ -7,12 +7,15 @@ so that a shard is filled without making the whole table.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torchrec.datasets.utils import Batch
@@ -27,6 +30,10 @@ from dlrm.multi_hot import MultiHot
 
 #: Rows of a table that are drawn from one generator. Part of the definition of the initial weights.
 BLOCK_ROWS = 65536
+#: Threads that draw, each a block at a time, on a share of the cores of a machine's ranks.
+_FILLING = max(
+    1, min(16, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+)
 
 _CLASSES = {"original": DLRM, "dcn": DLRM_DCN, "projection": DLRM_Projection}
 
@@ -209,7 +216,7 @@ def _interaction_sizes(config: ModelConfig) -> dict[str, Any]:
 def fill_table(
     shard: torch.Tensor, table: str, rows: int, dim: int, seed: int, offsets: tuple[int, int]
 ) -> None:
-    """Write the initial weights of (a part of) a table into ``shard``, by torch's threads.
+    """Write the initial weights of (a part of) a table into ``shard``, in threads.
 
     They are uniform in ±1/sqrt(rows), as DLRM's (Naumov et al. 2019, and its published code).
 
@@ -224,19 +231,28 @@ def fill_table(
     first, column = offsets
     bound = 1 / math.sqrt(rows)
     end = first + shard.shape[0]
+    here = contextlib.nullcontext()
+    if shard.is_cuda:  # a thread has streams of its own: after what has been begun on this one's
+        here = torch.cuda.stream(torch.cuda.current_stream(shard.device))
 
     def fill(block: int) -> None:
         begin = block * BLOCK_ROWS
         height = min(BLOCK_ROWS, rows - begin)
         key = hashlib.sha256(f"{seed}/{table}/{block}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
-        with torch.no_grad():  # of each thread
-            values = torch.empty(height, dim).uniform_(-bound, bound, generator=generator)
-            low, high = max(first, begin), min(end, begin + height)
-            shard[low - first : high - first].copy_(
-                values[low - begin : high - begin, column : column + shard.shape[1]]
-            )
+        values = torch.empty(height, dim).uniform_(-bound, bound, generator=generator)
+        low, high = max(first, begin), min(end, begin + height)
+        # NumPy copies in this thread; torch would start threads of its own for each of these
+        mine = np.ascontiguousarray(
+            values.numpy()[low - begin : high - begin, column : column + shard.shape[1]]
+        )
+        part = shard.detach()[low - first : high - first]
+        if shard.is_cuda:
+            with here:
+                part.copy_(torch.from_numpy(mine))
+        else:
+            np.copyto(part.numpy(), mine)
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with ThreadPoolExecutor(_FILLING) as pool:
         for _ in pool.map(fill, range(first // BLOCK_ROWS, -(-end // BLOCK_ROWS))):
             pass

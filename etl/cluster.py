@@ -68,9 +68,10 @@ def _checked(client: Client, name: str, shared: Path) -> bool:
         if not gpus:
             raise SettingsError(f"{name}: no workers", "start some for it")
         sees = client.run(os.path.isdir, str(shared))
+        at_scheduler = any(gpus.values()) and client.run_on_scheduler(gpu_count)
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"{name}: its workers have no module {error.name}",
+            f"{name}: its workers, or the scheduler, have no module {error.name}",
             "install this project on every host of the cluster, or put it into PYTHONPATH there",
         ) from error
     blind = sorted(worker for worker, seen in sees.items() if not seen)
@@ -90,7 +91,7 @@ def _checked(client: Client, name: str, shared: Path) -> bool:
             f"{name}: its workers have GPUs, and this machine has none that cuDF can use",
             "start the run on one of the cluster's hosts: the workflow is built here, with cuDF",
         )
-    if gpu and not client.run_on_scheduler(gpu_count):
+    if gpu and not at_scheduler:
         raise SettingsError(
             f"{name}: its workers have GPUs, and the scheduler's host has none that cuDF can use",
             "start `dask scheduler` on a host with a GPU: it unpacks empty cuDF frames",

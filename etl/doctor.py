@@ -68,14 +68,17 @@ print(json.dumps(found))
 """
 # What the ETL needs of cuDF: its kernels, groups of strings, and what CuPy and Numba compile.
 _CUDF = """
-import json, cudf, numpy as np
+import json, nvt_compat, cudf, numpy as np, pandas as pd
+from cudf.core.abc import Serializable
 from etl.engines import gpu_count
 found = {"version": cudf.__version__, "sum": int(cudf.Series([1, 2]).sum()), "error": ""}
 try:
     found["gpus"] = gpu_count()
-    frame = cudf.DataFrame({"text": ["a", None, "a"]})
-    found["groups"] = len(frame.groupby("text", dropna=False).size())
-    found["log"] = float(np.log(cudf.Series([1.0, 1.0])).sum())
+    groups = cudf.DataFrame({"text": ["a", None, "a"]}).groupby("text", dropna=False)
+    assert sorted(groups.agg({"text": ["size"]}).to_pandas().iloc[:, 0]) == [1, 2], "groups"
+    sent = cudf.ListDtype(pd.StringDtype(na_value=np.nan)).device_serialize()
+    assert isinstance(Serializable.device_deserialize(*sent).element_type, pd.StringDtype), "lists"
+    assert float(np.log(cudf.Series([1.0, 1.0])).sum()) == 0, "logarithm"
 except Exception as error:
     found["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print(json.dumps(found))

@@ -14,7 +14,7 @@ from clicklog.files import read_json
 from clicklog.lines import read_stream, read_up_to
 from clicklog.raw import DayFile, find_days
 from clicklog.splits import SPLITS
-from etl.engines import cores, gpu_count
+from etl.engines import BLOCKS_AT_ONCE, cores, gpu_count
 from etl.output import check_output
 from etl.plan import make_plan
 from etl.run import run
@@ -188,7 +188,8 @@ def _measure(settings: EtlSettings, sample: EtlSettings, size: Size, directory: 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         memory = peak + (workers - 1) * MEMORY_PER_THREAD
     else:
-        memory = workers * (settings.block_mb << 20) * MEMORY_PER_BLOCK
+        blocks = workers * BLOCKS_AT_ONCE[gpu_count() > 0]
+        memory = blocks * (settings.block_mb << 20) * MEMORY_PER_BLOCK
     return Needs(
         disk_bytes=round(written / rows * size.rows),
         memory_bytes=memory,

@@ -29,6 +29,7 @@ from clicklog.rows import RawRows, empty_rows
 from clicklog.schema import TableSchema
 from clicklog.spec import FIRST_OOV_ID, FeatureSpec
 from etl.cluster import WorkerLostError
+from etl.engines import BLOCKS_AT_ONCE
 from etl.plan import Unit
 from etl.results import UnitResult
 from etl.state import finish_unit
@@ -40,9 +41,8 @@ from workflows.store import load
 log = logging.getLogger(__name__)
 
 _PROGRESS = "etl-rows"
-#: Blocks that a worker takes at once, with and without a GPU. What a GPU does with many rows takes
-#: it little longer than with few, and a processor's thread for each block reads and writes.
-BLOCKS_AT_ONCE = {True: 8, False: 1}
+#: Vocabularies that stay on a worker's GPU, in bytes of all columns' tables (value and id).
+VOCABULARY_BYTES, _ENTRY = 2 << 30, 16
 #: How long a cluster may be without a worker: one that died is replaced within seconds.
 LOST_SECONDS = 60
 
@@ -93,23 +93,24 @@ def fit(
 
 
 def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: bool):
-    read = _read(blocks, spec, gpu=gpu, reject=reject)
+    rows, frame = _read(blocks, spec, gpu=gpu, reject=reject)
     with contextlib.suppress(ValueError):  # outside of a worker nobody listens
-        get_worker().log_event(_PROGRESS, sum(len(rows) for rows, _ in read))
-    return joined([part for _, part in read], gpu=gpu)
+        get_worker().log_event(_PROGRESS, sum(map(len, rows)))
+    return frame
 
 
 def _read(
     blocks: Sequence[Block], spec: FeatureSpec, *, gpu: bool, reject: bool
-) -> list[tuple[RawRows, Any]]:
-    """The rows of each block, parsed and as part of a frame."""
+) -> tuple[list[RawRows], Any]:
+    """The rows of each block, and the frame of all of them."""
     make = to_table if gpu else to_frame
 
     def read(block: Block) -> tuple[RawRows, Any]:
         rows = read_block(block, spec, reject=reject)
         return rows, make(rows, spec)
 
-    return _each(read, blocks)
+    rows, parts = zip(*_each(read, blocks), strict=True)
+    return list(rows), joined(parts, gpu=gpu)
 
 
 def _groups(values: list, size: int) -> list[list]:
@@ -190,13 +191,14 @@ def transform_units(
     for unit in units:
         log.debug("begin %s", unit.file)
     workflow, schema, spec = _loaded(workflow_path, digest, gpu)
-    read = _read([unit.block for unit in units], spec, gpu=gpu, reject=reject)
-    whole = transform_frame(joined([part for _, part in read], gpu=gpu), workflow, schema, gpu=gpu)
-    ends = np.cumsum([0] + [len(rows) for rows, _ in read]).tolist()
+    rows, frame = _read([unit.block for unit in units], spec, gpu=gpu, reject=reject)
+    whole = transform_frame(frame, workflow, schema, gpu=gpu)
+    del frame
+    ends = np.cumsum([0, *map(len, rows)]).tolist()
 
     def finish(i: int) -> UnitResult:
         table = whole.slice(ends[i], ends[i + 1] - ends[i])
-        return finish_unit(units[i], [(read[i][0], table, _count_oov(table, spec))], parts, work)
+        return finish_unit(units[i], [(rows[i], table, _count_oov(table, spec))], parts, work)
 
     return _each(finish, range(len(units)))
 
@@ -230,7 +232,8 @@ def transform_frame(
 def _loaded(path: str, digest: str, gpu: bool):
     """The workflow at ``path``; a worker may outlive it, so its digest is part of the key."""
     workflow, description = load(path), inspect(path)
-    if gpu:  # a vocabulary goes to the device once, not for every frame
+    if gpu and _ENTRY * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:
+        # They go to the device once, not for every frame; Dask spills nothing of them.
         for node in Graph.get_nodes_by_op_type([workflow.output_node], Categorify):
             node.op.cat_cache = "device"
     return workflow, description.table_schema, description.spec

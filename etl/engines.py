@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from etl.settings import EtlSettings
 
 ENGINES = ("auto", "cpu", "dask")
+#: Blocks that a Dask worker takes at once, with and without a GPU. What a GPU does with many rows
+#: takes it little longer than with few, and a processor's thread for each block reads and writes.
+BLOCKS_AT_ONCE = {True: 8, False: 1}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,9 +42,11 @@ def _log_loss(checkpoint, data) -> float:
     return compute_metrics(*score(model, loader)).log_loss
 
 
-def test_the_interaction_is_torchrecs():
+@pytest.mark.parametrize("rows", [5, 0])
+def test_the_interaction_is_torchrecs(rows):
     torch.manual_seed(0)
-    dense, sparse = torch.randn(5, 4, requires_grad=True), torch.randn(5, 3, 4, requires_grad=True)
+    dense = torch.randn(rows, 4, requires_grad=True)
+    sparse = torch.randn(rows, 3, 4, requires_grad=True)
     ours, theirs = Interaction(3)(dense, sparse), InteractionArch(3)(dense, sparse)
     assert torch.equal(ours, theirs)
     weights = torch.randn_like(ours)
