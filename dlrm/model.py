@@ -7,7 +7,6 @@ so that a shard is filled without making the whole table.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import math
@@ -231,9 +230,7 @@ def fill_table(
     first, column = offsets
     bound = 1 / math.sqrt(rows)
     end = first + shard.shape[0]
-    here = contextlib.nullcontext()
-    if shard.is_cuda:  # a thread has streams of its own: after what has been begun on this one's
-        here = torch.cuda.stream(torch.cuda.current_stream(shard.device))
+    stream = torch.cuda.current_stream(shard.device) if shard.is_cuda else None
 
     def fill(block: int) -> None:
         begin = block * BLOCK_ROWS
@@ -247,11 +244,11 @@ def fill_table(
             values.numpy()[low - begin : high - begin, column : column + shard.shape[1]]
         )
         part = shard.detach()[low - first : high - first]
-        if shard.is_cuda:
-            with here:
-                part.copy_(torch.from_numpy(mine))
-        else:
+        if stream is None:
             np.copyto(part.numpy(), mine)
+            return
+        with torch.cuda.stream(stream):  # behind what was begun there; a thread has its own
+            part.copy_(torch.from_numpy(mine))
 
     with ThreadPoolExecutor(_FILLING) as pool:
         for _ in pool.map(fill, range(first // BLOCK_ROWS, -(-end // BLOCK_ROWS))):
