@@ -63,9 +63,13 @@ def slices(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
     """Rows [begin, end) of each; waits for the device, once, if there are lists."""
     if not wanted or not wanted[0][0].lists:
         return [rows.slice(begin, end, ()) for rows, begin, end in wanted]
-    ends = torch.stack(
-        [offsets[[begin, end]] for rows, begin, end in wanted for offsets, _, _ in rows.lists]
-    ).tolist()
+    ends = [
+        offsets[at]
+        for rows, begin, end in wanted
+        for offsets, _, _ in rows.lists
+        for at in (begin, end)
+    ]
+    ends = torch.stack(ends).view(-1, 2).tolist()
     columns = len(wanted[0][0].lists)
     return [
         rows.slice(begin, end, ends[i * columns : (i + 1) * columns])
