@@ -16,7 +16,7 @@ class OneRank:
     """Steps of one rank, one after the other, with the interface of TorchRec's pipeline.
 
     There are no other ranks whose messages could overlap with computing, and what the pipeline
-    does to overlap them (tracing, streams, waiting for sizes) costs a millisecond a step.
+    does to overlap them (tracing, streams, waiting for sizes) takes time in each step.
 
     Attributes:
         batches: fetched and not trained yet: never any.

@@ -140,9 +140,11 @@ class CudfRows:
         if own is None:
             return offsets, values, None
         weight_offsets, weights = self._list_parts(columns[own])
-        if not torch.equal(weight_offsets.diff(), offsets.diff()):  # waits: in our own thread
+        found, needed = weight_offsets.diff(), offsets.diff()
+        if not torch.equal(found, needed):  # waits: in our own thread
+            row = int((found != needed).nonzero()[0])
             raise SchemaError(
-                f"{path}: column {own} has not as many weights as {name} ids",
+                f"{path}: column {own} has {int(found[row])} weights for {int(needed[row])} ids",
                 "each id needs a weight",
             )
         return offsets, values, self._floats([weights]).view(-1)

@@ -15,7 +15,7 @@ import torch
 from torchrec.datasets.criteo import CAT_FEATURE_COUNT, InMemoryBinaryCriteoIterDataPipe
 from torchrec.datasets.utils import Batch
 
-from benchmarks.gpu.data import NAMES, ensure_parquet, training_files
+from benchmarks.gpu.data import ensure_parquet, training_files
 from benchmarks.gpu.measure import Result, seconds_of, settle
 from nvt_loader import KJTLoader, gpu
 from nvt_loader.cpu import CpuBlocks
@@ -93,7 +93,7 @@ def _npy(folder: Path, size: int, device: torch.device) -> Iterator[object]:
 
     pipe = InMemoryBinaryCriteoIterDataPipe(
         "train",
-        *(NAMES * paths(kind) for kind in ("dense", "sparse", "labels")),
+        *(paths(kind) for kind in ("dense", "sparse", "labels")),
         batch_size=size,
         rank=0,
         world_size=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import time
 from collections.abc import Iterable, Iterator
@@ -15,13 +16,14 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from benchmarks.gpu.data import ensure_parquet
 from benchmarks.gpu.loader import our_loaders
 from benchmarks.gpu.measure import Result, settle
-from dlrm.build import build
+from dlrm.build import build, set_up_dense
 from dlrm.config import model_config
 from dlrm.data import read_schema
 from dlrm.distributed import process_group
 from dlrm.flags import parse_settings
 from dlrm.model import TrainBatch, TrainModel
 from dlrm.pipeline import OneRank
+from dlrm.settings import TrainSettings
 from nvt_loader import KJTLoader
 
 #: The last at the largest batch only: it takes long to compile.
@@ -48,7 +50,7 @@ def training(args: argparse.Namespace, device: torch.device) -> Iterator[Result]
             model, optimizer, plan = build(settings, config, group)
         gib = sum(plan["gib_per_rank"])
         for precision in PRECISIONS:
-            _set_precision(model, precision)
+            _set_precision(model, settings, precision)
             for size in [largest] if precision == PRECISIONS[-1] else args.batch_sizes:
                 case = f"train {precision} B={size}"
                 loader = KJTLoader(split / "train", size, device=device, drop_last=True)
@@ -76,15 +78,15 @@ def _fill_on_device(model: DistributedModelParallel, config, seed: int) -> None:
                 shard.tensor.uniform_(-0.01, 0.01)
 
 
-def _set_precision(model: DistributedModelParallel, precision: str) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+def _set_precision(
+    model: DistributedModelParallel, settings: TrainSettings, precision: str
+) -> None:
     torch._dynamo.reset()  # it gives up after eight variants
-    for module in model.modules():
-        if isinstance(module, TrainModel):
-            module._amp = precision.startswith("bf16")
-            if precision.endswith("compiled"):
-                for part in (module.dlrm.dense_arch, module.dlrm.inter_arch, module.dlrm.over_arch):
-                    part.compile(dynamic=False)
+    (whole,) = (module for module in model.modules() if isinstance(module, TrainModel))
+    whole._amp = precision.startswith("bf16")
+    compiled = settings.compile_dense or precision.endswith("compiled")
+    changed = {"allow_tf32": precision == "tf32", "compile_dense": compiled}
+    set_up_dense(whole.dlrm, dataclasses.replace(settings, **changed))
 
 
 def _padded(batches: Iterable[Batch], size: int) -> Iterator[TrainBatch]:

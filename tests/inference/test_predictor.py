@@ -136,9 +136,13 @@ def test_any_spec_scores_as_nvtabular_and_torchrec(
     rows = odd_rows(spec, count, rng)
     workflow = compiled.load(path)
     scorer, config = make_scorer(workflow.schema, seed)
+    model = from_scorer(scorer, config)
+    last = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags[config.table_names[-1]]
+    ends = [one.data_ptr() + one.nbytes for one in (model.table.values, last.weight)]
+    assert ends[0] == ends[1], "the tables were copied"
     with np.errstate(over="ignore", invalid="ignore"):
         expected = scores(scorer, path, dataclasses.replace(rows))
-        got = Predictor(workflow, from_scorer(scorer, config)).predict_rows(rows)
+        got = Predictor(workflow, model).predict_rows(rows)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 
 

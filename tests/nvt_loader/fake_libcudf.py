@@ -72,8 +72,15 @@ def read_parquet(options, stream=None, mr=None, parquet_metadatas=None):
     if len({str(table.schema.types) for table in tables}) > 1:
         raise RuntimeError("CUDF failure: all sources must have the same schema")
     table = pa.concat_tables(tables).combine_chunks().select(options.names)
-    columns = [Column(pa.concat_arrays(column.chunks)) for column in table.columns]
+    columns = [Column(_narrow(pa.concat_arrays(column.chunks))) for column in table.columns]
     return SimpleNamespace(column_names=lambda: list(options.names), columns=columns)
+
+
+def _narrow(array):
+    """libcudf has one type of lists."""
+    if pa.types.is_large_list(array.type):
+        return array.cast(pa.list_(array.type.value_type))
+    return array
 
 
 def to_dlpack(table, stream=None, mr=None):
