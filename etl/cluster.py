@@ -16,7 +16,7 @@ import nvt_compat  # noqa: F401
 from distributed import Client, LocalCluster
 
 from clicklog.errors import ClickLogError, SettingsError
-from etl.engines import cores, gpu_count
+from etl.engines import cores, gpu_count, gpu_memory
 
 #: Shares of a GPU's memory: RMM's pool, and where Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8
@@ -127,10 +127,12 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
             raise SettingsError(f"{workers} workers for {gpus} GPUs", f"--workers {gpus} at most")
         from dask_cuda import LocalCUDACluster
 
-        # It sets a preload of its own, so nvt_compat reaches its workers by pre_import.
+        # It sets a preload of its own, so nvt_compat reaches its workers by pre_import. It would
+        # take shares of the whole card where a worker has an instance of one.
+        memory = gpu_memory()
         options |= {
-            "rmm_pool_size": POOL_SHARE,
-            "device_memory_limit": SPILL_SHARE,
+            "rmm_pool_size": int(POOL_SHARE * memory),
+            "device_memory_limit": int(SPILL_SHARE * memory),
             "pre_import": "nvt_compat",
         }
         started = _uninterrupted(lambda: LocalCUDACluster(**options))
@@ -160,7 +162,11 @@ def _uninterrupted(start: Callable):
     Ctrl-C still reaches us, and is raised once there is something to stop.
     """
     outcome: dict = {}
-    remedy = "`python -c 'import nvt_compat'` here must work; then see the memory there is"
+    remedy = (
+        "`python -m etl doctor` here must find nothing; then see who else has the memory"
+        if gpu_count()
+        else "`python -c 'import nvt_compat'` here must work; then see the memory there is"
+    )
 
     def run() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -184,5 +190,14 @@ def _uninterrupted(start: Callable):
         raise WorkerLostError(f"Dask workers did not start in {START_SECONDS} s", remedy)
     if "error" in outcome:
         error = outcome["error"]
-        raise WorkerLostError(f"Dask workers did not start: {error}", remedy) from error
+        raise WorkerLostError(
+            f"Dask workers did not start: {_first_cause(error)!r}", remedy
+        ) from error
     return outcome["value"]
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What went wrong in a worker, behind "Nanny failed to start."."""
+    while error.__cause__:
+        error = error.__cause__
+    return error

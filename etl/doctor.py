@@ -70,10 +70,10 @@ print(json.dumps(found))
 _CUDF = """
 import json, nvt_compat, cudf, numpy as np, pandas as pd
 from cudf.core.abc import Serializable
-from etl.engines import gpu_count
+from etl.engines import gpu_count, gpu_memory
 found = {"version": cudf.__version__, "sum": int(cudf.Series([1, 2]).sum()), "error": ""}
 try:
-    found["gpus"] = gpu_count()
+    found["gpus"], found["memory"] = gpu_count(), gpu_memory()
     groups = cudf.DataFrame({"text": ["a", None, "a"]}).groupby("text", dropna=False)
     assert sorted(groups.agg({"text": ["size"]}).to_pandas().iloc[:, 0]) == [1, 2], "groups"
     sent = cudf.ListDtype(pd.StringDtype(na_value=np.nan)).device_serialize()

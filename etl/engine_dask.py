@@ -19,10 +19,11 @@ import numpy as np
 import nvtabular
 import pyarrow as pa
 import pyarrow.compute as pc
+from dask import delayed
 from distributed import Client, KilledWorker, as_completed, get_worker
 from distributed.client import ClosedClientError
 from merlin.dag import Graph
-from nvtabular.ops import Categorify, StatOperator
+from nvtabular.ops import Categorify
 
 from clicklog.raw import Block, read_block
 from clicklog.rows import RawRows, empty_rows
@@ -76,20 +77,24 @@ def fit(
         WorkerLostError: workers run out of memory.
     """
     empty = to_frame(empty_rows(spec, label=True), spec, gpu=gpu)
-    groups = _groups(blocks, BLOCKS_AT_ONCE[gpu])
-    frame = dd.from_map(
-        _read_frame, groups, spec=spec, gpu=gpu, reject=reject, meta=empty, enforce_metadata=False
+    # NVTabular looks at a row of the first group before and after, for its types.
+    groups = [blocks[:1], *_groups(blocks[1:], BLOCKS_AT_ONCE[gpu])]
+    # Tasks of their own, which Dask fuses with nothing: so the graphs that NVTabular makes, one for
+    # each operator with statistics, share what was read.
+    read = delayed(_read_frame, pure=True)
+    frame = dd.from_delayed(
+        [read(group, spec=spec, gpu=gpu, reject=reject) for group in groups],
+        meta=empty,
+        verify_meta=False,
     )
-    workflow = build(spec, str(directory))
-    # NVTabular makes a graph for each operator that has statistics, and each reads the blocks.
-    passes = len(Graph.get_nodes_by_op_type([workflow.output_node], StatOperator))
-    client.subscribe_topic(_PROGRESS, lambda event: report(event[1] / passes))
-    try:
-        with readable_errors(client):
-            return workflow.fit(nvtabular.Dataset(frame, cpu=not gpu))
-    finally:
-        with contextlib.suppress(ClosedClientError):
-            client.unsubscribe_topic(_PROGRESS)
+    with readable_errors(client):
+        dataset = nvtabular.Dataset(frame, cpu=not gpu)
+        client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))
+        try:
+            return build(spec, str(directory)).fit(dataset)
+        finally:
+            with contextlib.suppress(ClosedClientError):
+                client.unsubscribe_topic(_PROGRESS)
 
 
 def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: bool):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clicklog.errors import SettingsError
 from clicklog.raw import Block
@@ -44,12 +44,37 @@ def cores() -> int:
 
 
 def gpu_count() -> int:
-    """GPUs that cuDF can use here (``CUDA_VISIBLE_DEVICES`` counts); 0 without cuDF."""
+    """GPUs that cuDF can use here; 0 without cuDF.
+
+    ``CUDA_VISIBLE_DEVICES`` counts, and instances of a card that it lists (``MIG-…``) are GPUs.
+    """
     if find_spec("cudf") is None or find_spec("dask_cuda") is None:
         return 0
     from numba import cuda
 
-    return len(cuda.gpus) if cuda.is_available() else 0
+    if not cuda.is_available():
+        return 0
+    # of several instances CUDA shows a process the first
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return max(len(cuda.gpus), sum(one.strip().startswith("MIG-") for one in visible))
+
+
+def gpu_memory() -> int:
+    """Bytes of the first GPU that CUDA shows this process: of the instance, if that is one.
+
+    Raises:
+        OSError: the driver refuses.
+    """
+    from cuda.bindings import driver
+
+    def ask(function: Callable, *arguments: Any) -> Any:
+        status, *value = function(*arguments)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise OSError(f"{function.__name__}: {status.name}")
+        return value[0] if value else None
+
+    ask(driver.cuInit, 0)
+    return ask(driver.cuDeviceTotalMem, ask(driver.cuDeviceGet, 0))
 
 
 def choose(engine: str, scheduler: str | None) -> str:

@@ -123,6 +123,19 @@ def test_several_blocks_at_once(raw: Path, tmp_path: Path, dask_client, monkeypa
         np.testing.assert_allclose(got[dense], expected[dense], rtol=3e-7, atol=1e-7)
 
 
+def test_the_fit_reads_each_block_once(raw: Path, tmp_path: Path, dask_client) -> None:
+    """However many of NVTabular's operators want its rows; it samples the first block twice."""
+    dask_client.run_on_scheduler(_forget_events)
+    run(settings(raw, tmp_path / "out", block_mb=1, scheduler=dask_client.scheduler.address))
+    read = [rows for _, rows in dask_client.get_events("etl-rows")]
+    assert len(read) > 3
+    assert sum(read) == 300 * (30 + 20) + 2 * read[0]
+
+
+def _forget_events(dask_scheduler) -> None:
+    dask_scheduler._broker.truncate("etl-rows")
+
+
 def test_a_worker_that_dies_is_replaced(raw: Path, whole, cluster: Client) -> None:
     output, expected = whole
     shutil.rmtree(output, ignore_errors=True)
@@ -209,7 +222,8 @@ def test_workers_that_cannot_start(raw: Path, tmp_path: Path) -> None:
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    assert "error: Dask workers did not start: " in done.stderr
+    assert "error: Dask workers did not start: ModuleNotFoundError(" in done.stderr
+    assert "no_such_module_there_is" in done.stderr
 
 
 def test_ctrl_c_while_workers_start(raw: Path, tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""How GPUs are found and shared out, with stand-ins for CUDA's driver and for dask-cuda."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from distributed import LocalCluster
+
+from clicklog.errors import SettingsError
+from etl import cluster, engines
+
+CARD = 141 << 30
+
+
+class CUresult(enum.Enum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_NO_DEVICE = 100
+
+
+class Driver(types.ModuleType):
+    """``cuda.bindings.driver`` of a machine with one device of ``memory`` bytes."""
+
+    CUresult = CUresult
+
+    def __init__(self, memory: int) -> None:
+        super().__init__("cuda.bindings.driver")
+        self._memory = memory
+
+    def cuInit(self, flags: int) -> tuple[CUresult]:
+        return (CUresult.CUDA_SUCCESS if self._memory else CUresult.CUDA_ERROR_NO_DEVICE,)
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[CUresult, str]:
+        return CUresult.CUDA_SUCCESS, f"device {ordinal}"
+
+    def cuDeviceTotalMem(self, device: str) -> tuple[CUresult, int]:
+        assert device == "device 0"
+        return CUresult.CUDA_SUCCESS, self._memory
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """Make it one with so many GPUs that CUDA shows, of so much memory, and CUDA_VISIBLE_DEVICES."""
+
+    def make(shown: int, memory: int = CARD, visible: str | None = None) -> None:
+        monkeypatch.setattr(engines, "find_spec", lambda name: name)
+        monkeypatch.setattr("numba.cuda.is_available", lambda: shown > 0)
+        monkeypatch.setattr("numba.cuda.gpus", range(shown))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        bindings = types.ModuleType("cuda.bindings")
+        bindings.driver = Driver(memory)
+        monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("shown", "visible", "count"),
+    [
+        (8, None, 8),
+        (2, "0,1", 2),
+        (1, "GPU-1d2f", 1),
+        (0, "", 0),
+        (1, "MIG-41b3359c", 1),
+        (1, "MIG-41b3359c, MIG-65b79fff,MIG-c6e2bae8", 3),
+    ],
+)
+def test_instances_of_a_card_are_gpus(machine, shown: int, visible: str | None, count: int) -> None:
+    """CUDA shows a process the first of those that are listed."""
+    machine(shown, visible=visible)
+    assert engines.gpu_count() == count
+
+
+def test_a_driver_that_refuses(machine) -> None:
+    machine(0, memory=0)
+    with pytest.raises(OSError, match="cuInit: CUDA_ERROR_NO_DEVICE"):
+        engines.gpu_memory()
+
+
+def test_pools_are_shares_of_an_instance(
+    machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """dask-cuda would take shares of the whole card for each of its instances."""
+    asked = {}
+
+    def started(rmm_pool_size: int, device_memory_limit: int, pre_import: str, **options):
+        asked.update(pool=rmm_pool_size, limit=device_memory_limit, pre_import=pre_import)
+        return LocalCluster(**options, processes=True)
+
+    module = types.ModuleType("dask_cuda")
+    module.LocalCUDACluster = started
+    monkeypatch.setitem(sys.modules, "dask_cuda", module)
+    memory = 16 << 30
+    machine(1, memory, "MIG-41b3359c,MIG-65b79fff")
+    with cluster.local_cluster(None, tmp_path) as client:
+        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
+    assert asked == {
+        "pool": int(0.7 * memory),
+        "limit": int(0.8 * memory),
+        "pre_import": "nvt_compat",
+    }
+    with (
+        pytest.raises(SettingsError, match="3 workers for 2 GPUs"),
+        cluster.local_cluster(3, tmp_path),
+    ):
+        pass
