@@ -70,7 +70,7 @@ def fit(
         client: of a Dask cluster.
         gpu: use cuDF frames.
         reject: leave bad rows out instead of raising.
-        report: called with the rows that were done since the last call, in fractions too.
+        report: called with the rows that were done since the last call.
 
     Raises:
         BadRowError: a row breaks the spec.
