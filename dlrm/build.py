@@ -12,6 +12,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from dlrm.config import ModelConfig
 from dlrm.distributed import Group
+from dlrm.graphs import can_capture, replay_dense
 from dlrm.model import TrainModel, build_dlrm
 from dlrm.optimizers import combine_optimizers, fuse_table_optimizer
 from dlrm.settings import TrainSettings
@@ -32,19 +33,24 @@ def build(
         SettingsError: the tables do not fit into the ranks' memory, or a constraint on the plan
             makes no sense.
     """
-    if settings.allow_tf32 and group.device.type == "cpu" and group.rank == 0:
-        log.warning("--allow_tf32 has no effect on a CPU")
+    if group.device.type == "cpu" and group.rank == 0:
+        for name in ("allow_tf32", "cuda_graphs"):
+            if getattr(settings, name):
+                log.warning("--%s has no effect on a CPU", name)
     dlrm = build_dlrm(config, seed=settings.seed, device=group.device)
     model = TrainModel(dlrm, group.world_size, amp=settings.amp)
     fuse_table_optimizer(model, settings)
-    sharded, plan = shard_model(model, config, settings, group)
     set_up_dense(dlrm, settings)
+    if settings.cuda_graphs and can_capture(group.device):
+        replay_dense(dlrm, len(config.dense), settings.batch_size, amp=settings.amp)
+    sharded, plan = shard_model(model, config, settings, group)
     return sharded, combine_optimizers(sharded, settings), plan
 
 
 def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
     """Let the dense layers compute as ``allow_tf32`` and ``compile_dense`` say."""
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
-    if settings.compile_dense:
-        for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
-            part.compile(dynamic=False)
+    for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
+        vars(part).pop("forward", None)  # what was set up before
+        if settings.compile_dense:
+            part.forward = torch.compile(part.forward, dynamic=False)

@@ -41,8 +41,6 @@ LEFT_OUT = {
     "--base_device": "GPUs if there are any; `CUDA_VISIBLE_DEVICES=` hides them",
     "--bottom_features_ordered": "every checkpoint loads on any number of ranks",
     "--collect_multi_hot_freqs_stats": "the ETL's report has the frequencies of all ids",
-    "--cuda_graphs": "TorchRec's pipeline sends ids between ranks in each step, which "
-    "graphs cannot hold",
     "--dataset_name": "`--binary_path` says which data, and Kaggle's log has a spec of its own",
     "--embedding_type": "FBGEMM's tables on all devices; `--sharding_file` chooses their kernels",
     "--feature_spec": "`.merlin/schema.json` lies beside the data",

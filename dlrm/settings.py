@@ -200,6 +200,7 @@ class TrainSettings:
     amp: bool = _flag("speed", False, "compute the dense layers in bfloat16; weights stay float32")
     allow_tf32: bool = _flag("speed", False, "TensorFloat-32 for matrix products (GPUs)")
     compile_dense: bool = _flag("speed", False, "torch.compile for the dense layers")
+    cuda_graphs: bool = _flag("speed", False, "CUDA graphs for the dense layers' steps (GPUs)")
     bind_cpus: bool = _flag(
         "speed", False, "keep each rank on CPU cores of its own, on the NUMA node of its GPU"
     )

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -17,17 +18,25 @@ from benchmarks.gpu.data import ensure_parquet
 from benchmarks.gpu.loader import our_loaders
 from benchmarks.gpu.measure import Result, settle
 from dlrm.build import build, set_up_dense
-from dlrm.config import model_config
+from dlrm.config import ModelConfig, model_config
 from dlrm.data import read_schema
 from dlrm.distributed import process_group
 from dlrm.flags import parse_settings
+from dlrm.graphs import can_capture, replay_dense
 from dlrm.model import TrainBatch, TrainModel
 from dlrm.pipeline import OneRank
 from dlrm.settings import TrainSettings
 from nvt_loader import KJTLoader
 
-#: The last at the largest batch only: it takes long to compile.
-PRECISIONS = ("fp32", "tf32", "bf16", "bf16 compiled")
+#: How the dense layers are computed: the settings that this changes.
+WAYS = {
+    "fp32": {},
+    "tf32": {"allow_tf32": True},
+    "bf16": {"amp": True},
+    "bf16 graphs": {"amp": True, "cuda_graphs": True},
+    "bf16 compiled": {"amp": True, "compile_dense": True},
+    "bf16 compiled, graphs": {"amp": True, "compile_dense": True, "cuda_graphs": True},
+}
 #: Steps that are not timed: kernels are chosen, pipelines filled.
 _WARM = 20
 _READY = 8
@@ -49,26 +58,40 @@ def training(args: argparse.Namespace, device: torch.device) -> Iterator[Result]
         with mock.patch("dlrm.sharding._fill_tables", _fill_on_device):
             model, optimizer, plan = build(settings, config, group)
         gib = sum(plan["gib_per_rank"])
-        for precision in PRECISIONS:
-            _set_precision(model, settings, precision)
-            for size in [largest] if precision == PRECISIONS[-1] else args.batch_sizes:
-                case = f"train {precision} B={size}"
-                loader = KJTLoader(split / "train", size, device=device, drop_last=True)
-                ready = [TrainBatch.of(b, size, size) for b in itertools.islice(loader, _READY)]
-                settle(device)
-                systems = [("limit", itertools.cycle(ready))]
-                for name, batches in our_loaders(split, size, device):
-                    systems.append((f"from {name}", _padded(batches, size)))
-                for system, batches in systems:
-                    rate, waited = _train(model, optimizer, batches, size, device, args.seconds)
-                    yield {
-                        "system": system,
-                        "case": case,
-                        "rows_per_s": rate,
-                        "ms": 1e3 * size / rate,
-                        "wait_share": waited,
-                        "table_gib": gib,
-                    }
+        for way, changes in WAYS.items():
+            chosen = dataclasses.replace(settings, **changes)
+            for size in _sizes(args.batch_sizes, chosen):
+                _set_up(model, config, dataclasses.replace(chosen, batch_size=size), device)
+                for result in _from_each(model, optimizer, split, size, device, args.seconds):
+                    yield {"case": f"train {way} B={size}", "table_gib": gib, **result}
+
+
+def _sizes(sizes: list[int], settings: TrainSettings) -> list[int]:
+    """Those that a way is measured at: compiling takes long, and graphs are for small batches."""
+    if settings.cuda_graphs:
+        return [min(sizes)]
+    return sorted({min(sizes), max(sizes)}) if settings.compile_dense else sizes
+
+
+def _from_each(
+    model: DistributedModelParallel,
+    optimizer,
+    split: Path,
+    size: int,
+    device: torch.device,
+    seconds: float,
+) -> Iterator[Result]:
+    """From ready batches, then from each of our loaders, of which none is at work afterwards."""
+
+    def systems() -> Iterator[tuple[str, Iterable[TrainBatch]]]:
+        loader = KJTLoader(split / "train", size, device=device, drop_last=True)
+        yield "limit", itertools.cycle(_padded(itertools.islice(loader, _READY), size))
+        for name, batches in our_loaders(split, size, device):
+            yield f"from {name}", _padded(batches, size)
+
+    for system, batches in systems():
+        rate, waited = _train(model, optimizer, batches, size, device, seconds)
+        yield {"system": system, "rows_per_s": rate, "ms": 1e3 * size / rate, "wait_share": waited}
 
 
 def _fill_on_device(model: DistributedModelParallel, config, seed: int) -> None:
@@ -78,15 +101,19 @@ def _fill_on_device(model: DistributedModelParallel, config, seed: int) -> None:
                 shard.tensor.uniform_(-0.01, 0.01)
 
 
-def _set_precision(
-    model: DistributedModelParallel, settings: TrainSettings, precision: str
+def _set_up(
+    model: DistributedModelParallel,
+    config: ModelConfig,
+    settings: TrainSettings,
+    device: torch.device,
 ) -> None:
+    settle(device)
     torch._dynamo.reset()  # it gives up after eight variants
     (whole,) = (module for module in model.modules() if isinstance(module, TrainModel))
-    whole._amp = precision.startswith("bf16")
-    compiled = settings.compile_dense or precision.endswith("compiled")
-    changed = {"allow_tf32": precision == "tf32", "compile_dense": compiled}
-    set_up_dense(whole.dlrm, dataclasses.replace(settings, **changed))
+    whole._amp = settings.amp
+    set_up_dense(whole.dlrm, settings)
+    if settings.cuda_graphs and can_capture(device):
+        replay_dense(whole.dlrm, len(config.dense), settings.batch_size, amp=settings.amp)
 
 
 def _padded(batches: Iterable[Batch], size: int) -> Iterator[TrainBatch]:

@@ -21,29 +21,25 @@ class CUresult(enum.Enum):
     CUDA_ERROR_NO_DEVICE = 100
 
 
-class Driver(types.ModuleType):
-    """``cuda.bindings.driver`` of a machine with one device of ``memory`` bytes."""
+def driver(memory: int) -> types.SimpleNamespace:
+    """``cuda.bindings.driver`` of a machine with one device of ``memory`` bytes, or none."""
+    done = CUresult.CUDA_SUCCESS
 
-    CUresult = CUresult
+    def begin(flags: int) -> tuple[CUresult]:
+        return (done if memory else CUresult.CUDA_ERROR_NO_DEVICE,)
 
-    def __init__(self, memory: int) -> None:
-        super().__init__("cuda.bindings.driver")
-        self._memory = memory
-
-    def cuInit(self, flags: int) -> tuple[CUresult]:
-        return (CUresult.CUDA_SUCCESS if self._memory else CUresult.CUDA_ERROR_NO_DEVICE,)
-
-    def cuDeviceGet(self, ordinal: int) -> tuple[CUresult, str]:
-        return CUresult.CUDA_SUCCESS, f"device {ordinal}"
-
-    def cuDeviceTotalMem(self, device: str) -> tuple[CUresult, int]:
-        assert device == "device 0"
-        return CUresult.CUDA_SUCCESS, self._memory
+    begin.__name__ = "cuInit"
+    return types.SimpleNamespace(
+        CUresult=CUresult,
+        cuInit=begin,
+        cuDeviceGet=lambda ordinal: (done, f"device {ordinal}"),
+        cuDeviceTotalMem=lambda device: (done, {"device 0": memory}[device]),
+    )
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
-    """Make it one with so many GPUs that CUDA shows, of so much memory, and CUDA_VISIBLE_DEVICES."""
+    """Make it one with so many GPUs that CUDA shows, of so many bytes, if these are visible."""
 
     def make(shown: int, memory: int = CARD, visible: str | None = None) -> None:
         monkeypatch.setattr(engines, "find_spec", lambda name: name)
@@ -53,7 +49,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         bindings = types.ModuleType("cuda.bindings")
-        bindings.driver = Driver(memory)
+        bindings.driver = driver(memory)
         monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
 
     return make

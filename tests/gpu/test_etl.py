@@ -143,6 +143,17 @@ def test_workers_are_patched_and_have_gpus(client, rapids: bool) -> None:
     assert all(bool(count) == rapids for count in client.run(gpu_count).values())
 
 
+def test_the_memory_is_the_instances(rapids: bool) -> None:
+    """PyTorch says the same of the GPU, or of the instance of one, that it was given."""
+    if not rapids:
+        pytest.skip("a CPU has no device memory")
+    import torch
+
+    from etl.engines import gpu_memory
+
+    assert gpu_memory() == torch.cuda.get_device_properties(0).total_memory
+
+
 def test_spilling(rapids: bool, log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far more than the device limit: it goes to the host and comes back, and the run is right."""
     if not rapids:
@@ -169,7 +180,7 @@ def test_spilling(rapids: bool, log, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_all_gpus(rapids: bool, log, tmp_path: Path) -> None:
-    """A worker for each (MIG instances count): the answer does not depend on how many there are."""
+    """A worker for each, or for each MIG instance that CUDA_VISIBLE_DEVICES lists: same answer."""
     from etl.engines import gpu_count
 
     if rapids and gpu_count() < 2:

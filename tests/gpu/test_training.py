@@ -78,6 +78,26 @@ def test_faster_arithmetic_trains_alike(device, data: Path, tmp_path: Path, spee
     assert difference.mean() < 0.03
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--amp"],
+        ["--amp", "--compile_dense"],
+        ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"],
+    ],
+    ids=" ".join,
+)
+def test_replays_train_as_launches(device, data: Path, tmp_path: Path, flags: list[str]) -> None:
+    """The last step of an epoch is launched: its batch is smaller."""
+    common = ["--adagrad", "--learning_rate=0.1", *flags]
+    launched = train(data, tmp_path / "launched", *common)
+    replayed = train(data, tmp_path / "replayed", *common, "--cuda_graphs")
+    difference = np.abs(np.subtract(replayed, launched))
+    assert difference.max() < (0.02 if "--amp" in flags else 1e-3)
+    assert np.abs(np.diff(launched)).max() > 0.01
+
+
 def test_the_plan_puts_large_tables_into_host_memory(data: Path) -> None:
     """Which is decided without a GPU."""
     settings = parse_settings(
@@ -101,12 +121,12 @@ def test_tables_larger_than_memory(device, data: Path, tmp_path: Path) -> None:
         assert kernels["t_cat_2"] == "fused_uvm_caching"
 
 
-@pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
-def test_two_gpus_train_as_one(device, data: Path, tmp_path: Path, sharding: str) -> None:
+@pytest.mark.parametrize("flag", ["--sharding=table_wise", "--sharding=row_wise", "--cuda_graphs"])
+def test_two_gpus_train_as_one(device, data: Path, tmp_path: Path, flag: str) -> None:
     """Under NCCL, also on the last step of an epoch, where rank 0 has no row."""
     if device.type == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
-    flags = ["--adagrad", "--learning_rate=0.1", f"--sharding={sharding}", "--epochs=2"]
+    flags = ["--adagrad", "--learning_rate=0.1", flag, "--epochs=2"]
     where = [f"--binary_path={data}", "--batch_size=16", f"--log_path={tmp_path / 'log'}"]
     done = torchrun("train_torchrec.py", *MODEL, *where, *flags)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,108 @@
+"""CUDA graphs, on a stand-in: the real ones are tested by tests/gpu."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.dlrm import fake_graphs
+from tests.dlrm.runs import events, losses, train_here, train_many
+from tests.nvt_loader.data import write_split
+
+ROWS, BATCH = 329, 32
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Its last training step has 9 rows."""
+    path = tmp_path_factory.mktemp("data") / "criteo_binary" / "split"
+    files = {"train": [200, ROWS - 200], "valid": [64], "test": [64]}
+    write_split(path, files, table_sizes=(10, 50, 200, 3), dense=3)
+    return path
+
+
+def _train(data, log, *flags):
+    common = [f"--binary_path={data}", f"--log_path={log}", f"--batch_size={BATCH}", "--epochs=2"]
+    train_here(*common, "--adagrad", "--learning_rate=0.1", *flags)
+    return losses(log)
+
+
+@pytest.mark.parametrize(
+    ("flags", "graphs"),
+    [
+        ([], 2),
+        (["--amp"], 2),
+        (["--interaction_type=dcn", "--dcn_num_layers=1", "--dcn_low_rank_dim=4"], 3),
+        (
+            [
+                "--interaction_type=projection",
+                "--interaction_branch1_layer_sizes=16,16",
+                "--interaction_branch2_layer_sizes=16,16",
+            ],
+            3,
+        ),
+    ],
+)
+def test_replays_train_as_launches(data, tmp_path, monkeypatch, flags, graphs):
+    """All full training steps, and nothing else, are replays; the weights read the same."""
+    expected = _train(data, tmp_path / "launched", *flags)
+    counts = fake_graphs.install(monkeypatch)
+    np.testing.assert_allclose(
+        _train(data, tmp_path / "replayed", *flags, "--cuda_graphs"), expected, rtol=0, atol=1e-6
+    )
+    steps = 2 * (ROWS // BATCH) * graphs
+    assert counts == {"forward": steps, "backward": steps}
+    test = [
+        [one for one in events(tmp_path / run, "evaluation") if one["split"] == "test"][-1]
+        for run in ("launched", "replayed")
+    ]
+    assert test[0]["log_loss"] == pytest.approx(test[1]["log_loss"], abs=1e-6)
+
+
+def test_two_ranks(data, tmp_path, monkeypatch):
+    """DDP sums what replays wrote; the last step, of fewer rows, is launched."""
+    monkeypatch.setenv("FAKE_GRAPHS", "1")
+    common = [f"--binary_path={data}", f"--batch_size={BATCH // 2}", "--epochs=2", "--adagrad"]
+    runs = [
+        [*common, "--learning_rate=0.1", f"--log_path={tmp_path / name}", *flags]
+        for name, flags in (("launched", []), ("replayed", ["--cuda_graphs"]))
+    ]
+    train_many(runs, ranks=2)
+    launched, replayed = losses(tmp_path / "launched"), losses(tmp_path / "replayed")
+    assert len(launched) == 2 * -(-ROWS // BATCH)
+    np.testing.assert_allclose(replayed, launched, rtol=0, atol=1e-6)
+
+
+def test_compiled_layers_are_captured(data, tmp_path, monkeypatch):
+    """Which is why they are compiled before; Inductor itself is left out, as it takes minutes."""
+    compiled = []
+
+    def compile_fx(graph, inputs, **options):
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    expected = _train(data, tmp_path / "launched")
+    counts = fake_graphs.install(monkeypatch)
+    torch._dynamo.reset()
+    found = _train(data, tmp_path / "both", "--compile_dense", "--cuda_graphs")
+    torch._dynamo.reset()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert counts["forward"] == counts["backward"] > 0
+    assert len(compiled) >= 3
+
+
+def test_goes_on_after_a_checkpoint(data, tmp_path, monkeypatch):
+    """What is loaded goes to where the graphs read it."""
+    fake_graphs.install(monkeypatch)
+    whole = _train(data, tmp_path / "whole", "--cuda_graphs")
+    where = [f"--checkpoint_dir={tmp_path / 'run'}", "--checkpoint_freq=7", "--cuda_graphs"]
+    _train(data, tmp_path / "first", *where, "--max_steps=7")
+    rest = _train(data, tmp_path / "rest", *where, "--resume")
+    np.testing.assert_allclose(rest, whole[7:], rtol=0, atol=1e-6)
+
+
+def test_without_a_gpu_it_says_that_it_has_no_effect(data, tmp_path, caplog):
+    _train(data, tmp_path / "log", "--cuda_graphs", "--max_steps=1")
+    assert "--cuda_graphs has no effect on a CPU" in caplog.text
