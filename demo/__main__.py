@@ -37,8 +37,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("build/demo"), metavar="DIR")
     parser.add_argument("--rows_per_day", type=int, default=50_000, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ranks", type=int, default=2, help="training processes")
+    parser.add_argument(
+        "--ranks", type=int, help="training processes (default: 2, or 1 where there is one GPU)"
+    )
     args = parser.parse_args(argv)
+    args.ranks = args.ranks or _ranks()
     return run_command(lambda: _run(args))
 
 
@@ -75,6 +78,13 @@ def _run(args: argparse.Namespace) -> None:
     gap = summary["oracle_auroc_test"] - summary["auroc_test"]
     if gap > GAP:
         log.warning("the model is %.3f AUROC below the oracle; more rows bring it closer", gap)
+
+
+def _ranks() -> int:
+    """Two, if there are GPUs for both or none: where there are some, each rank takes one."""
+    from torch import cuda
+
+    return min(2, cuda.device_count() or 2)
 
 
 def _fresh(output: Path) -> Path:

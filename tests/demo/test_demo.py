@@ -48,6 +48,16 @@ def test_summary(finished: Path) -> None:
     assert {"synthesize", "etl", "train", "predict", "check", "total"} == set(summary["seconds"])
 
 
+@pytest.mark.parametrize(("gpus", "ranks"), [(0, 2), (1, 1), (8, 2)])
+def test_each_rank_has_a_gpu(monkeypatch, tmp_path: Path, gpus: int, ranks: int) -> None:
+    seen = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("demo.__main__._run", lambda args: seen.append(args.ranks))
+    assert main(["--output", str(tmp_path)]) == 0
+    assert main(["--output", str(tmp_path), "--ranks", "4"]) == 0
+    assert seen == [ranks, 4]
+
+
 def test_wrong_scores_are_seen(finished: Path) -> None:
     paths = {
         name: Path(path)
