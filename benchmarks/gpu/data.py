@@ -15,18 +15,34 @@ from clicklog.synthetic import SyntheticSettings, synthesize
 from clicklog.synthetic_model import MLPERF_CARDINALITIES
 
 LOG_DAYS, FILE_ROWS = 3, 1_000_000
-#: Names of each training file, so that epochs are long: a GPU trains millions of rows a second.
+#: Names of each training file, so that runs are long: a GPU takes millions of rows a second.
 NAMES = 8
 
 
 def ensure_log(root: Path, rows: int) -> Path:
-    """A synthetic log of ``rows`` rows in :data:`LOG_DAYS` days, made once."""
-    path = root / f"log-{rows}"
-    if not (path / "synthetic.json").is_file():
+    """A synthetic log, made once: ``rows`` rows in :data:`LOG_DAYS` days.
+
+    The days before the last are there :data:`NAMES` times, so that a run is long enough for a GPU.
+    """
+    path = root / f"log-{rows}x{NAMES}"
+    if not (path / "done").is_file():
         shutil.rmtree(path, ignore_errors=True)
         each = rows // LOG_DAYS
         synthesize(path, SyntheticSettings(LOG_DAYS, each, cardinality_scale=0.05))
+        training = LOG_DAYS - 1
+        days = NAMES * training
+        os.rename(path / f"day_{training}", path / f"day_{days}")
+        for day in range(training, days):
+            _link(path / f"day_{day % training}", path / f"day_{day}")
+        (path / "done").touch()
     return path
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy(source, target)
 
 
 def schema_of(max_table_rows: int) -> TableSchema:
@@ -60,10 +76,7 @@ def ensure_parquet(root: Path, rows: int, max_table_rows: int) -> Path:
                 _to_npy(table, schema, base / "npy", number)
     files = training_files(base / "split", rows)
     for number in range(len(files), NAMES * len(files)):
-        try:
-            os.link(files[number % len(files)], files[0].with_name(f"part.{number}.parquet"))
-        except OSError:  # a file system without links
-            shutil.copy(files[number % len(files)], files[0].with_name(f"part.{number}.parquet"))
+        _link(files[number % len(files)], files[0].with_name(f"part.{number}.parquet"))
     schema.write(base / "split")
     (base / "done").touch()
     return base / "split"
