@@ -41,7 +41,7 @@ def build(
     model = TrainModel(dlrm, group.world_size, amp=settings.amp)
     fuse_table_optimizer(model, settings)
     set_up_dense(dlrm, settings)
-    if settings.cuda_graphs and can_capture(group.device):
+    if settings.cuda_graphs and settings.mode == "train" and can_capture(group.device):
         replay_dense(dlrm, len(config.dense), settings.batch_size, amp=settings.amp)
     sharded, plan = shard_model(model, config, settings, group)
     return sharded, combine_optimizers(sharded, settings), plan

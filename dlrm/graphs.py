@@ -6,7 +6,10 @@ messages between ranks stay outside: how many ids there are differs from step to
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -23,10 +26,11 @@ def replay_dense(dlrm: DLRM, dense_features: int, batch_size: int, *, amp: bool)
 
     Evaluation and smaller batches compute as before. The parts without weights do, too: a graph
     reads its inputs where they lay when it was captured, so DLRM's dot products would have all
-    pooled vectors copied first.
+    pooled vectors copied first. What the layers save for their backward stays allocated.
 
-    Call it before the layers are wrapped in DDP, whose hooks cannot be captured, and after they
-    got the forward that they keep.
+    Call it on the stream that training runs on, while no other thread uses the device; after the
+    layers got the forward that they keep, and before they are wrapped in DDP, whose hooks cannot
+    be captured.
 
     Args:
         dlrm: its dense layers are on a device for which :func:`can_capture` holds.
@@ -35,26 +39,63 @@ def replay_dense(dlrm: DLRM, dense_features: int, batch_size: int, *, amp: bool)
         amp: the steps run under autocast to bfloat16.
     """
     device = next(dlrm.dense_arch.parameters()).device
-    shape = (batch_size, dlrm.sparse_arch.F, dlrm.sparse_arch.D)
     with torch.autocast(device.type, torch.bfloat16, enabled=amp, cache_enabled=False):
-        with torch.no_grad():
-            dense = torch.zeros(batch_size, dense_features, device=device)
-            vectors = torch.zeros(shape, device=device)
-            bottom = dlrm.dense_arch(dense)
-            top = dlrm.inter_arch(bottom, vectors)
-        parts = [(dlrm.dense_arch, (dense,))]
-        if list(dlrm.inter_arch.parameters()):
-            parts.append((dlrm.inter_arch, (bottom.requires_grad_(), vectors.requires_grad_())))
-        parts.append((dlrm.over_arch, (top.requires_grad_(),)))
-        if device.type == "cuda":
-            # Gradients are added up on the stream that their parameters were captured on. Were
-            # that not the one on which training runs, each of them would be waited for.
-            torch.cuda.graph.default_capture_stream = torch.cuda.current_stream(device)
-        graphed = torch.cuda.make_graphed_callables(
-            tuple(_Captured(part) for part, _ in parts), tuple(inputs for _, inputs in parts)
-        )
+        parts = _parts(dlrm, torch.zeros(batch_size, dense_features, device=device))
+        _warm_up(parts)
+        with _capturing(device):
+            graphed = torch.cuda.make_graphed_callables(
+                tuple(_Captured(part) for part, _ in parts),
+                tuple(inputs for _, inputs in parts),
+                num_warmup_iters=0,
+            )
     for (part, inputs), replay in zip(parts, graphed, strict=True):
         part.forward = _Forward(part, replay, inputs)
+
+
+@torch.no_grad()
+def _parts(dlrm: DLRM, dense: torch.Tensor) -> list[tuple[nn.Module, tuple[torch.Tensor, ...]]]:
+    """What is captured, with inputs such as it gets in training."""
+
+    def launched(part: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+        # not compiled: only for the shape and the dtype
+        return type(part).forward(part, *inputs).requires_grad_()
+
+    sparse = dlrm.sparse_arch
+    vectors = torch.zeros(len(dense), sparse.F, sparse.D, device=dense.device, requires_grad=True)
+    bottom = launched(dlrm.dense_arch, dense)
+    top = launched(dlrm.inter_arch, bottom, vectors)
+    parts = [(dlrm.dense_arch, (dense,))]
+    if list(dlrm.inter_arch.parameters()):
+        parts.append((dlrm.inter_arch, (bottom, vectors)))
+    return [*parts, (dlrm.over_arch, (top,))]
+
+
+def _warm_up(parts: list[tuple[nn.Module, tuple[torch.Tensor, ...]]]) -> None:
+    """Compile, load kernels and choose among them.
+
+    ``make_graphed_callables`` would do so on a stream of its own and keep the nodes by which the
+    last part's weights get their gradients. Those belong to the stream on which they were made:
+    there DDP would copy gradients that the training stream goes on to send.
+    """
+    for part, inputs in parts:
+        wanted = [one for one in (*inputs, *part.parameters()) if one.requires_grad]
+        for _ in range(3):
+            output = part(*inputs)
+            torch.autograd.grad(output, wanted, torch.empty_like(output))
+
+
+@contextlib.contextmanager
+def _capturing(device: torch.device) -> Iterator[None]:
+    """Capture on the current stream, and let nothing of earlier graphs be freed meanwhile."""
+    gc.collect()  # else they would free later what new ones use: the workspaces of the stream
+    gc.disable()
+    before = torch.cuda.graph.default_capture_stream
+    torch.cuda.graph.default_capture_stream = torch.cuda.current_stream(device)
+    try:
+        yield
+    finally:
+        torch.cuda.graph.default_capture_stream = before
+        gc.enable()
 
 
 class _Captured(nn.Module):

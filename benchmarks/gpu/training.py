@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -81,7 +82,7 @@ def _from_each(
     device: torch.device,
     seconds: float,
 ) -> Iterator[Result]:
-    """From ready batches, then from each of our loaders, of which none is at work afterwards."""
+    """From ready batches, then from each of our loaders, which end by themselves afterwards."""
 
     def systems() -> Iterator[tuple[str, Iterable[TrainBatch]]]:
         loader = KJTLoader(split / "train", size, device=device, drop_last=True)
@@ -107,6 +108,9 @@ def _set_up(
     settings: TrainSettings,
     device: torch.device,
 ) -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("nvt_loader"):
+            thread.join()  # it makes blocks that nobody will take, which a capture forbids
     settle(device)
     torch._dynamo.reset()  # it gives up after eight variants
     (whole,) = (module for module in model.modules() if isinstance(module, TrainModel))

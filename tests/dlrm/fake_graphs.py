@@ -19,7 +19,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counts:
     counts = {"forward": 0, "backward": 0}
 
     def make_graphed_callables(
-        callables: tuple[nn.Module, ...], sample_args: tuple[tuple[torch.Tensor, ...], ...]
+        callables: tuple[nn.Module, ...],
+        sample_args: tuple[tuple[torch.Tensor, ...], ...],
+        num_warmup_iters: int,
     ) -> tuple[nn.Module, ...]:
         if torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled():
             raise RuntimeError("does not support the autocast caching")
@@ -28,6 +30,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counts:
         return callables
 
     monkeypatch.setattr("torch.cuda.make_graphed_callables", make_graphed_callables)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: None)
     monkeypatch.setattr("dlrm.build.can_capture", lambda device: True)
     return counts
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+
 import numpy as np
 import pytest
 import torch
 
+from dlrm.config import ModelConfig
+from dlrm.graphs import replay_dense
+from dlrm.model import build_dlrm
 from tests.dlrm import fake_graphs
 from tests.dlrm.runs import events, losses, train_here, train_many
 from tests.nvt_loader.data import write_split
@@ -106,3 +112,53 @@ def test_goes_on_after_a_checkpoint(data, tmp_path, monkeypatch):
 def test_without_a_gpu_it_says_that_it_has_no_effect(data, tmp_path, caplog):
     _train(data, tmp_path / "log", "--cuda_graphs", "--max_steps=1")
     assert "--cuda_graphs has no effect on a CPU" in caplog.text
+
+
+def test_pytorchs_capture_takes_the_layers_and_warms_nothing_up(monkeypatch):
+    """Its own code, where streams and graphs do nothing: what runs on another stream than
+    training's leaves gradients there (``dlrm.graphs._warm_up``)."""
+    ran, where = [], ["training"]
+
+    @contextlib.contextmanager
+    def elsewhere(*_, **__):
+        where.append("elsewhere")
+        yield
+        where.pop()
+
+    class Capture:
+        default_capture_stream = "another's"
+
+        def __init__(self, graph, pool):
+            assert Capture.default_capture_stream == "training's"
+
+        def __enter__(self):
+            assert not gc.isenabled()
+            where.append("capture")
+
+        def __exit__(self, *_):
+            where.pop()
+
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: "training's")
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr("torch.cuda.Stream", object)
+    monkeypatch.setattr("torch.cuda.stream", elsewhere)
+    monkeypatch.setattr("torch.cuda.graph", Capture)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", object)
+    monkeypatch.setattr("torch.cuda.graphs.graph_pool_handle", lambda: 0)
+    config = ModelConfig(
+        dense=("a", "b", "c"),
+        categorical=("x", "y"),
+        num_embeddings=(5, 7),
+        embedding_dim=4,
+        dense_arch_layer_sizes=(8, 4),
+        over_arch_layer_sizes=(8, 1),
+    )
+    dlrm = build_dlrm(config)
+    for part in (dlrm.dense_arch, dlrm.over_arch):
+        launch = part.forward
+        part.forward = lambda *inputs, launch=launch: ran.append(where[-1]) or launch(*inputs)
+    replay_dense(dlrm, 3, BATCH, amp=True)
+    assert set(ran) == {"training", "capture"}
+    assert ran.count("capture") == 2
+    assert Capture.default_capture_stream == "another's"
+    assert gc.isenabled()

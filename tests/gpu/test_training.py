@@ -88,11 +88,20 @@ def test_faster_arithmetic_trains_alike(device, data: Path, tmp_path: Path, spee
     ],
     ids=" ".join,
 )
-def test_replays_train_as_launches(device, data: Path, tmp_path: Path, flags: list[str]) -> None:
+def test_replays_train_as_launches(
+    device, data: Path, tmp_path: Path, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last step of an epoch is launched: its batch is smaller."""
     common = ["--adagrad", "--learning_rate=0.1", *flags]
     launched = train(data, tmp_path / "launched", *common)
+    replay, replays = torch.cuda.CUDAGraph.replay, []
+    monkeypatch.setattr(
+        torch.cuda.CUDAGraph, "replay", lambda graph: replays.append(graph) or replay(graph)
+    )
     replayed = train(data, tmp_path / "replayed", *common, "--cuda_graphs")
+    if device.type == "cuda":
+        parts = 3 if "--interaction_type=dcn" in flags else 2
+        assert len(replays) == 2 * parts * (len(launched) - 2)  # of two epochs, all but the last
     difference = np.abs(np.subtract(replayed, launched))
     assert difference.max() < (0.02 if "--amp" in flags else 1e-3)
     assert np.abs(np.diff(launched)).max() > 0.01
