@@ -162,11 +162,6 @@ def _uninterrupted(start: Callable):
     Ctrl-C still reaches us, and is raised once there is something to stop.
     """
     outcome: dict = {}
-    remedy = (
-        "`python -m etl doctor` here must find nothing; then see who else has the memory"
-        if gpu_count()
-        else "`python -c 'import nvt_compat'` here must work; then see the memory there is"
-    )
 
     def run() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -186,6 +181,7 @@ def _uninterrupted(start: Callable):
         if "value" in outcome:
             outcome["value"].close()
         raise
+    remedy = "see what `python -m etl doctor` says, and the memory that others have left"
     if thread.is_alive():
         raise WorkerLostError(f"Dask workers did not start in {START_SECONDS} s", remedy)
     if "error" in outcome:
@@ -197,7 +193,7 @@ def _uninterrupted(start: Callable):
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """What went wrong in a worker, behind "Nanny failed to start."."""
-    while error.__cause__:
+    """What went wrong in a worker, behind Dask's "Nanny failed to start."."""
+    while type(error) is RuntimeError and error.__cause__:
         error = error.__cause__
     return error

@@ -73,7 +73,8 @@ from cudf.core.abc import Serializable
 from etl.engines import gpu_count, gpu_memory
 found = {"version": cudf.__version__, "sum": int(cudf.Series([1, 2]).sum()), "error": ""}
 try:
-    found["gpus"], found["memory"] = gpu_count(), gpu_memory()
+    found["gpus"] = gpu_count()
+    found["memory"] = gpu_memory() if found["gpus"] else 0
     groups = cudf.DataFrame({"text": ["a", None, "a"]}).groupby("text", dropna=False)
     assert sorted(groups.agg({"text": ["size"]}).to_pandas().iloc[:, 0]) == [1, 2], "groups"
     sent = cudf.ListDtype(pd.StringDtype(na_value=np.nan)).device_serialize()
@@ -216,7 +217,7 @@ def check_driver(gpus: list[Gpu], cuda: tuple[int, int] | None, smi: bool) -> li
         words = f"{cuda[0]}.{cuda[1]}, by the driver"
         found.append(Finding("CUDA", state, words, "" if state == OK else _DRIVER))
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None:
+    if hidden is not None and not hidden.startswith("MIG-"):
         words = f"CUDA_VISIBLE_DEVICES={hidden!r} hides cards from all programs"
         found.append(Finding("visible", NOTE, words, "unset CUDA_VISIBLE_DEVICES"))
     return found
@@ -273,7 +274,8 @@ def check_rapids(
         words = "Numba finds no GPU (it needs libNVVM): the ETL would run on the CPU"
         return Finding("RAPIDS", WRONG, words, _INSTALL)
     rest = ", ".join(f"{name} {version(name)}" for name in ("dask-cudf-cu13", "dask-cuda"))
-    return Finding("RAPIDS", OK, f"cuDF {told['version']}, {rest}")
+    workers = f"{told['gpus']} worker(s) of {told['memory'] >> 30} GiB"
+    return Finding("RAPIDS", OK, f"cuDF {told['version']}, {rest}; {workers}")
 
 
 def check_links(gpus: int, pairs: dict[tuple[int, int], str], links: dict) -> Finding:

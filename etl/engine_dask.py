@@ -80,13 +80,10 @@ def fit(
     # NVTabular looks at a row of the first group before and after, for its types.
     groups = [blocks[:1], *_groups(blocks[1:], BLOCKS_AT_ONCE[gpu])]
     # Tasks of their own, which Dask fuses with nothing: so the graphs that NVTabular makes, one for
-    # each operator with statistics, share what was read.
-    read = delayed(_read_frame, pure=True)
-    frame = dd.from_delayed(
-        [read(group, spec=spec, gpu=gpu, reject=reject) for group in groups],
-        meta=empty,
-        verify_meta=False,
-    )
+    # each operator with statistics, share what was read. (A worker weighs a frame three times, for
+    # the task and two aliases of it, and so may spill early.)
+    read = delayed(functools.partial(_read_frame, spec=spec, gpu=gpu, reject=reject))
+    frame = dd.from_delayed([read(group) for group in groups], meta=empty, verify_meta=False)
     with readable_errors(client):
         dataset = nvtabular.Dataset(frame, cpu=not gpu)
         client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))

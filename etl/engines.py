@@ -56,11 +56,13 @@ def gpu_count() -> int:
         return 0
     # of several instances CUDA shows a process the first
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return max(len(cuda.gpus), sum(one.strip().startswith("MIG-") for one in visible))
+    return max(len(cuda.gpus), sum(one.startswith("MIG-") for one in visible))
 
 
 def gpu_memory() -> int:
     """Bytes of the first GPU that CUDA shows this process: of the instance, if that is one.
+
+    All that a run uses are taken to be as large.
 
     Raises:
         OSError: the driver refuses.

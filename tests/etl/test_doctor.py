@@ -81,6 +81,8 @@ def test_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nvidia-driver-580" in bad[1].mend
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert doctor.check_driver(doctor.parse_gpus(H200), (13, 0), True)[-1].state == NOTE
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-41b3359c,MIG-65b79fff")
+    assert len(doctor.check_driver(doctor.parse_gpus(H200), (13, 0), True)) == len(good)
     assert doctor.check_driver([], None, False)[0].state == NOTE
 
 
@@ -111,8 +113,9 @@ def test_fbgemm_and_rapids() -> None:
     lacking = doctor.check_fbgemm(0, {"error": "libnvidia-ml.so.1: none"}, version("fbgemm-gpu"))
     assert "of NVIDIA's driver" in lacking.what
     assert lacking.mend.endswith("cpu.txt")
-    good = {"sum": 3, "version": "26.10.02", "gpus": 1, "error": ""}
+    good = {"sum": 3, "version": "26.10.02", "gpus": 7, "memory": 18 << 30, "error": ""}
     assert doctor.check_rapids(1, good, version("x")).state == OK
+    assert "7 worker(s) of 18 GiB" in doctor.check_rapids(1, good, version("x")).what
     assert "Numba finds no GPU" in doctor.check_rapids(1, good | {"gpus": 0}, version("x")).what
     assert "nvrtc" in doctor.check_rapids(1, good | {"error": "no nvrtc"}, version("x")).what
     assert "libcudf.so" in doctor.check_rapids(1, {"error": "libcudf.so: not found"}).what

@@ -13,6 +13,8 @@ from distributed import LocalCluster
 from clicklog.errors import SettingsError
 from etl import cluster, engines
 
+pytestmark = pytest.mark.timeout(900)  # workers take a minute to start on a busy machine
+
 CARD = 141 << 30
 
 
@@ -63,7 +65,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         (1, "GPU-1d2f", 1),
         (0, "", 0),
         (1, "MIG-41b3359c", 1),
-        (1, "MIG-41b3359c, MIG-65b79fff,MIG-c6e2bae8", 3),
+        (1, "MIG-41b3359c,MIG-65b79fff,MIG-c6e2bae8", 3),
     ],
 )
 def test_instances_of_a_card_are_gpus(machine, shown: int, visible: str | None, count: int) -> None:

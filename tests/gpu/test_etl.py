@@ -53,7 +53,7 @@ def every_kind(raw: str, *, multi_hot: bool) -> FeatureSpec:
 
 
 def fit(spec: FeatureSpec, parts: list[RawRows], directory: Path, *, gpu: bool):
-    """As the ETL does: a Workflow over the partitions of a Dask DataFrame."""
+    """A Workflow over the partitions of a Dask DataFrame."""
     meta = workflows.to_frame(empty_rows(spec), spec, gpu=gpu)
     options = {"spec": spec, "gpu": gpu, "meta": meta, "enforce_metadata": False}
     frame = dd.from_map(workflows.to_frame, parts, **options)
