@@ -107,3 +107,12 @@ def test_pools_are_shares_of_an_instance(
         cluster.local_cluster(3, tmp_path),
     ):
         pass
+
+
+def test_the_cause_is_what_a_worker_raised() -> None:
+    """Behind Dask's own errors, and not what that itself came from."""
+    found = RuntimeError("Nanny failed to start.")
+    found.__cause__ = RuntimeError("Worker failed to start.")
+    found.__cause__.__cause__ = ValueError("no pool of 98 GiB")
+    found.__cause__.__cause__.__cause__ = ZeroDivisionError()
+    assert str(cluster._first_cause(found)) == "no pool of 98 GiB"
