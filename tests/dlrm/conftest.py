@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.nvt_loader.data import write_split
 
@@ -32,3 +34,21 @@ def data(tmp_path_factory) -> Path:
         dense=3,
     )
     return path
+
+
+@pytest.fixture
+def inductor(monkeypatch) -> Iterator[list]:
+    """The graphs that torch.compile hands to Inductor, which takes minutes: they run as they are.
+
+    That its kernels are right is PyTorch's to test.
+    """
+    graphs = []
+
+    def compile_fx(graph, inputs, **options):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    torch._dynamo.reset()
+    yield graphs
+    torch._dynamo.reset()

@@ -332,20 +332,10 @@ def test_two_ranks_stop_together_and_share_synthetic_epochs(data, tmp_path):
         assert "GiB of tables" in (tmp_path / name / "training.html").read_text()
 
 
-def test_dense_layers_are_compiled(data, tmp_path, monkeypatch):
-    """Up to the compiler: that Inductor's kernels are right is PyTorch's to test, in minutes."""
-    graphs = []
-
-    def compiled(graph, inputs, **options):
-        graphs.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compiled)
+def test_dense_layers_are_compiled(data, tmp_path, inductor):
     _train(data, tmp_path / "a", "--max_steps=3")
-    assert not graphs
-    torch._dynamo.reset()
+    assert not inductor
     _train(data, tmp_path / "b", "--max_steps=3", "--compile_dense")
-    torch._dynamo.reset()
-    modules = {str(graph.graph) for graph in graphs}
+    modules = {str(graph.graph) for graph in inductor}
     assert len(modules) >= 3, "bottom layers, interaction, top layers"
     np.testing.assert_allclose(losses(tmp_path / "a"), losses(tmp_path / "b"), rtol=0, atol=1e-6)

@@ -7,25 +7,15 @@ import gc
 
 import numpy as np
 import pytest
-import torch
 
 from dlrm.config import ModelConfig
 from dlrm.graphs import replay_dense
 from dlrm.model import build_dlrm
 from tests.dlrm import fake_graphs
 from tests.dlrm.runs import events, losses, train_here, train_many
-from tests.nvt_loader.data import write_split
 
-ROWS, BATCH = 329, 32
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Its last training step has 9 rows."""
-    path = tmp_path_factory.mktemp("data") / "criteo_binary" / "split"
-    files = {"train": [200, ROWS - 200], "valid": [64], "test": [64]}
-    write_split(path, files, table_sizes=(10, 50, 200, 3), dense=3)
-    return path
+#: Of the training set in conftest.py: its last step has one row.
+ROWS, BATCH = 929, 32
 
 
 def _train(data, log, *flags):
@@ -80,23 +70,14 @@ def test_two_ranks(data, tmp_path, monkeypatch):
     np.testing.assert_allclose(replayed, launched, rtol=0, atol=1e-6)
 
 
-def test_compiled_layers_are_captured(data, tmp_path, monkeypatch):
-    """Which is why they are compiled before; Inductor itself is left out, as it takes minutes."""
-    compiled = []
-
-    def compile_fx(graph, inputs, **options):
-        compiled.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+def test_compiled_layers_are_captured(data, tmp_path, monkeypatch, inductor):
+    """Which is why they are compiled before."""
     expected = _train(data, tmp_path / "launched")
     counts = fake_graphs.install(monkeypatch)
-    torch._dynamo.reset()
     found = _train(data, tmp_path / "both", "--compile_dense", "--cuda_graphs")
-    torch._dynamo.reset()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     assert counts["forward"] == counts["backward"] > 0
-    assert len(compiled) >= 3
+    assert len(inductor) >= 3
 
 
 def test_goes_on_after_a_checkpoint(data, tmp_path, monkeypatch):
