@@ -41,16 +41,20 @@ def build(
     model = TrainModel(dlrm, group.world_size, amp=settings.amp)
     fuse_table_optimizer(model, settings)
     set_up_dense(dlrm, settings)
-    if settings.cuda_graphs and settings.mode == "train" and can_capture(group.device):
-        replay_dense(dlrm, len(config.dense), settings.batch_size, amp=settings.amp)
     sharded, plan = shard_model(model, config, settings, group)
     return sharded, combine_optimizers(sharded, settings), plan
 
 
 def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
-    """Let the dense layers compute as ``allow_tf32`` and ``compile_dense`` say."""
+    """Let the dense layers compute as ``allow_tf32``, ``compile_dense`` and ``cuda_graphs`` say.
+
+    With graphs: see :func:`dlrm.graphs.replay_dense` for when.
+    """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
         vars(part).pop("forward", None)  # what was set up before
         if settings.compile_dense:
             part.forward = torch.compile(part.forward, dynamic=False)
+    device = next(dlrm.dense_arch.parameters()).device
+    if settings.cuda_graphs and settings.mode == "train" and can_capture(device):
+        replay_dense(dlrm, settings.batch_size, amp=settings.amp)

@@ -21,7 +21,7 @@ def can_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def replay_dense(dlrm: DLRM, dense_features: int, batch_size: int, *, amp: bool) -> None:
+def replay_dense(dlrm: DLRM, batch_size: int, *, amp: bool) -> None:
     """Let training steps of ``batch_size`` samples replay the dense layers, not launch them.
 
     Evaluation and smaller batches compute as before. The parts without weights do, too: a graph
@@ -34,11 +34,11 @@ def replay_dense(dlrm: DLRM, dense_features: int, batch_size: int, *, amp: bool)
 
     Args:
         dlrm: its dense layers are on a device for which :func:`can_capture` holds.
-        dense_features: how many dense features there are.
         batch_size: of a rank.
         amp: the steps run under autocast to bfloat16.
     """
-    device = next(dlrm.dense_arch.parameters()).device
+    weight = next(dlrm.dense_arch.parameters())
+    device, dense_features = weight.device, weight.shape[1]
     with torch.autocast(device.type, torch.bfloat16, enabled=amp, cache_enabled=False):
         parts = _parts(dlrm, torch.zeros(batch_size, dense_features, device=device))
         _warm_up(parts)

@@ -70,7 +70,8 @@ def fit(
         client: of a Dask cluster.
         gpu: use cuDF frames.
         reject: leave bad rows out instead of raising.
-        report: called with the rows that were done since the last call.
+        report: called with the rows that were done since the last call, in the end also with
+            those of the first block again.
 
     Raises:
         BadRowError: a row breaks the spec.

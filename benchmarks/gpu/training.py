@@ -19,11 +19,10 @@ from benchmarks.gpu.data import ensure_parquet
 from benchmarks.gpu.loader import our_loaders
 from benchmarks.gpu.measure import Result, settle
 from dlrm.build import build, set_up_dense
-from dlrm.config import ModelConfig, model_config
+from dlrm.config import model_config
 from dlrm.data import read_schema
 from dlrm.distributed import process_group
 from dlrm.flags import parse_settings
-from dlrm.graphs import can_capture, replay_dense
 from dlrm.model import TrainBatch, TrainModel
 from dlrm.pipeline import OneRank
 from dlrm.settings import TrainSettings
@@ -62,7 +61,7 @@ def training(args: argparse.Namespace, device: torch.device) -> Iterator[Result]
         for way, changes in WAYS.items():
             chosen = dataclasses.replace(settings, **changes)
             for size in _sizes(args.batch_sizes, chosen):
-                _set_up(model, config, dataclasses.replace(chosen, batch_size=size), device)
+                _set_up(model, dataclasses.replace(chosen, batch_size=size), device)
                 for result in _from_each(model, optimizer, split, size, device, args.seconds):
                     yield {"case": f"train {way} B={size}", "table_gib": gib, **result}
 
@@ -102,12 +101,7 @@ def _fill_on_device(model: DistributedModelParallel, config, seed: int) -> None:
                 shard.tensor.uniform_(-0.01, 0.01)
 
 
-def _set_up(
-    model: DistributedModelParallel,
-    config: ModelConfig,
-    settings: TrainSettings,
-    device: torch.device,
-) -> None:
+def _set_up(model: DistributedModelParallel, settings: TrainSettings, device: torch.device) -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("nvt_loader"):
             thread.join()  # it makes blocks that nobody will take, which a capture forbids
@@ -116,8 +110,6 @@ def _set_up(
     (whole,) = (module for module in model.modules() if isinstance(module, TrainModel))
     whole._amp = settings.amp
     set_up_dense(whole.dlrm, settings)
-    if settings.cuda_graphs and can_capture(device):
-        replay_dense(whole.dlrm, len(config.dense), settings.batch_size, amp=settings.amp)
 
 
 def _padded(batches: Iterable[Batch], size: int) -> Iterator[TrainBatch]:

@@ -18,7 +18,6 @@ from clicklog import kernels
 _CODE = """
 import sys
 import numba
-import numba
 import numpy as np
 from clicklog.fast_rows import count_newlines
 

@@ -138,7 +138,7 @@ def test_pytorchs_capture_takes_the_layers_and_warms_nothing_up(monkeypatch):
     for part in (dlrm.dense_arch, dlrm.over_arch):
         launch = part.forward
         part.forward = lambda *inputs, launch=launch: ran.append(where[-1]) or launch(*inputs)
-    replay_dense(dlrm, 3, BATCH, amp=True)
+    replay_dense(dlrm, BATCH, amp=True)
     assert set(ran) == {"training", "capture"}
     assert ran.count("capture") == 2
     assert Capture.default_capture_stream == "another's"
