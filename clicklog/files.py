@@ -14,6 +14,8 @@ from clicklog.errors import BadInputError, OutputError
 
 #: Ending of files that are being written. Such a file is never read, and may always be deleted.
 TEMPORARY = ".tmp"
+#: Objects and lists in one another that JSON of this project may have; it has fewer than 20.
+_MAX_DEPTH = 100
 
 
 def fsync_directory(path: Path) -> None:
@@ -101,13 +103,41 @@ def read_json(path: Path | str, what: str) -> Any:
     """Read a JSON file that this project wrote; ``what`` names it in errors.
 
     Raises:
-        BadInputError: it is missing or no JSON.
+        BadInputError: it is missing or no JSON, an object has a key twice, or values are nested
+            deeper than any that this project writes.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_object)
+        _check_depth(value)
+        return value
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file", f"is this the path of {what}?") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInputError(
             f"{path}: cannot be read as {what}: {error}", "copy it again, or make it again"
         ) from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, of whose keys programs would otherwise take one value or another."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r:.60} is there twice")
+        found[key] = value
+    return found
+
+
+def _check_depth(value: Any) -> None:
+    """What reads the value later may call itself for each level."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise ValueError(f"more than {_MAX_DEPTH} values in one another")

@@ -4,11 +4,12 @@ A checkpoint is a directory::
 
     model.json      what the model is and where it comes from, and the BLAKE2b digest of each file
                     and of itself; written last
-    .metadata       which tensor lies where (torch.distributed.checkpoint)
+    tensors.json    which tensor lies where, see :mod:`dlrm.tensors`
+    .metadata       the same for torch.distributed.checkpoint itself, a pickle; not read here
     __R_N.distcp    what rank R wrote: weights, optimizer state, random number generators
 
-It is written beside its final name, fsynced and renamed. Only tensors are stored, so nothing in it
-has to be unpickled but ``.metadata``, which is read with care. :func:`load_model` reads the
+It is written beside its final name, fsynced and renamed. Only tensors are stored, and reading them
+runs no code, whoever wrote the checkpoint (:mod:`dlrm.tensors`). :func:`load_model` reads the
 weights of any world size and sharding plan into one process; :mod:`dlrm.resume` reads all of it
 back into a training run. Both compare the digests first, so that a byte that changed on disk is
 never trained on or served: that reads each file once more, at 0.5 to 1 GB/s a rank.
@@ -16,12 +17,11 @@ never trained on or served: that reads each file once more, at 0.5 to 1 GB/s a r
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.metadata
-import io
 import json
 import os
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files import TEMPORARY, fsync_directory, read_json, write_json
+from clicklog.validation import parse
 from dlrm.config import ModelConfig
 from dlrm.distributed import Group
 from dlrm.model import Scorer, build_dlrm
+from dlrm.tensors import PICKLE_FILE, TENSORS_FILE, Reader, Tensors, read_tensors, write_tensors
 
 MODEL_FILE = "model.json"
 FORMAT = "nvt-torchrec DLRM checkpoint"
@@ -97,7 +98,8 @@ def save_checkpoint(
         )
         files = _gather(_digests(temporary, f"__{group.rank}_*.distcp"), group)
         if group.rank == 0:
-            files |= _digests(temporary, ".metadata")
+            write_tensors(temporary)
+            files |= _digests(temporary, PICKLE_FILE) | _digests(temporary, TENSORS_FILE)
             _finish(path, temporary, files, {"model": config.to_dict(), "training": record}, group)
         dist.barrier(group=group.cpu)
     except (OSError, CheckpointException) as error:
@@ -133,8 +135,9 @@ def _gather(mine: dict[str, Any], group: Group) -> dict[str, Any]:
 def _finish(
     path: Path, temporary: Path, files: dict[str, Any], about: dict[str, Any], group: Group
 ) -> None:
-    stored = Reader(temporary).read_metadata().storage_data.values()
-    missing = {item.relative_path for item in stored} - set(os.listdir(temporary))
+    stored = read_tensors(temporary).values()
+    missing = {chunk.file for tensor in stored for chunk in tensor.chunks}
+    missing -= set(os.listdir(temporary))
     if missing:
         raise OutputError(
             f"{path}: {', '.join(sorted(missing))}, written by other ranks, cannot be seen here",
@@ -159,6 +162,26 @@ def digest_of(value: dict[str, Any]) -> str:
     """BLAKE2b digest of what ``model.json`` holds beside its own digest, however it is indented."""
     plain = {key: item for key, item in value.items() if key != "blake2b"}
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    bytes: int
+    blake2b: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _ModelFile:
+    """What ``model.json`` holds."""
+
+    format: str
+    version: int
+    model: dict[str, Any]
+    training: dict[str, Any]
+    world_size: int
+    versions: dict[str, str]
+    files: dict[str, _File]
+    blake2b: str
 
 
 def read_model_file(path: Path | str) -> dict[str, Any]:
@@ -190,14 +213,20 @@ def read_model_file(path: Path | str) -> dict[str, Any]:
             f"{path / MODEL_FILE}: not what was written (its digest differs)",
             "the checkpoint is damaged: copy it again",
         )
+    parse(_ModelFile, value, path / MODEL_FILE, "the checkpoint is damaged: copy it again")
     for name, written in value["files"].items():
         file = path / name
-        if not file.is_file():
+        if file.parent != path or not file.is_file():
             raise BadInputError(f"{file}: missing", "the checkpoint is incomplete: copy it again")
         if file.stat().st_size != written["bytes"]:
             raise BadInputError(
                 f"{file}: {file.stat().st_size} bytes, written were {written['bytes']}",
                 "the checkpoint is damaged: copy it again",
+            )
+    for file in (path / TENSORS_FILE, *path.glob("*.distcp")):
+        if file.exists() and file.name not in value["files"]:
+            raise BadInputError(
+                f"{file}: not of this checkpoint: {MODEL_FILE} does not list it", "copy it again"
             )
     return value
 
@@ -249,69 +278,35 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
     damaged = check_contents(path, value["files"])
     if damaged:
         raise BadInputError(damaged, "the checkpoint is damaged: copy it again")
-    scorer = Scorer(build_dlrm(config, device=device), config, device)
-    wanted = {_PREFIX + name: tensor for name, tensor in scorer.dlrm.state_dict().items()}
-    reader = Reader(path)
     try:
-        stored = reader.read_metadata().state_dict_metadata
-        _check_tensors(path, wanted, stored)
-        dcp.load(wanted, storage_reader=reader, no_dist=True)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, CheckpointException) as error:
+        # without memory first: a size in model.json is nothing to allocate until it is that stored
+        _check_tensors(path, _weights(build_dlrm(config, device="meta")), read_tensors(path))
+        scorer = Scorer(build_dlrm(config, device=device), config, device)
+        dcp.load(_weights(scorer.dlrm), storage_reader=Reader(path), no_dist=True)
+    except (OSError, EOFError, RuntimeError, ValueError, TypeError, CheckpointException) as error:
         raise BadInputError(
             f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again"
         ) from error
     return scorer.eval().requires_grad_(False), config
 
 
-def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: dict[str, Any]) -> None:
+def _weights(dlrm: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """By their names in a checkpoint."""
+    return {_PREFIX + name: tensor for name, tensor in dlrm.state_dict().items()}
+
+
+def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: Tensors) -> None:
     for name, tensor in wanted.items():
-        found = stored.get(name)
-        if not isinstance(found, TensorStorageMetadata):
+        if name not in stored:
             raise SchemaError(f"{path}: no weights {name!r}, which {MODEL_FILE} asks for")
-        if found.size != tensor.shape:
+        if stored[name].size != tuple(tensor.shape):
             raise SchemaError(
-                f"{path}: {name} is {list(found.size)}, but {MODEL_FILE} says {list(tensor.shape)}"
+                f"{path}: {name} is {list(stored[name].size)}, but {MODEL_FILE} says "
+                f"{list(tensor.shape)}"
             )
     for name in stored:
         if name.startswith("model.") and name not in wanted:
             raise SchemaError(f"{path}: weights {name!r}, of which {MODEL_FILE} knows nothing")
-
-
-class Reader(dcp.FileSystemReader):
-    """Reads ``.metadata``, a pickle, without running whatever code it may name."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What lies where. Raises UnpicklingError for anything but plain metadata."""
-        raw = (Path(self.path) / ".metadata").read_bytes()
-        metadata = _MetadataUnpickler(io.BytesIO(raw)).load()
-        if not isinstance(metadata, Metadata):
-            raise pickle.UnpicklingError(f".metadata holds a {type(metadata).__name__}")
-        return metadata
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    """Knows only the plain data types that torch.distributed.checkpoint's metadata is made of."""
-
-    _ALLOWED = frozenset(
-        {
-            ("torch", "Size"),
-            ("torch", "device"),
-            ("torch.serialization", "_get_layout"),
-            ("torch._utils", "_get_layout"),
-            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-            ("pathlib", "PosixPath"),
-            ("collections", "OrderedDict"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (
-            module == "torch.distributed.checkpoint.metadata"
-            or (module, name) in self._ALLOWED
-            or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype))
-        ):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f".metadata names {module}.{name}")
 
 
 def reason(error: BaseException) -> str:

@@ -7,7 +7,11 @@ from typing import Any
 
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
+from clicklog.validation import convert
 from dlrm.settings import INTERACTIONS, TrainSettings
+
+#: Of a table or layer: ids are int32.
+_LARGEST_SIZE = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +67,12 @@ class ModelConfig:
             )
         if self.interaction_type not in INTERACTIONS:
             raise SchemaError(f"no DLRM has interaction_type {self.interaction_type!r}")
+        for name in (field.name for field in dataclasses.fields(self)):
+            sizes = getattr(self, name)
+            for size in sizes if isinstance(sizes, tuple) else (sizes,):
+                least = 0 if name.startswith("dcn_") else 1
+                if isinstance(size, int) and not least <= size <= _LARGEST_SIZE:
+                    raise SchemaError(f"no DLRM has a size of {size} in {name}")
 
     @property
     def table_names(self) -> list[str]:
@@ -81,15 +91,9 @@ class ModelConfig:
             SchemaError: keys are missing, unknown or hold something else.
         """
         try:
-            config = cls(
-                **{
-                    key: tuple(item) if isinstance(item, list) else item
-                    for key, item in value.items()
-                }
-            )
-        except (AttributeError, TypeError) as error:
+            return convert(cls, value)
+        except ValueError as error:
             raise SchemaError(f"not the configuration of a model: {error}") from None
-        return config
 
 
 def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:

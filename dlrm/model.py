@@ -169,8 +169,10 @@ class Scorer(nn.Module):
 def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> DLRM:
     """A DLRM whose dense layers are initialized on ``device`` and whose tables hold no memory yet.
 
-    The tables are on the meta device: sharding or :class:`Scorer` gives them memory.
+    The tables are on the meta device: sharding or :class:`Scorer` gives them memory. With
+    ``device="meta"`` nothing has any.
     """
+    meta = torch.device("meta")
     tables = [
         EmbeddingBagConfig(
             name=table,
@@ -185,13 +187,11 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _CLASSES[config.interaction_type](
-            embedding_bag_collection=EmbeddingBagCollection(
-                tables=tables, device=torch.device("meta")
-            ),
+            embedding_bag_collection=EmbeddingBagCollection(tables=tables, device=meta),
             dense_in_features=len(config.dense),
             dense_arch_layer_sizes=list(config.dense_arch_layer_sizes),
             over_arch_layer_sizes=list(config.over_arch_layer_sizes),
-            dense_device=torch.device("cpu"),
+            dense_device=meta if torch.device(device) == meta else torch.device("cpu"),
             **_interaction_sizes(config),
         )
     model.sparse_arch = PooledVectors(model.sparse_arch.embedding_bag_collection)

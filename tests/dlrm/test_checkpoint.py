@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -8,10 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from dlrm.checkpoint import check_destination, digest_of, load_model, read_model_file
+from dlrm.tensors import read_tensors
 from tests.dlrm.runs import train_here
 
 
@@ -120,20 +123,124 @@ def test_model_file_and_weights_that_do_not_fit(copy):
         load_model(copy)
 
 
-def test_a_pickle_that_would_run_code_is_refused(copy, tmp_path):
-    class Attack:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "attacked"),)
+class Attack:
+    """Makes a directory when it is unpickled."""
 
-    (copy / ".metadata").write_bytes(pickle.dumps(Attack()))
-    forged = {
-        "bytes": (copy / ".metadata").stat().st_size,
-        "blake2b": hashlib.blake2b((copy / ".metadata").read_bytes()).hexdigest(),
-    }
-    change_model_file(copy, files=read_model_file_unchecked(copy)["files"] | {".metadata": forged})
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def dotted(module: str, name: str, argument: str) -> bytes:
+    """A pickle that calls ``module.name(argument)``; protocol 4 looks up names with dots."""
+    text = [b"\x8c" + bytes([len(part)]) + part.encode() for part in (module, name, argument)]
+    return b"\x80\x04" + text[0] + text[1] + b"\x93" + text[2] + b"\x85R."
+
+
+def forge(path: Path, name: str, content: bytes, *, pickled_only: bool = True) -> None:
+    """Put a file into a checkpoint as if it had been written so, digests and all."""
+    (path / name).write_bytes(content)
+    files = json.loads((path / "model.json").read_text())["files"]
+    if pickled_only:
+        (path / "tensors.json").unlink(missing_ok=True)
+        files.pop("tensors.json", None)
+    files[name] = {"bytes": len(content), "blake2b": hashlib.blake2b(content).hexdigest()}
+    change_model_file(path, files=files)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.distributed.checkpoint.metadata", "os.mkdir"),  # what it imports, by a dot
+        ("torch.distributed.checkpoint.filesystem", "os.mkdir"),
+        ("torch", "os.mkdir"),
+        ("pathlib", "os.mkdir"),
+        ("collections", "_sys.modules.clear"),
+        ("posix", "mkdir"),
+        ("torch.distributed.checkpoint.metadata", "Any"),
+        ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"),
+    ],
+)
+def test_metadata_names_what_is_known_and_no_more(copy, tmp_path, module, name):
+    mark = str(tmp_path / "attacked")
+    forge(copy, ".metadata", dotted(module, name, mark))
+    with pytest.raises(BadInputError, match=rf"\.metadata names {module}\.{name}"):
+        load_model(copy)
+    assert not Path(mark).exists()
+
+
+def test_a_pickle_that_would_run_code_is_refused(copy, tmp_path):
+    forge(copy, ".metadata", pickle.dumps(Attack(tmp_path / "attacked")))
     with pytest.raises(BadInputError, match=r"\.metadata names posix\.mkdir"):
         load_model(copy)
     assert not (tmp_path / "attacked").exists()
+
+
+def test_the_pickle_is_not_read_where_there_is_json(copy, tmp_path):
+    forge(copy, ".metadata", b"no pickle at all", pickled_only=False)
+    load_model(copy)
+
+
+def test_a_checkpoint_without_tensors_json(copy):
+    """As the versions before it wrote them."""
+    expected = load_model(copy)[0].state_dict()
+    tensors = read_tensors(copy)
+    forge(copy, ".metadata", (copy / ".metadata").read_bytes())
+    assert not (copy / "tensors.json").exists()
+    assert read_tensors(copy) == tensors
+    for name, weights in load_model(copy)[0].state_dict().items():
+        assert torch.equal(weights, expected[name])
+
+
+def test_code_in_a_tensors_place(copy, tmp_path):
+    """torch.load reads tensors with weights_only; entries of bytes, which it unpickles, are none."""
+    buffer = io.BytesIO()
+    torch.save({"x": Attack(tmp_path / "attacked")}, buffer)
+    (part,) = copy.glob("*.distcp")
+    tensors = json.loads((copy / "tensors.json").read_text())
+    content = bytearray(part.read_bytes()) + buffer.getvalue()
+    begin = len(content) - len(buffer.getvalue())
+    forge(copy, part.name, bytes(content), pickled_only=False)
+    chunk = next(iter(tensors.values()))["chunks"][0]
+    chunk |= {"begin": begin, "length": len(buffer.getvalue())}
+    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
+    with pytest.raises(BadInputError, match="damaged"):
+        load_model(copy)
+    assert not (tmp_path / "attacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"file": "../../secret"}, "is no file of a checkpoint"),
+        ({"file": "__7_0.distcp"}, "__7_0.distcp: missing or too short"),
+        ({"begin": 2**62}, "missing or too short"),
+        ({"begin": -1}, "bytes -1"),
+        ({"length": 3}, "is no part of a tensor"),
+        ({"sizes": [2**62, 2**62]}, "is no part of a tensor"),
+        ({"offsets": [0]}, "is no part of a tensor"),
+        ({"offsets": [-1, 0]}, "is no part of a tensor"),
+        ({"length": 10**30}, "an integer is needed"),
+        ({"code": "x"}, "code is unknown"),
+    ],
+)
+def test_places_that_are_none(copy, change, message):
+    tensors = json.loads((copy / "tensors.json").read_text())
+    tensor = next(one for one in tensors.values() if len(one["size"]) == 2)
+    tensor["chunks"][0] |= change
+    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
+    with pytest.raises(BadInputError, match=message):
+        load_model(copy)
+
+
+def test_files_that_are_not_listed_are_not_read(copy):
+    files = read_model_file_unchecked(copy)["files"]
+    del files["tensors.json"]
+    change_model_file(copy, files=files)
+    with pytest.raises(BadInputError, match=r"tensors\.json: not of this checkpoint"):
+        load_model(copy)
 
 
 def read_model_file_unchecked(path: Path) -> dict:
