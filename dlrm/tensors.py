@@ -83,7 +83,7 @@ class StoredTensor:
             raise ValueError(f"a tensor {self.dtype!r:.60} {list(self.size)}")
         for chunk in self.chunks:
             inside = len(chunk.offsets) == len(chunk.sizes) == len(self.size) and all(
-                0 <= at and 0 <= n and at + n <= size
+                0 <= at <= at + n <= size
                 for at, n, size in zip(chunk.offsets, chunk.sizes, self.size, strict=True)
             )
             least = math.prod(chunk.sizes) * _DTYPES[self.dtype].itemsize

@@ -195,7 +195,7 @@ def test_a_checkpoint_without_tensors_json(copy):
 
 
 def test_code_in_a_tensors_place(copy, tmp_path):
-    """torch.load reads tensors with weights_only; entries of bytes, which it unpickles, are none."""
+    """Tensors are read by torch.load with weights_only."""
     buffer = io.BytesIO()
     torch.save({"x": Attack(tmp_path / "attacked")}, buffer)
     (part,) = copy.glob("*.distcp")

@@ -6,8 +6,10 @@ import dataclasses
 import json
 import shutil
 import statistics
+import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +108,66 @@ def test_damaged_tables_give_ids_not_crashes(saved: Path) -> None:
             assert np.asarray(ids).shape == (3, 60)
         np.save(saved / "compiled" / name, array)
     assert np.asarray(compiled.load(saved).transform(rows).ids)[0, :3].tolist() == [3, 2, 4]
+
+
+def _put(path: Path, name: str, array: np.ndarray) -> None:
+    """Put an array into a compiled workflow, with its checksum."""
+    np.save(path / "compiled" / name, array)
+    entry = {"length": len(array), "crc32": zlib.crc32(array)}
+    _edit_plan(path, lambda plan: plan["arrays"].update({name: entry}))
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        lambda n: [2**63 - 1, -(2**63) + n - 1, n],  # the difference is n - 1 once it overflows
+        lambda n: [2**63 - 1] * 3,
+        lambda n: [-1, 0, n],
+        lambda n: [0, n, n - 1],
+        lambda n: [1, 1, n],
+        lambda n: [0, 1, n + 1],
+        lambda n: [0, 2**40, n],
+    ],
+)
+def test_offsets_that_are_not_in_the_text(saved: Path, begins: Callable) -> None:
+    """Their checksums are right. In a process of its own: the first one was a segmentation fault."""
+    _put(saved, "text_begins.npy", np.array(begins(3), np.int64))
+    with pytest.raises(BadInputError, match=r"text_begins\.npy: .* not in order"):
+        compiled.load(saved, verify=True)
+    program = (
+        "import sys; from tests.workflows.test_compiled_files import *; from pathlib import Path;"
+        "path = Path(sys.argv[1]);"
+        "rows = parse_text(path, ['3,5,a', '3,5,bc', '3,5,' + 'x' * 9]);"
+        "print(compiled.load(path).transform(rows).ids[2].max())"
+    )
+    command = [sys.executable, "-c", program, str(saved)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, int(done.stdout) <= 4) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("column", [0, 1, 2])
+def test_ids_that_are_outside_of_their_table(saved: Path, column: int) -> None:
+    """Their checksums are right; without verifying they count as out of vocabulary."""
+    workflow = compiled.load(saved)
+    whole = np.array(workflow._words)
+    begin, slots, wide = workflow._places[column][:3]
+    table = slice(begin + wide, begin + slots * (1 + wide), 1 + wide)
+    rows = parse_text(saved, ["3,-5,a", "ffffffff,1099511627776,bc"])
+    shift = np.uint64(0 if wide else 32)
+    for number in (5, 2**31 - 1, 2**32 - 1, 1):  # the last id is 4; negative ones; the null's
+        words = whole.copy()
+        full = np.flatnonzero(words[table] >> shift)
+        words[table][full] &= np.uint64(0 if wide else 2**32 - 1)
+        words[table][full] |= np.uint64(number) << shift
+        _put(saved, "tables.npy", words)
+        assert set(compiled.load(saved).transform(rows).ids[column].tolist()) == {2}
+        with pytest.raises(BadInputError, match=r"tables\.npy.*has ids that are not its own"):
+            compiled.load(saved, verify=True)
+    words = whole.copy()
+    words[table] = 0
+    _put(saved, "tables.npy", words)
+    with pytest.raises(BadInputError, match="has 0 ids, its vocabulary 2 values"):
+        compiled.load(saved, verify=True)
 
 
 def parse_text(path: Path, lines: list[str]):

@@ -14,6 +14,11 @@ Lookups of large tables wait for memory, so the slot of a later row is prefetche
 branches: few values collide there, and the first slot of a narrow table belongs to the value 0,
 which stands where a value is missing.
 
+The arrays may be mapped from files that anyone can write to, also while they are mapped. So no
+kernel goes by what is in them: a place, which is checked when it is opened, bounds every access, an
+id outside of the vocabulary is none, and a string must lie in its array. :func:`count_ids` and
+:func:`text_is_in_order` look at all of them once.
+
 Kernels have explicit signatures: compiled once, at import (or read from numba's cache), never in
 the middle of a request.
 """
@@ -35,9 +40,11 @@ _LEAST_SLOTS = 1 << 10
 _AHEAD = 16  # rows; 8 are slower, 32 are no faster
 _CACHED_WORDS = 1 << 14  # a table of so many stays in the cache: nothing to prefetch
 
-#: Fields of a place, the int64 [6] that tells a kernel about one column.
-PLACE_BEGIN, PLACE_SLOTS, PLACE_WIDE, PLACE_OOV_IDS, PLACE_FIRST_ID, PLACE_TEXT = range(6)
-PLACE_FIELDS = 6
+#: Fields of a place, the int64 [7] that tells a kernel about one column.
+PLACE_BEGIN, PLACE_SLOTS, PLACE_WIDE, PLACE_OOV_IDS, PLACE_FIRST_ID, PLACE_VALUES, PLACE_TEXT = (
+    range(7)
+)
+PLACE_FIELDS = 7
 
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -178,6 +185,34 @@ def insert_text(words, slots, begins, data, first_id):
         words[np.uint64(2) * at + np.uint64(1)] = np.uint64(first_id + i)
 
 
+@compiled(types.int64(_READ_WORDS, _PLACE))
+def count_ids(words, place):
+    """How many ids a table holds; −1 if one of them is none of its vocabulary."""
+    begin, end = place[PLACE_BEGIN], place[PLACE_BEGIN] + place[PLACE_SLOTS]
+    first_id, ids = np.uint64(place[PLACE_FIRST_ID]), np.uint64(place[PLACE_VALUES])
+    step, shift = 1, _HALF
+    if place[PLACE_WIDE]:
+        begin, end, step, shift = begin + 1, end + place[PLACE_SLOTS], 2, np.uint64(0)
+    found = 0
+    wrong = 0
+    for at in range(begin, end, step):
+        number = words[at] >> shift
+        found += number != 0
+        wrong += (number != 0) & (number - first_id >= ids)
+    return -1 if wrong else found
+
+
+@compiled(types.boolean(types.Array(types.int64, 1, "C", readonly=True), types.int64))
+def text_is_in_order(begins, length):
+    """Whether strings begin one after the other, the first at 0, and end at ``length``."""
+    if len(begins) == 0 or begins[0] != 0 or begins[-1] != length:
+        return False
+    wrong = 0
+    for i in range(1, len(begins)):
+        wrong += begins[i] < begins[i - 1]
+    return wrong == 0
+
+
 @numba.njit(inline="always")
 def _probe_narrow(words, begin, size, key):
     """The id of a value, 0 if it has none. Ends in damaged tables too."""
@@ -223,6 +258,7 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
     begin, size = np.uint64(place[PLACE_BEGIN]), np.uint64(place[PLACE_SLOTS])
     slot_words = np.uint64(2) if wide else np.uint64(1)
     oov_ids = np.uint32(place[PLACE_OOV_IDS])
+    first_id, ids = np.int32(place[PLACE_FIRST_ID]), np.uint32(place[PLACE_VALUES])
     shift, masked = np.uint64(bit), len(missing) > 0
     rows = len(values)
     prefetched = max(0, rows - _AHEAD) if size * slot_words > _CACHED_WORDS else 0
@@ -239,7 +275,7 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
     oov = 0
     for i in range(rows):
         null = masked and (missing[i] >> shift) & np.uint64(1) != 0
-        unknown = (out[i] == 0) & ~null
+        unknown = (np.uint32(out[i] - first_id) >= ids) & ~null
         out[i] = _NULL_ID if null else (_OOV_ID if unknown else out[i])
         nulls += null
         oov += unknown
@@ -301,7 +337,8 @@ def _same_text(data, begin, end, text_begins, text, which):
     if which < 0 or which + 1 >= len(text_begins):
         return False
     at, text_end = text_begins[which], text_begins[which + 1]
-    if at < 0 or text_end > len(text) or text_end - at != end - begin:
+    # in this order: a difference of numbers that are not in order may overflow
+    if at < 0 or text_end < at or text_end > len(text) or text_end - at != end - begin:
         return False
     while begin + 8 <= end:
         if eight_bytes(data, begin) != eight_bytes(text, at):
@@ -323,6 +360,7 @@ def encode_text(begins, data, missing, bit, words, place, text_begins, text, out
     begin, size = np.uint64(place[PLACE_BEGIN]), np.uint64(place[PLACE_SLOTS])
     end = begin + np.uint64(2) * size
     oov_ids = np.uint32(place[PLACE_OOV_IDS])
+    first_id, ids = np.int32(place[PLACE_FIRST_ID]), np.uint32(place[PLACE_VALUES])
     first_text = place[PLACE_TEXT] - place[PLACE_FIRST_ID]
     shift, masked = np.uint64(bit), len(missing) > 0
     rows = len(begins) - 1
@@ -346,8 +384,12 @@ def encode_text(begins, data, missing, bit, words, place, text_begins, text, out
         found = np.int32(0)
         while words[at + np.uint64(1)] != 0:
             candidate = np.int32(words[at + np.uint64(1)])
-            if words[at] == hashed and _same_text(
-                data, begins[i], begins[i + 1], text_begins, text, first_text + candidate
+            if (
+                words[at] == hashed
+                and np.uint32(candidate - first_id) < ids
+                and _same_text(
+                    data, begins[i], begins[i + 1], text_begins, text, first_text + candidate
+                )
             ):
                 found = candidate
                 break

@@ -17,6 +17,7 @@ from clicklog.rows import CategoryValues, Ragged, RawRows
 from clicklog.schema import TableSchema
 from clicklog.spec import CategoricalColumn, FeatureSpec
 from clicklog.strings import string_parts
+from clicklog.validation import convert
 from workflows.compiled import tables
 from workflows.compiled.builder import (
     ARRAYS,
@@ -143,7 +144,9 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
 
     Args:
         path: the workflow's directory.
-        verify: read the arrays and compare their checksums with those they were built with.
+        verify: read the arrays, compare their checksums with those they were built with, and check
+            every id and offset in them. Without, nonsense in them gives wrong ids, but none that is
+            outside of its column's table, and nothing is read outside of the arrays.
 
     Raises:
         BadInputError: no saved workflow there, or not compiled, or a file missing or damaged.
@@ -154,11 +157,13 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
     plan = _read_plan(path, description)
     arrays = [_open(path, name, plan["arrays"], verify) for name in ARRAYS]
     try:
-        places = _places(description.spec, plan["tables"], *map(len, arrays))
+        places = _places(description, plan["tables"], *map(len, arrays))
         dense = DensePlan.make(description.spec, description.statistics)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _damaged(path, path / DIRECTORY / PLAN_FILE, error) from error
     words, text, text_begins = arrays
+    if verify:
+        _check_numbers(path, description.spec, places, words, text, text_begins)
     return CompiledWorkflow(
         spec=description.spec,
         schema=description.table_schema,
@@ -214,16 +219,21 @@ def _damaged(path: Path, file: Path, error: object) -> BadInputError:
 
 
 def _places(
-    spec: FeatureSpec, plan: dict[str, dict], words: int, texts: int, text_begins: int
+    description: WorkflowDescription,
+    plan: dict[str, dict],
+    words: int,
+    texts: int,
+    text_begins: int,
 ) -> np.ndarray:
     """int64 [columns, fields], checked: kernels look nowhere else. Raises ValueError."""
-    places = np.zeros((len(spec.categorical), tables.PLACE_FIELDS), np.int64)
-    for j, column in enumerate(spec.categorical):
-        place = TablePlace(**plan[column.vocabulary_name])
-        if not all(isinstance(number, int) for number in dataclasses.astuple(place)):
-            raise ValueError(f"the place of column {column.name} is no integers: {place}")
+    columns = description.spec.categorical
+    places = np.zeros((len(columns), tables.PLACE_FIELDS), np.int64)
+    for j, column in enumerate(columns):
+        place = convert(TablePlace, plan[column.vocabulary_name])
+        values = description.vocabularies[column.name].values
         end = place.begin + tables.words_for(place.slots, wide=place.wide)
         inside = 0 <= place.begin < end <= words and place.slots < 2**32
+        inside &= (place.values, place.slots) == (values, tables.slots_for(values))
         if column.raw == "string":
             inside &= place.wide and 0 <= place.text <= text_begins - 1 - place.values
         elif column.raw == "hex32":
@@ -235,8 +245,36 @@ def _places(
         places[j, tables.PLACE_WIDE] = place.wide
         places[j, tables.PLACE_OOV_IDS] = column.oov_ids
         places[j, tables.PLACE_FIRST_ID] = column.reserved_ids
+        places[j, tables.PLACE_VALUES] = values
         places[j, tables.PLACE_TEXT] = place.text
     return places
+
+
+def _check_numbers(
+    path: Path,
+    spec: FeatureSpec,
+    places: np.ndarray,
+    words: np.ndarray,
+    text: np.ndarray,
+    text_begins: np.ndarray,
+) -> None:
+    """Every id is one of its vocabulary, as many as it has values; strings lie in their array."""
+    if not tables.text_is_in_order(text_begins, len(text)):
+        raise _damaged(path, path / DIRECTORY / "text_begins.npy", "not in order, or not of text")
+    checked = set()
+    for column, place in zip(spec.categorical, places, strict=True):
+        if column.vocabulary_name in checked:
+            continue
+        checked.add(column.vocabulary_name)
+        found = tables.count_ids(words, place)
+        if found != place[tables.PLACE_VALUES]:
+            what = "ids that are not its own" if found < 0 else f"{found} ids"
+            raise _damaged(
+                path,
+                path / DIRECTORY / "tables.npy",
+                f"the table of column {column.name} has {what}, its vocabulary "
+                f"{place[tables.PLACE_VALUES]} values",
+            )
 
 
 def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
