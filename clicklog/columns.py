@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from typing import Any
 
 from clicklog.errors import SettingsError
@@ -19,6 +19,7 @@ RAW_TYPES = ("hex32", "int", "string")
 LARGEST_INT = 2**53
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
+_LARGEST_FLOAT = sys.float_info.max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,8 @@ class DenseColumn:
             )
         fits = _is_int(self.fill) and -(2**31) <= self.fill < 2**31
         if self.raw == "float":
-            fits = (_is_int(self.fill) or isinstance(self.fill, float)) and math.isfinite(self.fill)
+            is_number = _is_int(self.fill) or isinstance(self.fill, float)
+            fits = is_number and -_LARGEST_FLOAT <= self.fill <= _LARGEST_FLOAT
         if not fits:
             wanted = "a 32-bit integer" if self.raw == "int32" else "a finite number"
             raise SettingsError(f"column {self.name}: fill = {self.fill!r}", f"give {wanted}")
@@ -130,6 +132,11 @@ class CategoricalColumn:
                 )
             if getattr(self, field) < 0:
                 raise SettingsError(f"column {self.name}: {field} = {getattr(self, field)} < 0")
+            if getattr(self, field) > MAX_HASH_BUCKETS:
+                raise SettingsError(
+                    f"column {self.name}: {field} = {getattr(self, field)}",
+                    f"at most {MAX_HASH_BUCKETS}: ids are 32-bit integers",
+                )
         for field, kind in (("multi_hot", bool), ("vocabulary", str)):
             if not isinstance(getattr(self, field), kind):
                 raise SettingsError(
@@ -162,11 +169,6 @@ class CategoricalColumn:
                     f"column {self.name}: hash_buckets and {field} are both set",
                     "hash_buckets does without a vocabulary; remove one of the two",
                 )
-        if self.hash_buckets > MAX_HASH_BUCKETS:
-            raise SettingsError(
-                f"column {self.name}: hash_buckets = {self.hash_buckets}",
-                f"at most {MAX_HASH_BUCKETS}: ids are 32-bit integers",
-            )
 
     @property
     def vocabulary_name(self) -> str:

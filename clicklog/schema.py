@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA_FILE = Path(".merlin") / "schema.json"
+#: Rows of a table, at most: ids are int32.
+LARGEST_TABLE = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +102,7 @@ class TableSchema:
         value = read_json(path, "the schema that the ETL writes beside the parquet files")
         try:
             return cls._of(value, path)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             raise BadInputError(
                 f"{path}: damaged, or no schema of Merlin's: {error!r}",
                 "copy it again, or run the ETL again",
@@ -112,13 +114,15 @@ class TableSchema:
         for feature in value.get("feature", []):
             tags = feature.get("annotation", {}).get("tag", [])
             name = feature["name"]
+            if not isinstance(name, str) or name in (label, *dense, *categorical):
+                raise ValueError(f"a column called {name!r:.60}, or two of them")
             if "target" in tags:
                 label = name
             elif "continuous" in tags:
                 dense.append(name)
             elif "categorical" in tags:
                 size = int(feature.get("intDomain", {}).get("max", -1)) + 1
-                if size <= 0:
+                if not 0 < size <= LARGEST_TABLE:
                     raise SchemaError(f"{path}: column {name} has no table size (intDomain.max)")
                 categorical.append(name)
                 sizes.append(size)

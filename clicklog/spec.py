@@ -50,6 +50,7 @@ from clicklog.columns import (
     InputFormat,
 )
 from clicklog.errors import SettingsError
+from clicklog.validation import parse
 
 __all__ = [
     "DENSE_TRANSFORMS",
@@ -71,6 +72,7 @@ DENSE_TRANSFORMS = ("log_normalize", "log", "normalize")
 
 #: Columns of a kind: their missing values are bits of a 64-bit mask.
 MAX_COLUMNS = 64
+_MOST_NAMES = 1000  # that a range is expanded to, before they are counted
 
 #: NVIDIA DLRM's presets (frequency limits of 2, 3 and 15) and MLPerf's cap, by name.
 POLICIES = {
@@ -107,11 +109,13 @@ class FeatureSpec:
                     f"the spec has {count} {kind} columns", f"up to {MAX_COLUMNS} are read"
                 )
         names = self.columns
+        for name in names:
+            _check_name(name)
+        for name in self.vocabularies:
+            _check_name(name)
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SettingsError(f"column names used twice: {', '.join(twice)}")
-        for name in (*names, *self.vocabularies):
-            _check_name(name)
         for name, columns in self.vocabularies.items():
             _check_shared(name, columns)
             if name in names and name not in {column.name for column in columns}:
@@ -178,14 +182,8 @@ class FeatureSpec:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> FeatureSpec:
-        """Inverse of :meth:`to_dict`."""
-        return cls(
-            label=value["label"],
-            dense=tuple(DenseColumn(**column) for column in value["dense"]),
-            categorical=tuple(CategoricalColumn(**column) for column in value["categorical"]),
-            dense_transform=value["dense_transform"],
-            input=InputFormat(**value.get("input", {})),
-        )
+        """Inverse of :meth:`to_dict`. Raises :class:`BadInputError`."""
+        return parse(cls, value, "a feature spec")
 
 
 def _check_name(name: str) -> None:
@@ -225,7 +223,7 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
     source = _source(path or DEFAULT_SPEC)
     try:
         value = tomllib.loads(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # no TOML, or no UTF-8
+    except (OSError, ValueError, RecursionError) as error:  # no TOML, or no UTF-8
         raise SettingsError(f"{source}: not a feature spec: {error}") from error
     _check_keys(value, {"label", "dense", "categorical", "dense_transform", "input"}, str(source))
     try:
@@ -241,7 +239,7 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
     except SettingsError as error:
         what = error.what.removeprefix(f"{source}: ")
         raise SettingsError(f"{source}: {what}", error.remedy) from None
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise SettingsError(f"{source}: not a feature spec: {error}") from error
 
 
@@ -289,6 +287,8 @@ def _expand(pattern: str) -> list[str]:
             'write "int_{0..12}"; names that hold braces go into a list',
         )
     head, first, last, tail = match.groups()
+    if int(last) - int(first) >= _MOST_NAMES:
+        raise SettingsError(f"names = {pattern!r:.60}", f"up to {MAX_COLUMNS} columns are read")
     return [f"{head}{i}{tail}" for i in range(int(first), int(last) + 1)]
 
 

@@ -39,7 +39,7 @@ def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
     """
     try:
         return convert(kind, value)
-    except (ValueError, ClickLogError) as error:
+    except (ValueError, LookupError, TypeError, ClickLogError) as error:
         what = error.what if isinstance(error, ClickLogError) else error
         raise BadInputError(f"{source}: damaged: {what}", remedy) from None
 
@@ -52,7 +52,7 @@ def convert(kind: Any, value: Any, where: str = "") -> Any:
     if origin is types.UnionType:
         return None if value is None else convert(inner[0], value, where)
     if origin in (list, tuple):
-        _check(isinstance(value, list), value, where, "a list")
+        _check(isinstance(value, list | tuple), value, where, "a list")
         return origin(convert(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict or dataclasses.is_dataclass(kind):
         _check(isinstance(value, dict), value, where, "an object")
@@ -101,4 +101,4 @@ def _check(good: bool, value: Any, where: str, wanted: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    return type(value).__name__ if isinstance(value, dict | list) else f"{value!r:.60}"
+    return type(value).__name__ if isinstance(value, dict | list | tuple) else f"{value!r:.60}"

@@ -6,12 +6,9 @@ import dataclasses
 from typing import Any
 
 from clicklog.errors import SchemaError, SettingsError
-from clicklog.schema import TableSchema
+from clicklog.schema import LARGEST_TABLE, TableSchema
 from clicklog.validation import convert
 from dlrm.settings import INTERACTIONS, TrainSettings
-
-#: Of a table or layer: ids are int32.
-_LARGEST_SIZE = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +68,7 @@ class ModelConfig:
             sizes = getattr(self, name)
             for size in sizes if isinstance(sizes, tuple) else (sizes,):
                 least = 0 if name.startswith("dcn_") else 1
-                if isinstance(size, int) and not least <= size <= _LARGEST_SIZE:
+                if isinstance(size, int) and not least <= size <= LARGEST_TABLE:
                     raise SchemaError(f"no DLRM has a size of {size} in {name}")
 
     @property

@@ -282,7 +282,7 @@ def _read_file(path: str, config: ModelConfig) -> dict[str, dict[str, str]]:
     """``[cat_0]``, ``sharding = "row_wise"``, ``kernel = "fused_uvm_caching"`` …, both optional."""
     try:
         value = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInputError(
             f"{path}: cannot be read as a sharding file: {error}", "see docs/training.md"
         ) from error

@@ -201,7 +201,7 @@ def _npy(path: Path, kinds: str) -> ArrayFile:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise BadInputError(f"{path}: missing", "each day has dense, sparse and labels") from None
-    except (OSError, ValueError) as error:
+    except Exception as error:  # NumPy parses the header as Python, which raises anything
         raise BadInputError(f"{path}: no whole .npy file: {error}", "fetch it again") from error
     if array.dtype.kind not in kinds or array.ndim not in (1, 2):
         raise BadInputError(
@@ -316,7 +316,9 @@ def _from_feature_spec(directory: Path) -> ArraySource:
             _spec_split(directory, name, chunks, label, dense, categorical, dtypes)
             for name, chunks in value["source_spec"].items()
         ]
-    except (yaml.YAMLError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        yaml.YAMLError, OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError
+    ) as error:  # fmt: skip
         raise BadInputError(
             f"{path}: no feature specification: {error!r}",
             "it needs channel_spec (label, numerical, categorical), feature_spec and source_spec",

@@ -19,15 +19,15 @@ import pyarrow as pa
 
 from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError, OutputError, SettingsError
-from clicklog.files import read_json, write_json
+from clicklog.files import write_json
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 from clicklog.versions import installed_version
 from etl import output
 from etl.import_arrays import ArrayFile, ArraySource, RowSet
-from etl.manifest import MANIFEST_VERSION
+from etl.manifest import MANIFEST_VERSION, read_manifest
 from etl.parquet import ROW_GROUP_ROWS, write_descriptions, write_part
-from etl.state import changes
+from etl.state import changes, read_plan_record
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def import_arrays(
     ) as work:
         if output.is_finished(settings.output_path):
             log.info("%s: finished already", settings.output_path)
-            return read_json(settings.output_path / output.MANIFEST_FILE, "a manifest")
+            return read_manifest(settings.output_path / output.MANIFEST_FILE)
         _compare(work / "plan.json", record, settings.output_path)
         return _import(source, settings, sizes, record, work, report)
 
@@ -108,7 +108,7 @@ def _compare(file: Path, record: dict, directory: Path) -> None:
     if not file.exists():
         write_json(file, record)
         return
-    changed = changes(read_json(file, "the record of an unfinished import"), record)
+    changed = changes(read_plan_record(file), record)
     if changed:
         listed = "".join(f"\n  {line}" for line in changed[:8])
         raise OutputError(

@@ -5,13 +5,18 @@ The same run writes the same bytes; how long it took is in ``timings.json``.
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from clicklog.errors import SchemaError
+from clicklog.files import read_json
 from clicklog.raw import DayFile
 from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS
+from clicklog.validation import parse
 from etl.results import UnitResult, by_source
 from workflows.description import WorkflowDescription
 
@@ -62,6 +67,60 @@ def make_manifest(
             {"file": r.unit.file, "rows": r.rows, "bytes": sizes[r.unit.file]} for r in results
         ],
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Input:
+    path: str
+    fingerprint: dict[str, Any]
+    rows: dict[str, int]
+    day: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    file: str
+    rows: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Manifest:
+    """What ``manifest.json`` holds."""
+
+    format_version: int
+    settings: dict[str, Any]
+    inputs: list[_Input]
+    rows: dict[str, int]
+    splits: dict[str, dict[str, Any]]
+    by_day: dict[str, Any]
+    num_embeddings_per_feature: str
+    workflow_digest: str | None
+    versions: dict[str, Any]
+    files: list[_File]
+
+    def __post_init__(self) -> None:
+        for rows in (self.rows, *(one.rows for one in self.inputs)):
+            if rows.keys() != {"in", "out", "rejected"}:
+                raise ValueError(f"rows {', '.join(rows)}")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a finished run, checked.
+
+    Raises:
+        BadInputError: it is damaged.
+        SchemaError: another version of this program wrote it.
+    """
+    value = read_json(path, "the ETL's manifest")
+    version = value.get("format_version") if isinstance(value, dict) else None
+    if isinstance(version, int) and version != MANIFEST_VERSION:
+        raise SchemaError(
+            f"{path}: manifest of version {version}, this program reads {MANIFEST_VERSION}",
+            "choose another --output_path",
+        )
+    parse(_Manifest, value, path, "choose another --output_path, or copy the manifest again")
+    return value
 
 
 def inputs_of(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from clicklog.errors import OutputError
 from clicklog.files import TEMPORARY, lock
@@ -20,6 +22,7 @@ from clicklog.files import TEMPORARY, lock
 MANIFEST_FILE = "manifest.json"
 UNFINISHED_FILE = ".unfinished"
 WORK_DIRECTORY = ".work"
+_NAME_LETTERS = 8  # of a run's state
 #: What a run creates in its output directory.
 OWN = (
     WORK_DIRECTORY, "criteo_binary", "workflow", "rejected", "report.html", "timings.json",
@@ -111,15 +114,29 @@ def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool
         _remove(output, OWN)
     for path in output.rglob(f".*{TEMPORARY}"):
         path.unlink(missing_ok=True)  # of a worker that is not done yet, see _remove
-    marker.seek(0)
-    name = "" if restart else marker.read()
+    name = "" if restart else _state_named(output, marker)
     if not name:
-        name = secrets.token_hex(4)
+        name = secrets.token_hex(_NAME_LETTERS // 2)
         marker.seek(0)
         marker.truncate()
         marker.write(name)
         marker.flush()
     return output / WORK_DIRECTORY / name
+
+
+def _state_named(output: Path, marker: IO[str]) -> str:
+    """The name in a marker, as :func:`_take` makes them; "" if a run was ended before it."""
+    marker.seek(0)
+    try:
+        name = marker.read(_NAME_LETTERS + 1)
+    except UnicodeDecodeError:
+        name = "?"
+    if name and not re.fullmatch(f"[0-9a-f]{{{_NAME_LETTERS}}}", name):
+        raise OutputError(
+            f"{output / UNFINISHED_FILE}: {name!r} is no name that a run gives",
+            "discard what is there and begin again with --restart",
+        )
+    return name
 
 
 def is_finished(output: Path) -> bool:

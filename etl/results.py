@@ -9,6 +9,7 @@ import numpy as np
 
 from clicklog.errors import BadInputError
 from clicklog.kernels import compiled
+from clicklog.validation import convert
 from etl.plan import Unit
 
 _COUNTS = ("rows", "bad_count", "positives", "size")
@@ -61,15 +62,31 @@ class UnitResult:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any], unit: Unit) -> UnitResult:
-        """Inverse of :meth:`to_dict`. Raises KeyError or ValueError if it is another unit's."""
-        if value["unit"] != unit.file:
-            raise ValueError(f"{value['unit']} instead of {unit.file}")
+        """Inverse of :meth:`to_dict`. Raises ValueError if it is damaged, or another unit's."""
+        read = convert(_Record, value)
+        if read.unit != unit.file:
+            raise ValueError(f"{read.unit} instead of {unit.file}")
         return cls(
             unit=unit,
-            bad=[(line, what) for line, what in value["bad"]],
-            **{name: value[name] for name in _COUNTS},
-            **{name: np.array(value[name], np.int64) for name in _BY_COLUMN},
+            bad=[(line, what) for line, what in read.bad],
+            **{name: getattr(read, name) for name in _COUNTS},
+            **{name: np.array(getattr(read, name), np.int64) for name in _BY_COLUMN},
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """A :class:`UnitResult` in JSON."""
+
+    unit: str
+    rows: int
+    bad_count: int
+    bad: list[list[Any]]
+    positives: int
+    size: int
+    dense_missing: list[int]
+    null: list[int]
+    oov: list[int]
 
 
 def by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:

@@ -18,13 +18,14 @@ from clicklog.errors import BadInputError, ClickLogError, OutputError
 from clicklog.files import read_json, write_json
 from clicklog.raw import DayFile, find_days
 from clicklog.splits import SPLITS
+from clicklog.validation import parse
 from etl import engines, output
 from etl.finish import check_rows, move_parts, quarantine
-from etl.manifest import inputs_of
+from etl.manifest import inputs_of, read_manifest
 from etl.plan import Plan, make_plan, stage
 from etl.results import UnitResult
 from etl.settings import EtlSettings
-from etl.state import changes, plan_record, recorded
+from etl.state import changes, plan_record, read_plan_record, recorded
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def run(settings: EtlSettings) -> dict[str, Any]:
 
 
 def _already_finished(path: Path, now: dict[str, Any]) -> dict[str, Any]:
-    manifest = read_json(path / output.MANIFEST_FILE, "the ETL's manifest")
+    manifest = read_manifest(path / output.MANIFEST_FILE)
     before = {"settings": manifest["settings"], "inputs": inputs_of(manifest)}
     now = {key: now[key] for key in before}  # other versions may read it
     _refuse_changes(before, now, path, "choose another --output_path")
@@ -60,7 +61,7 @@ def _compare(record: Path, now: dict[str, Any], path: Path) -> bool:
     """Whether a run is resumed; its settings and inputs must be those of its beginning."""
     resumed = record.exists()
     if resumed:
-        before = read_json(record, "the record of an unfinished run")
+        before = read_plan_record(record)
         if now["settings"]["on_bad_rows"] == "quarantine":
             # whatever is done had no bad rows: quarantine would have done the same
             before["settings"]["on_bad_rows"] = "quarantine"
@@ -180,14 +181,21 @@ class _Run:
         return sorted(results, key=lambda result: order[result.unit])
 
     def _is_fitted(self) -> bool:
-        """Whether the saved workflow is the one that this run has fitted."""
-        from workflows import inspect
+        """Whether the saved workflow is the one that this run has fitted, and undamaged."""
+        from workflows import compiled, inspect
+        from workflows.description import verify
 
+        file = self.work / "fit.json"
         try:
-            digest = read_json(self.work / "fit.json", "the record of a fit")["digest"]
-            return inspect(self.workflow).digest == digest
-        except (ClickLogError, KeyError):
+            fitted = parse(dict[str, str], read_json(file, "the record of a fit"), file)
+            description = inspect(self.workflow)
+            if fitted != {"digest": description.digest}:
+                return False
+            verify(self.workflow, description)
+            compiled.load(self.workflow, verify=True)
+        except ClickLogError:
             return False
+        return True
 
     def _fit(self, engine: engines.Engine, plan: Plan, bar: RowsBar) -> None:
         from workflows import inspect

@@ -38,6 +38,7 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import BadInputError, OutputError, SettingsError
 from clicklog.files import atomic_path, read_json, write_json, write_text
+from clicklog.validation import parse
 from etl.parquet import write_part
 from etl.permutation import permute, round_keys
 
@@ -161,7 +162,7 @@ def _plan(source: Path, task: dict, work: Path, bytes_at_once: int | None) -> _P
     """The plan in ``work``, or a new one. Row groups' sizes change when the parts are replaced."""
     file = work / "plan.json"
     if file.exists():
-        plan = _Plan(**read_json(file, "the plan of a shuffle"))
+        plan = parse(_Plan, read_json(file, "the plan of a shuffle"), file, "run with --restart")
         if plan.task["parts"] != [list(part) for part in task["parts"]] or any(
             plan.task[key] != task[key] for key in ("mode", "seed")
         ):

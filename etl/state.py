@@ -16,9 +16,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from clicklog.files import atomic_path, write_json
+from clicklog.errors import BadInputError
+from clicklog.files import atomic_path, read_json, write_json
 from clicklog.raw import DayFile, read_bytes
 from clicklog.rows import BadRow, RawRows
+from clicklog.validation import parse
 from clicklog.versions import installed_version
 from etl.parquet import write_tables
 from etl.plan import Unit
@@ -106,9 +108,9 @@ def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
     results = []
     for unit in units:
         try:
-            value = json.loads(_record_file(work, unit).read_text(encoding="utf-8"))
+            value = read_json(_record_file(work, unit), "the record of a unit")
             results.append(UnitResult.from_dict(value, unit))
-        except (FileNotFoundError, ValueError, KeyError):  # not done, or a damaged disk
+        except (BadInputError, ValueError):  # not done, or a damaged disk
             continue
     return results
 
@@ -137,6 +139,20 @@ def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]
     return json.loads(json.dumps(value))  # tuples are lists in there
 
 
+@dataclasses.dataclass(frozen=True)
+class _PlanRecord:
+    settings: dict[str, Any]
+    inputs: dict[str, dict[str, Any]]
+    versions: dict[str, Any]
+
+
+def read_plan_record(file: Path) -> dict[str, Any]:
+    """What :func:`plan_record` gave when the run began. Raises :class:`BadInputError`."""
+    value = read_json(file, "the record of an unfinished run")
+    parse(_PlanRecord, value, file, "discard what the run did and begin again with --restart")
+    return value
+
+
 def fingerprint(day: DayFile) -> dict[str, Any]:
     """What tells that a file is still the same: size and time of change.
 
@@ -162,7 +178,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
                 lines.append(f"{_name(key)}: {old[key]!r} before, {new[key]!r} now")
             continue
         there, what = (old, "new") if key in new else (new, "no longer there")
-        shared = max(_shared(key, other) for other in there)
+        shared = max((_shared(key, other) for other in there), default=0)
         lines.append(f"{_name(key[: shared + 1])}: {what}")
     return list(dict.fromkeys(lines))
 

@@ -21,23 +21,25 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files import read_json, write_json
+from clicklog.mapping import MappedArray
+from clicklog.validation import parse
 from inference.directories import new_directory
 from inference.model import GROUPS, Layer, ServingModel
 from inference.tables import KINDS, Table
 from inference.weights import ModelShape, check_pair, read_checkpoint
 from workflows import compiled
-from workflows.description import inspect, sha256, verify
+from workflows.description import FileEntry, inspect, sha256, verify
 
 FORMAT = "nvt-torchrec bundle"
 VERSION = 1
 BUNDLE_FILE, WORKFLOW, WEIGHTS = "bundle.json", "workflow", "weights"
+_NUMPY_KINDS = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}
 _AGAIN = "copy the whole bundle again, or make it again with `python -m inference bundle`"
 
 
@@ -118,7 +120,7 @@ def read_bundle(
     Args:
         path: the directory.
         device: where the model goes; on the CPU its table stays on disk, and is mapped.
-        check: read all files and compare their SHA-256.
+        check: read all files, compare their SHA-256, and check every id and offset in them.
 
     Raises:
         BadInputError: no bundle there, or a file missing or damaged.
@@ -126,33 +128,29 @@ def read_bundle(
     """
     path = Path(path)
     value = _read_description(path, check=check)
-    workflow = compiled.load(path / WORKFLOW)
+    workflow = compiled.load(path / WORKFLOW, verify=check)
+    if workflow.digest != value.workflow_digest:
+        raise SchemaError(
+            f"{path}: the workflow in it is another one (digest {workflow.digest[:12]}…) than it "
+            f"was made with ({value.workflow_digest[:12]}…)",
+            _AGAIN,
+        )
+    shape = value.model
+    check_pair(workflow.schema, workflow.digest, shape, path / WORKFLOW, path)
+    weights = path / WEIGHTS
     try:
-        shape = ModelShape(
-            **{key: tuple(item) if isinstance(item, list) else item
-               for key, item in value["model"].items()}
-        )  # fmt: skip
-        if set(value["layers"]) not in GROUPS:
-            raise ValueError(f"layers {', '.join(value['layers'])}")
-        if workflow.digest != value["workflow_digest"]:
-            raise SchemaError(
-                f"{path}: the workflow in it is another one (digest {workflow.digest[:12]}…) than "
-                f"it was made with ({value['workflow_digest'][:12]}…)",
-                _AGAIN,
-            )
-        weights = path / WEIGHTS
-        table = _load_table(weights, value.get("tables", "float32"), sum(shape.num_embeddings))
+        table = _load_table(weights, value.tables, sum(shape.num_embeddings))
         model = ServingModel.make(
             table.to(device),
             shape.num_embeddings,
             {
                 group: _layers(weights, group, count, device)
-                for group, count in value["layers"].items()
+                for group, count in value.layers.items()
             },
         )
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        model.check(len(shape.dense))
+    except (ValueError, OSError) as error:
         raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
-    check_pair(workflow.schema, workflow.digest, shape, path / WORKFLOW, path)
     return workflow, model
 
 
@@ -161,7 +159,38 @@ def is_bundle(path: Path | str) -> bool:
     return (Path(path) / BUNDLE_FILE).is_file()
 
 
-def _read_description(path: Path, *, check: bool) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class _Description:
+    """What ``bundle.json`` holds."""
+
+    format: str
+    version: int
+    workflow_digest: str
+    model: ModelShape
+    layers: dict[str, int]
+    files: dict[str, FileEntry]
+    tables: str = "float32"
+
+    def __post_init__(self) -> None:
+        if set(self.layers) not in GROUPS:
+            raise ValueError(f"layers {', '.join(self.layers)}")
+        if self.tables not in KINDS:
+            raise ValueError(f"tables {self.tables!r:.60}")
+        missing = sorted(set(_weight_files(self.tables, self.layers)) - self.files.keys())
+        if missing:
+            raise ValueError(f"{missing[0]} is not among its files")
+
+
+def _weight_files(tables: str, layers: dict[str, int]) -> list[str]:
+    """What is read of a bundle beside its workflow, which lists its own files."""
+    names = ["table", "ranges"] if tables == "int8" else ["table"]
+    for group, count in layers.items():
+        for index in range(count):
+            names += [f"{group}.{index}.weight", f"{group}.{index}.bias"]
+    return [f"{WEIGHTS}/{name}.npy" for name in names]
+
+
+def _read_description(path: Path, *, check: bool) -> _Description:
     value = read_json(path / BUNDLE_FILE, "a bundle of `python -m inference bundle`")
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise SchemaError(f"{path / BUNDLE_FILE}: no bundle of this program", _AGAIN)
@@ -170,44 +199,46 @@ def _read_description(path: Path, *, check: bool) -> dict[str, Any]:
             f"{path}: bundle of version {value.get('version')}, this program reads {VERSION}",
             _AGAIN,
         )
-    try:
-        for name, expected in value["files"].items():
-            file = path / name
-            if not file.is_file():
-                raise BadInputError(f"{file}: missing", _AGAIN)
-            if file.stat().st_size != expected["bytes"]:
-                raise BadInputError(
-                    f"{file}: {file.stat().st_size} bytes instead of {expected['bytes']}", _AGAIN
-                )
-            if check and sha256(file) != expected["sha256"]:
-                raise BadInputError(f"{file}: not the file that was written (SHA-256)", _AGAIN)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise BadInputError(f"{path / BUNDLE_FILE}: damaged: {error!r}", _AGAIN) from error
-    return value
+    read = parse(_Description, value, path / BUNDLE_FILE, _AGAIN)
+    for name, expected in read.files.items():
+        file = path / name
+        if ".." in file.parts or not file.is_relative_to(path) or not file.is_file():
+            raise BadInputError(f"{file}: missing", _AGAIN)
+        if file.stat().st_size != expected.bytes:
+            raise BadInputError(
+                f"{file}: {file.stat().st_size} bytes instead of {expected.bytes}", _AGAIN
+            )
+        if check and sha256(file) != expected.sha256:
+            raise BadInputError(f"{file}: not the file that was written (SHA-256)", _AGAIN)
+    return read
 
 
 def _load_table(weights: Path, kind: str, rows: int) -> Table:
-    values = _load(weights / "table.npy", 2, KINDS[kind])
-    ranges = _load(weights / "ranges.npy", 2) if kind == "int8" else None
-    if len(values) != rows or (ranges is not None and ranges.shape != (rows, 2)):
-        raise ValueError(f"{len(values)} rows instead of {rows}")
-    return Table(values, ranges)
+    values = _map(weights / "table.npy", _NUMPY_KINDS[kind])
+    ranges = _map(weights / "ranges.npy", np.float32) if kind == "int8" else None
+    if len(values.values) != rows or (ranges is not None and ranges.values.shape != (rows, 2)):
+        raise ValueError(f"{len(values.values)} rows instead of {rows}")
+    if ranges is None:
+        return Table(torch.from_numpy(values.values), mapped=(values,))
+    tensors = map(torch.from_numpy, (values.values, ranges.values))
+    return Table(*tensors, mapped=(values, ranges))
 
 
-def _load(file: Path, dimensions: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    # "c": pages are shared with other processes until someone writes to them, and nobody does
-    array = np.load(file, mmap_mode="c", allow_pickle=False)
-    tensor = torch.from_numpy(np.asarray(array))
-    if tensor.dtype != dtype or array.ndim != dimensions:
-        raise ValueError(f"{file.name} holds {array.dtype} {array.shape}")
-    return tensor
+def _map(file: Path, dtype: type, dimensions: int = 2) -> MappedArray:
+    # writable: pages are shared with other processes until someone writes to them, and nobody does
+    try:
+        return MappedArray(file, dtype, dimensions, writable=True)
+    except ValueError as error:
+        raise ValueError(f"{file.name}: {error}") from error
 
 
 def _layers(weights: Path, group: str, count: int, device: torch.device) -> list[Layer]:
     return [
         tuple(
-            _load(weights / f"{group}.{index}.{part}.npy", dimensions).to(device)
-            for part, dimensions in (("weight", 2), ("bias", 1))
+            # small: in memory, where nobody can cut them short
+            torch.tensor(_map(weights / f"{group}.{index}.{part}.npy", np.float32, rank).values)
+            .to(device)
+            for part, rank in (("weight", 2), ("bias", 1))
         )
         for index in range(count)
-    ]
+    ]  # fmt: skip

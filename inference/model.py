@@ -71,6 +71,23 @@ class ServingModel:
         table, first = self.table.to(device), self.first.to(device)
         return ServingModel(table, first, layers, self.pairs.to(device))
 
+    def check(self, dense: int) -> None:
+        """Score a row, so that tables and layers that do not fit each other are found.
+
+        Args:
+            dense: how many dense columns there are.
+
+        Raises:
+            ValueError: they do not.
+        """
+        try:
+            ids = np.zeros((len(self.first), 1), np.int32)
+            shape = self.logits(np.zeros((dense, 1), np.float32), self.lookup(ids)).shape
+        except (RuntimeError, IndexError) as error:  # PyTorch's, and of no layers at all
+            raise ValueError(f"layers that do not fit: {str(error).splitlines()[0]}") from error
+        if shape != (1,):
+            raise ValueError(f"the last layer gives {list(shape)} numbers for one row")
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
@@ -82,7 +99,12 @@ class ServingModel:
         Args:
             ids: as in :class:`workflows.compiled.EncodedRows`: int32 [categorical columns, n], or
                 by column int32 [n] or lists. A list's embeddings are summed, as in training.
+
+        Raises:
+            BadInputError: the file of a mapped table was written to since it was opened.
         """
+        for array in self.table.mapped:
+            array.check()
         if isinstance(ids, np.ndarray):
             rows = torch.from_numpy(ids).to(self.device).T + self.first
             return self.table.rows(rows)

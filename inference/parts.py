@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from clicklog.errors import OutputError
 from clicklog.files import atomic_path, lock, read_json, write_json
+from clicklog.validation import parse
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Parts:
         marker = self.directory / "run.json"
         if self._resume and marker.exists():
             before = read_json(marker, "an unfinished `python -m inference predict`")
+            before = parse(dict[str, Any], before, marker, "call it without --resume")
             changed = [key for key in self._key if before.get(key) != self._key[key]]
             if changed:
                 raise OutputError(

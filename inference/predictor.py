@@ -23,6 +23,7 @@ from inference.values import RowReader
 from inference.weights import check_pair, read_checkpoint, usable
 from workflows import compiled
 from workflows.compiled.workflow import Ids
+from workflows.description import inspect, verify
 
 #: Rows that go through the model at once: bounds the memory of its activations.
 MODEL_ROWS = 8192
@@ -64,7 +65,8 @@ class Predictor:
             device: where the model goes; it must hold all tables. Rows are encoded on the CPU.
             tables: the type that embeddings are kept in: float32, float16 (half the memory) or
                 int8 (a quarter and 8 bytes a row); None: the bundle's, float32 of a checkpoint.
-            check: read all files of the bundle or workflow and compare their digests.
+            check: read all files of the bundle or workflow first, compare their digests, and check
+                every id and offset in them. A checkpoint's are always compared.
 
         Raises:
             BadInputError: one of them is missing or damaged.
@@ -81,6 +83,8 @@ class Predictor:
                     f"{path}: a saved workflow, no bundle", "pass a checkpoint, too"
                 )
             return cls(*_with_tables(*read_bundle(path, device, check=check), tables))
+        if check:
+            verify(path, inspect(path))
         workflow = compiled.load(path, verify=check)
         model, shape = read_checkpoint(checkpoint, device)
         check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from clicklog.errors import SettingsError
+from clicklog.mapping import MappedArray
 
 KINDS = {"float32": torch.float32, "float16": torch.float16, "int8": torch.uint8}
 _LARGEST_FLOAT16 = 65504.0
@@ -27,10 +28,12 @@ class Table:
     Attributes:
         values: [rows, embedding dim], of a type of :data:`KINDS`.
         ranges: float32 [rows, 2], scale and minimum of each row, for int8; else None.
+        mapped: the files that these are mapped from, if they are.
     """
 
     values: torch.Tensor
     ranges: torch.Tensor | None = None
+    mapped: tuple[MappedArray, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -49,6 +52,8 @@ class Table:
 
     def to(self, device: torch.device) -> Table:
         """On another device; itself if it is there."""
+        if torch.device(device) == self.device:
+            return self
         ranges = None if self.ranges is None else self.ranges.to(device)
         return Table(self.values.to(device), ranges)
 

@@ -34,6 +34,10 @@ class ModelShape:
     num_embeddings: tuple[int, ...]
     workflow_digest: str
 
+    def __post_init__(self) -> None:
+        if len(self.categorical) != len(self.num_embeddings):
+            raise ValueError(f"{len(self.categorical)} columns, {len(self.num_embeddings)} tables")
+
 
 def usable(device: torch.device | str) -> torch.device:
     """The device. Raises SettingsError if there is none such."""
@@ -51,8 +55,8 @@ def shape_of_checkpoint(record: dict[str, Any]) -> ModelShape:
     from dlrm.config import ModelConfig
 
     config = ModelConfig.from_dict(record.get("model"))
-    digest = record.get("training", {}).get("workflow_digest") or ""
-    return ModelShape(config.dense, config.categorical, config.num_embeddings, digest)
+    digest = record["training"].get("workflow_digest") or ""
+    return ModelShape(config.dense, config.categorical, config.num_embeddings, str(digest))
 
 
 def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingModel, ModelShape]:

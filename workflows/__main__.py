@@ -29,13 +29,27 @@ def main(argv: list[str] | None = None) -> int:
         "--value", metavar="VALUE", help='as in the raw log, e.g. 0a1b2c3d; "" is a missing one'
     )
     lookup.set_defaults(function=_lookup)
+    for command in (inspect, lookup):
+        command.add_argument(
+            "--skip_digests",
+            action="store_true",
+            help="do not read all files first to compare them with their digests",
+        )
     args = parser.parse_args(argv)
     return run_command(lambda: args.function(args))
+
+
+def _verify(args: argparse.Namespace) -> None:
+    if not args.skip_digests:
+        from workflows.description import inspect, verify
+
+        verify(args.workflow, inspect(args.workflow))
 
 
 def _inspect(args: argparse.Namespace) -> None:
     from workflows.report import report
 
+    _verify(args)
     print(report(args.workflow))
 
 
@@ -43,6 +57,7 @@ def _lookup(args: argparse.Namespace) -> None:
     from workflows.lookup import id_of, meaning_of
     from workflows.report import in_words
 
+    _verify(args)
     meaning = (
         meaning_of(args.workflow, args.column, args.id)
         if args.value is None

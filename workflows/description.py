@@ -32,10 +32,11 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clicklog.errors import BadInputError, SchemaError
+from clicklog.errors import BadInputError, ClickLogError, SchemaError
 from clicklog.files import read_json
-from clicklog.schema import TableSchema
+from clicklog.schema import LARGEST_TABLE, TableSchema
 from clicklog.spec import FeatureSpec
+from clicklog.validation import convert
 from workflows import nodes
 
 FORMAT = "nvt-torchrec workflow"
@@ -128,29 +129,83 @@ class WorkflowDescription:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> WorkflowDescription:
-        """Inverse of :meth:`to_dict`."""
-        spec = FeatureSpec.from_dict(value["spec"])
+        """Inverse of :meth:`to_dict`. Raises ValueError, or an error of the feature spec."""
+        read = convert(_Metadata, value)
+        normalized = [] if read.spec.dense_transform == "log" else read.spec.dense_names
+        for what, wanted in (("statistics", normalized), ("vocabularies", read.spec.vocabularies)):
+            missing = sorted(set(wanted) - getattr(read, what).keys())
+            if missing:
+                raise ValueError(f"{what}.{missing[0]} is missing")
         return cls(
-            spec=spec,
+            spec=read.spec,
             statistics={
-                name: {kind: float(values[kind]) for kind in ("mean", "std")}
-                for name, values in value["statistics"].items()
+                name: {"mean": float(one.mean), "std": float(one.std)}
+                for name, one in read.statistics.items()
             },
-            vocabularies=describe_vocabularies(spec, value["vocabularies"]),
-            versions=value["versions"],
-            digest=value["digest"],
-            files={
-                name: {"bytes": int(file["bytes"]), "sha256": str(file["sha256"])}
-                for name, file in value["files"].items()
-            },
+            vocabularies=describe_vocabularies(
+                read.spec, {name: dataclasses.asdict(v) for name, v in read.vocabularies.items()}
+            ),
+            versions=read.versions,
+            digest=read.digest,
+            files={name: dataclasses.asdict(file) for name, file in read.files.items()},
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class FileEntry:
+    """What a description says of a file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Statistics:
+    mean: float
+    std: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Observed:
+    null: int
+    oov: int
+    unique: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counted:
+    values: int
+    observed: _Observed
+
+
+@dataclasses.dataclass(frozen=True)
+class _Metadata:
+    """What ``metadata.json`` holds."""
+
+    format: str
+    format_version: int
+    digest: str
+    versions: dict[str, str]
+    spec: FeatureSpec
+    statistics: dict[str, _Statistics]
+    vocabularies: dict[str, _Counted]
+    files: dict[str, FileEntry]
 
 
 def describe_vocabularies(
     spec: FeatureSpec, counted: dict[str, dict[str, Any]]
 ) -> dict[str, Vocabulary]:
-    """By column, from ``values`` and ``observed`` by vocabulary."""
+    """By column, from ``values`` and ``observed`` by vocabulary.
+
+    Raises:
+        ValueError: a number that no fitted vocabulary has.
+    """
     directories = nodes.vocabulary_directories(spec)
+    for column in spec.categorical:
+        count = counted[column.vocabulary_name]
+        most = 0 if column.hash_buckets else LARGEST_TABLE - column.reserved_ids
+        if not 0 <= count["values"] <= most or min(count["observed"].values()) < 0:
+            raise ValueError(f"the vocabulary of column {column.name} has {count}")
     return {
         column.name: Vocabulary(
             name=(name := column.vocabulary_name),
@@ -174,8 +229,9 @@ def inspect(path: Path | str) -> WorkflowDescription:
     metadata = _read_metadata(path)
     try:
         description = WorkflowDescription.from_dict(metadata)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadInputError(f"{path / METADATA_FILE}: damaged: {error!r}", _COPY_AGAIN) from error
+    except (ValueError, ClickLogError) as error:
+        what = error.what if isinstance(error, ClickLogError) else error
+        raise BadInputError(f"{path / METADATA_FILE}: damaged: {what}", _COPY_AGAIN) from error
     _check_names(path, description)
     for name, expected in description.files.items():
         if not (path / name).is_file():
@@ -232,11 +288,12 @@ def _read_metadata(path: Path) -> dict[str, Any]:
             "NVTabular's own saved workflows are opened with nvtabular.Workflow.load",
         )
     if value.get("format_version") != FORMAT_VERSION:
+        versions = value.get("versions")
+        by = versions.get("nvt-torchrec") if isinstance(versions, dict) else None
         raise SchemaError(
             f"{path}: format version {value.get('format_version')}, this program reads "
             f"{FORMAT_VERSION}",
-            "use the version that saved it "
-            f"({value.get('versions', {}).get('nvt-torchrec', 'unknown')}), or fit it again",
+            f"use the version that saved it ({by or 'unknown'}), or fit it again",
         )
     return value
 

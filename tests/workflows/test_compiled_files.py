@@ -130,7 +130,7 @@ def _put(path: Path, name: str, array: np.ndarray) -> None:
     ],
 )
 def test_offsets_that_are_not_in_the_text(saved: Path, begins: Callable) -> None:
-    """Their checksums are right. In a process of its own: the first one was a segmentation fault."""
+    """With the right checksums. In a process of its own: one was a segmentation fault."""
     _put(saved, "text_begins.npy", np.array(begins(3), np.int64))
     with pytest.raises(BadInputError, match=r"text_begins\.npy: .* not in order"):
         compiled.load(saved, verify=True)

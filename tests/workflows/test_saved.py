@@ -240,11 +240,11 @@ def test_graph_that_is_not_the_specs(copy: Path, change: Callable, message: str)
         (lambda v: v["spec"].update(dense_transform="log"), r"not the graph of the spec"),
         (lambda v: v["spec"]["categorical"].pop(), r"files are not those of its spec"),
         (lambda v: v["files"].pop("graph.json"), "'graph.json' is missing"),
-        (lambda v: v.pop("spec"), "metadata.json: damaged: KeyError"),
+        (lambda v: v.pop("spec"), "metadata.json: damaged: spec is missing"),
         (lambda v: v.update(statistics=[]), "metadata.json: damaged"),
         (lambda v: v.update(files=None), "metadata.json: damaged"),
         (lambda v: v["files"]["graph.json"].pop("bytes"), "metadata.json: damaged"),
-        (lambda v: v["vocabularies"].pop("words"), "metadata.json: damaged: KeyError"),
+        (lambda v: v["vocabularies"].pop("words"), "metadata.json: damaged: vocabularies.words"),
         (lambda v: v["files"].update({"../up": {"bytes": 1, "sha256": ""}}), "'../up' is unknown"),
         (
             lambda v: v["files"].update({"/etc/passwd": {"bytes": 1, "sha256": ""}}),

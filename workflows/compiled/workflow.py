@@ -13,11 +13,12 @@ import pyarrow as pa
 from clicklog.arrays import rows_to_arrow, to_arrow
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.files import read_json
+from clicklog.mapping import MappedArray
 from clicklog.rows import CategoryValues, Ragged, RawRows
 from clicklog.schema import TableSchema
 from clicklog.spec import CategoricalColumn, FeatureSpec
 from clicklog.strings import string_parts
-from clicklog.validation import convert
+from clicklog.validation import parse
 from workflows.compiled import tables
 from workflows.compiled.builder import (
     ARRAYS,
@@ -79,13 +80,19 @@ class CompiledWorkflow:
     _text: np.ndarray
     _text_begins: np.ndarray
     _places: np.ndarray
+    _mapped: tuple[MappedArray, ...]
 
     def transform(self, rows: RawRows) -> EncodedRows:
         """Encode rows that were read with this spec.
 
         Thread-safe, and without the interpreter lock but for a few µs a column. Lists and strings
         aside, nothing is allocated but the result.
+
+        Raises:
+            BadInputError: a file of the compiled workflow was written to since it was opened.
         """
+        for array in self._mapped:
+            array.check()
         dense = np.empty((len(self.spec.dense), len(rows)), np.float32)
         self._dense.transform(rows.dense, rows.dense_missing, dense)
         tallies = np.zeros((len(self.spec.categorical), 2), np.int64)
@@ -155,9 +162,10 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
     path = Path(path)
     description = inspect(path)
     plan = _read_plan(path, description)
-    arrays = [_open(path, name, plan["arrays"], verify) for name in ARRAYS]
+    mapped = tuple(_open(path, name, plan.arrays, verify) for name in ARRAYS)
+    arrays = [array.values for array in mapped]
     try:
-        places = _places(description, plan["tables"], *map(len, arrays))
+        places = _places(description, plan.tables, *map(len, arrays))
         dense = DensePlan.make(description.spec, description.statistics)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _damaged(path, path / DIRECTORY / PLAN_FILE, error) from error
@@ -173,10 +181,28 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
         _text=text,
         _text_begins=text_begins,
         _places=places,
+        _mapped=mapped,
     )
 
 
-def _read_plan(path: Path, description: WorkflowDescription) -> dict:
+@dataclasses.dataclass(frozen=True)
+class _Array:
+    length: int
+    crc32: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What ``compiled.json`` holds."""
+
+    format: str
+    format_version: int
+    workflow_digest: str
+    tables: dict[str, TablePlace]
+    arrays: dict[str, _Array]
+
+
+def _read_plan(path: Path, description: WorkflowDescription) -> _Plan:
     file = path / DIRECTORY / PLAN_FILE
     if not file.exists():
         raise BadInputError(f"{path}: the workflow is not compiled", _AGAIN.format(path))
@@ -189,29 +215,27 @@ def _read_plan(path: Path, description: WorkflowDescription) -> dict:
             f"{FORMAT_VERSION}",
             _AGAIN.format(path),
         )
-    if plan.get("workflow_digest") != description.digest:
+    plan = parse(_Plan, plan, file, _AGAIN.format(path))
+    if plan.workflow_digest != description.digest:
         raise SchemaError(
-            f"{file}: compiled from another workflow ({str(plan.get('workflow_digest'))[:12]}…) "
-            f"than the one it lies beside ({description.digest[:12]}…)",
+            f"{file}: compiled from another workflow ({plan.workflow_digest[:12]}…) than the one "
+            f"it lies beside ({description.digest[:12]}…)",
             _AGAIN.format(path),
         )
-    if not isinstance(plan.get("arrays"), dict) or not isinstance(plan.get("tables"), dict):
-        raise BadInputError(f"{file}: damaged", _AGAIN.format(path))
     return plan
 
 
-def _open(path: Path, name: str, arrays: dict, verify: bool) -> np.ndarray:
+def _open(path: Path, name: str, arrays: dict[str, _Array], verify: bool) -> MappedArray:
     file = path / DIRECTORY / name
     try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
-        length = arrays[name]["length"]
-        if array.dtype != ARRAYS[name] or array.shape != (length,):
-            raise ValueError(f"{array.dtype} {array.shape} instead of {length} values")
-        if verify and zlib.crc32(array) != arrays[name]["crc32"]:
+        array = MappedArray(file, ARRAYS[name], 1)
+        if len(array.values) != arrays[name].length:
+            raise ValueError(f"{len(array.values)} values instead of {arrays[name].length}")
+        if verify and zlib.crc32(array.values) != arrays[name].crc32:
             raise ValueError("its checksum is another than when it was written")
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise _damaged(path, file, error) from error
-    return np.asarray(array)  # a plain array: numba and slicing are slower on numpy.memmap
+    return array
 
 
 def _damaged(path: Path, file: Path, error: object) -> BadInputError:
@@ -220,7 +244,7 @@ def _damaged(path: Path, file: Path, error: object) -> BadInputError:
 
 def _places(
     description: WorkflowDescription,
-    plan: dict[str, dict],
+    plan: dict[str, TablePlace],
     words: int,
     texts: int,
     text_begins: int,
@@ -229,7 +253,7 @@ def _places(
     columns = description.spec.categorical
     places = np.zeros((len(columns), tables.PLACE_FIELDS), np.int64)
     for j, column in enumerate(columns):
-        place = convert(TablePlace, plan[column.vocabulary_name])
+        place = plan[column.vocabulary_name]
         values = description.vocabularies[column.name].values
         end = place.begin + tables.words_for(place.slots, wide=place.wide)
         inside = 0 <= place.begin < end <= words and place.slots < 2**32

@@ -1,0 +1,81 @@
+"""Arrays that are mapped from ``.npy`` files: opened at once, shared by processes, read as needed.
+
+Whoever cuts a mapped file short takes the memory away under a program that uses it: the next access
+beyond the new end is a SIGBUS, which ends the process. So :meth:`MappedArray.check` is called before
+a piece of work: it raises while there is still time to say why. A file that is cut short in the
+milliseconds of the work itself still ends in SIGBUS; commands enable :mod:`faulthandler`, which
+prints "Bus error" and where. Replacing a file by renaming another over it harms nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from clicklog.errors import BadInputError
+
+
+class MappedArray:
+    """An array in a file.
+
+    Args:
+        path: of a ``.npy`` file, version 1, in C order.
+        dtype: that it must have.
+        dimensions: how many it must have.
+        writable: the array is, though nothing gets into the file; PyTorch wants such.
+
+    Attributes:
+        values: the array.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it holds something else.
+    """
+
+    def __init__(
+        self, path: Path, dtype: np.dtype | type, dimensions: int, *, writable: bool = False
+    ) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+        with open(path, "rb", opener=lambda *_: os.dup(self._descriptor)) as file:
+            shape, begin = _header(file, np.dtype(dtype), dimensions)
+        self._stamp = _stamp(self._descriptor)
+        if begin + math.prod(shape) * np.dtype(dtype).itemsize != self._stamp[0]:
+            raise ValueError(f"{self._stamp[0]} bytes are not those of an array {list(shape)}")
+        access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+        mapped = mmap.mmap(self._descriptor, 0, access=access)
+        self.values = np.ndarray(shape, dtype, buffer=mapped, offset=begin)
+
+    def check(self) -> None:
+        """Raise :class:`BadInputError` if the file was written to since it was opened."""
+        if _stamp(self._descriptor) != self._stamp:
+            raise BadInputError(
+                f"{self._path}: written to, or cut short, while it is in use",
+                "start the program again; to replace files in use, rename others over them",
+            )
+
+
+def _header(file, dtype: np.dtype, dimensions: int) -> tuple[tuple[int, ...], int]:
+    """Shape, and where the array begins."""
+    try:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise ValueError(f".npy of version {version}")
+        shape, by_column, found = np.lib.format.read_array_header_1_0(file)
+    except Exception as error:  # NumPy parses it as Python, which raises anything
+        raise ValueError(f"no .npy file: {error!r:.200}") from None
+    if found != dtype or len(shape) != dimensions or (by_column and dimensions > 1):
+        raise ValueError(f"it holds {found} {shape}, not {dtype} in {dimensions} dimensions")
+    return shape, file.tell()
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    """Size and time of the last change."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns

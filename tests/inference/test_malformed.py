@@ -1,0 +1,201 @@
+"""Bundles with anything in them, and bundles that change while they are served."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import workflows
+from clicklog.columns import DenseColumn
+from clicklog.errors import BadInputError, SchemaError
+from clicklog.files import read_json, write_json
+from clicklog.spec import CategoricalColumn, FeatureSpec
+from inference import Predictor
+from inference.__main__ import main
+from inference.bundle import save_bundle
+from inference.model import ServingModel
+from inference.tables import Table
+from inference.weights import ModelShape
+from tests.mutations import expect_own_errors
+from workflows.description import sha256
+
+SPEC = FeatureSpec(
+    "label",
+    (DenseColumn("int_0"), DenseColumn("int_1")),
+    (CategoricalColumn("cat_0"), CategoricalColumn("cat_1", raw="int")),
+)
+ROWS = [{"int_0": 1, "int_1": None, "cat_0": "7", "cat_1": 5}] * 3
+SIZES, DIM = (5, 6), 4
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Of weights that nobody trained."""
+    values = {"cat_0": np.array([7, 8]), "cat_1": np.array([5])}
+    vocabularies = {
+        name: workflows.FittedVocabulary(
+            some, np.ones(len(some), np.int64), dict.fromkeys(("null", "oov", "unique"), 0)
+        )
+        for name, some in values.items()
+    }
+    statistics = {name: {"mean": 1.0, "std": 2.0} for name in SPEC.dense_names}
+    workflows.write_workflow(
+        tmp_path / "workflow", SPEC, workflows.Fitted(statistics, vocabularies)
+    )
+    sizes = {"bottom": (2, 8, DIM), "top": (DIM + 3, 6, 1)}
+    layers = {
+        group: [(torch.randn(b, a), torch.randn(b)) for a, b in zip(some, some[1:], strict=False)]
+        for group, some in sizes.items()
+    }
+    model = ServingModel.make(Table(torch.randn(sum(SIZES), DIM)), SIZES, layers)
+    shape = ModelShape(tuple(SPEC.dense_names), tuple(SPEC.categorical_names), SIZES, "")
+    path = tmp_path / "bundle"
+    save_bundle(path, tmp_path / "workflow", model, shape)
+    return path
+
+
+def _put(bundle: Path, name: str, content: np.ndarray) -> None:
+    """Put an array into a bundle as if it had been written so."""
+    np.save(bundle / name, content)
+    value = read_json(bundle / "bundle.json", "a bundle")
+    file = bundle / name
+    value["files"][name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
+    write_json(bundle / "bundle.json", value)
+
+
+def test_descriptions(bundle: Path) -> None:
+    expect_own_errors(
+        bundle / "bundle.json", lambda: Predictor.load(bundle, check=True).predict(ROWS), rounds=300
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("weights/bottom.0.weight.npy", np.zeros((8, 3), np.float32)),
+        ("weights/bottom.0.weight.npy", np.zeros((0, 2), np.float32)),
+        ("weights/bottom.0.bias.npy", np.zeros(1, np.float32)),
+        ("weights/bottom.1.weight.npy", np.zeros((4, 8), np.float64)),
+        ("weights/top.0.weight.npy", np.zeros((6, 8), np.float32)),
+        ("weights/top.1.weight.npy", np.zeros((2, 6), np.float32)),
+        ("weights/table.npy", np.zeros((11, 3), np.float32)),
+        ("weights/table.npy", np.zeros((11, 0), np.float32)),
+        ("weights/table.npy", np.zeros((12, 4), np.float32)),
+        ("weights/table.npy", np.zeros((11, 4), object)),
+    ],
+)
+def test_arrays_that_make_no_model(bundle: Path, name: str, content: np.ndarray) -> None:
+    """With the right digests; found when it is opened, not by the first request."""
+    if content.dtype == object:
+        content[:] = os  # would be pickled
+        content = content.astype(str).astype(object)
+    _put(bundle, name, content)
+    with pytest.raises(BadInputError, match="damaged"):
+        Predictor.load(bundle, check=True)
+
+
+@pytest.mark.parametrize("layers", [{"bottom": 2, "top": 0}, {"bottom": 0, "top": 2}])
+def test_no_layers(bundle: Path, layers: dict[str, int]) -> None:
+    value = read_json(bundle / "bundle.json", "a bundle")
+    write_json(bundle / "bundle.json", {**value, "layers": layers})
+    with pytest.raises(BadInputError, match="damaged"):
+        Predictor.load(bundle)
+
+
+def test_every_file_that_is_read_is_listed(bundle: Path) -> None:
+    """Otherwise comparing digests would say nothing of it."""
+    value = read_json(bundle / "bundle.json", "a bundle")
+    for name in ("weights/table.npy", "weights/top.1.bias.npy"):
+        files = {key: one for key, one in value["files"].items() if key != name}
+        write_json(bundle / "bundle.json", {**value, "files": files})
+        with pytest.raises(BadInputError, match=f"{name} is not among its files"):
+            Predictor.load(bundle)
+    files = value["files"] | {"../workflow/metadata.json": value["files"]["workflow/metadata.json"]}
+    write_json(bundle / "bundle.json", {**value, "files": files})
+    with pytest.raises(BadInputError, match=r"\.\./workflow/metadata.json: missing"):
+        Predictor.load(bundle)
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["weights/table.npy", "workflow/compiled/tables.npy"])
+def test_commands_compare_digests(bundle: Path, tmp_path: Path, file: str, capsys) -> None:
+    _flip(bundle / file)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("1\t\t7\t5\n")
+    flags = ["predict", "--bundle", str(bundle), "--input", str(rows)]
+    assert main([*flags, "--output", str(tmp_path / "a.parquet")]) == 2
+    assert f"{file}: not the file that was written (SHA-256)" in capsys.readouterr().err
+    assert main([*flags, "--output", str(tmp_path / "b.parquet"), "--skip_digests"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("weights/table.npy", 0),
+        ("weights/table.npy", 200),
+        ("workflow/compiled/tables.npy", 4096),
+        ("workflow/compiled/text_begins.npy", 0),
+    ],
+)
+def test_a_file_that_is_cut_short_while_it_is_served(bundle: Path, name: str, size: int) -> None:
+    """In a process of its own: this was a SIGBUS."""
+    program = (
+        "import os, sys; from inference import Predictor;"
+        "from tests.inference.test_malformed import ROWS;"
+        "predictor = Predictor.load(sys.argv[1]); predictor.predict(ROWS);"
+        "os.truncate(sys.argv[2], int(sys.argv[3])); predictor.predict(ROWS)"
+    )
+    command = [sys.executable, "-c", program, str(bundle), str(bundle / name), str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert f"{name}: written to, or cut short, while it is in use" in done.stderr
+
+
+def test_a_file_that_is_written_over_or_replaced(bundle: Path) -> None:
+    predictor = Predictor.load(bundle)
+    expected = predictor.predict(ROWS)
+    table = bundle / "weights" / "table.npy"
+    content = table.read_bytes()
+    other = table.with_name("other.npy")
+    other.write_bytes(content[:128] + bytes(len(content) - 128))
+    kept = table.with_name("kept.npy")
+    os.link(table, kept)
+    other.rename(table)  # harms nobody: what is mapped stays
+    np.testing.assert_array_equal(predictor.predict(ROWS), expected)
+    kept.write_bytes(content[:128] + bytes(len(content) - 128))
+    with pytest.raises(BadInputError, match="written to"):
+        predictor.predict(ROWS)
+
+
+def test_a_bus_error_is_printed(tmp_path: Path) -> None:
+    """In the milliseconds between the look at a file and its use nothing else is possible."""
+    program = (
+        "import os, signal; from inference.__main__ import main;"
+        f"main(['benchmark', '--bundle', {str(tmp_path)!r}, '--input', 'x']);"
+        "os.kill(os.getpid(), signal.SIGBUS)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -7
+    assert "Fatal Python error: Bus error" in done.stderr
+
+
+def test_a_shape_that_is_another_workflows(bundle: Path) -> None:
+    value = read_json(bundle / "bundle.json", "a bundle")
+    shape = dataclasses.asdict(ModelShape(("int_0",), ("cat_0", "cat_1"), (5, 6), ""))
+    write_json(bundle / "bundle.json", {**value, "model": shape})
+    with pytest.raises(SchemaError, match="dense columns of"):
+        Predictor.load(bundle)

@@ -1,0 +1,105 @@
+"""Saved workflows with any JSON in them: errors of this project, or a workflow that works."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import workflows
+from clicklog.columns import DenseColumn
+from clicklog.errors import BadInputError
+from clicklog.rows import RawRows, empty_rows
+from clicklog.spec import CategoricalColumn, FeatureSpec
+from tests.mutations import expect_own_errors
+from workflows import compiled
+
+SPEC = FeatureSpec(
+    "label",
+    (DenseColumn("int_0"), DenseColumn("price", raw="float")),
+    (
+        CategoricalColumn("cat_0"),
+        CategoricalColumn("cat_1", raw="string", vocabulary="words"),
+        CategoricalColumn("cat_2", raw="string", vocabulary="words", multi_hot=True),
+        CategoricalColumn("cat_3", raw="int", max_table_size=100, num_buckets=3),
+        CategoricalColumn("cat_4", raw="int", hash_buckets=7),
+    ),
+)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    values = {
+        "cat_0": np.array([7, 8]),
+        "words": pa.array(["a", "b"]),
+        "cat_3": np.array([5]),
+        "cat_4": np.empty(0, np.int64),
+    }
+    vocabularies = {
+        name: workflows.FittedVocabulary(
+            some, np.ones(len(some), np.int64), dict.fromkeys(("null", "oov", "unique"), 0)
+        )
+        for name, some in values.items()
+    }
+    statistics = {name: {"mean": 1.0, "std": 2.0} for name in SPEC.dense_names}
+    path = tmp_path / "workflow"
+    workflows.write_workflow(path, SPEC, workflows.Fitted(statistics, vocabularies))
+    return path
+
+
+def _use(path: Path) -> None:
+    workflow = compiled.load(path, verify=True)
+    workflow.transform(_row(workflow.spec))
+    workflows.description.verify(path, workflows.inspect(path))
+
+
+def _row(spec: FeatureSpec) -> RawRows:
+    return empty_rows(spec)
+
+
+def test_metadata(saved: Path) -> None:
+    expect_own_errors(saved / "metadata.json", lambda: _use(saved), rounds=400)
+
+
+def test_graph(saved: Path) -> None:
+    metadata = saved / "metadata.json"
+    value = json.loads(metadata.read_text())
+
+    def fit() -> None:
+        content = (saved / "graph.json").read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        value["files"]["graph.json"] = {"bytes": len(content), "sha256": digest}
+        metadata.write_text(json.dumps(value))
+
+    expect_own_errors(saved / "graph.json", lambda: _use(saved), rounds=150, after=fit)
+
+
+def test_compiled(saved: Path) -> None:
+    expect_own_errors(saved / "compiled" / "compiled.json", lambda: _use(saved), rounds=300)
+
+
+@pytest.mark.parametrize("name", ["tables.npy", "text.npy", "text_begins.npy"])
+def test_headers_of_arrays(saved: Path, name: str) -> None:
+    """NumPy parses them as Python."""
+    file = saved / "compiled" / name
+    whole = file.read_bytes()
+    headers = (
+        "-" * 9000 + "1",
+        "(" * 5000,
+        "{'descr': '<u8', 'fortran_order': False, 'shape': (9223372036854775807, 9)}",
+        "{'descr': '<u8', 'fortran_order': False, 'shape': (-1,)}",
+        "{'descr': '<u8', 'fortran_order': False, 'shape': (1e9,)}",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<u8', 'fortran_order': False, 'shape': ()}",
+        "__import__('os').system('true')",
+    )
+    for header in headers:
+        head = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+        file.write_bytes(head + whole[128:])
+        with pytest.raises(BadInputError, match=f"{name}: missing or damaged"):
+            compiled.load(saved)
