@@ -1,10 +1,11 @@
 """Arrays that are mapped from ``.npy`` files: opened at once, shared by processes, read as needed.
 
-Whoever cuts a mapped file short takes the memory away under a program that uses it: the next access
-beyond the new end is a SIGBUS, which ends the process. So :meth:`MappedArray.check` is called before
-a piece of work: it raises while there is still time to say why. A file that is cut short in the
-milliseconds of the work itself still ends in SIGBUS; commands enable :mod:`faulthandler`, which
-prints "Bus error" and where. Replacing a file by renaming another over it harms nobody.
+Whoever cuts a mapped file short takes the memory away under a program that uses it: the next
+access beyond the new end is a SIGBUS, which ends the process. So :meth:`MappedArray.check` is
+called before a piece of work: it raises while there is still time to say why. A file that is cut
+short in the milliseconds of the work itself still ends in SIGBUS; the commands that map files
+enable :mod:`faulthandler`, which prints "Bus error" and where. Replacing a file by renaming another
+over it harms nobody.
 """
 
 from __future__ import annotations

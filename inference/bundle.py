@@ -176,6 +176,8 @@ class _Description:
             raise ValueError(f"layers {', '.join(self.layers)}")
         if self.tables not in KINDS:
             raise ValueError(f"tables {self.tables!r:.60}")
+        if not all(0 <= count <= len(self.files) for count in self.layers.values()):
+            raise ValueError(f"layers {self.layers}, and {len(self.files)} files")
         missing = sorted(set(_weight_files(self.tables, self.layers)) - self.files.keys())
         if missing:
             raise ValueError(f"{missing[0]} is not among its files")

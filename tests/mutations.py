@@ -1,4 +1,4 @@
-"""Files that somebody has tampered with, or that a defect wrote: JSON and text, changed at random."""
+"""Files that somebody tampered with, or that a defect wrote: JSON and text, changed at random."""
 
 from __future__ import annotations
 
@@ -116,8 +116,7 @@ def _used(what: str, use: Callable[[], object], after: Callable[[], object]) -> 
     try:
         after()
         use()
-    except ClickLogError as error:
-        assert str(error).strip()
+    except ClickLogError:
         return True
     except Exception as error:
         pytest.fail(f"{what}: {type(error).__name__}: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def bundle(tmp_path: Path) -> Path:
     )
     sizes = {"bottom": (2, 8, DIM), "top": (DIM + 3, 6, 1)}
     layers = {
-        group: [(torch.randn(b, a), torch.randn(b)) for a, b in zip(some, some[1:], strict=False)]
+        group: [(torch.randn(b, a), torch.randn(b)) for a, b in itertools.pairwise(some)]
         for group, some in sizes.items()
     }
     model = ServingModel.make(Table(torch.randn(sum(SIZES), DIM)), SIZES, layers)
@@ -72,7 +73,7 @@ def _put(bundle: Path, name: str, content: np.ndarray) -> None:
 
 def test_descriptions(bundle: Path) -> None:
     expect_own_errors(
-        bundle / "bundle.json", lambda: Predictor.load(bundle, check=True).predict(ROWS), rounds=300
+        bundle / "bundle.json", lambda: Predictor.load(bundle, check=True).predict(ROWS), rounds=150
     )
 
 

@@ -1,0 +1,84 @@
+"""What a run left behind, and somebody changed: the marker, the records, the manifest."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import pytest
+
+from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from clicklog.files import read_json, write_json
+from etl.manifest import MANIFEST_VERSION, read_manifest
+from etl.output import claimed
+from etl.results import UnitResult
+from etl.state import changes, plan_record, read_plan_record
+from tests.mutations import expect_own_errors, mutated
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "/tmp/x", "..", ".", "0123456g", "0123456", "012345678", "a\nb", "\x00"]
+)
+def test_the_marker_names_a_directory_below_work(tmp_path: Path, name: str) -> None:
+    output = tmp_path / "a" / "out"
+    output.mkdir(parents=True)
+    (output / ".unfinished").write_text(name)
+    before = set(tmp_path.rglob("*"))
+    with (
+        pytest.raises(OutputError, match=r"\.unfinished: .* is no name that a run gives\n.*--rest"),
+        claimed(output, resume=True, restart=False) as work,
+    ):
+        write_json(work / "plan.json", {})
+    assert set(tmp_path.rglob("*")) == before
+    with claimed(output, resume=False, restart=True) as work:
+        assert work.parent == output / ".work"
+
+
+def test_a_marker_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / ".unfinished").write_bytes(b"\xff\xfe12345")
+    with pytest.raises(OutputError, match="no name"), claimed(tmp_path, resume=True, restart=False):
+        pass
+
+
+def test_records_of_a_run(tmp_path: Path) -> None:
+    now = plan_record({"a": [1, {"name": "x"}], "b": None}, [])
+    now["inputs"] = {"day_0": {"size": 1, "modified": "2"}}
+    write_json(tmp_path / "plan.json", now)
+    expect_own_errors(
+        tmp_path / "plan.json",
+        lambda: changes(read_plan_record(tmp_path / "plan.json"), now),
+        rounds=400,
+    )
+
+
+def test_records_of_units() -> None:
+    value = {
+        "unit": "train/part.0.parquet", "rows": 3, "bad_count": 1, "positives": 2, "size": 10,
+        "bad": [[0, "x"]], "dense_missing": [0], "null": [1], "oov": [0],
+    }  # fmt: skip
+    unit = types.SimpleNamespace(file=value["unit"])
+    for seed in range(300):
+        try:
+            UnitResult.from_dict(mutated(value, seed), unit)
+        except (ClickLogError, ValueError):  # it is done again
+            continue
+
+
+def test_manifests(tmp_path: Path) -> None:
+    file = tmp_path / "manifest.json"
+    rows = {"in": 1, "out": 1, "rejected": 0}
+    value = {
+        "format_version": MANIFEST_VERSION, "settings": {}, "rows": rows, "splits": {"train": {}},
+        "inputs": [{"day": 0, "path": "day_0", "fingerprint": {"size": 1}, "rows": rows}],
+        "by_day": {}, "num_embeddings_per_feature": "3", "workflow_digest": None, "versions": {},
+        "files": [{"file": "train/part.0.parquet", "rows": 1, "bytes": 9}],
+    }  # fmt: skip
+    write_json(file, value)
+    assert read_manifest(file) == read_json(file, "a manifest")
+    expect_own_errors(file, lambda: read_manifest(file), rounds=300)
+    write_json(file, {**value, "format_version": 1})
+    with pytest.raises(SchemaError, match="manifest of version 1"):
+        read_manifest(file)
+    write_json(file, {**value, "rows": {"in": 1}})
+    with pytest.raises(BadInputError, match="damaged: rows in"):
+        read_manifest(file)
