@@ -167,7 +167,8 @@ def _load(args: argparse.Namespace):
         raise SettingsError(
             "no model, or two", "pass --bundle, or both --workflow and --checkpoint"
         )
-    faulthandler.enable()  # a mapped file that is cut short meanwhile: say at least "Bus error"
+    # a mapped file that is cut short in the wrong moment: say "Bus error", and where
+    faulthandler.enable(sys.__stderr__)
     from dlrm.startup import prepare_torch
 
     prepare_torch()

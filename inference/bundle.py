@@ -235,12 +235,14 @@ def _map(file: Path, dtype: type, dimensions: int = 2) -> MappedArray:
 
 
 def _layers(weights: Path, group: str, count: int, device: torch.device) -> list[Layer]:
-    return [
-        tuple(
-            # small: in memory, where nobody can cut them short
+    """In memory, not mapped: they are small, and nobody can cut them short there."""
+    layers = []
+    for index in range(count):
+        weight, bias = (
             torch.tensor(_map(weights / f"{group}.{index}.{part}.npy", np.float32, rank).values)
-            .to(device)
             for part, rank in (("weight", 2), ("bias", 1))
         )
-        for index in range(count)
-    ]  # fmt: skip
+        if len(weight) != len(bias):  # one number would do for all of them, silently
+            raise ValueError(f"{group}.{index}: {len(bias)} biases of {len(weight)} outputs")
+        layers.append((weight.to(device), bias.to(device)))
+    return layers
