@@ -15,6 +15,7 @@ import mmap
 import os
 import weakref
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class MappedArray:
         self, path: Path, dtype: np.dtype | type, dimensions: int, *, writable: bool = False
     ) -> None:
         self._path = path
-        self._descriptor = os.open(path, os.O_RDONLY)
+        self._descriptor: int | None = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
         with open(path, "rb", opener=lambda *_: os.dup(self._descriptor)) as file:
             shape, begin = _header(file, np.dtype(dtype), dimensions)
@@ -55,14 +56,18 @@ class MappedArray:
 
     def check(self) -> None:
         """Raise :class:`BadInputError` if the file was written to since it was opened."""
-        if _stamp(self._descriptor) != self._stamp:
+        if self._descriptor is not None and _stamp(self._descriptor) != self._stamp:
             raise BadInputError(
                 f"{self._path}: written to, or cut short, while it is in use",
                 "start the program again; to replace files in use, rename others over them",
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, in another process for example, has values of its own, mapped from nothing."""
+        return self.__dict__ | {"_descriptor": None}
 
-def _header(file, dtype: np.dtype, dimensions: int) -> tuple[tuple[int, ...], int]:
+
+def _header(file: IO[bytes], dtype: np.dtype, dimensions: int) -> tuple[tuple[int, ...], int]:
     """Shape, and where the array begins."""
     try:
         version = np.lib.format.read_magic(file)

@@ -204,7 +204,8 @@ def _read_description(path: Path, *, check: bool) -> _Description:
     read = parse(_Description, value, path / BUNDLE_FILE, _AGAIN)
     for name, expected in read.files.items():
         file = path / name
-        if ".." in file.parts or not file.is_relative_to(path) or not file.is_file():
+        inside = file.is_relative_to(path) and ".." not in Path(name).parts
+        if not inside or not file.is_file():
             raise BadInputError(f"{file}: missing", _AGAIN)
         if file.stat().st_size != expected.bytes:
             raise BadInputError(

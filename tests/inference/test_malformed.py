@@ -124,6 +124,12 @@ def test_every_file_that_is_read_is_listed(bundle: Path) -> None:
         Predictor.load(bundle)
 
 
+def test_a_bundle_by_a_relative_path(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bundle / "weights")
+    expected = Predictor.load(bundle).predict(ROWS)
+    np.testing.assert_array_equal(Predictor.load("..", check=True).predict(ROWS), expected)
+
+
 def _flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-2] ^= 1

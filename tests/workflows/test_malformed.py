@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,12 @@ def test_graph(saved: Path) -> None:
 
 def test_compiled(saved: Path) -> None:
     expect_own_errors(saved / "compiled" / "compiled.json", lambda: _use(saved), rounds=300)
+
+
+def test_a_copy_is_mapped_from_nothing(saved: Path) -> None:
+    copy = pickle.loads(pickle.dumps(compiled.load(saved)))
+    (saved / "compiled" / "tables.npy").write_bytes(b"")
+    assert len(copy.transform(_row(SPEC))) == 0
 
 
 @pytest.mark.parametrize("name", ["tables.npy", "text.npy", "text_begins.npy"])
