@@ -49,7 +49,7 @@ class MappedArray:
             shape, begin = _header(file, np.dtype(dtype), dimensions)
         self._stamp = _stamp(self._descriptor)
         if begin + math.prod(shape) * np.dtype(dtype).itemsize != self._stamp[0]:
-            raise ValueError(f"{self._stamp[0]} bytes are not those of an array {list(shape)}")
+            raise ValueError(f"has {self._stamp[0]} bytes, not those of an array {list(shape)}")
         access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
         mapped = mmap.mmap(self._descriptor, 0, access=access)
         self.values = np.ndarray(shape, dtype, buffer=mapped, offset=begin)
@@ -75,9 +75,9 @@ def _header(file: IO[bytes], dtype: np.dtype, dimensions: int) -> tuple[tuple[in
             raise ValueError(f".npy of version {version}")
         shape, by_column, found = np.lib.format.read_array_header_1_0(file)
     except Exception as error:  # NumPy parses it as Python, which raises anything
-        raise ValueError(f"no .npy file: {error!r:.200}") from None
+        raise ValueError(f"is no .npy file: {error!r:.200}") from None
     if found != dtype or len(shape) != dimensions or (by_column and dimensions > 1):
-        raise ValueError(f"it holds {found} {shape}, not {dtype} in {dimensions} dimensions")
+        raise ValueError(f"holds {found} {shape}, not {dtype} in {dimensions} dimensions")
     return shape, file.tell()
 
 

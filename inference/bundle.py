@@ -232,7 +232,7 @@ def _map(file: Path, dtype: type, dimensions: int = 2) -> MappedArray:
     try:
         return MappedArray(file, dtype, dimensions, writable=True)
     except ValueError as error:
-        raise ValueError(f"{file.name}: {error}") from error
+        raise ValueError(f"{file.name} {error}") from error
 
 
 def _layers(weights: Path, group: str, count: int, device: torch.device) -> list[Layer]:
