@@ -112,7 +112,8 @@ class CpuBlocks:
         """Uninitialised tensors of these dtypes and shapes, in one recycled buffer."""
         sizes = [dtype.itemsize * int(np.prod(shape)) for dtype, shape in wanted]
         begins = np.cumsum([0] + [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
-        memory = self.memory(begins[-1])
+        # never none at all: of an empty array torch cannot make one of another dtype
+        memory = self.memory(max(begins[-1], ALIGNMENT))
         return [
             memory[begin : begin + size].view(dtype).view(shape)
             for (dtype, shape), begin, size in zip(wanted, begins, sizes, strict=False)
