@@ -20,6 +20,8 @@ from dlrm.sharding import shard_model
 
 log = logging.getLogger(__name__)
 
+DENSE_LAYERS = TrainSettings.dense_arch_layer_sizes  # the default
+
 
 def build(
     settings: TrainSettings, config: ModelConfig, group: Group
@@ -37,6 +39,9 @@ def build(
         for name in ("allow_tf32", "cuda_graphs"):
             if getattr(settings, name):
                 log.warning("--%s has no effect on a CPU", name)
+    unused = not config.dense and settings.dense_arch_layer_sizes != DENSE_LAYERS
+    if unused and group.rank == 0:
+        log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
     dlrm = build_dlrm(config, seed=settings.seed, device=group.device)
     model = TrainModel(dlrm, group.world_size, amp=settings.amp)
     fuse_table_optimizer(model, settings)
@@ -55,6 +60,6 @@ def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
         vars(part).pop("forward", None)  # what was set up before
         if settings.compile_dense:
             part.forward = torch.compile(part.forward, dynamic=False)
-    device = next(dlrm.dense_arch.parameters()).device
+    device = next(dlrm.over_arch.parameters()).device
     if settings.cuda_graphs and settings.mode == "train" and can_capture(device):
         replay_dense(dlrm, settings.batch_size, amp=settings.amp)

@@ -8,7 +8,7 @@ from typing import Any
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import LARGEST_TABLE, TableSchema
 from clicklog.validation import convert
-from dlrm.settings import INTERACTIONS, TrainSettings
+from dlrm.settings import INTERACTIONS, TrainSettings, as_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,11 +16,13 @@ class ModelConfig:
     """The shape of a DLRM.
 
     Attributes:
-        dense: names of the dense features, in the order of the columns of ``dense_features``.
+        dense: names of the dense features, in the order of the columns of ``dense_features``. There
+            may be none: then the model has no layers for them, and embeddings meet each other only.
         categorical: names of the categorical features: the keys of the KeyedJaggedTensor.
         num_embeddings: rows of each feature's table.
         embedding_dim: width of all tables.
-        dense_arch_layer_sizes: layers for the dense features; the last is ``embedding_dim``.
+        dense_arch_layer_sizes: layers for the dense features; the last is ``embedding_dim``. Empty
+            without dense features.
         over_arch_layer_sizes: two or more layers above the interaction; the last is 1.
         interaction_type: how dense features and embeddings meet: "original" (dot products of all
             pairs, Naumov et al. 2019), "dcn" (low-rank cross network, Wang et al. 2020) or
@@ -57,10 +59,12 @@ class ModelConfig:
                 f"{len(self.categorical)} categorical features, "
                 f"{len(self.num_embeddings)} table sizes"
             )
-        if dense[-1:] != (self.embedding_dim,) or len(over) < 2 or over[-1] != 1:
+        last = (self.embedding_dim,) if self.dense else ()
+        if dense[-1:] != last or len(over) < 2 or over[-1] != 1:
             raise SchemaError(
-                f"no DLRM has embedding_dim {self.embedding_dim}, dense_arch_layer_sizes {dense} "
-                f"and over_arch_layer_sizes {over}"
+                f"no DLRM of {len(self.dense)} dense features has embedding_dim "
+                f"{self.embedding_dim}, dense_arch_layer_sizes {dense} and over_arch_layer_sizes "
+                f"{over}"
             )
         if self.interaction_type not in INTERACTIONS:
             raise SchemaError(f"no DLRM has interaction_type {self.interaction_type!r}")
@@ -70,6 +74,11 @@ class ModelConfig:
                 least = 0 if name.startswith("dcn_") else 1
                 if isinstance(size, int) and not least <= size <= LARGEST_TABLE:
                     raise SchemaError(f"no DLRM has a size of {size} in {name}")
+        if len(self.categorical) + bool(self.dense) < 2 and self.interaction_type == "original":
+            raise SchemaError(
+                "no dense column and one categorical column: dot products need two vectors",
+                "choose --interaction_type dcn",
+            )
 
     @property
     def table_names(self) -> list[str]:
@@ -100,23 +109,31 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
 
     Raises:
         SettingsError: a given table is too small for the ids in the data, or the number of given
-            sizes is not the number of categorical columns.
-        SchemaError: the data has no dense column.
+            sizes is not the number of categorical columns; the layers for the dense columns do not
+            end with the width of the embeddings.
+        SchemaError: the data have too few columns for the interaction.
     """
-    if not schema.dense:
-        raise SchemaError(
-            f"{settings.binary_path}: the data has no dense column", "DLRM needs at least one"
-        )
     return ModelConfig(
         dense=schema.dense,
         categorical=schema.categorical,
         num_embeddings=_table_sizes(settings, schema),
         embedding_dim=settings.embedding_dim,
-        dense_arch_layer_sizes=settings.dense_arch_layer_sizes,
+        dense_arch_layer_sizes=_dense_layers(settings) if schema.dense else (),
         over_arch_layer_sizes=settings.over_arch_layer_sizes,
         **_interaction(settings),
         **_multi_hot(settings, schema),
     )
+
+
+def _dense_layers(settings: TrainSettings) -> tuple[int, ...]:
+    sizes = settings.dense_arch_layer_sizes
+    if sizes[-1] != settings.embedding_dim:
+        raise SettingsError(
+            f"--dense_arch_layer_sizes {as_text(sizes)} ends with {sizes[-1]}, but "
+            f"--embedding_dim is {settings.embedding_dim}",
+            "DLRM lets the dense features interact with the embeddings: make the two equal",
+        )
+    return sizes
 
 
 def _interaction(settings: TrainSettings) -> dict[str, Any]:

@@ -37,8 +37,9 @@ def replay_dense(dlrm: DLRM, batch_size: int, *, amp: bool) -> None:
         batch_size: of a rank.
         amp: the steps run under autocast to bfloat16.
     """
-    weight = next(dlrm.dense_arch.parameters())
-    device, dense_features = weight.device, weight.shape[1]
+    device = next(dlrm.over_arch.parameters()).device
+    weight = next(dlrm.dense_arch.parameters(), None)
+    dense_features = 0 if weight is None else weight.shape[1]
     with torch.autocast(device.type, torch.bfloat16, enabled=amp, cache_enabled=False):
         parts = _parts(dlrm, torch.zeros(batch_size, dense_features, device=device))
         _warm_up(parts)
@@ -62,9 +63,10 @@ def _parts(dlrm: DLRM, dense: torch.Tensor) -> list[tuple[nn.Module, tuple[torch
 
     sparse = dlrm.sparse_arch
     vectors = torch.zeros(len(dense), sparse.F, sparse.D, device=dense.device, requires_grad=True)
-    bottom = launched(dlrm.dense_arch, dense)
+    parts, bottom = [], dense
+    if list(dlrm.dense_arch.parameters()):
+        parts, bottom = [(dlrm.dense_arch, (dense,))], launched(dlrm.dense_arch, dense)
     top = launched(dlrm.inter_arch, bottom, vectors)
-    parts = [(dlrm.dense_arch, (dense,))]
     if list(dlrm.inter_arch.parameters()):
         parts.append((dlrm.inter_arch, (bottom, vectors)))
     return [*parts, (dlrm.over_arch, (top,))]

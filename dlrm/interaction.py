@@ -19,11 +19,13 @@ class Interaction(nn.Module):
 
     Args:
         num_sparse_features: F.
+        dense: whether there is a dense vector.
     """
 
-    def __init__(self, num_sparse_features: int) -> None:
+    def __init__(self, num_sparse_features: int, *, dense: bool = True) -> None:
         super().__init__()
-        vectors = num_sparse_features + 1
+        self._dense = dense
+        vectors = num_sparse_features + dense
         low, high = torch.triu_indices(vectors, vectors, offset=1)
         self.register_buffer("pairs", low * vectors + high, persistent=False)
         # which pair each product is of; those of a vector with itself, of one more
@@ -35,16 +37,63 @@ class Interaction(nn.Module):
         """The dense vector and the products.
 
         Args:
-            dense_features: [B, D].
+            dense_features: [B, D]; without a dense vector [B, 0].
             sparse_features: [B, F, D].
 
         Returns:
             [B, D + F (F + 1) / 2]: the dense vector, then the products of vectors i < j by rising
-            i, then j; vector 0 is the dense one. Of the dense vector's dtype.
+            i, then j; vector 0 is the dense one. Of the dense vector's dtype. Without one,
+            [B, F (F - 1) / 2], the products alone.
         """
+        if not self._dense:
+            return _Pairs.apply(sparse_features, self.pairs, self.of_pair)
         sparse_features = sparse_features.to(dense_features.dtype)  # which autocast chose
         vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
         return torch.cat((dense_features, _Pairs.apply(vectors, self.pairs, self.of_pair)), dim=1)
+
+
+class EmbeddingsCross(nn.Module):
+    """A cross network over embeddings, without a dense vector; see
+    ``torchrec.models.dlrm.InteractionDCNArch``.
+
+    Args:
+        crossnet: takes and gives [B, F · D].
+    """
+
+    def __init__(self, crossnet: nn.Module) -> None:
+        super().__init__()
+        self.crossnet = crossnet
+
+    def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
+        """[B, F · D], of ``sparse_features`` [B, F, D]; ``dense_features`` are [B, 0]."""
+        return self.crossnet(sparse_features.flatten(1))
+
+
+class EmbeddingsProjection(nn.Module):
+    """The products of two projections of the embeddings, without a dense vector; see
+    ``torchrec.models.dlrm.InteractionProjectionArch``.
+
+    Args:
+        interaction_branch1, interaction_branch2: take [B, F · D], give multiples F1 and F2 of D.
+        dim: D.
+    """
+
+    def __init__(
+        self, interaction_branch1: nn.Module, interaction_branch2: nn.Module, dim: int
+    ) -> None:
+        super().__init__()
+        self.interaction_branch1, self.interaction_branch2 = (
+            interaction_branch1,
+            interaction_branch2,
+        )
+        self._dim = dim
+
+    def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
+        """[B, F1 · F2], of ``sparse_features`` [B, F, D]; ``dense_features`` are [B, 0]."""
+        flat = sparse_features.flatten(1)
+        one = self.interaction_branch1(flat).unflatten(1, (-1, self._dim))
+        other = self.interaction_branch2(flat).unflatten(1, (self._dim, -1))
+        return torch.bmm(one, other).flatten(1)
 
 
 class _Pairs(torch.autograd.Function):

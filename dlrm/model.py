@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import nn
 from torchrec.datasets.utils import Batch
-from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
+from torchrec.models.dlrm import DLRM, DLRM_DCN, DenseArch, DLRM_Projection, OverArch
+from torchrec.modules.crossnet import LowRankCrossNet
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.config import ModelConfig
-from dlrm.interaction import Interaction, PooledVectors
+from dlrm.interaction import EmbeddingsCross, EmbeddingsProjection, Interaction, PooledVectors
 from dlrm.multi_hot import MultiHot
 
 #: Rows of a table that are drawn from one generator. Part of the definition of the initial weights.
@@ -115,7 +116,7 @@ class TrainModel(nn.Module):
         self.dlrm = dlrm
         self.world_size = world_size
         self._amp = amp
-        self._device_type = next(dlrm.dense_arch.parameters()).device.type
+        self._device_type = next(dlrm.over_arch.parameters()).device.type
 
     def forward(self, batch: TrainBatch) -> tuple[torch.Tensor, StepOutput]:
         """Loss (scalar) to run backward on, and the detached outputs."""
@@ -184,22 +185,56 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
             config.table_names, config.categorical, config.num_embeddings, strict=True
         )
     ]
+    collection = EmbeddingBagCollection(tables=tables, device=meta)
+    drawn_on = meta if torch.device(device) == meta else torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _CLASSES[config.interaction_type](
-            embedding_bag_collection=EmbeddingBagCollection(tables=tables, device=meta),
-            dense_in_features=len(config.dense),
-            dense_arch_layer_sizes=list(config.dense_arch_layer_sizes),
-            over_arch_layer_sizes=list(config.over_arch_layer_sizes),
-            dense_device=meta if torch.device(device) == meta else torch.device("cpu"),
-            **_interaction_sizes(config),
-        )
-    model.sparse_arch = PooledVectors(model.sparse_arch.embedding_bag_collection)
+        if config.dense:
+            model = _torchrec_dlrm(collection, config, drawn_on)
+        else:
+            with drawn_on:
+                model = _EmbeddingsDLRM(config)
+    model.sparse_arch = PooledVectors(collection)
     if config.interaction_type == "original":
-        model.inter_arch = Interaction(len(config.categorical))
+        model.inter_arch = Interaction(len(config.categorical), dense=bool(config.dense))
     for part in (model.dense_arch, model.inter_arch, model.over_arch):
         part.to(device)
     return model
+
+
+def _torchrec_dlrm(
+    collection: EmbeddingBagCollection, config: ModelConfig, device: torch.device
+) -> DLRM:
+    return _CLASSES[config.interaction_type](
+        embedding_bag_collection=collection,
+        dense_in_features=len(config.dense),
+        dense_arch_layer_sizes=list(config.dense_arch_layer_sizes),
+        over_arch_layer_sizes=list(config.over_arch_layer_sizes),
+        dense_device=device,
+        **_interaction_sizes(config),
+    )
+
+
+class _EmbeddingsDLRM(DLRM):
+    """A DLRM for data without dense features, but for its tables: nothing below the interaction,
+    and no dense vector in it. ``dense_features`` are [B, 0]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        nn.Module.__init__(self)  # DLRM's makes layers for dense features
+        features, dim = len(config.categorical), config.embedding_dim
+        self.dense_arch = nn.Identity()
+        if config.interaction_type == "dcn":
+            width = features * dim
+            cross = LowRankCrossNet(width, config.dcn_num_layers, config.dcn_low_rank_dim)
+            self.inter_arch = EmbeddingsCross(cross)
+        elif config.interaction_type == "projection":
+            sizes = config.interaction_branch1_layer_sizes, config.interaction_branch2_layer_sizes
+            width = sizes[0][-1] // dim * (sizes[1][-1] // dim)
+            branches = (DenseArch(features * dim, list(layers)) for layers in sizes)
+            self.inter_arch = EmbeddingsProjection(*branches, dim)
+        else:
+            width = features * (features - 1) // 2
+        self.over_arch = OverArch(width, list(config.over_arch_layer_sizes))
 
 
 def _interaction_sizes(config: ModelConfig) -> dict[str, Any]:

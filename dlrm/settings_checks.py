@@ -24,7 +24,6 @@ _AT_LEAST_ONE = (
     "limit_val_batches",
     "limit_test_batches",
     "synthetic_dataset_num_entries",
-    "synthetic_dataset_numerical_features",
     "inference_benchmark_steps",
     "profile_steps",
     "loader_memory",
@@ -47,6 +46,7 @@ _NOT_NEGATIVE = (
     "decay_end_lr",
     "test_after",
     "benchmark_warmup_steps",
+    "synthetic_dataset_numerical_features",
 )
 _SIZES = (
     "num_embeddings_per_feature",
@@ -146,13 +146,6 @@ def _check_layers(settings: TrainSettings) -> None:
     dim = settings.embedding_dim
     if dim % 4:
         raise SettingsError(f"--embedding_dim {dim}", "FBGEMM's tables need a multiple of 4")
-    last = settings.dense_arch_layer_sizes[-1]
-    if last != dim:
-        raise SettingsError(
-            f"--dense_arch_layer_sizes {as_text(settings.dense_arch_layer_sizes)} ends with "
-            f"{last}, but --embedding_dim is {dim}",
-            "DLRM lets the dense features interact with the embeddings: make the two equal",
-        )
     over = settings.over_arch_layer_sizes
     if over[-1] != 1:
         raise SettingsError(

@@ -23,11 +23,11 @@ from workflows.compiled.workflow import Ids
 #: Weight [out, in] and bias [out] of a linear layer.
 Layer: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Layers: TypeAlias = dict[str, list[Layer]]
-#: Groups of layers: those of every model, and those of its interaction.
-GROUPS = (
-    {"bottom", "top"},
-    {"bottom", "top", "cross_in", "cross_out"},
-    {"bottom", "top", "branch1", "branch2"},
+#: Groups of layers: those of its interaction, "top", and "bottom" if it has dense columns.
+GROUPS = tuple(
+    {"top", *interaction, *bottom}
+    for interaction in ((), ("cross_in", "cross_out"), ("branch1", "branch2"))
+    for bottom in (("bottom",), ())
 )
 
 
@@ -38,13 +38,14 @@ class ServingModel:
     Attributes:
         table: the rows of all tables.
         first: int64 [categorical columns], where each column's rows begin in ``table``.
-        layers: by group, the dense layers: "bottom", for the dense columns, each followed by a
-            ReLU; "top", above the interaction, all but the last followed by a ReLU; and what the
-            interaction is made of: nothing more for dot products; "cross_in" and "cross_out", the
-            two factors of each layer of a low-rank cross network (Wang et al. 2020,
-            arXiv:2008.13535, §3.4); or "branch1" and "branch2", projections of all vectors, each
-            layer followed by a ReLU, whose products are taken.
-        pairs: int64, which products of two vectors are kept: i < j, as i · (columns + 1) + j.
+        layers: by group, the dense layers: "bottom", for the dense columns if there are any, each
+            followed by a ReLU; "top", above the interaction, all but the last followed by a ReLU;
+            and what the interaction is made of: nothing more for dot products; "cross_in" and
+            "cross_out", the two factors of each layer of a low-rank cross network (Wang et al.
+            2020, arXiv:2008.13535, §3.4); or "branch1" and "branch2", projections of all vectors,
+            each layer followed by a ReLU, whose products are taken.
+        pairs: int64, which products of two of V vectors are kept: i < j, as i · V + j. V is the
+            number of columns, and 1 more if there is a vector of the dense columns.
     """
 
     table: Table
@@ -55,7 +56,7 @@ class ServingModel:
     @classmethod
     def make(cls, table: Table, sizes: tuple[int, ...], layers: Layers) -> ServingModel:
         """Of the weights; ``sizes`` are the rows of each column's table."""
-        vectors = len(sizes) + 1
+        vectors = len(sizes) + ("bottom" in layers)
         low, high = torch.triu_indices(vectors, vectors, offset=1)
         first = torch.tensor([0, *sizes[:-1]], dtype=torch.int64).cumsum(0)
         device = table.device
@@ -127,15 +128,17 @@ class ServingModel:
 
     def interact(self, x: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """As :meth:`logits`, of dense features float32 [n, dense columns]."""
-        x = _with_relu(x, self.layers["bottom"])
-        vectors = torch.cat([x.unsqueeze(1), embedded], 1)
+        vectors = embedded
+        if "bottom" in self.layers:
+            x = _with_relu(x, self.layers["bottom"])
+            vectors = torch.cat([x.unsqueeze(1), embedded], 1)
         y = self._cross(x, vectors)
         y = _with_relu(y, self.layers["top"][:-1])
         weight, bias = self.layers["top"][-1]
         return functional.linear(y, weight, bias).squeeze(-1)
 
     def _cross(self, x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """The interaction of vectors [n, columns + 1, dim], of which ``x`` is the first."""
+        """The interaction of vectors [n, V, dim]; ``x`` is the first of them, or [n, 0]."""
         if "cross_in" in self.layers:
             y = x0 = vectors.flatten(1)
             for inner, outer in zip(self.layers["cross_in"], self.layers["cross_out"], strict=True):

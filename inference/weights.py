@@ -86,7 +86,9 @@ def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
             "evaluates it",
         )
     dlrm = scorer.dlrm
-    layers = {"bottom": _layers(dlrm.dense_arch), "top": _layers(dlrm.over_arch)}
+    layers = {"top": _layers(dlrm.over_arch)}
+    if config.dense:
+        layers["bottom"] = _layers(dlrm.dense_arch)
     if config.interaction_type == "dcn":
         cross = dlrm.inter_arch.crossnet
         inner = [kernel.detach() for kernel in cross.V_kernels]

@@ -32,14 +32,12 @@ class _Columns:
         indices: int64 [all columns], where those are in a batch.
         plain: int64, numbers of the columns of the loader's own types.
         others: numbers of those that are converted, and of the lists.
-        unproven: see :meth:`nvt_loader.checks.Checker.unproven`.
     """
 
     numbers: np.ndarray
     indices: np.ndarray
     plain: np.ndarray
     others: list[int]
-    unproven: np.ndarray
 
 
 class ArrowRows:
@@ -59,7 +57,6 @@ class ArrowRows:
         """
         layout = self._layout
         group = layout.row_groups[piece.row_group]
-        unproven = self._checker.unproven(footer, group.index)
         names = [layout.schema.columns[i] for i in numbers.tolist()]
         # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
         source = pa.OSFile(str(layout.files[group.file]))
@@ -75,7 +72,7 @@ class ArrowRows:
         where = None
         first = 0  # of the batch, as a row of the row group
         for batch in self._kept(batches, piece.row_group):
-            where = where or self._columns(batch.schema, numbers, unproven)
+            where = where or self._columns(batch.schema, numbers)
             begin, end = max(piece.begin - first, 0), min(piece.end - first, batch.num_rows)
             if begin < end:
                 yield self._chunk(batch.slice(begin, end - begin), where, group.file)
@@ -101,7 +98,7 @@ class ArrowRows:
             first += batch.num_rows
             yield batch.filter(mask)
 
-    def _columns(self, found: pa.Schema, numbers: np.ndarray, unproven: np.ndarray) -> _Columns:
+    def _columns(self, found: pa.Schema, numbers: np.ndarray) -> _Columns:
         names = self._layout.schema.columns
         indices = np.full(len(names), -1)
         plain, others = [], []
@@ -109,7 +106,7 @@ class ArrowRows:
             indices[i] = found.get_field_index(names[i])
             is_plain = self._checker.is_plain(found.field(int(indices[i])).type, i)
             (plain if is_plain else others).append(i)
-        return _Columns(numbers, indices, np.array(plain, np.int64), others, unproven)
+        return _Columns(numbers, indices, np.array(plain, np.int64), others)
 
     def _chunk(self, batch: pa.RecordBatch, where: _Columns, file: int) -> Chunk:
         layout, checker = self._layout, self._checker
@@ -131,7 +128,7 @@ class ArrowRows:
                 addresses[i] = _address(column)
         owner.append(arrays)
         chunk = Chunk(batch.num_rows, addresses, layout.row_bytes, values, weights, owner)
-        checker.check(chunk, arrays, where.numbers, where.unproven, file)
+        checker.check(chunk, arrays, where.numbers, file)
         for name, weight in layout.weights.items():
             i = layout.schema.columns.index(name)
             weights[i] = checker.weights(batch.column(weight), arrays[i], weight, owner, file)

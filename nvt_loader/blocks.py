@@ -129,6 +129,14 @@ class Source:
     first: int
     order: Callable[[], np.ndarray] | None = None
 
+    @property
+    def drawn(self) -> Source:
+        """The source once its rows are in their order: of these it then has this rank's alone."""
+        if self.order is None:
+            return self
+        rows = self.end - self.begin
+        return dataclasses.replace(self, width=rows, begin=0, end=rows)
+
 
 def empty_block(layout: Layout, steps: int, device: torch.device) -> Block | JaggedBlock:
     """Steps without rows."""

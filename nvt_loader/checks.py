@@ -1,13 +1,12 @@
 """Columns that are what the schema says: types, nulls, numbers that are none, ids in their tables.
 
-All of it before a model sees the rows. An id outside its table is not looked for where the
-footer's minimum and maximum, or the dictionary, rule it out; elsewhere it costs one reduction for
-each chunk.
+All of it before a model sees the rows, and from the values themselves: a footer's minimum and
+maximum say what was written, not what the pages hold now. It costs one reduction for each chunk,
+or, where pages are indices, for each dictionary.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import itertools
 import logging
@@ -95,19 +94,6 @@ def _count_leaves(kind: pa.DataType) -> int:
     return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
 
 
-@dataclasses.dataclass(frozen=True)
-class _Leaves:
-    """Where columns are among a file's leaves.
-
-    Attributes:
-        categorical: of each categorical column.
-        plain: see :meth:`Checker.plain_leaves`.
-    """
-
-    categorical: list[int]
-    plain: dict[int, tuple[int, int]]
-
-
 class Checker:
     """Converts and checks the columns of a split's files; safe for use by several threads."""
 
@@ -121,39 +107,24 @@ class Checker:
         ids = pa.from_numpy_dtype(layout.id_dtype)
         self._types = [pa.float32()] * self._first_id + [ids] * len(self._sizes)
         self._said: set[str] = set()
-        self._known: tuple[pq.ParquetSchema | None, _Leaves] = (None, _Leaves([], {}))
+        self._known: tuple[pq.ParquetSchema | None, dict[int, tuple[int, int]]] = (None, {})
         #: What a column's numbers have to stay below: ids unsigned, floats their magnitude's bits.
         self.limits = np.array([NO_NUMBER] * self._first_id + [*schema.table_sizes], np.uint64)
         self._lock = threading.Lock()
 
-    def unproven(self, footer: pq.FileMetaData, row_group: int) -> np.ndarray:
-        """The categorical columns whose ids the footer does not show to be in their table: bool."""
-        group = footer.row_group(row_group)
-        unproven = np.ones(len(self._sizes), bool)
-        for i, place in enumerate(self._leaves(footer).categorical):
-            statistics = group.column(place).statistics
-            if statistics is not None and statistics.has_min_max:
-                size = self._layout.schema.table_sizes[i]
-                unproven[i] = not 0 <= statistics.min <= statistics.max < size
-        return unproven
-
     def plain_leaves(self, footer: pq.FileMetaData) -> dict[int, tuple[int, int]]:
         """The columns of the loader's own types: which of the file's leaves each is, and whether
         its values may be missing."""
-        return self._leaves(footer).plain
-
-    def _leaves(self, footer: pq.FileMetaData) -> _Leaves:
-        """Where the columns are among a file's leaves; most files are alike."""
         schema = footer.schema
         with self._lock:
             known, leaves = self._known
-        if known is None or not known.equals(schema):
+        if known is None or not known.equals(schema):  # most files are alike
             types = schema.to_arrow_schema()
+            leaves = {}
             found = find_leaves(footer, self._layout.schema.columns)
-            leaves = _Leaves([found[name] for name in self._layout.schema.categorical], {})
             for number, (name, leaf) in enumerate(found.items()):
                 if self.is_plain(types.field(name).type, number):
-                    leaves.plain[number] = leaf, schema.column(leaf).max_definition_level
+                    leaves[number] = leaf, schema.column(leaf).max_definition_level
             with self._lock:
                 self._known = schema, leaves
         return leaves
@@ -241,7 +212,6 @@ class Checker:
         chunk: Chunk,
         arrays: dict[int, pa.Array],
         numbers: np.ndarray,
-        unproven: np.ndarray,
         file: int,
     ) -> None:
         """Refuse (or hash) what is no number and what is no id of its table.
@@ -250,7 +220,6 @@ class Checker:
             chunk: the rows.
             arrays: its list columns.
             numbers: of the columns to look at.
-            unproven: bool [categorical columns], from :meth:`unproven`.
             file: where it is from.
         """
         if not chunk.rows:
@@ -261,9 +230,6 @@ class Checker:
         for i in floats[found >= self.limits[floats]].tolist():
             self.refuse(chunk, i, file)
         ids = numbers[numbers >= self._first_id]
-        ids = ids[unproven[ids - self._first_id]]
-        if not ids.size:
-            return
         is_list, width = self._is_list[ids - self._first_id], self._layout.id_dtype.itemsize
         flat = ids[~is_list]
         if flat.size:

@@ -48,7 +48,8 @@ class CpuBlocks:
         if not self._layout.jagged:
             return self._build_flat(steps, batch, sources)
         parts = self._take(steps, sources)
-        return build_jagged(self._layout, parts, Runs(parts, sources, steps, batch), self.tensors)
+        runs = Runs(parts, [source.drawn for source in sources], steps, batch)
+        return build_jagged(self._layout, parts, runs, self.tensors)
 
     def _build_flat(self, steps: int, batch: int, sources: list[Source]) -> Block:
         schema = self._layout.schema
@@ -62,7 +63,8 @@ class CpuBlocks:
         memory = flat(labels), flat(dense), flat(ids)
 
         def fill(source: Source) -> None:
-            target = Target(*memory, runs_of(source, steps, [steps * source.width], 0), batch)
+            drawn = source.drawn
+            target = Target(*memory, runs_of(drawn, steps, [steps * drawn.width], 0), batch)
             first = 0
             for rows in self._rows(source, steps):
                 rows.copy_to(target, first)
@@ -84,12 +86,13 @@ class CpuBlocks:
         return parts
 
     def _rows(self, source: Source, steps: int) -> list[CpuRows]:
-        """The rows of a source for some steps, in their order."""
+        """The rows of a source for some steps; if they have an order of their own, this rank's."""
         parts = source.reader.take(steps * source.width)
         if source.order is None:
             return parts
         chunks = [chunk for rows in parts for chunk in rows.chunks()]
-        return [permuted(chunks, source.order(), self._layout, self.buffers)]
+        order = source.order().reshape(steps, -1)[:, source.begin : source.end]
+        return [permuted(chunks, order.ravel(), self._layout, self.buffers)]
 
     def _share(self, function: Callable[[Source], Any], sources: list[Source]) -> list[Any]:
         """Map sources, each in one task, together with the pool."""
@@ -112,7 +115,8 @@ class CpuBlocks:
         """Uninitialised tensors of these dtypes and shapes, in one recycled buffer."""
         sizes = [dtype.itemsize * int(np.prod(shape)) for dtype, shape in wanted]
         begins = np.cumsum([0] + [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
-        memory = self.memory(begins[-1])
+        # never none at all: of an empty array torch cannot make one of another dtype
+        memory = self.memory(max(begins[-1], ALIGNMENT))
         return [
             memory[begin : begin + size].view(dtype).view(shape)
             for (dtype, shape), begin, size in zip(wanted, begins, sizes, strict=False)

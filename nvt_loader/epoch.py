@@ -85,27 +85,27 @@ def produce_blocks(
         first = min(budget.first_rows, budget.decode_rows)
         return RowReader(blocks.decode, pieces, first, budget.decode_rows)
 
-    batch, share = plan.global_batch // world_size, plan.share
+    batch = plan.global_batch // world_size
     spans = plan.spans(rank, world_size)
     readers: list[RowReader] = []
     for window, begin, end in _extents(plan, order.shuffle, first_step, batch, budget):
         if begin >= plan.steps:
             break
         if not readers:
-            readers = [read(dealt.shard_ranges(span.shard, begin * share)) for span in spans]
+            readers = [read(dealt.shard_ranges(span.shard, begin * span.width)) for span in spans]
         sources, place = [], 0
         for span, reader in zip(spans, readers, strict=True):
             permutation = None
             if order.shuffle == "rows":
                 permutation = functools.partial(
                     planning.window_order,
-                    (end - begin) * share,
+                    (end - begin) * span.width,
                     seed=order.seed,
                     epoch=epoch,
                     shard=span.shard,
                     window=window,
                 )
-            sources.append(Source(reader, share, span.begin, span.end, place, permutation))
+            sources.append(Source(reader, span.width, span.begin, span.end, place, permutation))
             place += span.end - span.begin
         wanted = slice(max(first_step - begin, 0), plan.steps - begin)
         yield wanted, blocks.build(end - begin, batch, sources)

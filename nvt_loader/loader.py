@@ -63,9 +63,9 @@ class KJTLoader:
     rank. B is ``batch_size``, but for the last step: its rows are split evenly over the ranks, so
     a rank may get an empty batch (B = 0), which is a valid batch. ``drop_last`` leaves that step
     out, and with it other rows in each epoch. The global batch of each step depends on
-    ``batch_size * world_size`` and the data, not on the world size (for 1, 2, 4 and 8 ranks, or
-    with ``virtual_shards`` given): see :mod:`nvt_loader.plan`. The batches of a block share memory
-    with it and constants with each other: do not write into them.
+    ``batch_size * world_size`` and the data, not on the world size: see :mod:`nvt_loader.plan`.
+    The batches of a block share memory with it and constants with each other: do not write into
+    them.
 
     **Epochs.** The first ``iter()`` is epoch 0, each later one the next, whether or not the one
     before was finished; :meth:`set_epoch` and :meth:`load_state_dict` choose what the next
@@ -89,10 +89,9 @@ class KJTLoader:
         seed: of the permutations; the same on all ranks.
         drop_last: leave out the last step when it is not full.
         device: where the batches go; None is the current CUDA device, or the CPU without one.
-        virtual_shards: places in the data that a batch draws from; a divisor of
-            ``batch_size * world_size``. By default 8 where that and the world size allow it,
-            else ``world_size``. Runs that may go on with another world size, other than 1, 2, 4
-            and 8, do best with a common multiple.
+        virtual_shards: places in the data that a batch draws from, at most
+            ``batch_size * world_size``. By default 8, of which 1, 2, 4 and 8 ranks share none;
+            a multiple of ``world_size`` is faster for more ranks.
         shuffle_window: rows of a window, over all virtual shards.
         schema: the columns; by default ``.merlin/schema.json`` beside the files. With it, any
             parquet will do: numbers of other types are converted.
@@ -173,7 +172,7 @@ class KJTLoader:
         self._plan = Plan(
             rows=int(self._layout.rows.sum()),
             global_batch=global_batch,
-            virtual_shards=default_virtual_shards(global_batch, world_size)
+            virtual_shards=default_virtual_shards(global_batch)
             if virtual_shards is None
             else virtual_shards,
             drop_last=drop_last,

@@ -45,7 +45,6 @@ class Place:
         starts: int64 [chunks], bytes of a row in the chunks before.
         row_bytes: bytes of a row.
         limits: uint64 [chunks], what each column's numbers have to stay below.
-        unproven: bool [chunks], whether the footer leaves that open.
     """
 
     numbers: np.ndarray
@@ -56,7 +55,6 @@ class Place:
     starts: np.ndarray
     row_bytes: int
     limits: np.ndarray
-    unproven: np.ndarray
 
 
 class PageRows:
@@ -94,7 +92,7 @@ class PageRows:
         largest = np.empty(len(chunks), np.uint64)
         if not open_columns(cursors, largest, table, first_page, chunks):
             return None
-        checked = place.unproven & (largest >= place.limits)
+        checked = largest >= place.limits
         state = cursors, table, first_page, chunks
         return OpenRows(
             self._layout, self._checker, place, file, state, checked, owner, self._values
@@ -208,7 +206,6 @@ def _find_place(
     numbers = np.array([number for _, number, _, _ in found])
     chunks = np.array([chunk for _, _, chunk, _ in found], np.int64)
     widths = chunks[:, pages.WIDTH]
-    unproven = np.concatenate([np.ones(floats, bool), checker.unproven(footer, group.index)])
     return Place(
         numbers,
         chunks,
@@ -218,7 +215,6 @@ def _find_place(
         np.cumsum(widths) - widths,
         int(widths.sum()),
         checker.limits[numbers],
-        unproven[numbers],
     )
 
 

@@ -37,6 +37,9 @@ _INDICES = 2048
 #: Rows that are decoded before they are copied to a block: what fits a core's second cache.
 DECODED_ROWS = 1024
 
+#: Rows of other ranks that are passed over: fewer are decoded faster than that.
+_PASSED_ROWS = 64
+
 #: Where reading a column is, a row of int64: its page; rows left there; where its next bytes lie
 #: and where its bytes end; of a dictionary page, bits of an index, values left in the run, whether
 #: the run is packed, and the run's one index or the bits read of it; the dictionary's address and
@@ -326,6 +329,26 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
     return True
 
 
+@numba.njit
+def _next_runs(runs, run, row):
+    """The first run from ``run`` on that ends behind ``row``, the last that is read with it because
+    it lies close by, and where that one ends."""
+    while run < len(runs) and runs[run, 2] + runs[run, 3] <= row:
+        run += 1
+    if run == len(runs):
+        return run, run, row
+    last, begin = run, max(runs[run, 2], row)
+    end = runs[run, 2] + runs[run, 3]
+    while (
+        end - begin < DECODED_ROWS
+        and last + 1 < len(runs)
+        and runs[last + 1, 2] - end < _PASSED_ROWS
+    ):
+        last += 1
+        end = runs[last, 2] + runs[last, 3]
+    return run, last, end
+
+
 @compiled(
     "boolean(int32[::1], int32[::1], int32[::1], int64[:, ::1], int64, int64, int64, int64[::1],"
     " uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1], boolean[::1])",
@@ -368,16 +391,26 @@ def read_into(
     for c in range(len(chunks)):
         targets[c] = place
         place += DECODED_ROWS * chunks[c, WIDTH]
-    for begin in range(0, rows, DECODED_ROWS):
-        count = min(DECODED_ROWS, rows - begin)
-        if not read_rows(
-            found, largest, cursors, pages, first_page, chunks, targets, checked, count
+    none = np.zeros(len(chunks), np.int64)
+    at = last = np.int64(0)  # the next row, counted from ``first``; a run that is not behind it
+    while at < rows:
+        begin = end = rows
+        run, last, stop = _next_runs(runs, last, first + at)
+        if run < len(runs):
+            begin = min(max(runs[run, 2] - first, at), rows)
+            end = min(stop - first, begin + DECODED_ROWS, rows)
+        if not read_rows(  # what lies between is another rank's
+            addresses, largest, cursors, pages, first_page, chunks, none, checked, begin - at
+        ) or not read_rows(
+            found, largest, cursors, pages, first_page, chunks, targets, checked, end - begin
         ):
             return False
         for c in range(len(chunks)):
             if largest[c] >= limits[c]:
                 return False
             addresses[c] = found[order[c]]
-        copy_rows(labels, dense, ids, addresses, runs, batch, first + begin, count)
+        own = runs[run : last + 1]
+        copy_rows(labels, dense, ids, addresses, own, batch, first + begin, end - begin)
+        at = end
     tile[:1] = 0  # an address does not keep an array: it is used until here
     return True

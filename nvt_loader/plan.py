@@ -2,21 +2,24 @@
 
 An epoch puts the row groups into an order (:func:`epoch_order`); their rows, one after another,
 are *the stream*, N rows. With the global batch G (``batch_size · world_size``) there are
-``K = N // G`` full steps. K·G rows of the stream are dealt to V *virtual shards*, K·g rows each
-(:func:`deal`), and every shard gives its next ``g = G // V`` rows to every step::
+``K = N // G`` full steps. K·G rows of the stream are dealt to V *virtual shards*
+(:func:`deal`), and shard s gives its next ``g = b[s + 1] - b[s]`` rows to every step, where
+``b[s] = s · G // V``::
 
-    row i of global batch k  =  row k · g + i % g of virtual shard i // g        0 <= i < G
+    row i of global batch k  =  row k · g + i - b[s] of virtual shard s        b[s] <= i < b[s + 1]
 
-Rank r of W takes rows ``[r·B, (r+1)·B)`` of each global batch, B = G // W. So the global batch
-does not depend on how many ranks share it, every row is dealt exactly once, and all ranks take
-the same number of steps, whatever the sizes of files and row groups. The ``N % G`` rows that are
-left make one last, smaller step, split evenly; ranks may get no row of it, and an empty batch is
-a batch. ``drop_last`` leaves them out, in every epoch from another place of the stream.
+Rank r of W takes rows ``[r·B, (r+1)·B)`` of each global batch, B = G // W. V is a function of G
+(:func:`default_virtual_shards`), or given: so the global batch does not depend on how many ranks
+share it, every row is dealt exactly once, and all ranks take the same number of steps, whatever the
+sizes of files and row groups. The ``N % G`` rows that are left make one last, smaller step, split
+evenly; ranks may get no row of it, and an empty batch is a batch. ``drop_last`` leaves them out, in
+every epoch from another place of the stream.
 
-While W divides V, each rank reads V/W long runs of consecutive rows; otherwise neighbouring ranks
-both decode some row groups. Shards begin at row groups; what one has too much goes to the ends of
-those that have too little. Reading on from inside a row group decodes it from its start, which
-costs V row groups an epoch at most, so V should be far below their number.
+While W divides V, each rank reads V/W long runs of consecutive rows, of no shard a part: rank r
+begins at ``r · G // W = b[r · V / W]``. Otherwise neighbouring ranks both read some row groups, and
+each passes over the other's rows. Shards begin at row groups; what one has too much goes to the
+ends of those that have too little. Reading on from inside a row group decodes it from its start,
+which costs V row groups an epoch at most, so V should be far below their number.
 
 Shuffling permutes the row groups, and, if asked to, the rows inside windows of a virtual shard.
 Both depend on (seed, epoch) and the plan only, never on a global generator or the rank.
@@ -26,6 +29,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -34,7 +38,7 @@ import numpy as np
 from clicklog.errors import SettingsError
 from nvt_loader.kernels import random_order, random_words
 
-#: Default number of virtual shards: divisible by the world sizes 1, 2, 4 and 8.
+#: Default number of virtual shards: none of them is shared by ranks if these are 1, 2, 4 or 8.
 VIRTUAL_SHARDS = 8
 
 #: Ways to shuffle: not at all, the row groups, or these and the rows within windows.
@@ -48,9 +52,16 @@ Range = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """The part of every step that a rank takes from one virtual shard: rows [begin, end) of g."""
+    """The part of every step that a rank takes from one virtual shard.
+
+    Attributes:
+        shard: which.
+        width: g, the rows that the shard gives to a full step.
+        begin, end: which of these are the rank's.
+    """
 
     shard: int
+    width: int
     begin: int
     end: int
 
@@ -71,7 +82,7 @@ class Plan:
     Attributes:
         rows: N, rows of the stream.
         global_batch: G, rows of a full step over all ranks.
-        virtual_shards: V, a divisor of G.
+        virtual_shards: V, at most G.
         drop_last: leave out the last step when it has fewer than G rows.
         limit: steps after which an epoch ends, or None.
         window_rows: rows of a shuffling window, over all virtual shards.
@@ -85,17 +96,18 @@ class Plan:
     window_rows: int = WINDOW_ROWS
 
     def __post_init__(self) -> None:
-        if self.virtual_shards < 1 or self.global_batch % self.virtual_shards:
+        if not 1 <= self.virtual_shards <= self.global_batch:
             raise SettingsError(
-                f"virtual_shards = {self.virtual_shards} does not divide the global batch of "
-                f"{self.global_batch} rows",
-                "choose a divisor of batch_size * world_size",
+                f"virtual_shards = {self.virtual_shards} with a global batch of "
+                f"{self.global_batch} rows, of which each gives at least one",
+                "choose 1 … batch_size * world_size",
             )
 
-    @property
-    def share(self) -> int:
-        """g, the rows that each virtual shard gives to a full step."""
-        return self.global_batch // self.virtual_shards
+    @functools.cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """b, where the rows of each virtual shard begin in a full step; and G."""
+        shards = self.virtual_shards
+        return tuple(shard * self.global_batch // shards for shard in range(shards + 1))
 
     @property
     def full_steps(self) -> int:
@@ -138,12 +150,9 @@ class Plan:
         size = self.global_batch // world_size
         begin, end = rank * size, (rank + 1) * size
         return [
-            Span(
-                shard,
-                max(begin - shard * self.share, 0),
-                min(end - shard * self.share, self.share),
-            )
-            for shard in range(begin // self.share, -(-end // self.share))
+            Span(shard, stop - start, max(begin - start, 0), min(end, stop) - start)
+            for shard, (start, stop) in enumerate(itertools.pairwise(self.bounds))
+            if start < end and begin < stop
         ]
 
     def last_step(self, rank: int, world_size: int) -> Range:
@@ -192,7 +201,7 @@ class Deal:
 
 
 def deal(plan: Plan, starts: np.ndarray, left_at: int | None = None) -> Deal:
-    """Deal the stream rows to the virtual shards: ``K · g`` to each, every row once.
+    """Deal the stream rows to the virtual shards: K · g to each, every row once.
 
     Args:
         plan: the plan.
@@ -201,22 +210,22 @@ def deal(plan: Plan, starts: np.ndarray, left_at: int | None = None) -> Deal:
     """
     total, left = plan.full_steps * plan.global_batch, plan.left_rows
     left_at = total if left_at is None else left_at
-    size = plan.full_steps * plan.share
     # Places in the stream without the rows that are left: those behind move forward.
     places = np.unique(
         np.concatenate([starts[starts < left_at], starts[starts >= left_at + left] - left])
     )
-    nominal = np.arange(plan.virtual_shards) * size
+    nominal = plan.full_steps * np.array(plan.bounds[:-1])
+    sizes = (plan.full_steps * np.diff(plan.bounds)).tolist()
     begins = np.append(places, total)[np.searchsorted(places, nominal)].clip(max=total)
     begins[0] = 0
     ends = np.append(begins[1:], total)
     own: list[list[Range]] = []
     surplus: collections.deque[Range] = collections.deque()
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+    for begin, end, size in zip(begins.tolist(), ends.tolist(), sizes, strict=True):
         own.append([(begin, min(end, begin + size))])
         if begin + size < end:
             surplus.append((begin + size, end))
-    for ranges in own:
+    for ranges, size in zip(own, sizes, strict=True):
         missing = size - (ranges[0][1] - ranges[0][0])
         while missing:
             begin, end = surplus.popleft()
@@ -253,11 +262,10 @@ def left_at(plan: Plan, *, shuffle: bool, seed: int, epoch: int) -> int:
     return (end - epoch * plan.left_rows) % (end + 1)
 
 
-def default_virtual_shards(global_batch: int, world_size: int) -> int:
-    """V = 8 where that suits, so that 1, 2, 4 and 8 ranks see the same global batches; else W."""
-    if VIRTUAL_SHARDS % world_size == 0 and global_batch % VIRTUAL_SHARDS == 0:
-        return VIRTUAL_SHARDS
-    return world_size
+def default_virtual_shards(global_batch: int) -> int:
+    """V = 8, or as many as a global batch has rows. Not a function of the world size: that may
+    change on the way, and the batches may not."""
+    return min(VIRTUAL_SHARDS, global_batch)
 
 
 def epoch_order(row_groups: int, *, shuffle: bool, seed: int, epoch: int) -> np.ndarray:

@@ -7,7 +7,8 @@ from typing import Any
 
 from clicklog.errors import SchemaError, SettingsError
 
-#: 2: shards begin at row groups, windows are permuted otherwise.
+#: 2: shards begin at row groups, windows are permuted otherwise. How many virtual shards there are,
+#: which once followed from the world size, a state says itself.
 STATE_VERSION = 2
 
 

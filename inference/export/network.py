@@ -51,17 +51,19 @@ class RawModel(nn.Module):
         self.lists = [column.multi_hot for column in spec.categorical]
         self.logarithm = spec.dense_transform != "normalize"
         keep = self.register_buffer
-        keep("fill", torch.tensor([float(column.fill) for column in spec.dense], dtype=_F64))
-        center, scale = _normalization(description)
-        keep("center", center)
-        keep("scale", scale)
+        self.has_dense = bool(spec.dense)
+        if spec.dense:  # tensors without elements cannot be packed
+            keep("fill", torch.tensor([float(column.fill) for column in spec.dense], dtype=_F64))
+            center, scale = _normalization(description)
+            keep("center", center)
+            keep("scale", scale)
         keep("table", model.table.values)
         keep("ranges", model.table.ranges)
         keep("first", model.first)
         keep("pairs", model.pairs)
         for name, columns in spec.vocabularies.items():
             values, ids = _vocabulary(path / description.vocabularies[columns[0].name].file)
-            if len(values):  # tensors without elements cannot be packed
+            if len(values):  # as above
                 place = _place(name, spec)
                 keep(f"values_{place}", values)
                 keep(f"ids_{place}", ids + columns[0].reserved_ids)
@@ -106,6 +108,8 @@ class RawModel(nn.Module):
         return torch.sigmoid(model.interact(self._dense(dense), torch.stack(embedded, 1)))
 
     def _dense(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.has_dense:
+            return x.to(torch.float32)
         y = torch.where(x.isnan(), self.fill, x)
         if self.logarithm:
             y = torch.log(y.clamp_min(DENSE_MINIMUM) + DENSE_SHIFT)

@@ -117,14 +117,16 @@ def _write(predictor: Predictor, path: str, file_format: str | None, directory: 
         def create(name: str) -> IO[bytes]:
             return stack.enter_context(open(directory / name, "wb"))
 
-        label, numerical = create("label.bin"), create("numerical.bin")
+        label = create("label.bin")
+        numerical = create("numerical.bin") if schema.dense else None
         ids = [create(_file(name)) for name in schema.categorical]
         for piece in stream_pieces(path, spec, block_bytes=_BLOCK_BYTES):
             if not piece.label:
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             encoded = predictor.workflow.transform(piece.parse())
             label.write((encoded.label > 0.5).tobytes())
-            numerical.write(_halves(encoded, schema).tobytes())
+            if numerical:
+                numerical.write(_halves(encoded, schema).tobytes())
             for file, column, size in zip(ids, encoded.ids, schema.table_sizes, strict=True):
                 file.write(column.astype(id_dtype(size)).tobytes())
             rows += len(encoded)

@@ -130,7 +130,6 @@ def test_defaults_are_those_of_the_example():
         ("--lr_after_change_point 1", "--lr_after_change_point 1.0 has no effect"),
         ("--seed -1", "--seed -1"),
         ("--embedding_dim 6 --dense_arch_layer_sizes 6", "--embedding_dim 6\n.*multiple of 4"),
-        ("--embedding_dim 64", "ends with 128, but --embedding_dim is 64"),
         ("--over_arch_layer_sizes 64,2", "ends with 2\n.*end with 1"),
         ("--over_arch_layer_sizes 1", "needs two or more layers"),
         ("--over_arch_layer_sizes 0,1", "each size must be at least 1"),
@@ -232,7 +231,13 @@ def test_table_too_small_for_the_data(values, message):
     assert "--num_embeddings_per_feature 10,50,200" in error.value.remedy
 
 
-def test_data_without_dense_columns():
+def test_dense_layers_that_do_not_end_with_the_width_of_the_tables():
+    settings = parse_settings(["--embedding_dim=64"])
+    with pytest.raises(SettingsError, match="ends with 128, but --embedding_dim is 64"):
+        model_config(settings, SCHEMA)
+
+
+def test_data_of_a_single_categorical_column():
     with pytest.raises(SchemaError, match="no dense column"):
         model_config(TrainSettings(), TableSchema("label", (), ("cat_0",), (3,)))
 

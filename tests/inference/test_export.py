@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
@@ -199,7 +199,6 @@ def test_the_network_scores_any_spec_as_the_predictor(
     spec: FeatureSpec, seed: int, count: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Before it is packed; strings become integers."""
-    assume(spec.dense)
     categorical = tuple(
         dataclasses.replace(column, raw="int") if column.raw == "string" else column
         for column in spec.categorical

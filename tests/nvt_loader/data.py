@@ -36,7 +36,7 @@ def make_columns(
     score = counts[1:].sum(axis=0) * 0.5 - 1.0
     for effect, column in zip(effects, ids, strict=True):
         score = score + effect[column]
-    counts[0] = np.arange(first_row, first_row + rows) * ROW_STEP
+    counts[:1] = np.arange(first_row, first_row + rows) * ROW_STEP
     label = (rng.random(rows) < 1 / (1 + np.exp(-score))).astype(np.float32)
     columns = {"label": label}
     columns |= {f"int_{i}": column for i, column in enumerate(counts)}

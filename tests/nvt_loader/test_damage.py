@@ -11,6 +11,7 @@ import pytest
 
 from clicklog.errors import ClickLogError
 from nvt_loader import KJTLoader
+from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import WRITER, write_split
 from tests.nvt_loader.helper import assert_same
 
@@ -61,6 +62,59 @@ def test_a_flipped_bit_anywhere(part):
         part.write_bytes(content)
         noticed += damaged(part, expected)
     assert noticed > 30  # the others hit headers' statistics and the like
+
+
+#: Files without checksums: the options of the writer, and the type of the ids.
+UNSUMMED = {
+    "plain": ({"use_dictionary": False}, pa.int32()),
+    "dictionaries": ({}, pa.int32()),
+    "small dictionaries": ({"dictionary_pagesize_limit": 64}, pa.int32()),
+    "snappy": ({"compression": "snappy", "use_dictionary": False}, pa.int32()),
+    "by Arrow": ({"compression": "lz4", "use_dictionary": False}, pa.int32()),
+    "of another width": ({"use_dictionary": False}, pa.int64()),
+    "lists": ({"use_dictionary": False}, pa.list_(pa.int32())),
+}
+
+
+@pytest.mark.parametrize("decoder", ["cpu", "libcudf"])
+@pytest.mark.parametrize("what", UNSUMMED)
+def test_a_flipped_bit_that_no_checksum_shows_gives_no_id_outside_its_table(
+    tmp_path, monkeypatch, decoder, what
+):
+    """Whatever the footer says about the column: FBGEMM would read another row of the table."""
+    if decoder == "libcudf":
+        fake_libcudf.install(monkeypatch)
+    options, kind = UNSUMMED[what]
+    names = ("cat_0", "cat_1", "cat_2")
+    lists = names if pa.types.is_list(kind) else ()
+    write_split(tmp_path, {"train": [150]}, multi_hot=lists)
+    path = tmp_path / "train" / "part.0.parquet"
+    (path.parent / "_metadata").unlink()
+    table = pq.read_table(path)
+    for name in names:
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, name, table[name].cast(kind))
+    options = {"compression": "none", "write_page_checksum": False, **options}
+    pq.write_table(table, path, row_group_size=70, **options)
+    sizes = dict(zip(names, (10, 50, 200), strict=True))
+    whole = path.read_bytes()
+    footer = int.from_bytes(whole[-8:-4], "little")
+    choose = random.Random(what)
+    refused = 0
+    for _ in range(60):
+        content = bytearray(whole)
+        content[choose.randrange(4, len(whole) - footer - 8)] ^= 1 << choose.randrange(8)
+        path.write_bytes(content)
+        try:
+            found = list(KJTLoader(path.parent, 16, device="cpu"))
+        except ClickLogError as error:
+            refused += "outside its table" in str(error)
+            continue
+        for batch in found:
+            for name, size in sizes.items():
+                ids = batch.sparse_features[name].values()
+                assert bool(((ids >= 0) & (ids < size)).all())
+    assert refused > 0
 
 
 def test_a_file_cut_anywhere(part):

@@ -26,6 +26,7 @@ from tests.nvt_loader.data import WRITER, make_columns, write_split
 from tests.nvt_loader.helper import (
     all_ranks,
     assert_same,
+    global_batches,
     global_rows,
     limit_rows,
     read_rows,
@@ -152,11 +153,29 @@ def test_drop_last_of_a_shuffled_epoch_drops_other_rows_each_time(train):
 def test_the_global_batch_does_not_depend_on_the_world_size(train, shuffle):
     seen = [global_rows(all_ranks(train, 96 // n, n, shuffle=shuffle)) for n in (1, 2, 4, 8)]
     assert seen[0] == seen[1] == seen[2] == seen[3]
+    assert seen[0] == global_rows(all_ranks(train, 96 // 3, 3, shuffle=shuffle))
     seen = [
         global_rows(all_ranks(train, 96 // n, n, shuffle=shuffle, virtual_shards=4))
         for n in (3, 16)
     ]
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("shuffle", ["none", "row_groups", "rows"])
+@pytest.mark.parametrize(
+    ("global_batch", "world_sizes"),
+    [(300, (2, 3, 4, 75)), (1000, (2, 5, 16, 20)), (7, (7,)), (6, (2, 3, 6)), (12, (3, 4, 12))],
+)
+def test_global_batches_that_are_no_multiple_of_eight(tmp_path, global_batch, world_sizes, shuffle):
+    rows = 3 * global_batch + 5
+    write_split(tmp_path, {"train": [rows // 2, rows - rows // 2]}, row_group_rows=90)
+    options = {"shuffle": shuffle, "shuffle_window": 2 * global_batch}
+    train = tmp_path / "train"
+    alone = global_batches(all_ranks(train, global_batch, 1, **options))
+    for ranks in world_sizes:
+        if global_batch % ranks == 0:
+            found = global_batches(all_ranks(train, global_batch // ranks, ranks, **options))
+            assert_same(found, alone)
 
 
 def test_one_virtual_shard_is_the_order_of_the_files(train):
@@ -370,8 +389,8 @@ def test_a_batch_stays_valid_while_later_ones_are_drawn(train, monkeypatch):
         ({"rank": 2, "world_size": 2}, "rank = 2 with world_size = 2"),
         ({"rank": -1}, "rank = -1"),
         ({"seed": -1}, "seed = -1"),
-        ({"virtual_shards": 0}, "virtual_shards = 0 does not divide"),
-        ({"virtual_shards": 3}, "virtual_shards = 3 does not divide"),
+        ({"virtual_shards": 0}, "virtual_shards = 0 with a global batch of 4 rows"),
+        ({"virtual_shards": 5}, "virtual_shards = 5 with a global batch of 4 rows"),
     ],
 )
 def test_settings(train, options, message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +12,7 @@ import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
 from clicklog.errors import SchemaError, SettingsError
+from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader
 from nvt_loader.layout import read_layout
 from nvt_loader.memory import row_bytes
@@ -98,12 +101,16 @@ def test_resuming(train):
     assert_same(list(resumed), whole[5:])
 
 
-def test_embeddings_of_jagged_and_empty_batches(train):
+def bag_collection() -> EmbeddingBagCollection:
     tables = [
         EmbeddingBagConfig(name=f"t{i}", embedding_dim=4, num_embeddings=200, feature_names=[key])
         for i, key in enumerate(("cat_0", "cat_1", "cat_2"))
     ]
-    embed = EmbeddingBagCollection(tables=tables)
+    return EmbeddingBagCollection(tables=tables)
+
+
+def test_embeddings_of_jagged_and_empty_batches(train):
+    embed = bag_collection()
     for loader in all_ranks(train.parent / "valid", 2, 8):
         (batch,) = list(loader)
         size = batch.labels.shape[0]
@@ -153,6 +160,27 @@ def test_only_empty_lists(small):
     rewrite(small, cat_0=pa.array([[]] * 100, pa.list_(pa.int32())))
     for batch in KJTLoader(small, 16, device="cpu"):
         assert batch.sparse_features.length_per_key()[0] == 0
+
+
+@pytest.mark.parametrize("weights", [None, {"cat_0": "cat_0_weight"}])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_block_without_a_single_id(small, shuffle, weights):
+    """All categorical columns are lists, and none of a block's lists has an id in it."""
+    empty = pa.array([[]] * 100, pa.list_(pa.int32()))
+    names = ("cat_0", "cat_1", "cat_2")
+    rewrite(small, cat_0_weight=empty.cast(pa.list_(pa.float32())), **dict.fromkeys(names, empty))
+    schema = dataclasses.replace(TableSchema.read(small), multi_hot=names)
+    options = {"schema": schema, "shuffle": shuffle, "weights": weights, "device": "cpu"}
+    embed = bag_collection()
+    rows = 0
+    for batch in KJTLoader(small, 16, **options):
+        kjt, size = batch.sparse_features, batch.labels.shape[0]
+        assert_derived(kjt)
+        assert kjt.values().numel() == 0
+        assert kjt.lengths().tolist() == [0] * 3 * size
+        assert embed(batch.sparse_features).values().tolist() == [[0.0] * 12] * size
+        rows += size
+    assert rows == 100
 
 
 @pytest.mark.parametrize("row", [0, 70])

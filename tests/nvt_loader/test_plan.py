@@ -16,6 +16,7 @@ from clicklog.errors import SettingsError
 from nvt_loader.plan import (
     Piece,
     Plan,
+    Span,
     deal,
     default_virtual_shards,
     epoch_order,
@@ -39,9 +40,9 @@ def global_batches(
     """Stream rows [step][rank][row], from what each rank would read."""
     dealt = deal(plan, starts_of([plan.rows] if groups is None else groups), at)
 
-    def take(shard: int, step: int) -> list[int]:
-        ranges = dealt.shard_ranges(shard, step * plan.share)
-        return list(itertools.chain(*(range(*ends) for ends in ranges)))[: plan.share]
+    def take(span: Span, step: int) -> list[int]:
+        ranges = dealt.shard_ranges(span.shard, step * span.width)
+        return list(itertools.chain(*(range(*ends) for ends in ranges)))[: span.width]
 
     steps = []
     for step in range(plan.full_steps):
@@ -49,7 +50,7 @@ def global_batches(
         for rank in range(world_size):
             rows = []
             for span in plan.spans(rank, world_size):
-                rows += take(span.shard, step)[span.begin : span.end]
+                rows += take(span, step)[span.begin : span.end]
             ranks.append(rows)
         steps.append(ranks)
     if plan.last_rows:
@@ -69,8 +70,7 @@ def global_batches(
 )
 def test_every_row_once_and_equal_steps(rows, world_size, batch_size, choose, drop_last):
     global_batch = batch_size * world_size
-    divisors = [v for v in range(1, global_batch + 1) if global_batch % v == 0]
-    shards = [*divisors, default_virtual_shards(global_batch, world_size)]
+    shards = [*range(1, global_batch + 1), default_virtual_shards(global_batch)]
     plan = Plan(rows, global_batch, shards[choose % len(shards)], drop_last)
     steps = global_batches(plan, world_size)
     assert len(steps) == plan.steps
@@ -89,17 +89,40 @@ def test_every_row_once_and_equal_steps(rows, world_size, batch_size, choose, dr
         assert max(sizes) - min(sizes) <= 1
 
 
-@given(rows=st.integers(0, 500), share=st.integers(1, 4))
-def test_global_batches_do_not_depend_on_the_world_size(rows, share):
-    global_batch = 8 * share
-    seen = []
-    for world_size in (1, 2, 4, 8):
-        plan = Plan(rows, global_batch, default_virtual_shards(global_batch, world_size))
-        seen.append([list(itertools.chain(*ranks)) for ranks in global_batches(plan, world_size)])
-    assert seen[0] == seen[1] == seen[2] == seen[3]
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
-@given(rows=st.integers(0, 300), shards=st.sampled_from([1, 2, 3, 4, 6, 12]))
+@settings(max_examples=60, deadline=None)
+@given(
+    global_batch=st.one_of(st.sampled_from([6, 7, 12, 100, 300]), st.integers(1, 64)),
+    steps=st.integers(0, 3),
+    groups=layouts,
+    data=st.data(),
+)
+def test_global_batches_do_not_depend_on_the_world_size(global_batch, steps, groups, data):
+    """For every world size that divides the global batch, whatever the files."""
+    rest = data.draw(st.integers(0, global_batch - 1))
+    groups = [*groups, max(0, steps * global_batch + rest - sum(groups))]
+    plan = Plan(sum(groups), global_batch, default_virtual_shards(global_batch))
+    at = data.draw(st.integers(0, plan.rows - plan.left_rows))
+    alone = [step[0] for step in global_batches(plan, 1, groups, at)]
+    for world_size in divisors(global_batch):
+        ranks = global_batches(plan, world_size, groups, at)
+        assert [list(itertools.chain(*step)) for step in ranks] == alone
+
+
+@pytest.mark.parametrize("global_batch", [*range(1, 65), 300, 1000, 65_536, 150_000])
+def test_one_two_four_and_eight_ranks_share_no_virtual_shard(global_batch):
+    plan = Plan(10**6, global_batch, default_virtual_shards(global_batch))
+    assert plan.virtual_shards == min(8, global_batch)
+    for world_size in {1, 2, 4, 8} & set(divisors(global_batch)):
+        spans = [span for rank in range(world_size) for span in plan.spans(rank, world_size)]
+        assert [span.shard for span in spans] == list(range(plan.virtual_shards))
+        assert all((span.begin, span.end) == (0, span.width) for span in spans)
+
+
+@given(rows=st.integers(0, 300), shards=st.integers(1, 12))
 def test_with_given_shards_any_world_size_sees_the_same(rows, shards):
     seen = [
         [
@@ -111,31 +134,34 @@ def test_with_given_shards_any_world_size_sees_the_same(rows, shards):
     assert all(steps == seen[0] for steps in seen)
 
 
-def test_the_documented_formula():
-    plan = Plan(rows=1000, global_batch=48, virtual_shards=8)
+@pytest.mark.parametrize("global_batch", [48, 44, 6])
+def test_the_documented_formula(global_batch):
+    plan = Plan(1000, global_batch, default_virtual_shards(global_batch))
     dealt = deal(plan, starts_of([100] * 10))
     shards = [list(itertools.chain(*(range(*r) for r in ranges))) for ranges in dealt.shards]
-    g = plan.share
-    for k, ranks in enumerate(global_batches(plan, 4, [100] * 10)[: plan.full_steps]):
+    bounds = [s * global_batch // len(shards) for s in range(len(shards) + 1)]
+    for k, ranks in enumerate(global_batches(plan, 2, [100] * 10)[: plan.full_steps]):
         batch = list(itertools.chain(*ranks))
-        assert batch == [shards[i // g][k * g + i % g] for i in range(48)]
+        for s, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            g = end - begin
+            assert batch[begin:end] == [shards[s][k * g + i - begin] for i in range(begin, end)]
 
 
 @settings(max_examples=200, deadline=None)
-@given(groups=layouts, share=st.integers(1, 3), shards=st.integers(1, 9), data=st.data())
-def test_every_row_is_dealt_once_wherever_the_rest_lies(groups, share, shards, data):
-    plan = Plan(sum(groups), share * shards, shards)
+@given(groups=layouts, more=st.integers(0, 20), shards=st.integers(1, 9), data=st.data())
+def test_every_row_is_dealt_once_wherever_the_rest_lies(groups, more, shards, data):
+    plan = Plan(sum(groups), shards + more, shards)
     at = data.draw(st.integers(0, plan.rows - plan.left_rows))
     dealt = deal(plan, starts_of(groups), at)
-    size = plan.full_steps * share
-    assert [sum(end - begin for begin, end in ranges) for ranges in dealt.shards] == [size] * shards
+    sizes = [plan.full_steps * (b - a) for a, b in itertools.pairwise(plan.bounds)]
+    assert [sum(end - begin for begin, end in ranges) for ranges in dealt.shards] == sizes
     assert all(begin < end for ranges in dealt.shards for begin, end in ranges)
     rows = [row for ranges in dealt.shards for ends in ranges for row in range(*ends)]
     assert dealt.left == (at, at + plan.left_rows)
     assert sorted([*rows, *range(*dealt.left)]) == list(range(plan.rows))
     for shard in range(shards):
         whole = list(itertools.chain(*(range(*ends) for ends in dealt.shards[shard])))
-        begin = data.draw(st.integers(0, size))
+        begin = data.draw(st.integers(0, sizes[shard]))
         rest = itertools.chain(*(range(*ends) for ends in dealt.shard_ranges(shard, begin)))
         assert list(rest) == whole[begin:]
 
@@ -248,17 +274,11 @@ def test_the_order_is_the_same_for_ever():
     ]
 
 
-@settings(max_examples=30)
-@given(world_size=st.integers(1, 64), batch_size=st.integers(1, 5000))
-def test_default_virtual_shards_divide_the_global_batch(world_size, batch_size):
-    shards = default_virtual_shards(batch_size * world_size, world_size)
-    assert batch_size * world_size % shards == 0
-    assert shards % world_size == 0  # no row group is decoded by all ranks
-
-
-def test_virtual_shards_must_divide_the_global_batch():
-    with pytest.raises(SettingsError, match=r"virtual_shards = 3 does not divide .* 32 rows"):
-        Plan(100, 32, 3)
+@pytest.mark.parametrize("shards", [0, -1, 33])
+def test_virtual_shards_that_a_global_batch_has_not(shards):
+    message = rf"virtual_shards = {shards} with a global batch of 32 rows"
+    with pytest.raises(SettingsError, match=message):
+        Plan(100, 32, shards)
 
 
 def test_planning_needs_no_torch():

@@ -101,6 +101,26 @@ def test_the_next_batches_on_another_world_size_are_equal(train, before, after, 
     assert_same(global_batches(resumed), expected[4:])
 
 
+@pytest.mark.parametrize(("shards", "ranks"), [(1, 1), (2, 2), (3, 3)])
+def test_a_state_from_when_the_world_size_chose_the_virtual_shards(train, shards, ranks):
+    """It says how many there were: its run goes on in its order, on any number of ranks."""
+    options = {"shuffle": True, "shuffle_window": 288, "virtual_shards": shards}
+    loaders = all_ranks(train, 102 // ranks, ranks, **options)
+    expected = global_rows(loaders)
+    for loader in loaders:
+        loader.set_epoch(0)
+        iterator = iter(loader)
+        next(iterator), next(iterator)
+    state = through_json(loaders[0].state_dict())
+    del options["virtual_shards"]
+    assert global_rows(all_ranks(train, 102, 1, **options)) != expected
+    for now in (1, 2, 3, 6):
+        resumed = all_ranks(train, 102 // now, now, **options)
+        for loader in resumed:
+            loader.load_state_dict(state)
+        assert global_rows(resumed) == expected[2:]
+
+
 def test_what_a_state_counts(train):
     loader = KJTLoader(train, 96, device="cpu")
     assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (0, 0)

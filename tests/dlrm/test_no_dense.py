@@ -1,0 +1,183 @@
+"""Data without a dense column: a DLRM of embeddings alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from clicklog.errors import SchemaError, SettingsError
+from clicklog.schema import TableSchema
+from dlrm.checkpoint import load_model, read_model_file
+from dlrm.config import ModelConfig, model_config
+from dlrm.evaluate import score
+from dlrm.flags import parse_settings
+from dlrm.model import Scorer, build_dlrm, fill_table
+from dlrm.settings import TrainSettings
+from nvt_loader import KJTLoader
+from tests.dlrm import fake_graphs
+from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
+from tests.nvt_loader.data import write_split
+
+INTERACTIONS = {
+    "original": [],
+    "dcn": ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"],
+    "projection": [
+        "--interaction_type=projection",
+        "--interaction_branch1_layer_sizes=12,16",
+        "--interaction_branch2_layer_sizes=24",
+    ],
+}
+SIZES = (10, 50, 200)
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory) -> Path:
+    """4 steps of 64 rows and one of a single row."""
+    path = tmp_path_factory.mktemp("data") / "criteo_binary" / "split"
+    files = {"train": [200, 57], "valid": [70], "test": [33]}
+    write_split(path, files, dense=0, table_sizes=SIZES)
+    return path
+
+
+def flags(split: Path, path: Path, interaction: str, *more: str, batch_size: int = 64) -> list[str]:
+    return [
+        f"--binary_path={split}",
+        f"--batch_size={batch_size}",
+        f"--log_path={path / 'log'}",
+        "--epochs=2",
+        "--adagrad",
+        "--learning_rate=0.1",
+        *INTERACTIONS[interaction],
+        *more,
+    ]
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_model(path)[0].state_dict()
+
+
+def test_batches_have_no_dense_feature(split):
+    sizes = [batch.labels.shape[0] for batch in KJTLoader(split / "train", 64, device="cpu")]
+    assert sizes == [64] * 4 + [1]
+    for shuffle in (False, True):
+        for batch in KJTLoader(split / "train", 64, device="cpu", shuffle=shuffle):
+            assert batch.dense_features.shape == (batch.labels.shape[0], 0)
+
+
+@pytest.mark.parametrize("interaction", INTERACTIONS)
+def test_a_run_and_its_resumption(split, tmp_path, interaction):
+    """Trained, evaluated, saved; gone on from a checkpoint; scored from the last."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    train_here(*flags(split, whole, interaction, f"--save_checkpoint_path={whole / 'final'}"))
+    steps = [f"--checkpoint_dir={resumed / 'steps'}", "--checkpoint_freq=3"]
+    train_here(*flags(split, resumed, interaction, *steps, "--max_steps=4"))
+    steps += ["--resume", f"--save_checkpoint_path={resumed / 'final'}"]
+    train_here(*flags(split, resumed, interaction, *steps))
+    expected, found = weights(whole / "final"), weights(resumed / "final")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert not any("dense_arch" in name for name in expected)
+    model, config = load_model(whole / "final")
+    assert (config.dense, config.dense_arch_layer_sizes) == ((), ())
+    assert read_model_file(whole / "final")["model"]["dense"] == []
+    logits, labels = score(model, KJTLoader(split / "test", 64, device="cpu"))
+    losses_of_rows = np.logaddexp(0, np.where(labels > 0, -logits, logits).astype(np.float64))
+    event = events(whole / "log", "evaluation")[-1]
+    assert event["log_loss"] == pytest.approx(losses_of_rows.mean(), abs=1e-6)
+    trained = losses(whole / "log")
+    assert np.mean(trained[5:]) < np.mean(trained[:5])
+
+
+def test_two_ranks_train_as_one(split, tmp_path):
+    for interaction in INTERACTIONS:
+        train_here(*flags(split, tmp_path / interaction / "one", interaction))
+    train_many(
+        [flags(split, tmp_path / name / "two", name, batch_size=32) for name in INTERACTIONS], 2
+    )
+    for interaction in INTERACTIONS:
+        one, two = (losses(tmp_path / interaction / ranks / "log") for ranks in ("one", "two"))
+        assert len(one) == 10
+        np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("interaction", INTERACTIONS)
+def test_in_bfloat16(split, tmp_path, interaction):
+    train_here(*flags(split, tmp_path / "float32", interaction))
+    train_here(*flags(split, tmp_path / "amp", interaction, "--amp"))
+    found, expected = (losses(tmp_path / name / "log") for name in ("amp", "float32"))
+    np.testing.assert_allclose(found[:3], expected[:3], atol=0.03)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize(("interaction", "graphs"), [("original", 1), ("dcn", 2)])
+def test_replays_train_as_launches(split, tmp_path, monkeypatch, interaction, graphs):
+    train_here(*flags(split, tmp_path / "launched", interaction))
+    counts = fake_graphs.install(monkeypatch)
+    train_here(*flags(split, tmp_path / "replayed", interaction, "--cuda_graphs"))
+    found, expected = (losses(tmp_path / name / "log") for name in ("replayed", "launched"))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert counts == {"forward": 8 * graphs, "backward": 8 * graphs}
+
+
+def test_synthetic_rows_and_compiled_layers(tmp_path, inductor):
+    rows = ["--dataset_type=synthetic", "--synthetic_dataset_num_entries=700", "--max_steps=3"]
+    rows += ["--synthetic_dataset_table_sizes=10,20", "--synthetic_dataset_numerical_features=0"]
+    train_here(*rows, "--batch_size=32", f"--log_path={tmp_path}", "--compile_dense")
+    assert len(losses(tmp_path)) == 3
+    assert inductor
+
+
+def test_an_interaction_is_of_the_embeddings_alone():
+    """Of the dot products: those of the pairs, by rising first, then second column."""
+    config = ModelConfig((), ("a", "b", "c"), (5, 6, 7), 4, (), (8, 1))
+    scorer = Scorer(build_dlrm(config, seed=3), config, "cpu")
+    bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
+    for name, rows in zip(config.table_names, config.num_embeddings, strict=True):
+        fill_table(bags[name].weight.detach(), name, rows, 4, 3, (0, 0))
+    ids = torch.tensor([[0, 4], [5, 1], [6, 2]])
+    kjt = KeyedJaggedTensor(["a", "b", "c"], ids.flatten(), lengths=torch.ones(6).int(), stride=2)
+    e = [bags[name].weight[rows] for name, rows in zip(config.table_names, ids, strict=True)]
+    products = torch.stack([(e[i] * e[j]).sum(1) for i, j in ((0, 1), (0, 2), (1, 2))], 1)
+    first, last = [m for m in scorer.dlrm.over_arch.modules() if isinstance(m, torch.nn.Linear)]
+    expected = last(functional.relu(first(products))).squeeze(1)
+    torch.testing.assert_close(scorer(torch.empty(2, 0), kjt), expected)
+
+
+SCHEMA = TableSchema("label", (), ("a", "b"), (5, 6))
+
+
+def test_layers_for_dense_columns_that_are_not_there(split, tmp_path, caplog):
+    """Neither have to end with the width of the tables, nor are silently ignored."""
+    settings = parse_settings([*MODEL[2:], "--embedding_dim=8"])
+    assert settings.dense_arch_layer_sizes[-1] == 128
+    assert model_config(settings, SCHEMA).dense_arch_layer_sizes == ()
+    train_here(*flags(split, tmp_path, "original", "--max_steps=1"))  # MODEL names some
+    said = "--dense_arch_layer_sizes has no effect: the data have no dense column"
+    assert said in caplog.text
+    with pytest.raises(SettingsError, match="ends with 128, but --embedding_dim is 8"):
+        model_config(settings, TableSchema("label", ("d",), ("a",), (5,)))
+
+
+def test_a_single_column_has_no_pairs():
+    alone = TableSchema("label", (), ("a",), (5,))
+    with pytest.raises(SchemaError, match=r"dot products need two vectors\n.*dcn"):
+        model_config(TrainSettings(), alone)
+    config = model_config(TrainSettings(interaction_type="dcn"), alone)
+    scorer = Scorer(build_dlrm(config), config, "cpu")
+    with torch.no_grad():
+        scorer.tables.fill_(0.5)
+    kjt = KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.ones(3).int())
+    logits = scorer(torch.empty(3, 0), kjt)
+    assert logits.shape == (3,)
+    assert bool(torch.isfinite(logits).all())
+
+
+def test_a_configuration_with_layers_for_nothing():
+    with pytest.raises(SchemaError, match="no DLRM of 0 dense features"):
+        ModelConfig((), ("a", "b"), (5, 6), 4, (8, 4), (8, 1))
+    with pytest.raises(SchemaError, match="no DLRM of 1 dense features"):
+        ModelConfig(("d",), ("a", "b"), (5, 6), 4, (), (8, 1))

@@ -1,0 +1,114 @@
+"""A log without a dense column: from the ETL's files to scores, every way there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from clicklog.spec import CategoricalColumn, FeatureSpec, InputFormat
+from clicklog.synthetic import SyntheticSettings, synthesize
+from dlrm.checkpoint import load_model
+from dlrm.evaluate import score
+from etl.run import EtlSettings, run
+from inference import Predictor, write_bundle
+from inference.__main__ import main
+from inference.export.network import to_inputs
+from nvt_loader import KJTLoader
+from tests.dlrm.runs import train_here
+from tests.inference.conftest import Trained
+from tests.inference.serving import serving
+
+SPEC = FeatureSpec(
+    "click",
+    (),
+    (
+        CategoricalColumn("user", raw="int"),
+        CategoricalColumn("site", raw="hex32"),
+        CategoricalColumn("tags", raw="int", multi_hot=True),
+    ),
+    input=InputFormat("parquet"),
+)
+DCN = ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"]
+
+
+@pytest.fixture(scope="module", params=[[], DCN], ids=["original", "dcn"])
+def sparse(request, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    base = tmp_path_factory.mktemp("sparse")
+    synthesize(base / "raw", SyntheticSettings(days=3, rows_per_day=200, seed=2), spec=SPEC)
+    run(EtlSettings(str(base / "raw"), base / "out", SPEC, engine="cpu"))
+    parquet, checkpoint = base / "out" / "criteo_binary" / "split", base / "checkpoint"
+    flags = [f"--binary_path={parquet}", f"--save_checkpoint_path={checkpoint}"]
+    flags += ["--adagrad", "--learning_rate=0.1", "--batch_size=64", f"--log_path={base / 'log'}"]
+    train_here(*flags, *request.param)
+    return Trained(base / "raw", [], base / "out" / "workflow", parquet, checkpoint)
+
+
+@pytest.fixture(scope="module")
+def bundle(sparse: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sparse_bundle") / "bundle"
+    write_bundle(sparse.workflow, sparse.checkpoint, path)
+    return path
+
+
+def raw_rows(sparse: Trained) -> list[dict]:
+    """The last day, whose halves are the valid and the test set."""
+    rows = pq.read_table(sparse.raw / "day_2.parquet").to_pylist()
+    return [{name: row[name] for name in SPEC.categorical_names} for row in rows]
+
+
+def test_every_way_scores_as_training_evaluates(
+    sparse: Trained, bundle: Path, tmp_path: Path
+) -> None:
+    model, _ = load_model(sparse.checkpoint)
+    expected = np.concatenate(
+        [
+            score(model, KJTLoader(sparse.parquet / split, 64, device="cpu", virtual_shards=1))[0]
+            for split in ("valid", "test")
+        ]
+    )
+    expected = 1 / (1 + np.exp(-expected))
+    rows = raw_rows(sparse)
+    scored = Predictor.load(sparse.workflow, sparse.checkpoint).predict(rows)
+    np.testing.assert_allclose(scored, expected, atol=1e-6)
+    np.testing.assert_array_equal(Predictor.load(bundle, check=True).predict(rows), scored)
+    bulk = ["--input", str(sparse.raw / "day_2.parquet"), "--output", str(tmp_path / "p.parquet")]
+    assert main(["predict", "--bundle", str(bundle), *bulk]) == 0
+    found = pq.read_table(tmp_path / "p.parquet")["probability"].to_numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    with serving(tmp_path, "--bundle", str(bundle)) as server:
+        np.testing.assert_allclose(server.predict(rows=rows[:50]), expected[:50], atol=1e-6)
+        columns = {name: [row[name] for row in rows[:50]] for name in rows[0]}
+        np.testing.assert_allclose(server.predict(columns=columns), expected[:50], atol=1e-6)
+
+
+def test_a_package_for_pytorch(sparse: Trained, bundle: Path, tmp_path: Path) -> None:
+    flags = ["--bundle", str(bundle), "--output", str(tmp_path / "export"), "--format", "torch"]
+    assert main(["export", *flags]) == 0
+    predictor, rows = Predictor.load(bundle), raw_rows(sparse)
+    run_model = torch.export.load(tmp_path / "export" / "model.pt2").module()
+    for count in (1, 30):
+        found = run_model(*to_inputs(predictor.read(rows[:count]), SPEC))
+        np.testing.assert_allclose(found, predictor.predict(rows[:count]), atol=1e-6)
+
+
+def test_rows_for_nvidias_dlrm(tmp_path: Path) -> None:
+    """No file, and no channel, of numbers."""
+    spec = FeatureSpec("click", (), SPEC.categorical[:2], input=SPEC.input)
+    synthesize(tmp_path / "raw", SyntheticSettings(days=3, rows_per_day=50, seed=2), spec=spec)
+    run(EtlSettings(str(tmp_path / "raw"), tmp_path / "out", spec, engine="cpu"))
+    flags = [f"--binary_path={tmp_path / 'out' / 'criteo_binary' / 'split'}", "--max_steps=1"]
+    flags += [f"--save_checkpoint_path={tmp_path / 'checkpoint'}", f"--log_path={tmp_path / 'log'}"]
+    train_here(*flags, "--batch_size=64")
+    write_bundle(tmp_path / "out" / "workflow", tmp_path / "checkpoint", tmp_path / "bundle")
+    flags = ["--bundle", str(tmp_path / "bundle"), "--output", str(tmp_path / "nvidia")]
+    flags += ["--format", "nvidia", "--test", str(tmp_path / "raw" / "day_2.parquet")]
+    assert main(["export", *flags]) == 0
+    described = yaml.safe_load((tmp_path / "nvidia" / "feature_spec.yaml").read_text())
+    assert described["channel_spec"]["numerical"] == []
+    files = {file.name for file in (tmp_path / "nvidia" / "test").iterdir()}
+    assert files == {"label.bin", "user.id.bin", "site.id.bin"}
