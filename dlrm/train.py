@@ -16,6 +16,7 @@ from clicklog.files import read_json, write_json
 from clicklog.splits import SPLITS
 from dlrm.build import build
 from dlrm.checkpoint import check_destination, save_checkpoint
+from dlrm.checkpoint_writer import Checkpoints, checkpoints_in
 from dlrm.config import ModelConfig, model_config
 from dlrm.data import TrainingBatches, make_loader, read_oracle, read_schema
 from dlrm.distributed import Group, from_rank_0, reduce_sum, was_restarted
@@ -27,14 +28,7 @@ from dlrm.pipeline import make_pipeline
 from dlrm.profiling import StepProfiler
 from dlrm.progress import Progress
 from dlrm.report import MetricsLog, metrics_line, metrics_table
-from dlrm.resume import (
-    Checkpoints,
-    check_resumable,
-    finished,
-    load_state,
-    load_weights,
-    training_state,
-)
+from dlrm.resume import load_weights, resume_from, training_state
 from dlrm.schedule import learning_rate
 from dlrm.settings import TrainSettings
 from dlrm.training_report import REPORT_FILE, write_report
@@ -95,6 +89,8 @@ class _Run:
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.checkpoints: Checkpoints | None = None
         self.profiler: StepProfiler | None = None
+        self.rate = settings.learning_rate
+        self.epoch_step = 0
         self._start(plan)
 
     def _start(self, plan: dict[str, Any]) -> None:
@@ -185,10 +181,10 @@ class _Run:
         return bool(reached)
 
     def _resume(self, directory: str) -> None:
-        """Go on from the newest checkpoint, if there is one and that was asked for."""
+        """Go on from the newest usable checkpoint, if there is one and that was asked for."""
         settings, group, progress = self.settings, self.group, self.progress
         self.checkpoints = Checkpoints(directory, settings.keep_checkpoints, self.config, group)
-        found = from_rank_0(group, finished(directory))
+        found = from_rank_0(group, checkpoints_in(directory))
         if not found:
             return
         if not (was_restarted(group) or settings.resume):
@@ -196,25 +192,30 @@ class _Run:
                 f"--checkpoint_dir {directory}: holds a run, up to {found[-1].name}",
                 "add --resume to go on from there, or choose another directory",
             )
-        path = found[-1]
-        training = check_resumable(path, self._record(), self.config, group)
-        self.loaders["train"].load_state_dict(training["loader"])
-        load_state(path, self.model, self.optimizer, group)
+        path, training = resume_from(
+            found,
+            self._record(),
+            self.config,
+            self.loaders["train"],
+            self.model,
+            self.optimizer,
+            group,
+        )
         progress.step, progress.samples = training["steps"], training["samples"]
         progress.train_seconds = training["train_seconds"]
         self.events.write("resume", step=progress.step, checkpoint=str(path))
         if group.rank == 0:
             log.info("resumed from %s", path)
 
-    def _checkpoint(self, epoch_step: int) -> None:
-        """Write a checkpoint after step ``epoch_step`` of an epoch, in the background."""
+    def _checkpoint(self) -> None:
+        """Write a checkpoint after the last step, in the background."""
         record = {
             **self._record(),
-            "loader": self.loaders["train"].state_dict(epoch_step),
+            "loader": self.loaders["train"].state_dict(self.epoch_step),
             "train_seconds": self.progress.train_seconds,
         }
         state = training_state(self.model, self.optimizer, self.group)
-        self.checkpoints.save(self.progress.step, state, record)
+        self.checkpoints.save(self.progress.step, state, record, self.progress.meter.loss)
 
     def _train_segment(self, batches: Iterator[Batch], epoch: int, first: int, length: int) -> None:
         """Train steps ``first`` … ``first + length - 1`` of an epoch; the pipeline is empty after.
@@ -228,7 +229,7 @@ class _Run:
         # a new iterator object: the pipeline takes it as a new run of batches
         segment = self._segment(batches, epoch, first, length)
         for done in range(first + 1, first + length + 1):
-            rate = learning_rate(settings, progress.step, progress.total_steps)
+            rate = self.rate = learning_rate(settings, progress.step, progress.total_steps)
             set_learning_rate(self.optimizer, rate)
             progress.add(self.pipeline.progress(segment))
             if self.profiler:
@@ -238,8 +239,9 @@ class _Run:
             due = progress.step % (settings.checkpoint_freq or progress.total_steps) == 0
             if progress.is_due(done) or done == first + length:
                 due |= progress.report(epoch, done, rate, self._overdue())
+            self.epoch_step = done
             if due and self.checkpoints:
-                self._checkpoint(done)
+                self._checkpoint()
 
     def _segment(
         self, batches: Iterator[Batch], epoch: int, first: int, length: int
@@ -314,6 +316,7 @@ class _Run:
         return {
             "settings": self.settings.to_dict(),
             "steps": self.progress.step,
+            "learning_rate": self.rate,
             "samples": self.progress.samples,
             "workflow_digest": _workflow_digest(self.settings.binary_path),
         }
