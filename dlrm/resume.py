@@ -28,6 +28,7 @@ from dlrm.config import ModelConfig
 from dlrm.data import Loader
 from dlrm.distributed import Group, gathered
 from dlrm.finite import flat, not_finite
+from dlrm.origin import continued
 from dlrm.settings import table_optimizer
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ def resume_from(
         try:
             training = _agreed(group, check_resumable, path, record, config, group)
             loader.load_state_dict(training["loader"])
+            training |= continued(path, training, record)
             load_state(path, model, optimizer, group)
         except BadInputError as error:
             refused.append((path, error.what))
@@ -228,12 +230,6 @@ def check_resumable(
     value = read_model_file(path)
     _check_model(path, value["model"], config)
     training = value["training"]
-    if training.get("workflow_digest") != record["workflow_digest"]:
-        raise SchemaError(
-            f"{path}: trained on data of workflow {training.get('workflow_digest')}, these are of "
-            f"{record['workflow_digest']}",
-            "resume on the same data, or start a new run",
-        )
     then, now = training["settings"], record["settings"]
     different = _differences(_fixed(then), _fixed(now))
     if different:

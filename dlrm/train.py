@@ -12,11 +12,12 @@ from typing import Any
 from torchrec.datasets.utils import Batch
 
 from clicklog.errors import BadInputError, OutputError, SettingsError
-from clicklog.files import read_json, write_json
+from clicklog.files import write_json
 from clicklog.splits import SPLITS
 from dlrm.build import build
 from dlrm.checkpoint import check_destination, save_checkpoint
 from dlrm.checkpoint_writer import Checkpoints, checkpoints_in
+from dlrm.claims import claimed
 from dlrm.config import ModelConfig, model_config
 from dlrm.data import TrainingBatches, make_loader, read_oracle, read_schema
 from dlrm.distributed import Group, from_rank_0, reduce_sum, was_restarted
@@ -24,6 +25,7 @@ from dlrm.evaluate import evaluate
 from dlrm.metrics import Metrics
 from dlrm.model import TrainBatch
 from dlrm.optimizers import set_learning_rate, set_step
+from dlrm.origin import origin_of
 from dlrm.pipeline import make_pipeline
 from dlrm.profiling import StepProfiler
 from dlrm.progress import Progress
@@ -61,13 +63,26 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         SettingsError: the settings do not fit the data, the tables do not fit into memory, or the
             loss is no longer finite.
         BadInputError, SchemaError: the data cannot be read, or is not what its schema says.
-        OutputError: the checkpoint or the log cannot be written, or would overwrite something.
+        OutputError: the checkpoint or the log cannot be written, or would overwrite something, or
+            another run is writing there.
     """
     schema = read_schema(settings)
     if settings.save_checkpoint_path:
         check_destination(settings.save_checkpoint_path)
-    run = _Run(settings, model_config(settings, schema), group)
-    return run.test() if settings.mode == "test" else run.train()
+    with claimed(_locks(settings), group):
+        run = _Run(settings, model_config(settings, schema), group)
+        return run.test() if settings.mode == "test" else run.train()
+
+
+def _locks(settings: TrainSettings) -> list[Path]:
+    """Of the directories that only one run may write checkpoints to."""
+    locks = []
+    if settings.checkpoint_dir:
+        locks.append(Path(settings.checkpoint_dir) / ".lock")
+    if settings.save_checkpoint_path:
+        path = Path(settings.save_checkpoint_path).absolute()
+        locks.append(path.with_name(f".{path.name}.lock"))
+    return locks
 
 
 class _Run:
@@ -89,6 +104,7 @@ class _Run:
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.checkpoints: Checkpoints | None = None
         self.profiler: StepProfiler | None = None
+        self.origin = origin_of(settings)
         self.rate = settings.learning_rate
         self.epoch_step = 0
         self._start(plan)
@@ -201,6 +217,7 @@ class _Run:
             self.optimizer,
             group,
         )
+        self.origin = {name: training[name] for name in self.origin}
         progress.step, progress.samples = training["steps"], training["samples"]
         progress.train_seconds = training["train_seconds"]
         self.events.write("resume", step=progress.step, checkpoint=str(path))
@@ -318,14 +335,5 @@ class _Run:
             "steps": self.progress.step,
             "learning_rate": self.rate,
             "samples": self.progress.samples,
-            "workflow_digest": _workflow_digest(self.settings.binary_path),
+            **self.origin,
         }
-
-
-def _workflow_digest(binary_path: str) -> str | None:
-    """The digest of the workflow that made the data, if it lies where the ETL puts it."""
-    path = Path(binary_path).absolute().parent.parent / "workflow" / "metadata.json"
-    if not path.is_file():
-        return None
-    value = read_json(path, "a saved workflow")
-    return value.get("digest") if isinstance(value, dict) else None

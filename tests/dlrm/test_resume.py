@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from clicklog.errors import OutputError, SchemaError, SettingsError
@@ -31,7 +33,7 @@ from tests.dlrm.runs import (
     train_many,
     two_machines,
 )
-from tests.nvt_loader.data import write_split
+from tests.nvt_loader.data import write_metadata, write_split
 
 
 class PulledPlug(BaseException):
@@ -255,13 +257,58 @@ def test_a_schedule_may_change_and_that_is_said(data, started, caplog):
     assert events(started / "log", "train")[-1]["lr"] < 0.01
 
 
+def _moved(data: Path, path: Path) -> Path:
+    """The splits, without the workflow that may lie beside the original."""
+    return Path(shutil.copytree(data, path / "elsewhere" / "split"))
+
+
+def test_data_that_moved_without_their_workflow(data, whole, tmp_path, monkeypatch):
+    """What the checkpoints say of the workflow stays known to those that follow."""
+    first = _moved(data, tmp_path)
+    workflow = first.parents[1] / "workflow"
+    workflow.mkdir()
+    (workflow / "metadata.json").write_text('{"digest": "abc"}')
+    _train_until_pulled(monkeypatch, 20, *flags_of(first, tmp_path))
+    (resumed,) = finished(tmp_path / "steps")[-1:]
+    assert read_model_file(resumed)["training"]["workflow_digest"] == "abc"
+    second = first.rename(tmp_path / "split")
+    train_here(*flags_of(second, tmp_path), "--resume")
+    assert_same(tmp_path / "final", whole / "final")
+    assert read_model_file(tmp_path / "final")["training"]["workflow_digest"] == "abc"
+
+
 def test_another_workflow_is_refused(data, started):
     (path,) = finished(started / "steps")[-1:]
     value = json.loads((path / "model.json").read_text())
     value["training"]["workflow_digest"] = "another"
     (path / "model.json").write_text(json.dumps(value | {"blake2b": digest_of(value)}))
-    with pytest.raises(SchemaError, match="data of workflow another, these are of None"):
-        train_here(*flags_of(data, started), "--resume")
+    split = _moved(data, started)
+    workflow = split.parents[1] / "workflow"
+    workflow.mkdir()
+    (workflow / "metadata.json").write_text('{"digest": "abc"}')
+    with pytest.raises(SchemaError, match="data of workflow another, these are of abc"):
+        train_here(*flags_of(split, started), "--resume")
+
+
+def test_other_values_in_files_of_the_same_shape_are_refused(data, tmp_path, monkeypatch):
+    """Same names, sizes, rows and row groups: only what the columns hold tells them apart."""
+    split = _moved(data, tmp_path)
+    _rewrite(split, 1)
+    sizes = [path.stat().st_size for path in sorted(split.rglob("*.parquet"))]
+    _train_until_pulled(monkeypatch, 20, *flags_of(split, tmp_path))
+    _rewrite(split, -2)
+    assert [path.stat().st_size for path in sorted(split.rglob("*.parquet"))] == sizes
+    with pytest.raises(SchemaError, match="trained on data with statistics "):
+        train_here(*flags_of(split, tmp_path), "--resume")
+
+
+def _rewrite(split: Path, factor: float) -> None:
+    for path in split.rglob("part.*.parquet"):
+        table = pq.read_table(path)
+        column = pa.array(table["int_1"].to_numpy() * np.float32(factor))
+        table = table.set_column(2, table.schema.field("int_1"), column)
+        pq.write_table(table, path, compression="none", use_dictionary=False)
+    write_metadata(split)
 
 
 def test_half_written_checkpoints_are_never_resumed_from_and_removed(data, started):
