@@ -27,6 +27,7 @@ from dlrm.model import TrainBatch
 from dlrm.optimizers import set_learning_rate, set_step
 from dlrm.origin import origin_of
 from dlrm.pipeline import make_pipeline
+from dlrm.preemption import EXIT_STATUS, StopRequests
 from dlrm.profiling import StepProfiler
 from dlrm.progress import Progress
 from dlrm.report import MetricsLog, metrics_line, metrics_table
@@ -65,6 +66,7 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         BadInputError, SchemaError: the data cannot be read, or is not what its schema says.
         OutputError: the checkpoint or the log cannot be written, or would overwrite something, or
             another run is writing there.
+        SystemExit: SIGTERM asked the run to stop; a checkpoint of the last step is written.
     """
     schema = read_schema(settings)
     if settings.save_checkpoint_path:
@@ -107,6 +109,7 @@ class _Run:
         self.origin = origin_of(settings)
         self.rate = settings.learning_rate
         self.epoch_step = 0
+        self.stop_requests: StopRequests | None = None
         self._start(plan)
 
     def _start(self, plan: dict[str, Any]) -> None:
@@ -150,7 +153,9 @@ class _Run:
         if settings.checkpoint_dir:
             self._resume(settings.checkpoint_dir)
         try:
-            return self._finish(self._train_epochs())
+            with StopRequests(self.group) as self.stop_requests:
+                metrics = self._train_epochs()
+            return self._finish(metrics)
         except BaseException:
             if self.checkpoints:
                 self.checkpoints.abandon()
@@ -162,6 +167,9 @@ class _Run:
         self.model.train()
         progress, every = self.progress, self.settings.validation_freq_within_epoch
         stop = False
+        if progress.step and self._ends_segment():  # a checkpoint is written before the evaluation
+            metrics["valid"] = self._evaluate("valid")
+            stop = self._is_good_enough(metrics["valid"])
         for epoch in range(progress.step // self.epoch_steps, self.settings.epochs):
             loader = self.loaders["train"]
             batches = iter(loader)
@@ -184,6 +192,14 @@ class _Run:
         if self.checkpoints:
             self.checkpoints.wait()
         return {split: m for split, m in metrics.items() if m is not None}
+
+    def _ends_segment(self) -> bool:
+        """Whether an evaluation of valid follows the last step."""
+        progress, done = self.progress, self.progress.step % self.epoch_steps
+        if progress.step == progress.total_steps:
+            return True
+        tested = progress.step >= self.settings.test_after * self.epoch_steps
+        return tested and done % self.settings.validation_freq_within_epoch == 0
 
     def _is_good_enough(self, valid: Metrics | None) -> bool:
         """Whether ``auc_threshold`` is reached, on every rank (collective)."""
@@ -217,6 +233,7 @@ class _Run:
             self.optimizer,
             group,
         )
+        self.checkpoints.saved_step = training["steps"]
         self.origin = {name: training[name] for name in self.origin}
         progress.step, progress.samples = training["steps"], training["samples"]
         progress.train_seconds = training["train_seconds"]
@@ -233,6 +250,22 @@ class _Run:
         }
         state = training_state(self.model, self.optimizer, self.group)
         self.checkpoints.save(self.progress.step, state, record, self.progress.meter.loss)
+
+    def _stop_if_asked(self) -> None:
+        """End the run between two steps, if SIGTERM or a failed checkpoint says so (collective)."""
+        checkpoints, requests = self.checkpoints, self.stop_requests
+        if not (requests and requests.asked(checkpoints is not None and checkpoints.failed)):
+            return
+        kept = "nothing is kept of it without --checkpoint_dir"
+        if checkpoints:
+            checkpoints.wait()
+            if checkpoints.saved_step != self.progress.step:
+                self._checkpoint()
+                checkpoints.wait()
+            kept = f"--resume goes on from the checkpoint of this step in {checkpoints.directory}"
+        if self.group.rank == 0:
+            log.warning("SIGTERM: the run ends after step %d; %s", self.progress.step, kept)
+        raise SystemExit(EXIT_STATUS)
 
     def _train_segment(self, batches: Iterator[Batch], epoch: int, first: int, length: int) -> None:
         """Train steps ``first`` … ``first + length - 1`` of an epoch; the pipeline is empty after.
@@ -259,6 +292,7 @@ class _Run:
             self.epoch_step = done
             if due and self.checkpoints:
                 self._checkpoint()
+            self._stop_if_asked()
 
     def _segment(
         self, batches: Iterator[Batch], epoch: int, first: int, length: int
@@ -280,7 +314,7 @@ class _Run:
     def _evaluate(self, split: str) -> Metrics | None:
         begin = time.perf_counter()
         loader, size = self.loaders[split], self.settings.batch_size_of(split)
-        metrics = evaluate(self.pipeline, self.model, loader, size, self.group)
+        metrics = evaluate(self.pipeline, self.model, loader, size, self.group, self._stop_if_asked)
         loader.check_epoch()
         if metrics is not None:
             seconds = time.perf_counter() - begin
