@@ -12,7 +12,8 @@ It is written beside its final name, fsynced and renamed. Only tensors are store
 runs no code, whoever wrote the checkpoint (:mod:`dlrm.tensors`). :func:`load_model` reads the
 weights of any world size and sharding plan into one process; :mod:`dlrm.resume` reads all of it
 back into a training run. Both compare the digests first, so that a byte that changed on disk is
-never trained on or served: that reads each file once more, at 0.5 to 1 GB/s a rank.
+never trained on or served: that reads each file once more, at 0.5 to 1 GB/s a rank. Values that
+are not finite are neither written nor loaded.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
 from clicklog.files import TEMPORARY, fsync_directory, read_json, write_json
 from clicklog.validation import parse
 from dlrm.config import ModelConfig
-from dlrm.distributed import Group
+from dlrm.distributed import Group, gathered
+from dlrm.finite import not_finite
 from dlrm.model import Scorer, build_dlrm
 from dlrm.tensors import PICKLE_FILE, TENSORS_FILE, Reader, Tensors, read_tensors, write_tensors
 
@@ -70,8 +72,13 @@ def save_checkpoint(
     config: ModelConfig,
     record: dict[str, Any],
     group: Group,
+    *,
+    loss: torch.Tensor | None = None,
 ) -> None:
     """Write a checkpoint to ``path`` (collective; all ranks see the same file system).
+
+    Nothing is written where a value is not finite: a run that has diverged does not take the place
+    of checkpoints from which it could go on.
 
     Args:
         path: directory; missing or empty.
@@ -79,11 +86,14 @@ def save_checkpoint(
         config: the model's shape.
         record: JSON-ready facts about the training, kept in ``model.json``.
         group: this rank; its ``cpu`` group is used.
+        loss: what this rank summed up since the last report; must be finite as well.
 
     Raises:
         OutputError: something is there already, or it cannot be written.
+        SettingsError: a weight, a moment or the loss is not finite (on all ranks).
     """
     path = Path(path).absolute()
+    _check_finite(state if loss is None else {"loss": loss, **state}, record, group)
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         if group.rank == 0:
@@ -110,6 +120,17 @@ def save_checkpoint(
     finally:
         if group.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_finite(state: dict[str, Any], record: dict[str, Any], group: Group) -> None:
+    name = next(filter(None, gathered(group, not_finite(state))), None)
+    if name:
+        raise SettingsError(
+            f"{name} is not finite after step {record['steps']}: training diverged, and this "
+            "checkpoint is not written",
+            f"lower --learning_rate (now {record['learning_rate']:g}); with --checkpoint_dir the "
+            "checkpoints from before are kept, and --resume goes on from the newest",
+        )
 
 
 def _digests(directory: Path, pattern: str) -> dict[str, dict[str, Any]]:
@@ -265,7 +286,7 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
         → logits float32 [B]; and its configuration (column names and order).
 
     Raises:
-        BadInputError: the checkpoint is missing, incomplete or damaged.
+        BadInputError: the checkpoint is missing, incomplete or damaged, or a weight is not finite.
         SchemaError: it is no checkpoint of this program, or its tensors are not those of the
             model that ``model.json`` describes.
     """
@@ -287,6 +308,13 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
         raise BadInputError(
             f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again"
         ) from error
+    diverged = not_finite(scorer.dlrm.state_dict())
+    if diverged:
+        raise BadInputError(
+            f"{path}: {diverged} holds values that are not finite: training diverged, and scores "
+            "would be NaN",
+            "take an earlier checkpoint, or train again with a lower --learning_rate",
+        )
     return scorer.eval().requires_grad_(False), config
 
 

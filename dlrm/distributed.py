@@ -147,6 +147,13 @@ def from_rank_0(group: Group, value: Any) -> Any:
     return values[0]
 
 
+def gathered(group: Group, value: Any) -> list[Any]:
+    """Every rank's ``value``, which pickle can copy, on every rank, by rank (collective)."""
+    values: list[Any] = [None] * group.world_size
+    dist.all_gather_object(values, value, group=group.cpu)
+    return values
+
+
 def was_restarted(group: Group) -> bool:
     """Whether torchrun has started this job before (collective).
 

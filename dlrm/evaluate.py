@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ def evaluate(
     loader: KJTLoader,
     batch_size: int,
     group: Group,
+    after_step: Callable[[], None] = lambda: None,
 ) -> Metrics | None:
     """Metrics of ``model`` over all rows of ``loader`` on all ranks (collective).
 
@@ -33,6 +34,7 @@ def evaluate(
         loader: of the split.
         batch_size: that the loader was made with.
         group: this rank.
+        after_step: called after each batch.
 
     Returns:
         The metrics on rank 0, None on the others.
@@ -53,6 +55,7 @@ def evaluate(
                 break
             logits.append(output.logits)
             labels.append(output.labels.float())
+            after_step()
     model.train()
     rows = torch.zeros(0, 2)
     if logits:

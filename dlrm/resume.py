@@ -1,8 +1,4 @@
-"""Checkpoints on the way, and going on from one: exactly where training was.
-
-A run's directory holds ``step_00001000``, ``step_00002000`` …, each a checkpoint of
-:mod:`dlrm.checkpoint`, and ``latest``, the name of the newest. A checkpoint appears whole or not
-at all; the newest ``keep`` stay.
+"""Going on from a checkpoint: exactly where training was.
 
 What a resumed run shares with one that was never interrupted: weights, optimizer state, the step
 (which the learning rate follows), the loader's place in the data, and the random number
@@ -12,44 +8,31 @@ another number the same batches follow, summed in another order.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import logging
 import pickle
-import re
-import shutil
-import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
-from clicklog.files import TEMPORARY, write_text
-from dlrm.checkpoint import (
-    MODEL_FILE,
-    Reader,
-    check_contents,
-    read_model_file,
-    reason,
-    save_checkpoint,
-)
+from clicklog.errors import BadInputError, SchemaError, SettingsError
+from clicklog.files import write_text
+from dlrm.checkpoint import Reader, check_contents, read_model_file, reason
+from dlrm.checkpoint_writer import LATEST_FILE, set_aside
 from dlrm.config import ModelConfig
-from dlrm.distributed import Group
+from dlrm.data import Loader
+from dlrm.distributed import Group, gathered
+from dlrm.finite import flat, not_finite
+from dlrm.origin import continued
 from dlrm.settings import table_optimizer
 
 log = logging.getLogger(__name__)
 
-LATEST_FILE = "latest"
-#: Seconds an error in training waits for a checkpoint that other ranks may never finish.
-_PATIENCE = 10.0
 #: Settings that the weights, or the steps of an epoch, depend on: a resumed run must share them.
 _MUST_STAY = (
     "eps",
@@ -80,7 +63,6 @@ _MAY_CHANGE = (
     "max_steps",
     "amp",
 )
-_STEP_NAME = re.compile(r"step_(\d{8,})")
 
 
 def training_state(
@@ -94,82 +76,67 @@ def training_state(
     }
 
 
-class Checkpoints:
-    """Writes a run's checkpoints in a thread of its own, while training goes on.
+def resume_from(
+    found: list[Path],
+    record: dict[str, Any],
+    config: ModelConfig,
+    loader: Loader,
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    group: Group,
+) -> tuple[Path, dict[str, Any]]:
+    """Load the newest checkpoint that is whole, undamaged and finite (collective).
+
+    Newer ones are renamed, so that the run can write its own of these steps.
 
     Args:
-        directory: of the run's checkpoints.
-        keep: how many of the newest stay.
-        config: the model's shape.
-        group: this rank. A process group of their own keeps the writing threads' collectives
-            apart from training's (collective).
+        found: the checkpoints, oldest first; the same on all ranks.
+        record: what the run would write now: its settings and :func:`dlrm.origin.origin_of`.
+        config: the run's model.
+        loader: of the training set; goes on where the checkpoint was.
+        model, optimizer: filled.
+        group: this rank; rank 0 says what is passed over and why.
+
+    Returns:
+        The checkpoint, and its training record with what is known of its data.
+
+    Raises:
+        BadInputError: none of them can be used.
+        SchemaError, SettingsError: the newest is of another model, of other data or settings.
     """
-
-    def __init__(self, directory: Path | str, keep: int, config: ModelConfig, group: Group) -> None:
-        self.directory = Path(directory).absolute()
-        self._keep = keep
-        self._config = config
-        self._group = dataclasses.replace(group, cpu=dist.new_group(backend="gloo"))
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self.saved_at = time.monotonic()
-        if group.rank == 0:
-            for path in self.directory.glob(f".step_*{TEMPORARY}"):  # of runs that were killed
-                shutil.rmtree(path, ignore_errors=True)
-
-    def save(self, step: int, state: dict[str, Any], record: dict[str, Any]) -> None:
-        """Copy ``state`` now and write it in the background (collective).
-
-        Raises:
-            OutputError: this checkpoint, or the one before, cannot be written.
-        """
-        self.wait()
-        copied = _copied(state)
-        self.saved_at = time.monotonic()
-        self._thread = threading.Thread(
-            name="checkpoint", target=self._write, args=(step, copied, record), daemon=True
-        )
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is whole. Raises :class:`OutputError` if it failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def abandon(self) -> None:
-        """After an error: let a checkpoint that is under way come to its end, if it soon does."""
-        if self._thread is not None:
-            self._thread.join(_PATIENCE)
-
-    def _write(self, step: int, state: dict[str, Any], record: dict[str, Any]) -> None:
-        if (
-            self._group.device.type == "cuda"
-        ):  # a thread begins on the first GPU, whose it may not be
-            torch.cuda.set_device(self._group.device)
+    refused: list[tuple[Path, str]] = []
+    for path in reversed(found):
         try:
-            path = self.directory / f"step_{step:08}"
-            save_checkpoint(path, state, self._config, record, self._group)
-            if self._group.rank == 0:
-                write_text(self.directory / LATEST_FILE, f"{path.name}\n")
-                for old in finished(self.directory)[: -self._keep]:
-                    _remove(old)
-                log.info("checkpoint: %s", path)
-        except BaseException as error:
-            self._error = error
+            training = _agreed(group, check_resumable, path, record, config, group)
+            loader.load_state_dict(training["loader"])
+            training |= continued(path, training, record)
+            load_state(path, model, optimizer, group)
+        except BadInputError as error:
+            refused.append((path, error.what))
+            continue
+        if group.rank == 0:
+            for newer, why in refused:
+                log.warning("%s\n  -> passed over, renamed to %s", why, set_aside(newer).name)
+            write_text(path.parent / LATEST_FILE, f"{path.name}\n")
+        return path, training
+    raise BadInputError(
+        f"{found[0].parent}: none of its {len(found)} checkpoints can be used:\n  "
+        + "\n  ".join(why for _, why in refused),
+        "restore one from a copy, or start a new run in another directory",
+    )
 
 
-def finished(directory: Path | str) -> list[Path]:
-    """The whole checkpoints in a run's directory, oldest first."""
-    found = [
-        path
-        for path in Path(directory).glob("step_*")
-        if _STEP_NAME.fullmatch(path.name) and (path / MODEL_FILE).is_file()
-    ]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+def _agreed(group: Group, function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``; a BadInputError of one rank is raised on all (collective)."""
+    value = error = None
+    try:
+        value = function(*args)
+    except BadInputError as bad:
+        error = bad
+    error = next(filter(None, gathered(group, error)), None)
+    if error:
+        raise error
+    return value
 
 
 def load_state(
@@ -180,7 +147,7 @@ def load_state(
     The world size and the sharding plan may differ from those it was written with (collective).
 
     Raises:
-        BadInputError: the checkpoint is damaged.
+        BadInputError: the checkpoint is damaged, or holds values that are not finite.
         SchemaError: its tensors are not those of the run, for example row-wise Adagrad's moments
             of column shards under another plan.
     """
@@ -207,7 +174,7 @@ def load_weights(
     """Load the weights of a checkpoint, of any world size and plan (collective).
 
     Raises:
-        BadInputError: there is no checkpoint, or it is damaged.
+        BadInputError: there is no checkpoint, it is damaged, or holds values that are not finite.
         SchemaError: it is of another model.
     """
     value = read_model_file(path)
@@ -219,13 +186,10 @@ def load_weights(
 
 def _load(path: Path, state: dict[str, Any], files: dict[str, Any], group: Group) -> None:
     """Fill the tensors of ``state`` from a checkpoint's ``files`` (collective)."""
-    damaged: list[Any] = [None] * group.world_size
     mine = check_contents(path, files, rank=group.rank, world_size=group.world_size)
-    dist.all_gather_object(damaged, mine, group=group.cpu)
-    if any(damaged):
-        raise BadInputError(
-            f"the checkpoint is damaged: {'; '.join(filter(None, damaged))}", "use another one"
-        )
+    damaged = "; ".join(filter(None, gathered(group, mine)))
+    if damaged:
+        raise BadInputError(f"the checkpoint is damaged: {damaged}", "use another one")
     reader = Reader(path)
     try:
         _check_sizes(path, state, reader)
@@ -234,6 +198,12 @@ def _load(path: Path, state: dict[str, Any], files: dict[str, Any], group: Group
         raise BadInputError(
             f"{path}: the checkpoint is damaged: {reason(error)}", "use another one"
         ) from error
+    diverged = next(filter(None, gathered(group, not_finite(state))), None)
+    if diverged:
+        raise BadInputError(
+            f"{path}: {diverged} holds values that are not finite: training had diverged",
+            "use an earlier one",
+        )
 
 
 def _check_model(path: Path, then: Any, config: ModelConfig) -> None:
@@ -249,23 +219,17 @@ def check_resumable(
 
     Args:
         path: the checkpoint.
-        record: what the run would write now: its settings and ``workflow_digest``.
+        record: what the run would write now: its settings.
         config: the run's model.
         group: this rank; rank 0 says which other settings changed.
 
     Raises:
-        SchemaError: the model, or the workflow that made the data, is another.
+        SchemaError: the model is another.
         SettingsError: a setting that the checkpoint's weights depend on is another.
     """
     value = read_model_file(path)
     _check_model(path, value["model"], config)
     training = value["training"]
-    if training.get("workflow_digest") != record["workflow_digest"]:
-        raise SchemaError(
-            f"{path}: trained on data of workflow {training.get('workflow_digest')}, these are of "
-            f"{record['workflow_digest']}",
-            "resume on the same data, or start a new run",
-        )
     then, now = training["settings"], record["settings"]
     different = _differences(_fixed(then), _fixed(now))
     if different:
@@ -295,7 +259,7 @@ def _differences(then: dict[str, Any], now: dict[str, Any]) -> str:
 
 def _check_sizes(path: Path, state: dict[str, Any], reader: Reader) -> None:
     stored = reader.read_metadata().state_dict_metadata
-    for name, tensor in _flat(state):
+    for name, tensor in flat(state):
         found = stored.get(name)
         if found is None:
             raise SchemaError(
@@ -308,42 +272,3 @@ def _check_sizes(path: Path, state: dict[str, Any], reader: Reader) -> None:
                 "row-wise Adagrad keeps a moment per column shard: resume with the same world "
                 "size and --sharding",
             )
-
-
-def _flat(state: dict[str, Any], prefix: str = "") -> list[tuple[str, torch.Tensor]]:
-    found = []
-    for key, value in state.items():
-        if isinstance(value, dict):
-            found += _flat(value, f"{prefix}{key}.")
-        else:
-            found.append((f"{prefix}{key}", value))
-    return found
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """The same nested dict with tensors in memory of their own, on the CPU."""
-    return {
-        key: _copied(value) if isinstance(value, dict) else _copied_tensor(value)
-        for key, value in state.items()
-    }
-
-
-def _copied_tensor(value: torch.Tensor) -> torch.Tensor:
-    if not isinstance(value, ShardedTensor):
-        return value.detach().to("cpu", copy=True)
-    copied = copy.copy(value)
-    copied._local_shards = [
-        Shard(shard.tensor.detach().to("cpu", copy=True), shard.metadata)
-        for shard in value.local_shards()
-    ]
-    return copied
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint; killed on the way, no half of it looks like a whole one."""
-    away = path.with_name(f".{path.name}.old{TEMPORARY}")
-    try:
-        path.rename(away)
-        shutil.rmtree(away)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be removed: {error.strerror or error}") from error

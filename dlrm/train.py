@@ -12,10 +12,12 @@ from typing import Any
 from torchrec.datasets.utils import Batch
 
 from clicklog.errors import BadInputError, OutputError, SettingsError
-from clicklog.files import read_json, write_json
+from clicklog.files import write_json
 from clicklog.splits import SPLITS
 from dlrm.build import build
 from dlrm.checkpoint import check_destination, save_checkpoint
+from dlrm.checkpoint_writer import Checkpoints, checkpoints_in
+from dlrm.claims import claimed
 from dlrm.config import ModelConfig, model_config
 from dlrm.data import TrainingBatches, make_loader, read_oracle, read_schema
 from dlrm.distributed import Group, from_rank_0, reduce_sum, was_restarted
@@ -23,18 +25,13 @@ from dlrm.evaluate import evaluate
 from dlrm.metrics import Metrics
 from dlrm.model import TrainBatch
 from dlrm.optimizers import set_learning_rate, set_step
+from dlrm.origin import origin_of
 from dlrm.pipeline import make_pipeline
+from dlrm.preemption import EXIT_STATUS, StopRequests
 from dlrm.profiling import StepProfiler
 from dlrm.progress import Progress
 from dlrm.report import MetricsLog, metrics_line, metrics_table
-from dlrm.resume import (
-    Checkpoints,
-    check_resumable,
-    finished,
-    load_state,
-    load_weights,
-    training_state,
-)
+from dlrm.resume import load_weights, resume_from, training_state
 from dlrm.schedule import learning_rate
 from dlrm.settings import TrainSettings
 from dlrm.training_report import REPORT_FILE, write_report
@@ -67,13 +64,27 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         SettingsError: the settings do not fit the data, the tables do not fit into memory, or the
             loss is no longer finite.
         BadInputError, SchemaError: the data cannot be read, or is not what its schema says.
-        OutputError: the checkpoint or the log cannot be written, or would overwrite something.
+        OutputError: the checkpoint or the log cannot be written, or would overwrite something, or
+            another run is writing there.
+        SystemExit: SIGTERM asked the run to stop; a checkpoint of the last step is written.
     """
     schema = read_schema(settings)
     if settings.save_checkpoint_path:
         check_destination(settings.save_checkpoint_path)
-    run = _Run(settings, model_config(settings, schema), group)
-    return run.test() if settings.mode == "test" else run.train()
+    with claimed(_locks(settings), group):
+        run = _Run(settings, model_config(settings, schema), group)
+        return run.test() if settings.mode == "test" else run.train()
+
+
+def _locks(settings: TrainSettings) -> list[Path]:
+    """Of the directories that only one run may write checkpoints to."""
+    locks = []
+    if settings.checkpoint_dir:
+        locks.append(Path(settings.checkpoint_dir) / ".lock")
+    if settings.save_checkpoint_path:
+        path = Path(settings.save_checkpoint_path).absolute()
+        locks.append(path.with_name(f".{path.name}.lock"))
+    return locks
 
 
 class _Run:
@@ -95,6 +106,10 @@ class _Run:
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.checkpoints: Checkpoints | None = None
         self.profiler: StepProfiler | None = None
+        self.origin = origin_of(settings)
+        self.rate = settings.learning_rate
+        self.epoch_step = 0
+        self.stop_requests: StopRequests | None = None
         self._start(plan)
 
     def _start(self, plan: dict[str, Any]) -> None:
@@ -138,7 +153,9 @@ class _Run:
         if settings.checkpoint_dir:
             self._resume(settings.checkpoint_dir)
         try:
-            return self._finish(self._train_epochs())
+            with StopRequests(self.group) as self.stop_requests:
+                metrics = self._train_epochs()
+            return self._finish(metrics)
         except BaseException:
             if self.checkpoints:
                 self.checkpoints.abandon()
@@ -150,6 +167,9 @@ class _Run:
         self.model.train()
         progress, every = self.progress, self.settings.validation_freq_within_epoch
         stop = False
+        if progress.step and self._ends_segment():  # a checkpoint is written before the evaluation
+            metrics["valid"] = self._evaluate("valid")
+            stop = self._is_good_enough(metrics["valid"])
         for epoch in range(progress.step // self.epoch_steps, self.settings.epochs):
             loader = self.loaders["train"]
             batches = iter(loader)
@@ -173,6 +193,14 @@ class _Run:
             self.checkpoints.wait()
         return {split: m for split, m in metrics.items() if m is not None}
 
+    def _ends_segment(self) -> bool:
+        """Whether an evaluation of valid follows the last step."""
+        progress, done = self.progress, self.progress.step % self.epoch_steps
+        if progress.step == progress.total_steps:
+            return True
+        tested = progress.step >= self.settings.test_after * self.epoch_steps
+        return tested and done % self.settings.validation_freq_within_epoch == 0
+
     def _is_good_enough(self, valid: Metrics | None) -> bool:
         """Whether ``auc_threshold`` is reached, on every rank (collective)."""
         threshold = self.settings.auc_threshold
@@ -185,10 +213,10 @@ class _Run:
         return bool(reached)
 
     def _resume(self, directory: str) -> None:
-        """Go on from the newest checkpoint, if there is one and that was asked for."""
+        """Go on from the newest usable checkpoint, if there is one and that was asked for."""
         settings, group, progress = self.settings, self.group, self.progress
         self.checkpoints = Checkpoints(directory, settings.keep_checkpoints, self.config, group)
-        found = from_rank_0(group, finished(directory))
+        found = from_rank_0(group, checkpoints_in(directory))
         if not found:
             return
         if not (was_restarted(group) or settings.resume):
@@ -196,25 +224,48 @@ class _Run:
                 f"--checkpoint_dir {directory}: holds a run, up to {found[-1].name}",
                 "add --resume to go on from there, or choose another directory",
             )
-        path = found[-1]
-        training = check_resumable(path, self._record(), self.config, group)
-        self.loaders["train"].load_state_dict(training["loader"])
-        load_state(path, self.model, self.optimizer, group)
+        path, training = resume_from(
+            found,
+            self._record(),
+            self.config,
+            self.loaders["train"],
+            self.model,
+            self.optimizer,
+            group,
+        )
+        self.checkpoints.saved_step = training["steps"]
+        self.origin = {name: training[name] for name in self.origin}
         progress.step, progress.samples = training["steps"], training["samples"]
         progress.train_seconds = training["train_seconds"]
         self.events.write("resume", step=progress.step, checkpoint=str(path))
         if group.rank == 0:
             log.info("resumed from %s", path)
 
-    def _checkpoint(self, epoch_step: int) -> None:
-        """Write a checkpoint after step ``epoch_step`` of an epoch, in the background."""
+    def _checkpoint(self) -> None:
+        """Write a checkpoint after the last step, in the background."""
         record = {
             **self._record(),
-            "loader": self.loaders["train"].state_dict(epoch_step),
+            "loader": self.loaders["train"].state_dict(self.epoch_step),
             "train_seconds": self.progress.train_seconds,
         }
         state = training_state(self.model, self.optimizer, self.group)
-        self.checkpoints.save(self.progress.step, state, record)
+        self.checkpoints.save(self.progress.step, state, record, self.progress.meter.loss)
+
+    def _stop_if_asked(self) -> None:
+        """End the run between two steps, if SIGTERM or a failed checkpoint says so (collective)."""
+        checkpoints, requests = self.checkpoints, self.stop_requests
+        if not (requests and requests.asked(checkpoints is not None and checkpoints.failed)):
+            return
+        kept = "nothing is kept of it without --checkpoint_dir"
+        if checkpoints:
+            checkpoints.wait()
+            if checkpoints.saved_step != self.progress.step:
+                self._checkpoint()
+                checkpoints.wait()
+            kept = f"--resume goes on from the checkpoint of this step in {checkpoints.directory}"
+        if self.group.rank == 0:
+            log.warning("SIGTERM: the run ends after step %d; %s", self.progress.step, kept)
+        raise SystemExit(EXIT_STATUS)
 
     def _train_segment(self, batches: Iterator[Batch], epoch: int, first: int, length: int) -> None:
         """Train steps ``first`` … ``first + length - 1`` of an epoch; the pipeline is empty after.
@@ -228,7 +279,7 @@ class _Run:
         # a new iterator object: the pipeline takes it as a new run of batches
         segment = self._segment(batches, epoch, first, length)
         for done in range(first + 1, first + length + 1):
-            rate = learning_rate(settings, progress.step, progress.total_steps)
+            rate = self.rate = learning_rate(settings, progress.step, progress.total_steps)
             set_learning_rate(self.optimizer, rate)
             progress.add(self.pipeline.progress(segment))
             if self.profiler:
@@ -238,8 +289,10 @@ class _Run:
             due = progress.step % (settings.checkpoint_freq or progress.total_steps) == 0
             if progress.is_due(done) or done == first + length:
                 due |= progress.report(epoch, done, rate, self._overdue())
+            self.epoch_step = done
             if due and self.checkpoints:
-                self._checkpoint(done)
+                self._checkpoint()
+            self._stop_if_asked()
 
     def _segment(
         self, batches: Iterator[Batch], epoch: int, first: int, length: int
@@ -261,7 +314,7 @@ class _Run:
     def _evaluate(self, split: str) -> Metrics | None:
         begin = time.perf_counter()
         loader, size = self.loaders[split], self.settings.batch_size_of(split)
-        metrics = evaluate(self.pipeline, self.model, loader, size, self.group)
+        metrics = evaluate(self.pipeline, self.model, loader, size, self.group, self._stop_if_asked)
         loader.check_epoch()
         if metrics is not None:
             seconds = time.perf_counter() - begin
@@ -314,15 +367,7 @@ class _Run:
         return {
             "settings": self.settings.to_dict(),
             "steps": self.progress.step,
+            "learning_rate": self.rate,
             "samples": self.progress.samples,
-            "workflow_digest": _workflow_digest(self.settings.binary_path),
+            **self.origin,
         }
-
-
-def _workflow_digest(binary_path: str) -> str | None:
-    """The digest of the workflow that made the data, if it lies where the ETL puts it."""
-    path = Path(binary_path).absolute().parent.parent / "workflow" / "metadata.json"
-    if not path.is_file():
-        return None
-    value = read_json(path, "a saved workflow")
-    return value.get("digest") if isinstance(value, dict) else None

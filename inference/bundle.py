@@ -29,6 +29,7 @@ from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files import read_json, write_json
 from clicklog.mapping import MappedArray
 from clicklog.validation import parse
+from dlrm.finite import not_finite
 from inference.directories import new_directory
 from inference.model import GROUPS, Layer, ServingModel
 from inference.tables import KINDS, Table
@@ -120,10 +121,11 @@ def read_bundle(
     Args:
         path: the directory.
         device: where the model goes; on the CPU its table stays on disk, and is mapped.
-        check: read all files, compare their SHA-256, and check every id and offset in them.
+        check: read all files, compare their SHA-256, check every id and offset in them, and look
+            for tables that are not finite.
 
     Raises:
-        BadInputError: no bundle there, or a file missing or damaged.
+        BadInputError: no bundle there, or a file missing, damaged or not finite.
         SchemaError: of another version, or its parts do not belong together.
     """
     path = Path(path)
@@ -151,7 +153,29 @@ def read_bundle(
         model.check(len(shape.dense))
     except (ValueError, OSError) as error:
         raise BadInputError(f"{path}: damaged: {error}", _AGAIN) from error
+    _check_finite(path, model, tables=check)
     return workflow, model
+
+
+def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
+    """Refuse weights of a run that diverged; ``tables``: read those for it, too."""
+    weights = {
+        f"{group}.{index}.{part}": tensor
+        for group, layers in model.layers.items()
+        for index, layer in enumerate(layers)
+        for part, tensor in zip(("weight", "bias"), layer, strict=True)
+    }
+    if tables:
+        weights["table"] = model.table.values
+    if model.table.ranges is not None:
+        weights["ranges"] = model.table.ranges
+    name = not_finite(weights)
+    if name:
+        raise BadInputError(
+            f"{path / WEIGHTS / name}.npy holds values that are not finite: training diverged, and "
+            "scores would be NaN",
+            "make the bundle again, from an earlier checkpoint",
+        )
 
 
 def is_bundle(path: Path | str) -> bool:

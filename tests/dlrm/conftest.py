@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.dlrm.resuming import flags_of
+from tests.dlrm.runs import train_here
 from tests.nvt_loader.data import write_split
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train_torchrec.py does
@@ -34,6 +37,20 @@ def data(tmp_path_factory) -> Path:
         dense=3,
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def whole(data, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("whole")
+    train_here(*flags_of(data, path))
+    return path
+
+
+@pytest.fixture
+def started(data, whole, tmp_path) -> Path:
+    """A run that has a checkpoint, and nothing after it."""
+    shutil.copytree(whole / "steps", tmp_path / "steps")
+    return tmp_path
 
 
 @pytest.fixture

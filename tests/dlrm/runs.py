@@ -66,19 +66,24 @@ def train_many(flags: list[list[str]], ranks: int) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def run_command(
-    command: list[str], timeout: float = 120, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in ``cwd``: by default where this process is, see ``conftest.py``."""
+def environment() -> dict[str, str]:
+    """Of a process that imports this repository, with this Python's programs."""
     first = {"PATH": Path(sys.executable).parent, "PYTHONPATH": ROOT}
     paths = {
         name: os.pathsep.join([str(folder), *filter(None, [os.environ.get(name)])])
         for name, folder in first.items()
     }
+    return {**os.environ, **paths, "OMP_WAIT_POLICY": "passive"}
+
+
+def run_command(
+    command: list[str], timeout: float = 120, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in ``cwd``: by default where this process is, see ``conftest.py``."""
     return subprocess.run(
         command,
         cwd=cwd,
-        env={**os.environ, **paths, "OMP_WAIT_POLICY": "passive"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=timeout,

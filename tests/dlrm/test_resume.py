@@ -10,16 +10,19 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-import torch
 
-from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
+from clicklog.errors import OutputError, SchemaError, SettingsError
 from dlrm import train as train_module
-from dlrm.checkpoint import Reader, digest_of, load_model, read_model_file
+from dlrm.checkpoint import digest_of, read_model_file
+from dlrm.checkpoint_writer import finished
 from dlrm.config import ModelConfig
 from dlrm.distributed import process_group
-from dlrm.resume import check_resumable, finished
+from dlrm.resume import check_resumable
 from tests.dlrm.conftest import TABLE_SIZES
+from tests.dlrm.resuming import STEPS, assert_same, flags_of
 from tests.dlrm.runs import (
     MODEL,
     ROOT,
@@ -30,10 +33,7 @@ from tests.dlrm.runs import (
     train_many,
     two_machines,
 )
-from tests.nvt_loader.data import write_split
-
-FLAGS = ["--epochs=3", "--learning_rate=0.05", "--adagrad", "--shuffle_training_set"]
-STEPS = 90  # 3 epochs of 30 steps of 32 rows
+from tests.nvt_loader.data import write_metadata, write_split
 
 
 class PulledPlug(BaseException):
@@ -60,40 +60,6 @@ def _train_until_pulled(monkeypatch, step: int, *flags: str) -> None:
             train_here(*flags)
 
 
-def _weights(path: Path) -> dict[str, torch.Tensor]:
-    model, _ = load_model(path)
-    return model.state_dict()
-
-
-def _assert_same(a: Path, b: Path) -> None:
-    ours, theirs = _weights(a), _weights(b)
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        assert torch.equal(ours[name], theirs[name]), name
-
-
-def _flags(data: Path, path: Path, *other: str, batch_size: int = 32) -> list[str]:
-    """The flags of a run in ``path``; ``other`` take the place of those of the same name."""
-    flags = [
-        f"--binary_path={data}",
-        f"--batch_size={batch_size}",
-        f"--log_path={path / 'log'}",
-        f"--save_checkpoint_path={path / 'final'}",
-        f"--checkpoint_dir={path / 'steps'}",
-        "--checkpoint_freq=7",
-        *FLAGS,
-    ]
-    names = {flag.split("=")[0] for flag in other}
-    return [*(flag for flag in flags if flag.split("=")[0] not in names), *other]
-
-
-@pytest.fixture(scope="module")
-def whole(data, tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("whole")
-    train_here(*_flags(data, path))
-    return path
-
-
 def test_the_newest_are_kept(whole):
     names = [path.name for path in finished(whole / "steps")]
     assert names == ["step_00000070", "step_00000077", "step_00000084"]
@@ -109,23 +75,23 @@ INTERRUPTED_AT = [29, 30, 31, 89, *map(int, np.random.default_rng(5).integers(8,
 @pytest.mark.parametrize("step", INTERRUPTED_AT)
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(data, whole, tmp_path, monkeypatch, step):
     """Also over the end of an epoch, where the loader's state is the next one's beginning."""
-    _train_until_pulled(monkeypatch, step, *_flags(data, tmp_path))
-    result = train_here(*_flags(data, tmp_path), "--resume", "--validation_freq_within_epoch=11")
+    _train_until_pulled(monkeypatch, step, *flags_of(data, tmp_path))
+    result = train_here(*flags_of(data, tmp_path), "--resume", "--validation_freq_within_epoch=11")
     (resumed,) = events(tmp_path / "log", "resume")
     assert resumed["step"] == step - step % 7
     assert result.steps == STEPS
     assert result.samples == 3 * 929
-    _assert_same(tmp_path / "final", whole / "final")
+    assert_same(tmp_path / "final", whole / "final")
     expected = losses(whole / "log")
     assert losses(tmp_path / "log")[-(STEPS - resumed["step"]) :] == expected[resumed["step"] :]
 
 
 def test_interrupted_twice(data, whole, tmp_path, monkeypatch):
     for step in (20, 5):  # counted from where it resumes
-        _train_until_pulled(monkeypatch, step, *_flags(data, tmp_path), "--resume")
-    train_here(*_flags(data, tmp_path), "--resume")
+        _train_until_pulled(monkeypatch, step, *flags_of(data, tmp_path), "--resume")
+    train_here(*flags_of(data, tmp_path), "--resume")
     assert len(events(tmp_path / "log", "resume")) == 2
-    _assert_same(tmp_path / "final", whole / "final")
+    assert_same(tmp_path / "final", whole / "final")
 
 
 def test_adam_resumes_bitwise_too(data, tmp_path, monkeypatch):
@@ -135,11 +101,11 @@ def test_adam_resumes_bitwise_too(data, tmp_path, monkeypatch):
     step = int(np.random.default_rng(6).integers(8, 29))
     _train_until_pulled(monkeypatch, step, *_adam(data, broken))
     train_here(*_adam(data, broken), "--resume", "--validation_freq_within_epoch=5")
-    _assert_same(whole / "final", broken / "final")
+    assert_same(whole / "final", broken / "final")
 
 
 def _adam(data: Path, path: Path, **kwargs) -> list[str]:
-    flags = _flags(data, path, "--epochs=1", "--learning_rate=0.01", **kwargs)
+    flags = flags_of(data, path, "--epochs=1", "--learning_rate=0.01", **kwargs)
     return [*(flag for flag in flags if flag != "--adagrad"), "--optimizer=adam"]
 
 
@@ -173,13 +139,13 @@ def two_ranks(data, whole, tmp_path_factory) -> Path:
     """
     path = tmp_path_factory.mktemp("two")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        _train_until_pulled(monkeypatch, 30, *_flags(data, path / "wider"))
+        _train_until_pulled(monkeypatch, 30, *flags_of(data, path / "wider"))
     shutil.rmtree(path / "wider" / "log")
     column_wise = ["--epochs=1", "--sharding=column_wise"]
     runs = [
-        _flags(data, path / "same", batch_size=16),
-        [*_flags(data, path / "wider", batch_size=16), "--resume"],
-        _flags(data, path / "column_wise", *column_wise, batch_size=16),
+        flags_of(data, path / "same", batch_size=16),
+        [*flags_of(data, path / "wider", batch_size=16), "--resume"],
+        flags_of(data, path / "column_wise", *column_wise, batch_size=16),
         _adam(data, path / "adam", batch_size=16),
     ]
     train_many(runs, 2)
@@ -198,7 +164,7 @@ def test_a_killed_rank_brings_the_job_back(data, two_ranks, tmp_path):
         assert result.returncode == 0, result.stderr
     assert sorted((tmp_path / "starts").read_text()) == ["0", "0", "1", "1"]
     assert len(events(tmp_path / "log", "resume")) == 1
-    _assert_same(tmp_path / "final", two_ranks / "adam" / "final")
+    assert_same(tmp_path / "final", two_ranks / "adam" / "final")
 
 
 def test_from_one_rank_to_two(whole, two_ranks):
@@ -212,7 +178,7 @@ def test_from_one_rank_to_two(whole, two_ranks):
 @pytest.mark.parametrize("run", ["same", "adam"])
 def test_from_two_ranks_to_one(data, two_ranks, tmp_path, run):
     """The losses are those of the ranks that would have gone on."""
-    make = _adam if run == "adam" else _flags
+    make = _adam if run == "adam" else flags_of
     shutil.copytree(two_ranks / run / "steps", tmp_path / "steps")
     assert read_model_file(finished(tmp_path / "steps")[-1])["world_size"] == 2
     for path in finished(tmp_path / "steps")[1:]:
@@ -230,19 +196,12 @@ def test_moments_of_column_shards_are_refused_under_another_plan(data, two_ranks
         SchemaError,
         match=r"t_cat_0.momentum1 is \[20\], in this run \[10\]\n.*a moment per column shard",
     ):
-        train_here(*_flags(data, tmp_path, "--epochs=1"), "--resume")
-
-
-@pytest.fixture
-def started(data, whole, tmp_path) -> Path:
-    """A run that has a checkpoint, and nothing after it."""
-    shutil.copytree(whole / "steps", tmp_path / "steps")
-    return tmp_path
+        train_here(*flags_of(data, tmp_path, "--epochs=1"), "--resume")
 
 
 def test_a_directory_with_a_run_is_not_taken_over_silently(data, started):
     with pytest.raises(OutputError, match=r"holds a run, up to step_00000084\n.*--resume"):
-        train_here(*_flags(data, started))
+        train_here(*flags_of(data, started))
 
 
 @pytest.mark.parametrize(
@@ -259,11 +218,11 @@ def test_a_directory_with_a_run_is_not_taken_over_silently(data, started):
 )
 def test_other_settings_are_refused_with_the_difference(data, started, flag, message):
     with pytest.raises(SettingsError, match=message):
-        train_here(*_flags(data, started, flag), "--resume")
+        train_here(*flags_of(data, started, flag), "--resume")
 
 
 def test_another_optimizer_is_refused_but_not_another_name_of_it(data, started):
-    flags = [flag for flag in _flags(data, started) if flag != "--adagrad"]
+    flags = [flag for flag in flags_of(data, started) if flag != "--adagrad"]
     with pytest.raises(SettingsError, match="optimizer was rowwise_adagrad, is sgd"):
         train_here(*flags, "--resume")
     train_here(*flags, "--resume", "--optimizer=rowwise_adagrad")
@@ -286,16 +245,36 @@ def test_other_data_are_refused(started, tmp_path):
     rows = {"train": [600, 320, 10, 0], "valid": [333], "test": [201]}
     write_split(other, rows, table_sizes=TABLE_SIZES, dense=3)
     with pytest.raises(SchemaError, match="rows 929 → 930"):
-        train_here(*_flags(other, started), "--resume")
+        train_here(*flags_of(other, started), "--resume")
 
 
 def test_a_schedule_may_change_and_that_is_said(data, started, caplog):
     schedule = ["--lr_warmup_steps=5", "--lr_decay_start=80", "--lr_decay_steps=9"]
-    train_here(*_flags(data, started), "--resume", *schedule)
+    train_here(*flags_of(data, started), "--resume", *schedule)
     for flag in schedule:
         name, value = flag.removeprefix("--").split("=")
         assert f"--{name} is {value} from here on; it was 0" in caplog.text
     assert events(started / "log", "train")[-1]["lr"] < 0.01
+
+
+def _moved(data: Path, path: Path) -> Path:
+    """The splits, without the workflow that may lie beside the original."""
+    return Path(shutil.copytree(data, path / "elsewhere" / "split"))
+
+
+def test_data_that_moved_without_their_workflow(data, whole, tmp_path, monkeypatch):
+    """What the checkpoints say of the workflow stays known to those that follow."""
+    first = _moved(data, tmp_path)
+    workflow = first.parents[1] / "workflow"
+    workflow.mkdir()
+    (workflow / "metadata.json").write_text('{"digest": "abc"}')
+    _train_until_pulled(monkeypatch, 20, *flags_of(first, tmp_path))
+    (resumed,) = finished(tmp_path / "steps")[-1:]
+    assert read_model_file(resumed)["training"]["workflow_digest"] == "abc"
+    second = first.rename(tmp_path / "split")
+    train_here(*flags_of(second, tmp_path), "--resume")
+    assert_same(tmp_path / "final", whole / "final")
+    assert read_model_file(tmp_path / "final")["training"]["workflow_digest"] == "abc"
 
 
 def test_another_workflow_is_refused(data, started):
@@ -303,39 +282,50 @@ def test_another_workflow_is_refused(data, started):
     value = json.loads((path / "model.json").read_text())
     value["training"]["workflow_digest"] = "another"
     (path / "model.json").write_text(json.dumps(value | {"blake2b": digest_of(value)}))
-    with pytest.raises(SchemaError, match="data of workflow another, these are of None"):
-        train_here(*_flags(data, started), "--resume")
+    split = _moved(data, started)
+    workflow = split.parents[1] / "workflow"
+    workflow.mkdir()
+    (workflow / "metadata.json").write_text('{"digest": "abc"}')
+    with pytest.raises(SchemaError, match="data of workflow another, these are of abc"):
+        train_here(*flags_of(split, started), "--resume")
+
+
+def test_other_values_in_files_of_the_same_shape_are_refused(data, tmp_path, monkeypatch):
+    """Same names, sizes, rows and row groups: only what the columns hold tells them apart."""
+    split = _moved(data, tmp_path)
+    _rewrite(split, 1)
+    sizes = [path.stat().st_size for path in sorted(split.rglob("*.parquet"))]
+    _train_until_pulled(monkeypatch, 20, *flags_of(split, tmp_path))
+    _rewrite(split, -2)
+    assert [path.stat().st_size for path in sorted(split.rglob("*.parquet"))] == sizes
+    with pytest.raises(SchemaError, match="trained on data with statistics "):
+        train_here(*flags_of(split, tmp_path), "--resume")
+
+
+def _rewrite(split: Path, factor: float) -> None:
+    for path in split.rglob("part.*.parquet"):
+        table = pq.read_table(path)
+        column = pa.array(table["int_1"].to_numpy() * np.float32(factor))
+        table = table.set_column(2, table.schema.field("int_1"), column)
+        pq.write_table(table, path, compression="none", use_dictionary=False)
+    write_metadata(split)
 
 
 def test_half_written_checkpoints_are_never_resumed_from_and_removed(data, started):
     newest = finished(started / "steps")[-1]
     newest.rename(newest.with_name(".step_00000084.tmp"))  # killed before the rename
     shutil.copytree(newest.with_name(".step_00000084.tmp"), started / "steps" / ".step_1.old.tmp")
-    train_here(*_flags(data, started), "--resume")
+    train_here(*flags_of(data, started), "--resume")
     (resumed,) = events(started / "log", "resume")
     assert resumed["step"] == 77
     assert not list((started / "steps").glob(".*"))
-
-
-@pytest.mark.parametrize("where", ["weights", "optimizer"])
-def test_a_flipped_bit_is_refused(data, started, where):
-    newest = finished(started / "steps")[-1]
-    (part,) = newest.glob("*.distcp")
-    items = Reader(newest).read_metadata().storage_data.items()
-    name = "model.dlrm.over_arch" if where == "weights" else "optimizer.tables"
-    (place,) = [item for index, item in items if index.fqn.startswith(name)][:1]
-    content = bytearray(part.read_bytes())
-    content[place.offset + place.length - 70] ^= 1
-    part.write_bytes(content)
-    with pytest.raises(BadInputError, match=r"step_00000084/__0_0\.distcp: not what was written"):
-        train_here(*_flags(data, started), "--resume")
 
 
 def test_a_full_disk_stops_training_and_keeps_what_was_written(data, started):
     """A real one, as far as a process can tell: no file may grow beyond 16 KiB."""
     for path in finished(started / "steps")[1:]:
         shutil.rmtree(path)
-    train = [sys.executable, str(ROOT / "train_torchrec.py"), *MODEL, *_flags(data, started)]
+    train = [sys.executable, str(ROOT / "train_torchrec.py"), *MODEL, *flags_of(data, started)]
     result = run_command(["bash", "-c", f"ulimit -f 16; {shlex.join([*train, '--resume'])}"])
     assert result.returncode == 2, result.stderr
     assert "error: " in result.stderr

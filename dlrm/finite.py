@@ -1,0 +1,35 @@
+"""Whether tensors hold a NaN or an infinity: such weights are neither saved, loaded nor served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def flat(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors of nested dicts, named as torch.distributed.checkpoint names them."""
+    for key, value in state.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def not_finite(state: dict[str, Any]) -> str:
+    """The name of a floating-point tensor with a NaN or an infinity; "" if there is none.
+
+    Of a sharded tensor this process's shards are looked at. The smallest and the largest element
+    say it in one pass that allocates nothing; torch.isfinite makes a tensor of answers.
+    """
+    for name, tensor in flat(state):
+        sharded = hasattr(tensor, "local_shards")
+        for part in [shard.tensor for shard in tensor.local_shards()] if sharded else [tensor]:
+            if part.is_floating_point() and part.numel() and not _is_finite(part.detach()):
+                return name
+    return ""
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.stack(tensor.aminmax()).isfinite().all())

@@ -1,0 +1,243 @@
+"""SIGTERM ends a run between two steps, with a checkpoint from which it goes on bit by bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlrm import train as train_module
+from dlrm.checkpoint_writer import finished
+from dlrm.preemption import EXIT_STATUS
+from tests.dlrm.resuming import STEPS, assert_same, flags_of
+from tests.dlrm.runs import MODEL, environment, events, torchrun, train_here
+
+NEVER = "--checkpoint_freq=1000"
+
+
+def _terminate_at(monkeypatch, what: str, number: int) -> None:
+    """Send this process SIGTERM when ``dlrm.train`` calls something for the ``number``th time."""
+    calls = iter(range(1, 10**9))
+
+    def call(*args, **kwargs):
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    original = getattr(train_module, what)
+    monkeypatch.setattr(train_module, what, call)
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "step"),
+    [
+        ("set_learning_rate", 1, 1),
+        ("set_learning_rate", 44, 44),
+        ("set_learning_rate", 60, 60),
+        ("evaluate", 2, 60),
+        ("evaluate", 3, 90),
+        ("evaluate", 4, 90),  # of test
+    ],
+)
+def test_alone(data, whole, tmp_path, monkeypatch, caplog, what, number, step):
+    flags = flags_of(data, tmp_path, NEVER)
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        _terminate_at(patch, what, number)
+        with pytest.raises(SystemExit) as ended:
+            train_here(*flags)
+    assert ended.value.code == EXIT_STATUS == 143
+    assert f"SIGTERM: the run ends after step {step}; --resume goes on" in caplog.text
+    assert [path.name for path in finished(tmp_path / "steps")] == [f"step_{step:08}"]
+    assert not (tmp_path / "final").exists()
+    assert signal.getsignal(signal.SIGTERM) == before
+    result = train_here(*flags, "--resume")
+    assert result.steps == STEPS
+    assert set(result.metrics) == {"valid", "test"}
+    assert_same(tmp_path / "final", whole / "final")
+    seen = {one["step"] for one in events(tmp_path / "log", "evaluation")}
+    assert seen == {30, 60, 90}, "an evaluation that was cut short is made up for"
+
+
+def test_without_a_directory_nothing_is_kept_and_that_is_said(data, tmp_path, monkeypatch, caplog):
+    _terminate_at(monkeypatch, "set_learning_rate", 5)
+    flags = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1"]
+    with pytest.raises(SystemExit) as ended:
+        train_here(*flags, f"--save_checkpoint_path={tmp_path / 'final'}")
+    assert ended.value.code == 143
+    assert "ends after step 5; nothing is kept of it without --checkpoint_dir" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_of_the_same_step_is_not_written_twice(data, tmp_path, monkeypatch):
+    _terminate_at(monkeypatch, "set_learning_rate", 7)
+    with pytest.raises(SystemExit):
+        train_here(*flags_of(data, tmp_path))
+    assert [path.name for path in finished(tmp_path / "steps")] == ["step_00000007"]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(data, tmp_path_factory) -> Path:
+    """By two ranks, not interrupted."""
+    path = tmp_path_factory.mktemp("two")
+    result = torchrun(
+        "train_torchrec.py", *MODEL, *flags_of(data, path, batch_size=16), timeout=500
+    )
+    assert result.returncode == 0, result.stderr
+    return path / "final"
+
+
+#: Each rank says who and where it is, and takes its time, so that it is found in the middle.
+SLOW = """
+import os, pathlib, sys, time
+import train_torchrec
+from dlrm import train
+
+original = train.set_learning_rate
+steps = iter(range(10**9))
+
+def slow(optimizer, value):
+    original(optimizer, value)
+    place = pathlib.Path(sys.argv[1], os.environ.get("RANK", "0"))
+    place.write_text(f"{os.getpid()} {next(steps)}")
+    time.sleep(0.1)
+
+train.set_learning_rate = slow
+sys.exit(train_torchrec.main(sys.argv[2:]))
+"""
+
+
+class Job:
+    """A run in other processes, of ``ranks`` by torchrun, or of plain python."""
+
+    def __init__(self, path: Path, ranks: int, *flags: str, launcher: tuple[str, ...] = ()) -> None:
+        self.places = path / "places"
+        self.places.mkdir(exist_ok=True)
+        for old in self.places.iterdir():
+            old.unlink()
+        script = path / "slow.py"
+        script.write_text(SLOW)
+        run = [sys.executable]
+        if launcher or ranks > 1:
+            run += ["-m", "torch.distributed.run", "--standalone", *launcher]
+            run += [f"--nproc-per-node={ranks}"]
+        self.ranks = ranks
+        self.process = subprocess.Popen(
+            [*run, str(script), str(self.places), *MODEL, *flags],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def pids_at(self, step: int) -> list[int]:
+        """Of the ranks, when all have come so far."""
+        while True:
+            texts = [path.read_text().split() for path in sorted(self.places.iterdir())]
+            if len(texts) == self.ranks and all(t and int(t[1]) >= step for t in texts):
+                return [int(text[0]) for text in texts]
+            assert self.process.poll() is None, self.process.stderr.read()
+            time.sleep(0.02)
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and stderr."""
+        _, stderr = self.process.communicate(timeout=500)
+        return self.process.returncode, stderr
+
+
+@pytest.fixture
+def start(tmp_path) -> Iterator:
+    jobs = []
+
+    def run(*args, **kwargs) -> Job:
+        jobs.append(Job(tmp_path, *args, **kwargs))
+        return jobs[-1]
+
+    yield run
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.communicate()
+
+
+@pytest.mark.timeout(1200)
+def test_plain_python(data, whole, tmp_path, start):
+    flags = flags_of(data, tmp_path, NEVER)
+    job = start(1, *flags)
+    job.pids_at(20)
+    job.process.terminate()
+    status, stderr = job.end()
+    assert status == 143, stderr
+    assert "SIGTERM: the run ends after step " in stderr
+    assert "Traceback" not in stderr
+    train_here(*flags, "--resume")
+    assert_same(tmp_path / "final", whole / "final")
+
+
+@pytest.mark.timeout(1200)
+def test_torchrun_is_told_and_a_later_job_resumes(data, two_ranks, tmp_path, start):
+    """As a scheduler tells it: once to the agent, and here to each rank as well."""
+    flags = flags_of(data, tmp_path, NEVER, batch_size=16)
+    job = start(2, *flags)
+    ranks = job.pids_at(20)
+    for pid in (job.process.pid, *ranks):
+        os.kill(pid, signal.SIGTERM)
+    status, stderr = job.end()
+    assert status != 0
+    assert "SIGTERM: the run ends after step " in stderr
+    assert "forcefully" not in stderr, "nothing had to be killed"
+    (checkpoint,) = finished(tmp_path / "steps")
+    result = torchrun("train_torchrec.py", *MODEL, *flags, "--resume", timeout=500)
+    assert result.returncode == 0, result.stderr
+    (resumed,) = events(tmp_path / "log", "resume")
+    assert checkpoint.name == f"step_{resumed['step']:08}"
+    assert_same(tmp_path / "final", two_ranks)
+
+
+@pytest.mark.timeout(1200)
+def test_one_rank_is_told_and_torchrun_restarts_all(data, two_ranks, tmp_path, start):
+    flags = flags_of(data, tmp_path, NEVER, batch_size=16)
+    job = start(2, *flags, launcher=("--max-restarts=1",))
+    os.kill(job.pids_at(20)[1], signal.SIGTERM)
+    status, stderr = job.end()
+    assert status == 0, stderr
+    (resumed,) = events(tmp_path / "log", "resume")
+    assert resumed["step"] > 20
+    assert_same(tmp_path / "final", two_ranks)
+
+
+HANGING = """
+import os, sys, threading
+import train_torchrec
+from dlrm import train
+
+original = train.set_learning_rate
+calls = iter(range(10**9))
+
+def hang(optimizer, value):
+    original(optimizer, value)
+    if next(calls) == 5:
+        if os.environ["RANK"] == "1":
+            os._exit(7)
+        threading.Event().wait()  # as a collective of NCCL's waits for a rank that is gone
+
+train.set_learning_rate = hang
+sys.exit(train_torchrec.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.timeout(1200)
+def test_a_rank_that_waits_for_one_that_is_gone_does_not_outlive_sigterm(data, tmp_path):
+    """torchrun sends it SIGTERM, and would send it SIGKILL after 30 s."""
+    script = tmp_path / "hanging.py"
+    script.write_text(HANGING)
+    flags = flags_of(data, tmp_path, batch_size=16)
+    result = torchrun(str(script), *MODEL, *flags, timeout=500)
+    assert "exitcode  : 7 " in result.stderr
+    assert "exitcode  : 143 " in result.stderr
+    assert "exitcode  : -9 " not in result.stderr

@@ -1,0 +1,126 @@
+"""Checkpoints that cannot be used: neither written, nor resumed from, nor served."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clicklog.errors import BadInputError, SettingsError
+from dlrm.checkpoint import Reader, load_model
+from dlrm.checkpoint_writer import finished
+from tests.dlrm.resuming import STEPS, assert_same, flags_of
+from tests.dlrm.runs import MODEL, events, torchrun, train_here
+
+
+@pytest.mark.parametrize("where", ["weights", "optimizer"])
+def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(
+    data, whole, started, caplog, where
+):
+    newest = finished(started / "steps")[-1]
+    (part,) = newest.glob("*.distcp")
+    items = Reader(newest).read_metadata().storage_data.items()
+    name = "model.dlrm.over_arch" if where == "weights" else "optimizer.tables"
+    (place,) = [item for index, item in items if index.fqn.startswith(name)][:1]
+    content = bytearray(part.read_bytes())
+    content[place.offset + place.length - 70] ^= 1
+    part.write_bytes(content)
+    _assert_resumes_from_the_one_before(data, whole, started, caplog, "0_0.distcp: not what was")
+
+
+def _assert_resumes_from_the_one_before(data, whole, path, caplog, why: str) -> None:
+    """Passes the newest over, says so, and ends as the run that was not interrupted."""
+    train_here(*flags_of(data, path), "--resume")
+    (resumed,) = events(path / "log", "resume")
+    assert resumed["step"] == 77
+    (said,) = [record.message for record in caplog.records if "passed over" in record.message]
+    assert "step_00000084" in said
+    assert why in said
+    assert_same(path / "final", whole / "final")
+    names = {one.name for one in (path / "steps").iterdir()}
+    steps = {"step_00000070", "step_00000077", "step_00000084"}
+    assert names == {*steps, "step_00000084.unusable", "latest"}
+
+
+@pytest.mark.parametrize("damage", ["a part is gone", "model.json is gone", "model.json is cut"])
+def test_an_incomplete_checkpoint_is_passed_over(data, whole, started, caplog, damage):
+    newest = finished(started / "steps")[-1]
+    if damage == "a part is gone":
+        (part,) = newest.glob("*.distcp")
+        part.unlink()
+    elif damage == "model.json is gone":
+        (newest / "model.json").unlink()
+    else:
+        text = (newest / "model.json").read_text()
+        (newest / "model.json").write_text(text[: len(text) // 2])
+    why = {"a part is gone": "missing", "model.json is gone": "no such file"}
+    why = why.get(damage, "cannot be read")
+    _assert_resumes_from_the_one_before(data, whole, started, caplog, why)
+
+
+@pytest.fixture
+def newest_is_nan(data, started, monkeypatch) -> Path:
+    """What a program left that wrote checkpoints without a look at their values."""
+    shutil.rmtree(finished(started / "steps")[-1])
+    diverging = ["--change_lr", "--lr_change_point=0.9", "--lr_after_change_point=1e38"]
+    quiet = "--throughput_check_freq_within_epoch=1000"
+    with monkeypatch.context() as patch:
+        patch.setattr("dlrm.checkpoint.not_finite", lambda state: "")
+        with pytest.raises(SettingsError, match="the loss is nan"):
+            train_here(*flags_of(data, started), "--resume", *diverging, quiet)
+    shutil.rmtree(started / "log")
+    assert finished(started / "steps")[-1].name == "step_00000084"
+    return started
+
+
+def test_a_checkpoint_with_nan_is_passed_over(data, whole, newest_is_nan, caplog):
+    why = "holds values that are not finite: training had diverged"
+    _assert_resumes_from_the_one_before(data, whole, newest_is_nan, caplog, why)
+
+
+def test_weights_that_are_not_finite_are_refused(data, newest_is_nan):
+    """By whatever scores rows with them, and by training that would start from them."""
+    path = finished(newest_is_nan / "steps")[-1]
+    with pytest.raises(
+        BadInputError, match=r"(?s)step_00000084: .* not finite.*earlier checkpoint"
+    ):
+        load_model(path)
+    for flags in (["--mode=test"], ["--learning_rate=0.1"]):
+        with pytest.raises(BadInputError, match=r"step_00000084: .* not finite"):
+            train_here(f"--binary_path={data}", f"--load_checkpoint_path={path}", *flags)
+
+
+def test_no_usable_checkpoint_is_an_error_and_renames_none(data, newest_is_nan):
+    started = newest_is_nan
+    first, second, third = finished(started / "steps")
+    (first / ".metadata").unlink()
+    (second / "model.json").unlink()
+    with pytest.raises(BadInputError, match=r"(?s)none of its 3 .*not finite.*no such.*missing"):
+        train_here(*flags_of(data, started), "--resume")
+    assert {first, second, third} <= set((started / "steps").iterdir())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_diverged_run_stops_and_keeps_its_finite_checkpoints(data, tmp_path, ranks):
+    """No line of progress looks at the loss here; a lower learning rate goes on from there."""
+    diverging = ["--change_lr", "--lr_change_point=0.5", "--lr_after_change_point=1e38"]
+    quiet = ["--throughput_check_freq_within_epoch=1000", "--keep_checkpoints=2"]
+    flags = flags_of(data, tmp_path, *quiet, "--checkpoint_freq=3", batch_size=32 // ranks)
+    message = r"after step 48: training diverged, .*\n.*lower --learning_rate \(now 1e\+38\)"
+    if ranks == 1:
+        with pytest.raises(SettingsError, match=message):
+            train_here(*flags, *diverging)
+    else:
+        result = torchrun("train_torchrec.py", *MODEL, *flags, *diverging, timeout=300)
+        assert result.returncode == 1
+        assert re.search(message, result.stderr), result.stderr
+    assert [path.name for path in finished(tmp_path / "steps")] == [
+        "step_00000042",
+        "step_00000045",
+    ]
+    for path in finished(tmp_path / "steps"):
+        load_model(path)  # raises for what is not finite
+    if ranks == 1:
+        assert train_here(*flags, "--resume").steps == STEPS
