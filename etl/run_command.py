@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of all rows, that may be left out (0.01)",
     )
     add(
+        "--max_line_kb",
+        type=int,
+        metavar="KB",
+        help="KiB that a line may have; a longer one is a malformed row (default: the spec's 1024)",
+    )
+    add(
         "--shuffle",
         choices=SHUFFLES,
         default="none",
@@ -136,4 +142,7 @@ def _spec(args: argparse.Namespace) -> FeatureSpec:
         spec = spec.with_policy(max_table_size=args.max_table_size, freq_threshold=0)
     if args.dense:
         spec = dataclasses.replace(spec, dense_transform=args.dense)
+    if args.max_line_kb is not None:
+        lines = dataclasses.replace(spec.input, max_line_kb=args.max_line_kb)
+        spec = dataclasses.replace(spec, input=lines)
     return spec
