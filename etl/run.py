@@ -20,6 +20,7 @@ from clicklog.raw import DayFile, find_days
 from clicklog.splits import SPLITS
 from etl import engines, output
 from etl.finish import check_rows, move_parts, quarantine
+from etl.labels import ONE_LABEL_REMEDY, one_label_splits
 from etl.manifest import inputs_of
 from etl.plan import Plan, make_plan, stage
 from etl.results import UnitResult
@@ -240,6 +241,8 @@ class _Run:
         write_json(self.output / output.MANIFEST_FILE, manifest)
         output.release(self.output)
         log.info("wrote %s", self.output / output.MANIFEST_FILE)
+        if found := one_label_splits(manifest["splits"]):
+            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(found), ONE_LABEL_REMEDY)
         return manifest
 
     def _days_now(self) -> list[DayFile]:
