@@ -13,6 +13,8 @@ from typing import IO
 import fsspec
 import numpy as np
 import pyarrow as pa
+from fsspec.compression import compr
+from fsspec.utils import infer_compression
 
 from clicklog.errors import BadInputError
 from clicklog.fast_rows import count_newlines
@@ -20,6 +22,8 @@ from clicklog.pieces import EndedEarlyError, LongLine, split_pieces
 
 _SCAN_BYTES = 8 << 20
 _LINE_BYTES = 64 << 10  # enough to hold the end of nearly every line
+#: Compressed bytes, and bytes of what becomes of them, by which the rest of a file is judged.
+_HEAD_PACKED, _HEAD_TEXT = 1 << 20, 64 << 20
 
 
 @functools.lru_cache(maxsize=64)
@@ -144,23 +148,13 @@ def _line_end(file: IO[bytes], at: int, end: int) -> int:
     return end
 
 
-@contextlib.contextmanager
-def _decompressed(path: str) -> Iterator[IO[bytes]]:
-    if path.endswith(".zst"):  # fsspec needs one more package for it, Arrow does not
-        with fsspec.open(path, "rb") as file, pa.CompressedInputStream(file, "zstd") as stream:
-            yield stream
-    else:
-        with fsspec.open(path, "rb", compression="infer") as file:
-            yield file
-
-
 def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
     """The bytes of a file in chunks, decompressed by the ending of its name.
 
     Raises:
         BadInputError: it is missing, truncated, or not what its name says.
     """
-    with _stream(path) as file:
+    with _stream(path) as (file, _):
         while chunk := file.read(chunk_bytes):
             yield chunk
 
@@ -171,16 +165,44 @@ def stream_pieces(path: str, piece_bytes: int, limit: int) -> Iterator[memoryvie
     Raises:
         BadInputError: as :func:`read_stream`.
     """
-    with _stream(path) as file:
+    with _stream(path) as (file, _):
         yield from split_pieces(file, piece_bytes, limit)
 
 
+def unpacked_head(path: str) -> tuple[bytes, int, bool]:
+    """The begin of a compressed file's text.
+
+    Returns:
+        At most :data:`_HEAD_TEXT` bytes of text; how many bytes of the file were read for it, about
+        :data:`_HEAD_PACKED` at most; and whether that is all.
+
+    Raises:
+        BadInputError: as :func:`read_stream`.
+    """
+    text = bytearray()
+    with _stream(path) as (file, packed):
+        while packed.tell() < _HEAD_PACKED and len(text) < _HEAD_TEXT:
+            if not (chunk := file.read(_LINE_BYTES)):
+                return bytes(text), packed.tell(), True
+            text += chunk
+        return bytes(text), packed.tell(), False
+
+
 @contextlib.contextmanager
-def _stream(path: str) -> Iterator[IO[bytes]]:
-    filesystem_of(path)  # its errors say more than those of opening
+def _stream(path: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The bytes of a file as they are decompressed, and the file itself."""
+    filesystem, name = filesystem_of(path)
+    kind = infer_compression(path)
     try:
-        with _decompressed(path) as file:
-            yield file
+        with filesystem.open(name, "rb") as file:
+            if path.endswith(".zst"):  # fsspec needs one more package for it, Arrow does not
+                with pa.CompressedInputStream(file, "zstd") as stream:
+                    yield stream, file
+            elif kind is None:
+                yield file, file
+            else:
+                with compr[kind](file, mode="rb") as stream:
+                    yield stream, file
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file", "check the path") from None
     except IsADirectoryError:

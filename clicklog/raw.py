@@ -57,6 +57,11 @@ _LONGEST_HEADER = 1 << 24
 _PARQUET_MAGIC = b"PAR1"
 #: Text that is read at once for a block in one piece: most blocks are smaller.
 _WHOLE_BYTES = 128 << 20
+#: What to do about a line that is too long, if not to leave it out.
+TOO_LONG_REMEDY = (
+    "cut the file off there if a crash left such an end, allow longer lines with "
+    "`etl run --max_line_kb`"
+)
 #: What a value of parquet takes about, decoded and as typed column.
 _VALUE_BYTES = 16
 
@@ -151,6 +156,37 @@ def _layout_of(head: bytes, source: str, spec: FeatureSpec) -> Layout:
     return layout_of(head, source, spec)
 
 
+def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
+    """Raise :class:`BadRowError` for a file whose rows have no label."""
+    if label:
+        return
+    what = f"rows of {len(spec.columns) - 1} fields, so there is no label"
+    if spec.input.format == "parquet" or spec.input.header:
+        what = f"no column {spec.label}, so there is no label"
+    raise BadRowError(f"{source}: {what}", "training data needs the label")
+
+
+def check_first_rows(day: DayFile, spec: FeatureSpec, *, reject: bool) -> None:
+    """Look at the first rows of a day, which may be compressed, and read no more than them.
+
+    Raises:
+        BadInputError: it is truncated, in another format than the spec says, or lacks a column.
+        BadRowError: they break the spec (unless ``reject``), or have no label.
+    """
+    if spec.input.format == "parquet":  # read from its end: only its name is at the begin
+        head = next(read_stream(day.path, len(_PARQUET_MAGIC)), b"")
+        if head != _PARQUET_MAGIC:
+            raise BadInputError(
+                f"{day.source}: cannot be read as parquet: it begins with {head!r}",
+                "set another format in the [input] of the spec, or fetch the file again",
+            )
+        return
+    for piece in stream_pieces(day.path, spec, block_bytes=_HEAD_BYTES):
+        check_label(piece.label, day.source, spec)
+        piece.parse(reject=reject)
+        return
+
+
 def read_block(
     block: Block, spec: FeatureSpec, *, label: bool = True, reject: bool = False
 ) -> RawRows:
@@ -233,11 +269,7 @@ def _parse_together(
 
 
 def _too_long(line: LongLine, index: int) -> BadRow:
-    remedy = (
-        "cut the file off there if a crash left such an end, allow longer lines with "
-        "`etl run --max_line_kb`"
-    )
-    return BadRow(index, str(line), "", line.head, remedy)
+    return BadRow(index, str(line), "", line.head, TOO_LONG_REMEDY)
 
 
 def first_line(block: Block, spec: FeatureSpec) -> int:

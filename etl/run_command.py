@@ -80,6 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads or processes (default: one per core; with GPUs, one per GPU)",
     )
+    add(
+        "--max_decompressed_gb",
+        type=float,
+        metavar="GB",
+        help="of text that a compressed day may become below OUT, while the run lasts (default: 4 "
+        "times what its first bytes promise)",
+    )
     add("--scheduler", metavar="ADDRESS", help="use a Dask cluster that runs already")
     again = parser.add_mutually_exclusive_group()
     again.add_argument(
@@ -128,7 +135,7 @@ def run(args: argparse.Namespace) -> None:
 #: Settings that are arguments of the same name and type.
 _PLAIN = (
     "limit_rows", "block_mb", "engine", "workers", "scheduler", "on_bad_rows", "max_bad_fraction",
-    "shuffle", "seed", "resume", "restart",
+    "shuffle", "seed", "max_decompressed_gb", "resume", "restart",
 )  # fmt: skip
 
 
