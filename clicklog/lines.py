@@ -170,7 +170,7 @@ def stream_pieces(path: str, piece_bytes: int, limit: int) -> Iterator[memoryvie
 
 
 def unpacked_head(path: str) -> tuple[bytes, int, bool]:
-    """The begin of a compressed file's text.
+    """The beginning of a compressed file's text.
 
     Returns:
         At most :data:`_HEAD_TEXT` bytes of text; how many bytes of the file were read for it, about

@@ -173,7 +173,7 @@ def check_first_rows(day: DayFile, spec: FeatureSpec, *, reject: bool) -> None:
         BadInputError: it is truncated, in another format than the spec says, or lacks a column.
         BadRowError: they break the spec (unless ``reject``), or have no label.
     """
-    if spec.input.format == "parquet":  # read from its end: only its name is at the begin
+    if spec.input.format == "parquet":  # is read from its end, once that is there
         head = next(read_stream(day.path, len(_PARQUET_MAGIC)), b"")
         if head != _PARQUET_MAGIC:
             raise BadInputError(
