@@ -6,12 +6,15 @@ Started by ``torchx run -s local_cwd dist.ddp``, by ``torchrun``, or plainly as 
 
 from __future__ import annotations
 
+import clicklog.interrupts  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import gc
 import os
 import sys
 import time
 
-from clicklog.errors import ClickLogError
+from clicklog.errors import ended
 
 #: Seconds for which a rank keeps an error to itself that another rank reports: a lost connection,
 #: that of the rank that failed; what the user can mend, which most often meets all ranks, rank 0.
@@ -69,19 +72,16 @@ def _follows_from_another(error: RuntimeError) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """Run. Returns 0, or 2 after an error that the user can mend, which is told in one message."""
-    try:
-        _train(argv)
-    except ClickLogError as error:
-        rank = int(os.environ.get("RANK", 0))
-        if rank:
-            time.sleep(_PATIENCE)
-        print(f"error: {f'[rank {rank}] ' if rank else ''}{error}", file=sys.stderr, flush=True)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+    """Run; the exit status. An end that is no defect is told in one message."""
+    return ended(lambda: _train(argv), _report)
+
+
+def _report(message: str) -> None:
+    rank = int(os.environ.get("RANK", 0))
+    if rank:
+        time.sleep(_PATIENCE)
+        message = message.replace("error: ", f"error: [rank {rank}] ", 1)
+    clicklog.interrupts.say(message)
 
 
 if __name__ == "__main__":

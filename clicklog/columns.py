@@ -21,6 +21,9 @@ LARGEST_INT = 2**53
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
 _LARGEST_FLOAT = sys.float_info.max
 
+#: Of a line, 1 GiB: a block is less than 2 GiB.
+MAX_LINE_KB = 1 << 20
+
 
 @dataclasses.dataclass(frozen=True)
 class InputFormat:
@@ -32,12 +35,14 @@ class InputFormat:
         delimiter: between fields, one ASCII character; "" (the default): as usual for the format.
             Fields of csv may be quoted with ``"``; those of tsv are taken as they are.
         list_separator: between the values of a multi-hot column in text, one ASCII character.
+        max_line_kb: KiB that a line of text may have; a longer one is a malformed row.
     """
 
     format: str = "tsv"
     header: bool | None = None
     delimiter: str = ""
     list_separator: str = "|"
+    max_line_kb: int = 1024
 
     def __post_init__(self) -> None:
         if self.format not in INPUT_FORMATS:
@@ -64,6 +69,8 @@ class InputFormat:
                     "one ASCII character that stands in no value: no digit, letter, quote, sign, "
                     "dot or line end",
                 )
+        if not isinstance(self.max_line_kb, int) or not 1 <= self.max_line_kb <= MAX_LINE_KB:
+            raise SettingsError(f"max_line_kb = {self.max_line_kb!r}", f"from 1 to {MAX_LINE_KB}")
         if self.delimiter == self.list_separator:
             raise SettingsError(f"delimiter and list_separator are both {self.delimiter!r}")
 

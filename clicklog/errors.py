@@ -1,7 +1,8 @@
 """Errors a user can act on: each names the place, the value and the remedy.
 
-Command lines turn a :class:`ClickLogError` into one line on stderr and exit status 2
-(:func:`run_command`); everything else is a defect of this project and keeps its traceback.
+Command lines turn a :class:`ClickLogError` into one message on stderr and exit status 2
+(:func:`run_command`), and so, or silently, Ctrl-C, too little memory and a closed pipe; everything
+else is a defect of this project and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -52,15 +53,44 @@ class OutputError(ClickLogError):
 
 
 def run_command(main: Callable[[], int | None]) -> int:
-    """Run a command line's ``main``; report a :class:`ClickLogError` as one message, status 2."""
+    """Run a command line's ``main``, with its messages on stderr; see :func:`ended`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for room in OUR_LOGGERS:
         logging.getLogger(room).setLevel(logging.INFO)
+    return ended(main)
+
+
+def ended(main: Callable[[], int | None], report: Callable[[str], object] | None = None) -> int:
+    """Run ``main``; its exit status, or that of an end which is no defect, told in one message.
+
+    2 after a :class:`ClickLogError` or for want of memory, 130 after Ctrl-C, 141 if nobody reads
+    the output any more (nothing is told then). Another error is raised.
+
+    Args:
+        main: returns the exit status; None is 0.
+        report: prints a message.
+    """
+    from clicklog import interrupts
+
+    report = report or interrupts.say
     try:
-        return main() or 0
+        try:
+            status = main() or 0
+        except SystemExit:  # argparse has printed help
+            interrupts.flush()
+            raise
+        interrupts.flush()  # at Python's own end, a closed pipe could not be told any more
+        return status
     except ClickLogError as error:
-        print(f"error: {error}", file=sys.stderr)
+        report(f"error: {error}")
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    except BaseException as error:
+        end = interrupts.ending(error)
+        if end is None:
+            raise
+        status, message = end
+        if message:
+            report(message)
+        if status == interrupts.NOT_READ:
+            interrupts.drop_output()
+        return status

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from clicklog import lines
 from clicklog.days import DayFile, find_days, parse_days
 from clicklog.errors import BadInputError, BadRowError
+from clicklog.fast_rows import count_newlines
 from clicklog.layout import Layout, layout_of, plain_layout
 from clicklog.lines import (
     count_lines,
@@ -24,7 +26,8 @@ from clicklog.lines import (
     read_stream,
     read_up_to,
 )
-from clicklog.rows import RawRows
+from clicklog.pieces import LongLine
+from clicklog.rows import BadRow, RawRows, with_bad_rows
 from clicklog.spec import FeatureSpec
 from clicklog.tokenizer import parse_rows
 
@@ -36,7 +39,6 @@ __all__ = [
     "count_lines",
     "find_days",
     "first_line",
-    "first_rows",
     "header_lines",
     "offset_of_line",
     "open_day",
@@ -53,6 +55,13 @@ __all__ = [
 _HEAD_BYTES = 1 << 16
 _LONGEST_HEADER = 1 << 24
 _PARQUET_MAGIC = b"PAR1"
+#: Text that is read at once for a block in one piece: most blocks are smaller.
+_WHOLE_BYTES = 128 << 20
+#: What to do about a line that is too long, if not to leave it out.
+TOO_LONG_REMEDY = (
+    "cut the file off there if a crash left such an end, allow longer lines with "
+    "`etl run --max_line_kb`"
+)
 #: What a value of parquet takes about, decoded and as typed column.
 _VALUE_BYTES = 16
 
@@ -147,6 +156,37 @@ def _layout_of(head: bytes, source: str, spec: FeatureSpec) -> Layout:
     return layout_of(head, source, spec)
 
 
+def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
+    """Raise :class:`BadRowError` for a file whose rows have no label."""
+    if label:
+        return
+    what = f"rows of {len(spec.columns) - 1} fields, so there is no label"
+    if spec.input.format == "parquet" or spec.input.header:
+        what = f"no column {spec.label}, so there is no label"
+    raise BadRowError(f"{source}: {what}", "training data needs the label")
+
+
+def check_first_rows(day: DayFile, spec: FeatureSpec, *, reject: bool) -> None:
+    """Look at the first rows of a day, which may be compressed, and read no more than them.
+
+    Raises:
+        BadInputError: it is truncated, in another format than the spec says, or lacks a column.
+        BadRowError: they break the spec (unless ``reject``), or have no label.
+    """
+    if spec.input.format == "parquet":  # is read from its end, once that is there
+        head = next(read_stream(day.path, len(_PARQUET_MAGIC)), b"")
+        if head != _PARQUET_MAGIC:
+            raise BadInputError(
+                f"{day.source}: cannot be read as parquet: it begins with {head!r}",
+                "set another format in the [input] of the spec, or fetch the file again",
+            )
+        return
+    for piece in stream_pieces(day.path, spec, block_bytes=_HEAD_BYTES):
+        check_label(piece.label, day.source, spec)
+        piece.parse(reject=reject)
+        return
+
+
 def read_block(
     block: Block, spec: FeatureSpec, *, label: bool = True, reject: bool = False
 ) -> RawRows:
@@ -162,7 +202,7 @@ def read_block(
         BadInputError: the file is not there, damaged, or lacks a column.
         BadRowError: a row breaks the spec, with file, line, column and value.
     """
-    (rows,) = _read(block, spec, label=label, reject=reject, piece_bytes=None)
+    (rows,) = read_pieces(block, spec, label=label, reject=reject, piece_bytes=None)
     return rows
 
 
@@ -172,44 +212,64 @@ def read_pieces(
     *,
     label: bool = True,
     reject: bool = False,
-    piece_bytes: int = 8 << 20,
+    piece_bytes: int | None = 8 << 20,
 ) -> Iterator[RawRows]:
     """:func:`read_block` in pieces of about ``piece_bytes``, which bounds its memory.
 
     Line numbers count from 0 in each piece; ``RawRows.lines`` adds up to the block's. Small pieces
-    also stay in a processor's cache.
+    also stay in a processor's cache. ``None``: one piece.
     """
-    return _read(block, spec, label=label, reject=reject, piece_bytes=piece_bytes)
-
-
-def _read(
-    block: Block, spec: FeatureSpec, *, label: bool, reject: bool, piece_bytes: int | None
-) -> Iterator[RawRows]:
-    path, begin, end, source = block.path, block.begin, block.end, block.source
     if spec.input.format == "parquet":
-        from clicklog.parquet_rows import read_parquet
-
-        size = (
-            None
-            if piece_bytes is None
-            else max(1, piece_bytes // (_VALUE_BYTES * len(spec.columns)))
-        )
-        unit = "row"
-        pieces = read_parquet(
-            path, begin, end, source, spec, label=label, reject=reject, piece_rows=size
-        )
+        unit, pieces = "row", _parquet_rows(block, spec, label, reject, piece_bytes)
     else:
-        layout, unit = _block_layout(block, spec, label), "line"
-        cuts = [(begin, end)]
-        if piece_bytes is not None:
-            cuts = cut_lines(path, begin, end, piece_bytes)
-        pieces = (_parse(read_bytes(path, *cut), spec, layout, reject) for cut in cuts)
-    lines = 0
+        unit, pieces = "line", _text_rows(block, spec, label, reject, piece_bytes)
+    lines_before = 0
     for rows in pieces:
         if rows.bad_count and not reject:
-            _raise_bad_row(rows, source, first_line(block, spec) + lines, unit)
-        lines += rows.lines
+            _raise_bad_row(rows, block.source, first_line(block, spec) + lines_before, unit)
+        lines_before += rows.lines
         yield rows
+
+
+def _parquet_rows(
+    block: Block, spec: FeatureSpec, label: bool, reject: bool, piece_bytes: int | None
+) -> Iterator[RawRows]:
+    from clicklog.parquet_rows import read_parquet
+
+    size = piece_bytes and max(1, piece_bytes // (_VALUE_BYTES * len(spec.columns)))
+    path, begin, end, source = block.path, block.begin, block.end, block.source
+    return read_parquet(path, begin, end, source, spec, label=label, reject=reject, piece_rows=size)
+
+
+def _text_rows(
+    block: Block, spec: FeatureSpec, label: bool, reject: bool, piece_bytes: int | None
+) -> Iterator[RawRows]:
+    layout = _block_layout(block, spec, label)
+    size = piece_bytes or min(block.end - block.begin, _WHOLE_BYTES)
+    limit = spec.input.max_line_kb << 10
+    pieces = lines.read_pieces(block.path, block.begin, block.end, size, limit)
+    for together in [list(pieces)] if piece_bytes is None else ([piece] for piece in pieces):
+        yield _parse_together(together, spec, layout, reject)
+
+
+def _parse_together(
+    pieces: list[memoryview | LongLine], spec: FeatureSpec, layout: Layout, reject: bool
+) -> RawRows:
+    texts, bad, before = [], [], 0
+    for piece in pieces:
+        if isinstance(piece, LongLine):
+            bad.append(_too_long(piece, before))
+            before += 1
+        else:
+            texts.append(piece)
+            if len(pieces) > 1:
+                before += count_newlines(np.frombuffer(piece, np.uint8))
+    rows = _parse(texts[0] if len(texts) == 1 else b"".join(texts), spec, layout, reject)
+    return with_bad_rows(rows, bad) if bad else rows
+
+
+def _too_long(line: LongLine, index: int) -> BadRow:
+    return BadRow(index, str(line), "", line.head, TOO_LONG_REMEDY)
 
 
 def first_line(block: Block, spec: FeatureSpec) -> int:
@@ -228,7 +288,7 @@ def _block_layout(block: Block, spec: FeatureSpec, label: bool) -> Layout:
     return layout if label else layout.without_label()
 
 
-def _parse(text: bytes, spec: FeatureSpec, layout: Layout, reject: bool) -> RawRows:
+def _parse(text: bytes | memoryview, spec: FeatureSpec, layout: Layout, reject: bool) -> RawRows:
     if spec.tokenized:
         return parse_rows(text, spec, label=layout.label, reject=reject)
     from clicklog.text import parse_text
@@ -241,20 +301,8 @@ def _raise_bad_row(rows: RawRows, source: str, first: int, unit: str = "line") -
     more = f" (and {rows.bad_count - 1} more rows near it)" if rows.bad_count > 1 else ""
     raise BadRowError(
         f"{source}, {unit} {first + bad.line}: {bad.what}{more}",
-        "correct the file, or leave such rows out with --on_bad_rows quarantine",
+        f"{bad.remedy or 'correct the file'}, or leave such rows out with --on_bad_rows quarantine",
     )
-
-
-def first_rows(block: Block, spec: FeatureSpec, size: int) -> Block:
-    """The first rows of a block, about ``size`` bytes, for a sample."""
-    if spec.input.format == "parquet":
-        rows = max(1, size // (_VALUE_BYTES * len(spec.columns)))
-        return dataclasses.replace(block, end=min(block.end, block.begin + rows))
-    if block.end - block.begin <= size:
-        return block
-    text = read_bytes(block.path, block.begin, block.begin + size)
-    cut = text.rfind(b"\n") + 1
-    return dataclasses.replace(block, end=block.begin + cut) if cut else block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +312,7 @@ class Piece:
     Attributes:
         first: the number of the first row, from 0; a header is none.
         text: the lines; of parquet None.
+        long: a line that is too long; there are no others then.
         layout: of the lines; of parquet None.
         block: the rows of a parquet file, otherwise None.
     """
@@ -272,9 +321,10 @@ class Piece:
     spec: FeatureSpec
     first: int
     label: bool
-    text: bytes | None = None
+    text: bytes | memoryview | None = None
     layout: Layout | None = None
     block: Block | None = None
+    long: LongLine | None = None
 
     def without_label(self) -> Piece:
         """The same, but for the label, where columns have names: what it holds does not matter."""
@@ -287,7 +337,8 @@ class Piece:
         """Parse the rows; line numbers count from ``first``. Raises BadRowError."""
         if self.block is not None:
             return read_block(self.block, self.spec, label=self.label, reject=reject)
-        rows = _parse(self.text, self.spec, self.layout, reject)
+        pieces = [self.text if self.long is None else self.long]
+        rows = _parse_together(pieces, self.spec, self.layout, reject)
         if rows.bad_count and not reject:
             _raise_bad_row(rows, self.path, self.first + 1 + header_lines(self.spec))
         return rows
@@ -315,24 +366,20 @@ def stream_pieces(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterator
     if spec.input.format == "parquet":
         yield from _parquet_pieces(path, spec, block_bytes)
         return
-    layout, first, rest = None, 0, b""
-    for chunk in read_stream(path, block_bytes):
-        text = rest + chunk
-        cut = text.rfind(b"\n") + 1
-        if cut and layout is None:
-            layout = _layout_of(text, path, spec)
-            text, cut = text[layout.begin :], cut - layout.begin
-        if cut:
-            yield Piece(path, spec, first, layout.label, text[:cut], layout)
-            first += text.count(b"\n")
-        rest = text[cut:]
-    if layout is None and not rest:
-        raise BadInputError(f"{path}: empty file", "there is nothing to read")
+    layout, first = None, 0
+    for piece in lines.stream_pieces(path, block_bytes, spec.input.max_line_kb << 10):
+        long = piece if isinstance(piece, LongLine) else None
+        text = b"" if long else piece
+        if layout is None:
+            layout = _layout_of(long.head if long else bytes(piece), path, spec)
+            if long and spec.input.header:
+                raise BadInputError(f"{path}: the header is {long}", "is it the right file?")
+            text = text[layout.begin :]
+        if long or len(text):
+            yield Piece(path, spec, first, layout.label, text, layout, long=long)
+            first += 1 if long else count_newlines(np.frombuffer(text, np.uint8))
     if layout is None:
-        layout = _layout_of(rest, path, spec)
-        rest = rest[layout.begin :]
-    if rest:
-        yield Piece(path, spec, first, layout.label, rest, layout)
+        raise BadInputError(f"{path}: empty file", "there is nothing to read")
 
 
 def header_lines(spec: FeatureSpec) -> int:

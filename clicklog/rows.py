@@ -41,13 +41,16 @@ class BadRow:
         line: index of the line (in parquet, of the row) within the block, from 0.
         what: which column holds which value, and what belongs there.
         column: name of the column; "" if the row as a whole is wrong.
-        text: the raw line without its end; of parquet, the row's columns as JSON.
+        text: the raw line without its end (the beginning of a line that is too long); of parquet,
+            the row's columns as JSON.
+        remedy: what mends it, where to correct the row says too little.
     """
 
     line: int
     what: str
     column: str = ""
     text: bytes = b""
+    remedy: str = ""
 
 
 @dataclasses.dataclass
@@ -102,6 +105,29 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         bad=[],
         bad_count=0,
         lines=0,
+    )
+
+
+def with_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
+    """``rows``, and bad rows of their text that were kept from the parser.
+
+    Args:
+        rows: what was parsed, its lines counted as if the bad rows were not there.
+        bad: in their order; their ``line`` counts all of them.
+    """
+    # the place of each among the other lines
+    places = np.array([one.line - i for i, one in enumerate(bad)], np.int64)
+
+    def moved(line: np.ndarray) -> np.ndarray:
+        return line + np.searchsorted(places, line, side="right")
+
+    others = [dataclasses.replace(one, line=int(moved(np.array(one.line)))) for one in rows.bad]
+    return dataclasses.replace(
+        rows,
+        line=moved(rows.line),
+        bad=sorted([*others, *bad], key=lambda one: one.line),
+        bad_count=rows.bad_count + len(bad),
+        lines=rows.lines + len(bad),
     )
 
 

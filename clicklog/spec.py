@@ -7,6 +7,7 @@ A spec is a TOML file::
     header = true                 # the first line names the columns; default: csv true, tsv false
     delimiter = ";"               # csv only; default ","
     list_separator = "|"          # in text: between the values of a multi-hot column
+    max_line_kb = 1024            # in text: a longer line is a malformed row
 
     [label]
     name = "label"

@@ -6,6 +6,9 @@ Runs the commands of README.md one after the other, each as its own process, and
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import logging
 import os
@@ -40,9 +43,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--ranks", type=int, help="training processes (default: 2, or 1 where there is one GPU)"
     )
-    args = parser.parse_args(argv)
-    args.ranks = args.ranks or _ranks()
-    return run_command(lambda: _run(args))
+
+    def run() -> None:
+        args = parser.parse_args(argv)
+        args.ranks = args.ranks or _ranks()
+        _run(args)
+
+    return run_command(run)
 
 
 def _run(args: argparse.Namespace) -> None:

@@ -6,6 +6,9 @@ is still going on; training makes it at its end.
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import html
 import json
@@ -248,12 +251,11 @@ def _number(value: float | None) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """``python -m dlrm.training_report``."""
-    parser = argparse.ArgumentParser(prog="python -m dlrm.training_report", description=__doc__)
-    parser.add_argument("directory", help="of the run's metrics.jsonl: its --log_path")
-    directory = parser.parse_args(argv).directory
 
     def run() -> None:
-        print(write_report(directory))
+        parser = argparse.ArgumentParser(prog="python -m dlrm.training_report", description=__doc__)
+        parser.add_argument("directory", help="of the run's metrics.jsonl: its --log_path")
+        print(write_report(parser.parse_args(argv).directory))
 
     return run_command(run)
 

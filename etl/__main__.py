@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import importlib
 import os
@@ -21,7 +24,10 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
-    argv = sys.argv[1:] if argv is None else argv
+    return run_command(lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: list[str]) -> int | None:
     # Before Arrow is loaded: its own allocator keeps what was freed, tens of MB for each thread.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     parser = argparse.ArgumentParser(prog="python -m etl", description=__doc__)
@@ -34,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             module.add_arguments(command)
             command.set_defaults(function=module.run)
     args = parser.parse_args(argv)
-    return run_command(lambda: args.function(args))
+    return args.function(args)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from clicklog.arrays import to_numpy
 from clicklog.kernels import compiled
 from etl.check_files import AGAIN, Output
 from etl.check_overlap import Overlap, Sample, take_sample
-from etl.findings import ERROR
+from etl.findings import ERROR, WARNING
+from etl.labels import ONE_LABEL_REMEDY, one_label
 
 _BATCH_ROWS = 1 << 16
 _IDS = "ids from 0 to the table's rows - 1 can be looked up: run the ETL again"
@@ -49,6 +50,7 @@ class _Scan:
     group: int
     rows: int = 0
     positives: int = 0
+    negatives: int = 0
     problems: list[_Problem] = dataclasses.field(default_factory=list)
     sample: Sample | None = None
     unreadable: str = ""
@@ -63,6 +65,7 @@ def check(
     overlap = Overlap.plan(output)
     found: dict[tuple[str, str, str], tuple[_Problem, int]] = {}
     positives: Counter = Counter()
+    negatives: Counter = Counter()
     with ThreadPoolExecutor(workers, "check") as pool:
         for files in overlap.order:
             for scan in _scans(pool, output, overlap, files):
@@ -80,21 +83,25 @@ def check(
                 if scan.sample:
                     overlap.add(scan.file, scan.sample)
                 positives[scan.file] += scan.positives
+                negatives[scan.file] += scan.negatives
             overlap.finish()
     for (file, column, kind), (problem, group) in found.items():
         if (file, column, kind) not in known:
             where = f"{file}: row group {group}, row {problem.row}, column {column}"
             more = f" ({problem.count} such in the file)" if problem.count > 1 else ""
             output.add(ERROR, kind, where, problem.what + more, problem.remedy)
-    _positives(output, positives)
+    _labels(output, positives, negatives)
     overlap.check(output)
 
 
-def _positives(output: Output, positives: Counter) -> None:
-    if output.manifest is None:
-        return
+def _labels(output: Output, positives: Counter, negatives: Counter) -> None:
     for split, files in output.splits.items():
         counted = sum(positives[file] for file in files)
+        labelled = counted + sum(negatives[file] for file in files)
+        if what := one_label(labelled, counted):
+            output.add(WARNING, "labels", output.root / split, what, ONE_LABEL_REMEDY)
+        if output.manifest is None:
+            continue
         expected = output.manifest.get("splits", {}).get(split, {}).get("positives")
         if expected is not None and counted != expected:
             output.add(
@@ -210,6 +217,7 @@ def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarra
         _fold(_bits(values), hashes)
         if schema and name == schema.label:
             scan.positives += int(np.count_nonzero(values == 1))
+            scan.negatives += int(np.count_nonzero(values == 0))
             _first(
                 problem,
                 "labels",

@@ -9,9 +9,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from clicklog.errors import BadInputError
 from clicklog.files import read_json
-from clicklog.lines import read_stream, read_up_to
+from clicklog.lines import unpacked_head
 from clicklog.raw import DayFile, find_days
 from clicklog.splits import SPLITS
 from etl.engines import BLOCKS_AT_ONCE, cores, gpu_count
@@ -19,11 +18,10 @@ from etl.output import check_output
 from etl.plan import make_plan
 from etl.run import run
 from etl.settings import EtlSettings
+from etl.staging import look_into
 
 #: Rows of the sample: what each engine does within seconds.
 SAMPLE_ROWS = {"cpu": 100_000, "dask": 20_000}
-#: Compressed bytes that are decompressed to see how much becomes of them.
-PACKED_SAMPLE_BYTES = 1 << 20
 #: Memory of a dask worker over the size of its block: raw text, typed columns, merged codes.
 MEMORY_PER_BLOCK = 12
 #: Memory of each further thread of the cpu engine: a piece of text and what becomes of it.
@@ -116,19 +114,9 @@ def _sample(settings: EtlSettings, days: list[DayFile], directory: Path) -> EtlS
 
 def _unpacked_head(day: DayFile, directory: Path) -> Path:
     """The whole lines that the first bytes of a compressed file decompress to."""
-    name = Path(day.path).name
-    head = directory / "head" / name
-    head.parent.mkdir()
-    head.write_bytes(read_up_to(day.path, 0, PACKED_SAMPLE_BYTES))
-    text = bytearray()
-    try:
-        for chunk in read_stream(str(head), 64 << 10):
-            text += chunk
-    except BadInputError:  # it is cut, unless it is short
-        if not text:
-            raise
-    path = directory / name.rsplit(".", 1)[0]
-    path.write_bytes(text[: text.rfind(b"\n") + 1] if day.size > PACKED_SAMPLE_BYTES else text)
+    path = directory / Path(day.path).name.rsplit(".", 1)[0]
+    text, _, whole = unpacked_head(day.path)
+    path.write_bytes(text if whole else text[: text.rfind(b"\n") + 1])
     return path
 
 
@@ -145,18 +133,16 @@ def _planned(settings: EtlSettings, days: list[DayFile]) -> Size:
 
 
 def _estimated(settings: EtlSettings, days: list[DayFile], sample: EtlSettings) -> Size:
-    """From the first bytes of the first compressed day; the days are not decompressed for it."""
+    """From the first bytes of each compressed day; the days are not decompressed for it."""
     plan = make_plan(
         find_days(sample.input_path, sample.days),
         settings.spec,
         block_bytes=1 << 30,
         limit_rows=sample.limit_rows,
     )
-    packed = [day for day in days if day.compressed]
-    with tempfile.TemporaryDirectory() as directory:
-        text = _unpacked_head(packed[0], Path(directory)).stat().st_size
-    ratio = text / min(packed[0].size, PACKED_SAMPLE_BYTES)
-    unpacked = sum(round(day.size * ratio) for day in packed)
+    packed = [look_into(day, Path()) for day in days if day.compressed]
+    unpacked = sum(one.promised for one in packed)
+    ratio = unpacked / sum(one.day.size for one in packed)
     text_bytes = unpacked + sum(day.size for day in days if not day.compressed)
     rows = round(text_bytes * plan.estimated_rows() / plan.text_bytes())
     if settings.limit_rows:

@@ -8,6 +8,7 @@ another name after each ``--restart``, so that a worker which outlived its run w
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -16,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from clicklog.errors import OutputError
+from clicklog.errors import BadInputError, OutputError
 from clicklog.files import TEMPORARY, lock
+
+log = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 UNFINISHED_FILE = ".unfinished"
@@ -28,8 +31,10 @@ OWN = (
     WORK_DIRECTORY, "criteo_binary", "workflow", "rejected", "report.html", "timings.json",
     MANIFEST_FILE,
 )  # fmt: skip
-#: Where a run's state has what it need not do again.
-_DONE = ("decompressed", "fit", "units")
+#: Where a run's state has what it need not do again. Decompressed days are not worth their room
+#: once the input has turned out to be wrong: it will be another one, or none.
+_DONE = ("fit.json", "fit/*.npz", "units/*.json")
+COPIES_DIRECTORY = "decompressed"
 
 
 def check_output(output: Path, *, resume: bool = False, restart: bool = False) -> set[str]:
@@ -85,16 +90,30 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
             work = _take(output, stack, resume, restart)
         try:
             yield work
-        except BaseException:
-            if not is_finished(output) and not _anything_done(work):
-                with contextlib.suppress(OSError):
-                    _remove(output, (*OWN, UNFINISHED_FILE))
+        except BaseException as error:
+            wrong_input = isinstance(error, BadInputError)
+            done = _DONE if wrong_input else (*_DONE, f"{COPIES_DIRECTORY}/*")
+            if not is_finished(output):
+                if _anything_done(work, done):
+                    _tell_copies(output, work)
+                else:
+                    with contextlib.suppress(OSError):
+                        _remove(output, (*OWN, UNFINISHED_FILE))
             raise
 
 
-def _anything_done(work: Path) -> bool:
-    files = (path for part in _DONE for path in (work / part).rglob("*"))
-    return (work / "fit.json").exists() or any(path.is_file() for path in files)
+def _anything_done(work: Path, patterns: tuple[str, ...]) -> bool:
+    return any(path.is_file() for pattern in patterns for path in work.glob(pattern))
+
+
+def _tell_copies(output: Path, work: Path) -> None:
+    size = sum(path.stat().st_size for path in (work / COPIES_DIRECTORY).glob("*"))
+    if size:
+        log.info(
+            "%s keeps %.2f GB of decompressed days for --resume; --restart discards them",
+            output,
+            size / 1e9,
+        )
 
 
 def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool) -> Path:

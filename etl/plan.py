@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable
-from pathlib import Path
 
-from clicklog.errors import BadInputError, BadRowError
-from clicklog.files import atomic_path
-from clicklog.lines import read_bytes, read_stream
-from clicklog.raw import Block, DayFile, OpenDay, open_day
+from clicklog.errors import BadInputError
+from clicklog.lines import read_bytes
+from clicklog.raw import Block, DayFile, OpenDay, check_label, open_day
 from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS, cut_last_day
-
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +69,7 @@ def make_plan(
     The cuts depend on the data and ``block_bytes`` only, never on who will do the work.
 
     Args:
-        days: uncompressed files; see :func:`stage`.
+        days: uncompressed files; see :func:`etl.staging.staged`.
         spec: the columns, and the format of the files.
         block_bytes: about how much text, or how much of decoded parquet, a unit takes.
         limit_rows: use the first so many rows of each day only.
@@ -94,8 +88,7 @@ def make_plan(
 
     for file in days:
         day = open_day(file, spec)
-        if not day.label:
-            raise BadRowError(f"{file.source}: {_no_label(spec)}", "training data needs the label")
+        check_label(day.label, file.source, spec)
         end = day.find_row(limit_rows, day.end) if limit_rows else day.end
         if file is not days[-1]:
             add(day, "train", day.begin, end)
@@ -120,46 +113,7 @@ def make_plan(
     return Plan(days, units, _rows_per_byte(units[0].block), 1.0)
 
 
-def _no_label(spec: FeatureSpec) -> str:
-    if spec.input.format == "parquet" or spec.input.header:
-        return f"no column {spec.label}, so there is no label"
-    return f"rows of {len(spec.columns) - 1} fields, so there is no label"
-
-
 def _rows_per_byte(block: Block) -> float:
     size = min(block.end - block.begin, 1 << 20)
     head = read_bytes(block.path, block.begin, block.begin + size)
     return max(1, head.count(b"\n")) / size
-
-
-def stage(
-    days: list[DayFile], directory: Path, report: Callable[[int], object] = lambda n: None
-) -> list[DayFile]:
-    """Decompress the compressed days into ``directory``: blocks need random access.
-
-    Args:
-        days: as found; gzip, bzip2, xz and zstd by the endings of their names.
-        directory: for the decompressed files; they keep their names. Those that are there
-            already, from an earlier call, are whole.
-        report: called with the bytes written since the last call.
-
-    Raises:
-        BadInputError: a file is truncated or not in the format its name says.
-        OutputError: the directory cannot be written.
-    """
-    staged = []
-    for day in days:
-        if not day.compressed:
-            staged.append(day)
-            continue
-        target = directory / Path(day.path).name.rsplit(".", 1)[0]
-        if not target.exists():
-            log.debug("begin decompress %s", day.path)
-            with atomic_path(target) as temporary, open(temporary, "wb") as out:
-                for chunk in read_stream(day.path, 8 << 20):
-                    out.write(chunk)
-                    report(len(chunk))
-        if not target.stat().st_size:
-            raise BadInputError(f"{day.source}: empty file", f"fetch day {day.day} again")
-        staged.append(dataclasses.replace(day, path=str(target), size=target.stat().st_size))
-    return staged

@@ -10,6 +10,7 @@ from typing import Any
 from clicklog import charts
 from clicklog.files import read_json, write_text
 from clicklog.splits import SPLITS
+from etl.labels import ONE_LABEL_REMEDY, one_label_splits
 from etl.report_charts import histogram
 from etl.report_data import Dense, ReportData, collect
 from workflows.description import WorkflowDescription
@@ -96,7 +97,11 @@ def _splits(manifest: dict[str, Any]) -> str:
             + [f"{len(parts):,}", f"{size:,.1f}"]
         )
     headings = ["split", "rows", "clicks", "click rate", "files", "MB of parquet"]
-    return "<h2>Splits</h2>" + charts.table(headings, rows)
+    warnings = one_label_splits(manifest["splits"])
+    said = "".join(f"<p><b>Warning</b>: {html.escape(line)}.</p>" for line in warnings)
+    if said:
+        said += f"<p>{html.escape(ONE_LABEL_REMEDY)}.</p>"
+    return f"<h2>Splits</h2>{said}{charts.table(headings, rows)}"
 
 
 def _days(manifest: dict[str, Any]) -> str:

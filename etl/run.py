@@ -6,8 +6,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,10 +18,11 @@ from clicklog.files import read_json, write_json
 from clicklog.raw import DayFile, find_days
 from clicklog.splits import SPLITS
 from clicklog.validation import parse
-from etl import engines, output
+from etl import engines, output, staging
 from etl.finish import check_rows, move_parts, quarantine
+from etl.labels import ONE_LABEL_REMEDY, one_label_splits
 from etl.manifest import inputs_of, read_manifest
-from etl.plan import Plan, make_plan, stage
+from etl.plan import Plan, make_plan
 from etl.results import UnitResult
 from etl.settings import EtlSettings
 from etl.state import changes, plan_record, read_plan_record, recorded
@@ -102,8 +102,9 @@ class _Run:
 
     def all(self) -> dict[str, Any]:
         with self.clock("read the input"):
+            threads = self.settings.workers or engines.cores()
             plan = make_plan(
-                self._staged(),
+                staging.staged(self.days, self.settings, self.work, threads),
                 self.settings.spec,
                 block_bytes=self.settings.block_mb << 20,
                 limit_rows=self.settings.limit_rows,
@@ -117,27 +118,6 @@ class _Run:
             with self.clock("shuffle"):
                 self._shuffle(done)
         return self._finish(plan, done)
-
-    def _staged(self) -> list[DayFile]:
-        """The days, decompressed; blocks need random access."""
-        packed = [day for day in self.days if day.compressed]
-        if not packed:
-            return self.days
-        threads = min(len(packed), self.settings.workers or engines.cores())
-        with (
-            tqdm(desc="decompress", unit="B", unit_scale=True, disable=None) as bar,
-            ThreadPoolExecutor(threads) as pool,
-        ):
-            futures = [pool.submit(self._stage, day, bar.update) for day in self.days]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-
-    def _stage(self, day: DayFile, report: Callable[[int], object]) -> DayFile:
-        (staged,) = stage([day], self.work / "decompressed", report)
-        return staged
 
     def _check_cuts(self, plan: Plan) -> None:
         """The units of a resumed run are those that it began with."""
@@ -248,6 +228,8 @@ class _Run:
         write_json(self.output / output.MANIFEST_FILE, manifest)
         output.release(self.output)
         log.info("wrote %s", self.output / output.MANIFEST_FILE)
+        if found := one_label_splits(manifest["splits"]):
+            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(found), ONE_LABEL_REMEDY)
         return manifest
 
     def _days_now(self) -> list[DayFile]:

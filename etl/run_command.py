@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of all rows, that may be left out (0.01)",
     )
     add(
+        "--max_line_kb",
+        type=int,
+        metavar="KB",
+        help="KiB that a line may have; a longer one is a malformed row (default: the spec's 1024)",
+    )
+    add(
         "--shuffle",
         choices=SHUFFLES,
         default="none",
@@ -73,6 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="threads or processes (default: one per core; with GPUs, one per GPU)",
+    )
+    add(
+        "--max_decompressed_gb",
+        type=float,
+        metavar="GB",
+        help="of text that a compressed day may become below OUT, while the run lasts (default: 4 "
+        "times what its first bytes promise)",
     )
     add("--scheduler", metavar="ADDRESS", help="use a Dask cluster that runs already")
     again = parser.add_mutually_exclusive_group()
@@ -122,7 +135,7 @@ def run(args: argparse.Namespace) -> None:
 #: Settings that are arguments of the same name and type.
 _PLAIN = (
     "limit_rows", "block_mb", "engine", "workers", "scheduler", "on_bad_rows", "max_bad_fraction",
-    "shuffle", "seed", "resume", "restart",
+    "shuffle", "seed", "max_decompressed_gb", "resume", "restart",
 )  # fmt: skip
 
 
@@ -136,4 +149,7 @@ def _spec(args: argparse.Namespace) -> FeatureSpec:
         spec = spec.with_policy(max_table_size=args.max_table_size, freq_threshold=0)
     if args.dense:
         spec = dataclasses.replace(spec, dense_transform=args.dense)
+    if args.max_line_kb is not None:
+        lines = dataclasses.replace(spec.input, max_line_kb=args.max_line_kb)
+        spec = dataclasses.replace(spec, input=lines)
     return spec

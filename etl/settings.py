@@ -33,6 +33,7 @@ class EtlSettings:
         shuffle: the order of the training rows: as in the log, or by ``seed``, within each day
             (``file``) or over the ``full`` split.
         seed: of the shuffle.
+        max_decompressed_gb: of text that a compressed day may become; None: by its first bytes.
         resume: finish what an interrupted run began.
         restart: discard what an interrupted run did.
     """
@@ -50,6 +51,7 @@ class EtlSettings:
     max_bad_fraction: float = 0.01
     shuffle: str = "none"
     seed: int = 0
+    max_decompressed_gb: float | None = None
     resume: bool = False
     restart: bool = False
 
@@ -69,6 +71,8 @@ class EtlSettings:
                 )
         if not 0 <= self.max_bad_fraction <= 1:
             raise SettingsError(f"--max_bad_fraction {self.max_bad_fraction}: from 0 to 1")
+        if self.max_decompressed_gb is not None and not self.max_decompressed_gb > 0:
+            raise SettingsError(f"--max_decompressed_gb {self.max_decompressed_gb}: more than 0")
         if self.workers and self.scheduler:
             raise SettingsError("--workers and --scheduler are both set", "a cluster has its own")
         if self.resume and self.restart:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import dataclasses
 import faulthandler
@@ -16,6 +19,10 @@ from inference.server.settings import ServerSettings
 
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
+    return run_command(lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> int | None:
     parser = argparse.ArgumentParser(prog="python -m inference", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_predict(commands)
@@ -24,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     _add_export(commands)
     _add_benchmark(commands)
     args = parser.parse_args(argv)
-    return run_command(lambda: args.function(args))
+    return args.function(args)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

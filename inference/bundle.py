@@ -196,7 +196,8 @@ class _Description:
     tables: str = "float32"
 
     def __post_init__(self) -> None:
-        if set(self.layers) not in GROUPS:
+        bottom = "bottom" in self.layers  # exactly where there are dense columns
+        if set(self.layers) not in GROUPS or bottom != bool(self.model.dense):
             raise ValueError(f"layers {', '.join(self.layers)}")
         if self.tables not in KINDS:
             raise ValueError(f"tables {self.tables!r:.60}")

@@ -180,7 +180,9 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
         file_format = "parquet"
     if file_format in (None, spec.input.format):
         return spec
-    return dataclasses.replace(spec, input=InputFormat(file_format))
+    return dataclasses.replace(
+        spec, input=InputFormat(file_format, max_line_kb=spec.input.max_line_kb)
+    )
 
 
 def _cut(ids: np.ndarray | Sequence[Ids], begin: int, end: int) -> np.ndarray | list[Ids]:

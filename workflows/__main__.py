@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import sys
 from pathlib import Path
@@ -11,6 +14,10 @@ from clicklog.errors import run_command
 
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
+    return run_command(lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> None:
     parser = argparse.ArgumentParser(prog="python -m workflows", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     inspect = commands.add_parser(
@@ -36,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
             help="do not read all files first to compare them with their digests",
         )
     args = parser.parse_args(argv)
-    return run_command(lambda: args.function(args))
+    args.function(args)
 
 
 def _verify(args: argparse.Namespace) -> None:

@@ -8,6 +8,9 @@ processes, start included, but for the lines "… only", which are limits: one p
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import dataclasses
 import logging

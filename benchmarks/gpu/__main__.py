@@ -12,6 +12,9 @@ that the benchmark works, and its figures mean nothing.
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import json
 import sys

@@ -13,6 +13,9 @@ what other programs took of the machine; where it is much, nothing is judged.
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import sys
 from collections.abc import Iterator

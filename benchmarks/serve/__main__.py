@@ -8,6 +8,9 @@ status 1. hey runs on the same cores, so a server of its own would do more.
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import contextlib
 import csv

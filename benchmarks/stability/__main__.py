@@ -9,6 +9,9 @@ and of the order of the rows.
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import json
 import logging

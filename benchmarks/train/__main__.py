@@ -9,6 +9,9 @@ Rates are over --steps steps after --warm_up. On a busy machine trust samples pe
 
 from __future__ import annotations
 
+import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+
+# isort: split
 import argparse
 import sys
 from pathlib import Path

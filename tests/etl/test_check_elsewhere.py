@@ -76,7 +76,7 @@ def test_lists(tmp_path: Path) -> None:
 
     def write(lists: list) -> None:
         kind = pa.list_(pa.int32())
-        table = pa.table({"label": pa.array([1.0] * len(lists), pa.float32())})
+        table = pa.table({"label": pa.array([i % 2 for i in range(len(lists))], pa.float32())})
         pq_table = table.append_column("tags", pa.array(lists, kind))
         directory.mkdir(parents=True, exist_ok=True)
         pq.write_table(pq_table, directory / "0.parquet", write_statistics=False)

@@ -25,8 +25,10 @@ from clicklog.spec import InputFormat, load_spec
 from clicklog.splits import SPLITS
 from clicklog.synthetic import synthesize
 from clicklog.synthetic_model import SyntheticSettings
-from etl.plan import make_plan, stage
+from etl.plan import make_plan
+from etl.staging import look_into, staged, unpack
 from tests.clicklog.reference_reader import as_lists
+from tests.etl.runs import settings
 from tests.logs import CRITEO, write_day, write_log
 
 
@@ -43,6 +45,11 @@ COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst"
 def _text(plan, split: str) -> bytes:
     blocks = [unit.block for unit in plan.units if unit.split == split]
     return b"".join(read_bytes(block.path, block.begin, block.end) for block in blocks)
+
+
+def _staged(raw: Path, work: Path, spec=CRITEO) -> list:
+    work.mkdir(exist_ok=True)
+    return staged(find_days(str(raw)), settings(raw, work, spec), work, threads=2)
 
 
 def _joined(rows) -> bytes:
@@ -93,12 +100,14 @@ def test_compressed_days_are_staged(tmp_path: Path) -> None:
     for day, (ending, compress) in enumerate(COMPRESS.items()):
         (tmp_path / "raw" / f"day_{day}").unlink()
         (tmp_path / "raw" / f"day_{day}.{ending}").write_bytes(compress(texts[day]))
+    days = _staged(tmp_path / "raw", tmp_path / "work")
+    assert [Path(day.path).read_bytes() for day in days] == texts
+    assert [day.size for day in days] == list(map(len, texts))
+    assert days[4].path == str(tmp_path / "raw" / "day_4")
     reported = []
-    staged = stage(find_days(str(tmp_path / "raw")), tmp_path / "work", reported.append)
-    assert [Path(day.path).read_bytes() for day in staged] == texts
-    assert [day.size for day in staged] == list(map(len, texts))
+    for day in find_days(str(tmp_path / "raw"))[:4]:
+        unpack(look_into(day, tmp_path / "again"), report=reported.append)
     assert sum(reported) == sum(map(len, texts[:4]))
-    assert staged[4].path == str(tmp_path / "raw" / "day_4")
 
 
 @pytest.mark.parametrize("ending", list(COMPRESS))
@@ -109,7 +118,7 @@ def test_damaged_compressed_days(tmp_path: Path, ending: str) -> None:
         path.parent.mkdir()
         path.write_bytes(data)
         with pytest.raises(BadInputError, match=f"{name}.{ending}: truncated, or not what"):
-            stage(find_days(str(path.parent)), tmp_path / "work")
+            _staged(path.parent, tmp_path / "work")
         assert not list((tmp_path / "work").iterdir())
 
 
@@ -182,9 +191,9 @@ def test_a_file_of_any_name_is_day_0(logs, tmp_path: Path) -> None:
     path.write_bytes(gzip.compress((logs["csv"] / "day_1.csv").read_bytes()))
     (day,) = find_days(str(path), {0})
     assert (day.day, day.compressed) == (0, True)
-    (staged,) = stage([day], tmp_path / "work")
-    assert staged.path == str(tmp_path / "work" / "train.csv")
-    assert len(_rows(make_plan([staged], RETAIL, block_bytes=1 << 20), RETAIL)["train"]) == 240
+    (copy,) = _staged(path, tmp_path / "work", RETAIL)
+    assert copy.path == str(tmp_path / "work" / "decompressed" / "train.csv")
+    assert len(_rows(make_plan([copy], RETAIL, block_bytes=1 << 20), RETAIL)["train"]) == 240
     with pytest.raises(BadInputError, match="missing day_1"):
         find_days(str(path), {1})
 
@@ -194,7 +203,7 @@ def test_compressed_csv_with_carriage_returns(logs, tmp_path: Path, ending: str)
     for day in range(3):
         text = (logs["csv"] / f"day_{day}.csv").read_bytes().replace(b"\n", b"\r\n")
         (tmp_path / f"day_{day}.csv.{ending}").write_bytes(COMPRESS[ending](text))
-    days = stage(find_days(str(tmp_path)), tmp_path / "work")
+    days = _staged(tmp_path, tmp_path / "work", RETAIL)
     plain = make_plan(find_days(str(logs["csv"])), RETAIL, block_bytes=4000)
     plan = make_plan(days, RETAIL, block_bytes=4000)
     assert _rows(plan, RETAIL) == _rows(plain, RETAIL)

@@ -1,0 +1,77 @@
+"""A log that is sorted by label: its splits have one label each, and that is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from etl.__main__ import main
+from etl.check import check
+from etl.findings import NOTE
+from etl.labels import one_label
+from tests.logs import random_rows, write_day, write_log
+
+
+def _run(raw: Path, output: Path) -> int:
+    flags = ["--engine", "cpu", "--input_path", str(raw), "--output_path", str(output)]
+    return main(["run", *flags])
+
+
+def _found(output: Path) -> list[tuple[str, str, str]]:
+    return [
+        (one.severity, Path(one.where).name, one.what)
+        for one in check(output)
+        if one.severity != NOTE
+    ]
+
+
+@pytest.mark.parametrize("clicks", [10, 35, 80])
+def test_one_sorted_file(clicks: int, tmp_path: Path, caplog, capsys) -> None:
+    """80/10/10 in the order of the rows: at least two of the three have one label."""
+    rows = random_rows(200, 0)
+    for i, row in enumerate(rows):
+        row[0] = str(int(i >= len(rows) - clicks))
+    write_day(tmp_path / "day_0", rows)
+    splits = {"train": rows[:160], "valid": rows[160:180], "test": rows[180:]}
+    labels = {name: {row[0] for row in own} for name, own in splits.items()}
+    one = {name: own.pop() for name, own in labels.items() if len(own) == 1}
+    assert len(one) == 2
+    assert _run(tmp_path / "day_0", tmp_path / "out") == 0
+    report = (tmp_path / "out" / "report.html").read_text()
+    expected = []
+    for name, label in one.items():
+        what = f"all {len(splits[name])} rows have label {label}, so that AUROC is not defined"
+        assert f"warning: {name}: {what}" in caplog.text
+        assert f"{name}: {what}" in report
+        expected.append(("warning", name, what))
+    for text in (caplog.text, report):
+        assert "sorted by label" in text
+        assert "shuf" in text
+    assert sorted(_found(tmp_path / "out")) == sorted(expected)
+    assert main(["check", str(tmp_path / "out")]) == 1
+    assert "random order" in capsys.readouterr().out
+
+
+def test_elsewhere_made_data_and_both_labels(tmp_path: Path, caplog) -> None:
+    """The labels are counted in the files, so no manifest is needed; one of each is enough."""
+    days = write_log(tmp_path / "raw", [60, 50, 40])
+    for row in days[2][:20]:
+        row[0] = "1"
+    write_day(tmp_path / "raw" / "day_2", days[2])
+    assert _run(tmp_path / "raw", tmp_path / "out") == 0
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "out" / "criteo_binary" / "split", elsewhere)
+    what = "all 20 rows have label 1, so that AUROC is not defined"
+    assert _found(elsewhere) == [("warning", "valid", what)]
+    caplog.clear()
+    days[2][0][0] = "0"
+    write_day(tmp_path / "raw" / "day_2", days[2])
+    assert _run(tmp_path / "raw", tmp_path / "both") == 0
+    assert "warning" not in caplog.text
+    assert _found(tmp_path / "both") == []
+    manifest = json.loads((tmp_path / "both" / "manifest.json").read_text())
+    assert manifest["splits"]["valid"]["positives"] == 19
+    assert one_label(0, 0) == ""

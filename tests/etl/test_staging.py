@@ -1,0 +1,226 @@
+"""Compressed days: said beforehand, bounded, refused by their first rows, and cleaned up."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import logging
+import lzma
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from clicklog import lines
+from clicklog.errors import BadInputError, BadRowError, ClickLogError, OutputError
+from clicklog.raw import find_days
+from etl import staging
+from etl.__main__ import main
+from etl.run import run
+from etl.staging import look_into
+from tests.etl.runs import assert_is, settings, tree
+from tests.logs import random_rows, write_day, write_log
+
+MIB = 1 << 20
+ZEROS = bytes(32 * MIB)
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": lambda data: gzip.compress(data, 1),
+    "bz2": lambda data: bz2.compress(data, 1),
+    "xz": lambda data: lzma.compress(data, preset=0),
+    "zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+}
+
+
+@pytest.fixture
+def unpacked(monkeypatch) -> list[int]:
+    """The sizes of the chunks that were decompressed in order to be written."""
+    sizes: list[int] = []
+
+    def counted(path: str, chunk_bytes: int, read=staging.read_stream) -> Iterator[bytes]:
+        for chunk in read(path, chunk_bytes):
+            sizes.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(staging, "read_stream", counted)
+    return sizes
+
+
+def _text(rows: list[list[str]]) -> bytes:
+    return "".join("\t".join(row) + "\n" for row in rows).encode()
+
+
+def _random_text(rows: int) -> bytes:
+    """Rows that compress to about half: one MiB of them is what a file is judged by."""
+    digits = os.urandom(rows * 26 * 4).hex()
+    width = 26 * 8
+    return b"".join(
+        b"0\t"
+        + b"1\t" * 13
+        + "\t".join(digits[i * width + j : i * width + j + 8] for j in range(0, width, 8)).encode()
+        + b"\n"
+        for i in range(rows)
+    )
+
+
+@pytest.mark.parametrize("ending", list(COMPRESS))
+def test_zeros_are_refused_by_their_first_row(tmp_path: Path, ending: str, unpacked) -> None:
+    path = tmp_path / f"day_0.{ending}"
+    path.write_bytes(COMPRESS[ending](ZEROS))
+    with pytest.raises(BadRowError, match=rf"day_0.{ending}, line 1: 1 tab-separated fields"):
+        run(settings(path, tmp_path / "out"))
+    assert unpacked == []
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("ending", list(COMPRESS))
+def test_a_line_without_an_end_stops_it(tmp_path: Path, ending: str, unpacked) -> None:
+    text = _text(random_rows(10, 0))
+    path = tmp_path / f"day_0.{ending}"
+    path.write_bytes(COMPRESS[ending](text + ZEROS))
+    what = rf"day_0.{ending}, line 11: from byte {len(text):,} .*more than 1,048,576 bytes without"
+    with pytest.raises(BadRowError, match=rf"{what} a line end\n.*--max_line_kb.*quarantine"):
+        run(settings(path, tmp_path / "out"))
+    assert sum(unpacked) <= 16 * MIB
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_line_without_an_end_can_be_left_out(tmp_path: Path) -> None:
+    days = write_log(tmp_path / "raw", [30, 30, 30])
+    text = (tmp_path / "raw" / "day_1").read_bytes()
+    (tmp_path / "raw" / "day_1").unlink()
+    (tmp_path / "raw" / "day_1.gz").write_bytes(gzip.compress(text + bytes(9 * MIB), 1))
+    allow = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
+    manifest = run(settings(tmp_path / "raw", tmp_path / "out", **allow))
+    assert manifest["rows"] == {"in": 91, "out": 90, "rejected": 1}
+    assert_is(tmp_path / "out", days)
+
+
+@pytest.mark.parametrize("reject", [False, True])
+def test_no_more_is_written_than_was_said(
+    tmp_path: Path, monkeypatch, unpacked, caplog, reject: bool
+) -> None:
+    """An honest beginning, and a tail that becomes 1,000 times its size."""
+    monkeypatch.setattr(staging, "SPARE_BYTES", 0)
+    caplog.set_level(logging.INFO, "etl")
+    head = _random_text(15_000)
+    tail = _text(random_rows(1, 0))
+    path = tmp_path / "day_0.gz"
+    text = head + tail * (28 * MIB // len(tail))
+    path.write_bytes(gzip.compress(text, 6))
+    (day,) = find_days(str(path))
+    packed = look_into(day, tmp_path)
+    assert len(head) / 2 < packed.promised < 2 * len(head)
+    assert packed.most == 4 * packed.promised < len(text)
+    options = {"on_bad_rows": "quarantine" if reject else "error"}
+    with pytest.raises(BadInputError, match=rf"become more than {packed.most:,} bytes of text"):
+        run(settings(path, tmp_path / "out", **options))
+    assert not list((tmp_path / "out").iterdir())
+    assert sum(unpacked) <= packed.most + 8 * MIB
+    said = f"becomes about {packed.promised / 1e9:.2f} GB of text (at most {packed.most / 1e9:.2f}"
+    assert said in caplog.text
+    if not reject:  # what the user says counts
+        manifest = run(settings(path, tmp_path / "out", max_decompressed_gb=0.1))
+        assert manifest["rows"]["in"] == text.count(b"\n")
+
+
+def test_too_little_room_is_said_before(tmp_path: Path, monkeypatch, unpacked) -> None:
+    write_log(tmp_path / "raw", [200, 200])
+    path = tmp_path / "raw" / "day_0"
+    text = path.read_bytes()
+    (tmp_path / "raw" / "day_0.gz").write_bytes(gzip.compress(text))
+    path.unlink()
+    free = SimpleNamespace(free=len(text) - 1)
+    monkeypatch.setattr(staging, "shutil", SimpleNamespace(disk_usage=lambda path: free))
+    with pytest.raises(OutputError, match=r"1 compressed day becomes about .* 0.00 GB are free"):
+        run(settings(tmp_path / "raw", tmp_path / "out"))
+    assert unpacked == []
+    free.free = len(text)
+    run(settings(tmp_path / "raw", tmp_path / "out"))
+
+
+def test_other_days_stop_when_one_fails(tmp_path: Path, unpacked) -> None:
+    """Otherwise hours of decompressing would go on behind the error."""
+    rows = _text(random_rows(50, 0))
+    for day in range(2):
+        (tmp_path / "raw").mkdir(exist_ok=True)
+        text = rows + ZEROS if day else rows * (160 * MIB // len(rows))
+        (tmp_path / "raw" / f"day_{day}.gz").write_bytes(gzip.compress(text, 1))
+    with pytest.raises(BadRowError, match=r"day_1.gz, line 51"):
+        run(settings(tmp_path / "raw", tmp_path / "out", workers=2))
+    assert sum(unpacked) < 100 * MIB
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_bad_row_later_on(tmp_path: Path, caplog) -> None:
+    """The copies go with everything else if nothing was done; else they stay, and that is said."""
+    caplog.set_level(logging.INFO, "etl")
+    raw, output = tmp_path / "raw", tmp_path / "out"
+    days = write_log(raw, [400, 41])
+    for bad_day, kept in ((0, False), (1, True)):
+        for day, rows in enumerate(days):
+            write_day(raw / f"day_{day}", [*rows, ["bad"]] if day == bad_day else rows)
+        (raw / "day_0.gz").write_bytes(gzip.compress((raw / "day_0").read_bytes()))
+        (raw / "day_0").unlink()
+        with pytest.raises(BadRowError, match=f"day_{bad_day}"):
+            run(settings(raw, output, workers=1))
+        assert bool(list(output.rglob("decompressed/day_0"))) is kept
+        assert ("GB of decompressed days for --resume" in caplog.text) is kept
+    assert not list(output.glob("*/*/*/.day*"))
+
+
+def test_an_interrupted_run_keeps_its_copies(tmp_path: Path, monkeypatch) -> None:
+    """Ctrl-C is no reason to decompress again; the input is not wrong."""
+    raw, output = tmp_path / "raw", tmp_path / "out"
+    write_log(raw, [60, 50, 41])
+    run(settings(raw, tmp_path / "whole"))
+    (raw / "day_0.gz").write_bytes(gzip.compress((raw / "day_0").read_bytes()))
+    (raw / "day_0").unlink()
+
+    def interrupted(*arguments, **options) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("etl.run.make_plan", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings(raw, output))
+    (copy,) = output.glob(".work/*/decompressed/day_0")
+    before = copy.stat().st_ino
+    monkeypatch.setattr("etl.run.output.release", lambda path: None)
+    run(settings(raw, output, resume=True))
+    assert copy.stat().st_ino == before
+    parts = {name: data for name, data in tree(tmp_path / "whole").items() if "part." in name}
+    assert {name: tree(output)[name] for name in parts} == parts
+
+
+def test_dry_run_of_a_bomb(tmp_path: Path, monkeypatch, capsys) -> None:
+    """It says what would come of it, from a bounded sample."""
+    monkeypatch.setattr(lines, "_HEAD_TEXT", 4 * MIB)
+    rows = _text(random_rows(50, 0))
+    (tmp_path / "day_0.gz").write_bytes(gzip.compress(rows * (16 * MIB // len(rows)), 9))
+    flags = ["--input_path", str(tmp_path), "--output_path", str(tmp_path / "out"), "--dry_run"]
+    assert main(["run", *flags, "--engine", "cpu"]) == 0
+    text = capsys.readouterr().out
+    size = float(text.split("bytes: about ")[1].split(" MB")[0])
+    assert 8 < size < 34
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan"])
+def test_a_limit_that_makes_no_sense(tmp_path: Path, value: str, capsys) -> None:
+    write_log(tmp_path / "raw", [9, 9])
+    flags = ["--input_path", str(tmp_path / "raw"), "--output_path", str(tmp_path / "out")]
+    assert main(["run", *flags, "--max_decompressed_gb", value]) == 2
+    assert "--max_decompressed_gb" in capsys.readouterr().err
+
+
+def test_parquet_that_is_none(tmp_path: Path, unpacked) -> None:
+    from clicklog.spec import load_spec
+
+    spec = tmp_path / "spec.toml"
+    spec.write_text('[input]\nformat = "parquet"\n[[categorical]]\nnames = "shop"\nraw = "int"\n')
+    (tmp_path / "day_0.parquet.gz").write_bytes(gzip.compress(ZEROS))
+    with pytest.raises(ClickLogError, match=r"day_0.parquet.gz: cannot be read as parquet"):
+        run(settings(tmp_path / "day_0.parquet.gz", tmp_path / "out", load_spec(spec)))
+    assert unpacked == []
