@@ -68,13 +68,13 @@ def compiled(*signatures, nogil: bool = True):
     return compile_all
 
 
-_time = event.TimingListener()
-event.register("numba:compile", _time)
+_timing = event.TimingListener()
+event.register("numba:compile", _timing)
 
 
 def compile_seconds() -> float:
     """How long this process has compiled so far; other people's kernels too."""
-    return _time.duration if _time.done else 0.0
+    return _timing.duration if _timing.done else 0.0
 
 
 class _Cache(FunctionCache):

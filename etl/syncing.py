@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -58,11 +58,8 @@ class Syncer(Generic[_Unit]):
         """Sync and note whatever waits; later calls for the same units find nothing."""
         files: list[Written] = []
         units: list[_Unit] = []
-        while True:
-            try:
-                written, unit = self._waiting.get_nowait()
-            except Empty:
-                break
+        for _ in range(self._waiting.qsize()):  # not those that come as soon as there is room
+            written, unit = self._waiting.get()
             self._room.release()
             files += written
             units.append(unit)
