@@ -90,4 +90,6 @@ $(BUILT): requirements/build.txt requirements/torch.txt $(LOCK)
 $(LINKED): $(BUILT) pyproject.toml
 	@echo "env: this project, editable"
 	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@$(ON_PATH) CUDA_VISIBLE_DEVICES= python -m demo.compile_ahead || \
+	    echo "env: not compiled ahead; the first runs will compile" >&2
 	@touch $@

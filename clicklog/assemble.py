@@ -61,7 +61,10 @@ def assemble(
         good = np.ones(rows, bool)
         good[list(blames)] = False
         labels = None if labels is None else labels[good]
-        dense, missing, line = dense[:, good], missing[:, good], line[good]
+        # not by [:, good], which would leave rows that are not contiguous, slower to read and a
+        # type of its own, to be compiled for
+        dense, missing = (np.compress(good, two, axis=1) for two in (dense, missing))
+        line = line[good]
         categorical = [_take(values, good) for values in categorical]
     shown = sorted(blames) if reject else sorted(blames)[:DESCRIBED_BAD_ROWS]
     return RawRows(

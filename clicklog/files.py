@@ -1,4 +1,8 @@
-"""Files that are whole or absent: write beside, fsync, rename."""
+"""Files that are whole or absent: write beside, fsync, rename.
+
+Syncing waits for the disk. Files that may wait together are written within :func:`together`; those
+that another thread may wait for within :func:`deferred`, and it calls :func:`publish`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias, TypeVar
 
 from clicklog.errors import BadInputError, OutputError
 
@@ -16,6 +22,15 @@ from clicklog.errors import BadInputError, OutputError
 TEMPORARY = ".tmp"
 #: Objects and lists in one another that JSON of this project may have; it has fewer than 20.
 _MAX_DEPTH = 100
+#: Files that are synced at the same time, at most.
+_SYNCS = 8
+
+#: A temporary file, and the path it is for.
+Written: TypeAlias = tuple[Path, Path]
+_Item = TypeVar("_Item")
+
+#: Where files that this thread writes wait for being published; None: they do not.
+_deferred: ContextVar[list[Written] | None] = ContextVar("deferred", default=None)
 
 
 def fsync_directory(path: Path) -> None:
@@ -31,7 +46,8 @@ def fsync_directory(path: Path) -> None:
 def atomic_path(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success fsync it and rename it into place.
 
-    On an exception the temporary file is removed and whatever ``path`` held stays as it was.
+    On an exception the temporary file is removed and whatever ``path`` held stays as it was. Within
+    :func:`deferred` and :func:`together` of the same thread, fsync and renaming come later.
 
     Raises:
         OutputError: the directory cannot be written, or the disk is full.
@@ -41,21 +57,110 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        fsync_directory(path.parent)
     except OSError as error:
+        _delete(temporary)
         ours = {str(one) for one in (temporary, path, *path.parents)}
         if error.filename is not None and str(error.filename) not in ours:
             raise  # of another file, one that is read meanwhile for example
-        raise OutputError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            "free space or choose a writable place; finished files are kept",
-        ) from error
+        raise _cannot_be_written(path, error) from error
+    except BaseException:
+        _delete(temporary)
+        raise
+    waiting = _deferred.get()
+    if waiting is None:
+        publish([(temporary, path)])
+    else:
+        waiting.append((temporary, path))
+
+
+def _delete(temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+
+
+def _cannot_be_written(path: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"{path}: cannot be written: {error.strerror or error}",
+        "free space or choose a writable place; finished files are kept",
+    )
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[list[Written]]:
+    """Leave files that this thread writes atomically within under their temporary names.
+
+    Yields the list of them, which the caller passes to :func:`publish`, in any thread. On an
+    exception they are removed.
+    """
+    written: list[Written] = []
+    outer = _deferred.set(written)
+    try:
+        yield written
+    except BaseException:
+        for temporary, _ in written:
+            _delete(temporary)
+        raise
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        _deferred.reset(outer)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Sync files that this thread writes atomically within at the end, all of them at once.
+
+    None is in place before. On an exception there is none of them. Raises :class:`OutputError`.
+    """
+    with deferred() as written:
+        yield
+    publish(written)
+
+
+def publish(written: Sequence[Written]) -> None:
+    """Make written files durable under their names: sync all, rename, sync their directories.
+
+    Raises:
+        OutputError: one of them cannot be; those that are not in place are removed.
+    """
+    try:
+        _at_once(_sync_file, written)
+        for temporary, path in written:
+            try:
+                os.replace(temporary, path)
+            except OSError as error:
+                raise _cannot_be_written(path, error) from error
+        # of each directory the path that is named if it cannot be synced
+        _at_once(_sync_parent, {path.parent: path for _, path in written}.values())
+    finally:
+        for temporary, _ in written:
+            _delete(temporary)
+
+
+def _sync_file(written: Written) -> None:
+    temporary, path = written
+    try:
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _cannot_be_written(path, error) from error
+
+
+def _sync_parent(path: Path) -> None:
+    try:
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise _cannot_be_written(path, error) from error
+
+
+def _at_once(sync: Callable[[_Item], object], items: Iterable[_Item]) -> None:
+    """Call ``sync`` with every item; a file system writes its journal once for several of them."""
+    items = list(items)
+    if len(items) < 2:
+        for item in items:
+            sync(item)
+        return
+    with ThreadPoolExecutor(min(_SYNCS, len(items)), "sync") as pool:
+        for _ in pool.map(sync, items):
+            pass
 
 
 def remove(path: Path | str) -> None:
@@ -70,6 +175,19 @@ def remove(path: Path | str) -> None:
         raise OutputError(
             f"{path}: cannot be replaced: {error.strerror or error}", "choose a writable place"
         ) from error
+
+
+def will_read(path: Path | str, begin: int, end: int) -> None:
+    """Have the system read bytes ``[begin, end)`` of a local file into memory, without waiting.
+
+    A hint: where it cannot be taken, of a remote file for example, nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # no system but Linux and BSD takes hints
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
 
 
 def lock(marker: IO, directory: Path) -> None:

@@ -30,24 +30,24 @@ def murmur3_string(values: pa.Array) -> np.ndarray:
     return _hash_strings(offsets, data)
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _rotate(x, bits):
     return np.uint32((x << np.uint32(bits)) | (x >> np.uint32(32 - bits)))
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _scramble(word):
     # numba widens products of uint32 to uint64: cut each back
     return np.uint32(_rotate(np.uint32(word * _C1), 15) * _C2)
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _mix(hashed, word):
     rotated = _rotate(np.uint32(hashed ^ _scramble(word)), 13)
     return np.uint32(np.uint32(rotated * np.uint32(5)) + _N)
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _finish(hashed, length):
     hashed = np.uint32(hashed ^ np.uint32(length))
     hashed = np.uint32((hashed ^ (hashed >> np.uint32(16))) * _M1)
@@ -55,7 +55,7 @@ def _finish(hashed, length):
     return np.uint32(hashed ^ (hashed >> np.uint32(16)))
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def murmur3_of_int(value):
     """The hash of one int64, for compiled code."""
     bits = np.uint64(value)
@@ -63,7 +63,7 @@ def murmur3_of_int(value):
     return _finish(_mix(hashed, np.uint32(bits >> np.uint64(32))), 8)
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def murmur3_of_bytes(data, at, end):
     """The hash of the bytes ``data[at:end]``, for compiled code."""
     length = end - at

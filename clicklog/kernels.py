@@ -9,8 +9,10 @@ find it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +31,10 @@ if _BLAS not in sys.modules:
         del sys.modules[_BLAS]
 
 import numba  # noqa: E402
+from numba.core import event  # noqa: E402
 from numba.core.caching import FunctionCache  # noqa: E402
+
+log = logging.getLogger(__name__)
 
 _CONSTANTS = (bool, int, float, str, tuple, np.generic, np.ndarray)
 
@@ -39,7 +44,7 @@ def compiled(*signatures, nogil: bool = True):
 
     By itself Numba compiles again when the file of the function changes. What the function calls
     in other files is compiled into it as well, and so are the constants that it imports; here they
-    count too.
+    count too. Where nothing can be kept it is compiled in every process, which is said.
 
     Args:
         signatures: Numba's types, to compile for at import, and for no others. Without any, the
@@ -50,7 +55,10 @@ def compiled(*signatures, nogil: bool = True):
 
     def compile_all(function: Callable) -> Callable:
         dispatcher = numba.njit(nogil=nogil)(function)
-        dispatcher._cache = _Cache(function)
+        try:
+            dispatcher._cache = _Cache(function)
+        except RuntimeError:  # no directory can be written, not even one of the user's
+            _warn("no directory is writable")
         for signature in signatures:
             dispatcher.compile(signature)
         if signatures:
@@ -60,11 +68,46 @@ def compiled(*signatures, nogil: bool = True):
     return compile_all
 
 
+_timing = event.TimingListener()
+event.register("numba:compile", _timing)
+
+
+def compile_seconds() -> float:
+    """How long this process has compiled so far; other people's kernels too."""
+    return _timing.duration if _timing.done else 0.0
+
+
 class _Cache(FunctionCache):
     def load_overload(self, sig, target_context):
         # Not before: what the function calls may be defined below it.
         self._cache_file._source_stamp = stamp(self._py_func)
-        return super().load_overload(sig, target_context)
+        try:
+            found = super().load_overload(sig, target_context)
+        except Exception as error:  # a pickle cut off by a power failure raises anything
+            log.warning("%s: damaged, compiling again: %r", self.cache_path, error)
+            with contextlib.suppress(OSError):
+                self._cache_file.flush()
+            found = None
+        if found is None:
+            _announce()
+        return found
+
+    def save_overload(self, sig, data):
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:
+            _warn(f"{self.cache_path}: {error}")
+
+
+@functools.cache
+def _announce() -> None:
+    log.info("compiling for this processor, up to half a minute; it is kept for the next time")
+
+
+@functools.cache
+def _warn(why: str) -> None:
+    log.warning("what is compiled cannot be kept, so every start compiles again: %s", why)
+    log.warning("  -> set NUMBA_CACHE_DIR to a writable directory")
 
 
 def stamp(function: FunctionType) -> str:

@@ -53,6 +53,7 @@ def parse_rows(
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
         buffer = np.append(buffer, np.uint8(_NEWLINE))
+    buffer.flags.writeable = False  # one type of array, so that loops are compiled once
     lines = count_newlines(buffer)
     dense_count, categorical_count = len(spec.dense), len(spec.categorical)
     labels = np.empty(lines if label else 0, np.uint8)

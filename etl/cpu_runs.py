@@ -1,10 +1,11 @@
 """What fitting has counted so far, durable on disk: runs, each over some consecutive blocks.
 
 A run is one uncompressed ``.npz`` file, ``<first block>-<end block>.npz``, written beside and
-renamed. :data:`FAN_IN` neighbours that are complete are merged into one file and then deleted, and
-so on with those, so that neither the number of files nor their size grows with the log, but with
-the vocabulary. Which blocks a run is over is its name: if the program dies between writing a
-merged run and deleting what went into it, the larger run counts and the smaller ones are deleted.
+renamed; a thread of its own waits for the disk, while others count. :data:`FAN_IN` neighbours that
+are complete are merged into one file and then deleted, and so on with those, so that neither the
+number of files nor their size grows with the log, but with the vocabulary. Which blocks a run is
+over is its name: if the program dies between writing a merged run and deleting what went into it,
+the larger run counts and the smaller ones are deleted.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import threading
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from clicklog.errors import BadInputError, OutputError
-from clicklog.files import TEMPORARY, atomic_path, write_text
+from clicklog.files import TEMPORARY, atomic_path, deferred, write_text
 from clicklog.strings import string_parts
 from etl.counting import Counts, merge
 from etl.moments import merge_moments
+from etl.syncing import Syncer
 
 FAN_IN = 8
 #: Names the blocks and settings that the runs of a directory belong to.
@@ -128,23 +131,34 @@ def _delete(path: Path) -> None:
 class Runs:
     """The runs in a directory. Its methods may be called by several threads.
 
+    Use it as a context: at its end all runs that were added are durable. Its methods and the end of
+    the context raise :class:`OutputError` if the directory cannot be written.
+
     Args:
         directory: made if need be; runs of another key in it are deleted.
         blocks: how many blocks there are.
         vocabularies: how many vocabularies there are.
         key: a digest of everything the counts depend on.
-
-    Raises:
-        OutputError: the directory cannot be written.
+        ahead: how many runs may wait for the disk, see :class:`etl.syncing.Syncer`.
     """
 
-    def __init__(self, directory: Path, blocks: int, vocabularies: int, key: str) -> None:
+    def __init__(
+        self, directory: Path, blocks: int, vocabularies: int, key: str, ahead: int = 2
+    ) -> None:
         self._directory = directory
         self._blocks, self._vocabularies = blocks, vocabularies
         self._lock = threading.Lock()
         self._merging: set[tuple[int, int]] = set()
         self._claim(key)
         self._ranges = self._recover()
+        self._syncer = Syncer(self._note, ahead)
+
+    def __enter__(self) -> Self:
+        self._syncer.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._syncer.__exit__(*error)
 
     def _claim(self, key: str) -> None:
         key_file = self._directory / KEY_FILE
@@ -184,35 +198,42 @@ class Runs:
 
     @property
     def files(self) -> list[RunFile]:
-        """All runs, in the order of their blocks."""
+        """All runs, in the order of their blocks, once all that was added is durable."""
+        self._syncer.wait()
         return [RunFile(self._path(blocks)) for blocks in sorted(self._ranges)]
 
     def add(self, block: int, run: Run) -> None:
-        """Make a block's counts durable; merge runs that have become complete."""
-        one = (block, block + 1)
-        write_run(self._path(one), run.rows, run.nulls, run.moments, run.counts)
-        with self._lock:
-            self._ranges.add(one)
+        """Write a block's counts, which become durable soon; merge runs that are complete."""
+        self._write((block, block + 1), run.rows, run.nulls, run.moments, run.counts)
         self.compact()
 
     def compact(self) -> None:
-        """Merge complete groups until there are none (that another thread does not merge)."""
+        """Merge durable groups until there are none (that another thread does not merge)."""
         while (group := self._take_group()) is not None:
-            parent = (group[0][0], group[-1][1])
             files = [RunFile(self._path(blocks)) for blocks in group]
-            write_run(
-                self._path(parent),
+            self._write(
+                (group[0][0], group[-1][1]),
                 sum(int(file.array("rows")) for file in files),
                 sum(file.array("nulls") for file in files),
                 merge_moments([file.array("moments") for file in files]),
                 self._merged(files),
             )
+
+    def _write(self, blocks: tuple[int, int], *run: Any) -> None:
+        with deferred() as written:
+            write_run(self._path(blocks), *run)
+        self._syncer.add(written, blocks)
+
+    def _note(self, durable: list[tuple[int, int]]) -> None:
+        """Runs are in place: those that went into them are of no use any more."""
+        for begin, end in durable:
             with self._lock:
-                self._ranges.difference_update(group)
-                self._ranges.add(parent)
-                self._merging.discard(parent)
-            for file in files:
-                _delete(file.path)
+                merged = {one for one in self._ranges if begin <= one[0] < end}
+                self._ranges -= merged
+                self._ranges.add((begin, end))
+                self._merging.discard((begin, end))
+            for one in merged:
+                _delete(self._path(one))
 
     def _take_group(self) -> list[tuple[int, int]] | None:
         with self._lock:

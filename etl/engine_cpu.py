@@ -2,13 +2,16 @@
 
 Every heavy step (reading, parsing, sorting, encoding, writing parquet) runs without the
 interpreter lock. A block is read in pieces that fit the processor's caches; a thread holds no more
-than a piece and, when it fits, the categories of its block, when it transforms, a row group.
+than a piece and, when it fits, the categories of its block, when it transforms, a row group. What
+waits for the disk has no part in this: a further thread syncs what is finished, and the system is
+asked for the blocks that come next.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -21,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.errors import BadInputError, SettingsError
+from clicklog.files import will_read
 from clicklog.raw import Block, read_pieces
 from clicklog.rows import CategoryValues, Ragged
 from clicklog.spec import CategoricalColumn, FeatureSpec
@@ -29,7 +33,8 @@ from etl.cpu_runs import Run, RunFile, Runs
 from etl.moments import merge_moments, moments, normalized, statistics
 from etl.plan import Unit
 from etl.results import UnitResult, count_bits
-from etl.state import Piece, finish_unit
+from etl.state import Piece, record, write_unit
+from etl.syncing import Syncer
 from workflows import compiled
 from workflows.vocabulary import FittedVocabulary, finish
 from workflows.writer import Fitted
@@ -57,9 +62,9 @@ def fit(
 ) -> Fitted:
     """Count the categories and measure the dense columns of some blocks.
 
-    What is counted is durable in ``directory`` block by block. Called again with the same
-    arguments, after whatever end the first call took, it does what is missing. The result depends
-    on the blocks and the spec alone.
+    What is counted becomes durable in ``directory`` block by block, while others are counted.
+    Called again with the same arguments, after whatever end the first call took, it does what is
+    missing. The result depends on the blocks and the spec alone.
 
     Args:
         blocks: of the training days.
@@ -75,19 +80,24 @@ def fit(
         OutputError: ``directory`` cannot be written.
     """
     key = _key(blocks, spec)
-    runs = Runs(directory, len(blocks), len(spec.vocabularies), key)
-    runs.compact()
-    report(sum(int(run.array("rows")) for run in runs.files))
+    with (
+        Runs(directory, len(blocks), len(spec.vocabularies), key, ahead=workers) as runs,
+        _threads(workers) as pool,
+    ):
+        runs.compact()
+        report(sum(int(run.array("rows")) for run in runs.files))
+        missing = runs.missing
+        left = [blocks[index] for index in missing]
 
-    def fit_block(index: int) -> int:
-        log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
-        run = _count_block(blocks[index], spec, reject)
-        runs.add(index, run)
-        return run.rows
+        def fit_block(turn: int, index: int) -> int:
+            log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
+            _read_ahead(left, turn, workers, spec)
+            run = _count_block(blocks[index], spec, reject)
+            runs.add(index, run)
+            return run.rows
 
-    with _threads(workers) as pool:
         # In the order of blocks, so that of several errors it is always the same one that is told.
-        for future in [pool.submit(fit_block, index) for index in runs.missing]:
+        for future in [pool.submit(fit_block, *one) for one in enumerate(missing)]:
             report(future.result())
         return _finish(runs.files, spec, pool)
 
@@ -100,6 +110,13 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _read_ahead(blocks: list[Block], turn: int, workers: int, spec: FeatureSpec) -> None:
+    """Ask for the block that comes after those in work; at first, for these too."""
+    if spec.input.format != "parquet":  # of which blocks are rows
+        for block in blocks[turn + workers if turn else 0 : turn + workers + 1]:
+            will_read(block.path, block.begin, block.end)
 
 
 def _key(blocks: list[Block], spec: FeatureSpec) -> str:
@@ -193,25 +210,32 @@ def transform(
         units: what to do.
         workflow_path: the saved workflow: training data are made by what inference will load.
         parts: directory of the splits' parts.
-        work: directory of the run's state; see :func:`etl.state.finish_unit`.
+        work: directory of the run's state; see :func:`etl.state.write_unit`.
         workers: threads; each does whole units.
         reject: leave bad rows out instead of raising.
 
     Yields:
-        Results in the order of ``units``.
+        Results in the order of ``units``. When there are no more, all units are durable.
 
     Raises:
         BadRowError, BadInputError, OutputError: of the first unit that fails; units that were not
             begun are left.
     """
     workflow = compiled.load(workflow_path)
+    blocks = [unit.block for unit in units]
 
-    def transform_unit(unit: Unit) -> UnitResult:
+    def transform_unit(turn: int, unit: Unit) -> UnitResult:
         log.debug("begin %s", unit.file)
-        return finish_unit(unit, _encoded(unit.block, workflow, reject), parts, work)
+        _read_ahead(blocks, turn, workers, workflow.spec)
+        result, written = write_unit(unit, _encoded(unit.block, workflow, reject), parts, work)
+        syncer.add(written, result)
+        return result
 
-    with _threads(workers) as pool:
-        for future in [pool.submit(transform_unit, unit) for unit in units]:
+    with (
+        Syncer(functools.partial(record, work), workers) as syncer,
+        _threads(workers) as pool,
+    ):
+        for future in [pool.submit(transform_unit, *one) for one in enumerate(units)]:
             yield future.result()
 
 

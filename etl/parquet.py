@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.files import atomic_path, write_json, write_text
+from clicklog.files import atomic_path, together, write_json, write_text
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 
@@ -86,14 +86,15 @@ def write_descriptions(split_root: Path, files: list[str], schema: TableSchema) 
         files: all parts, relative to it, in order.
         schema: columns and table sizes.
     """
-    _write_metadata(split_root, files, schema)
-    schema.write(split_root)
-    for split in SPLITS:
-        own = [Path(file).name for file in files if file.startswith(f"{split}/")]
-        directory = split_root / split
-        rows = _write_metadata(directory, own, schema)
-        schema.write(directory)
-        _write_hugectr(directory, own, rows, schema)
+    with together():
+        _write_metadata(split_root, files, schema)
+        schema.write(split_root)
+        for split in SPLITS:
+            own = [Path(file).name for file in files if file.startswith(f"{split}/")]
+            directory = split_root / split
+            rows = _write_metadata(directory, own, schema)
+            schema.write(directory)
+            _write_hugectr(directory, own, rows, schema)
 
 
 def _write_metadata(directory: Path, files: list[str], schema: TableSchema) -> list[int]:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from clicklog.errors import BadInputError, ClickLogError, OutputError
 from clicklog.files import read_json, write_json
+from clicklog.kernels import compile_seconds
 from clicklog.raw import DayFile, find_days
 from clicklog.splits import SPLITS
 from clicklog.validation import parse
@@ -281,14 +282,16 @@ class RowsBar(tqdm):
 
 
 class _Clock:
-    """Seconds per stage; each is logged when it ends."""
+    """Seconds per stage; each is logged when it ends, and how long loops were compiled in it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def __call__(self, stage_name: str) -> Iterator[None]:
-        begin = time.perf_counter()
+        begin, compiled = time.perf_counter(), compile_seconds()
         yield
         self.seconds[stage_name] = round(time.perf_counter() - begin, 3)
-        log.info("%s: %.1f s", stage_name, self.seconds[stage_name])
+        compiled = compile_seconds() - compiled
+        words = f", {compiled:.1f} s of it compiling" if compiled >= 0.1 else ""
+        log.info("%s: %.1f s%s", stage_name, self.seconds[stage_name], words)

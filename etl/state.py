@@ -1,11 +1,13 @@
 """What of a run is done already: durable records of its units, below ``OUT/.work``.
 
 A unit's files come first (its rejected rows, its part), then its record; each is written beside,
-synced and renamed. So a unit with a record is done for good, and one without is done again.
+synced and renamed. So a unit with a record is done for good, and one without is done again. Units
+that are synced together have one record, in a file with the name of the first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.errors import BadInputError
-from clicklog.files import atomic_path, read_json, write_json
+from clicklog.files import Written, atomic_path, deferred, publish, read_json, write_json
 from clicklog.raw import DayFile, read_bytes
 from clicklog.rows import BadRow, RawRows
 from clicklog.validation import parse
@@ -43,12 +45,28 @@ Piece: TypeAlias = tuple[RawRows, pa.Table, np.ndarray]
 def finish_unit(unit: Unit, pieces: Iterable[Piece], parts: Path, work: Path) -> UnitResult:
     """Write a unit's part, its rejected rows and its record, durably and in this order.
 
+    Takes and raises what :func:`write_unit` does.
+    """
+    result, written = write_unit(unit, pieces, parts, work)
+    publish(written)
+    record(work, [result])
+    return result
+
+
+def write_unit(
+    unit: Unit, pieces: Iterable[Piece], parts: Path, work: Path
+) -> tuple[UnitResult, list[Written]]:
+    """Write a unit's part and its rejected rows, to be published before the unit is recorded.
+
     Args:
         unit: the unit.
         pieces: all rows of the unit in their order, in one or more pieces, which are taken as they
             are written; what raises in there leaves nothing behind.
         parts: directory of the splits' parts.
         work: directory of the run's state.
+
+    Returns:
+        What :func:`record` takes, and the files, which :func:`clicklog.files.publish` takes.
 
     Raises:
         OutputError: a file cannot be written.
@@ -65,17 +83,17 @@ def finish_unit(unit: Unit, pieces: Iterable[Piece], parts: Path, work: Path) ->
             lines += tally.lines
             yield table
 
-    size = write_tables(tables(), parts / unit.file)
-    if bad:
-        _write_rejected(rejected_file(work, unit), bad)
+    with deferred() as written:
+        size = write_tables(tables(), parts / unit.file)
+        if bad:
+            _write_rejected(rejected_file(work, unit), bad)
     result = UnitResult(
         unit=unit,
         bad=[(one.line, one.what) for one in bad[:DESCRIBED]],
         size=size,
         **{name: sum(getattr(tally, name) for tally in tallies) for name in _SUMS},
     )
-    record(work, result)
-    return result
+    return result, written
 
 
 def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> UnitResult:
@@ -98,25 +116,26 @@ def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> UnitResult:
     )
 
 
-def record(work: Path, result: UnitResult) -> None:
-    """Write the record of a unit whose files are in place. Raises :class:`OutputError`."""
-    write_json(_record_file(work, result.unit), result.to_dict())
+def record(work: Path, results: list[UnitResult]) -> None:
+    """Write one record of units whose files are in place. Raises :class:`OutputError`."""
+    first = results[0].unit
+    path = work / "units" / f"{first.split}.{first.part}.json"
+    write_json(path, [result.to_dict() for result in results])
 
 
 def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
     """The results of those units that are done, in the order given."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in (work / "units").glob("*.json"):
+        with contextlib.suppress(BadInputError, KeyError, TypeError):  # of a damaged disk
+            found |= {one["unit"]: one for one in read_json(path, "the record of units")}
     results = []
     for unit in units:
         try:
-            value = read_json(_record_file(work, unit), "the record of a unit")
-            results.append(UnitResult.from_dict(value, unit))
-        except (BadInputError, ValueError):  # not done, or a damaged disk
+            results.append(UnitResult.from_dict(found[unit.file], unit))
+        except (KeyError, ValueError):  # not done, or a damaged disk
             continue
     return results
-
-
-def _record_file(work: Path, unit: Unit) -> Path:
-    return work / "units" / f"{unit.split}.{unit.part}.json"
 
 
 def rejected_file(work: Path, unit: Unit) -> Path:

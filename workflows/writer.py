@@ -22,7 +22,15 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import SchemaError
-from clicklog.files import atomic_path, remove, write_json, write_text
+from clicklog.files import (
+    Written,
+    atomic_path,
+    deferred,
+    publish,
+    remove,
+    write_json,
+    write_text,
+)
 from clicklog.spec import FIRST_OOV_ID, NULL_ID, PADDING_ID, CategoricalColumn, FeatureSpec
 from clicklog.strings import string_parts, strings
 from workflows.description import (
@@ -88,14 +96,17 @@ def write_workflow(
     statistics = _statistics(spec, fitted)
     vocabularies = _vocabularies(spec, fitted)
 
-    def write_vocabulary(column: CategoricalColumn) -> dict[str, dict[str, Any]]:
+    def write_vocabulary(column: CategoricalColumn) -> tuple[dict[str, Any], list[Written]]:
         described = vocabularies[column.name]
-        return _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
+        with deferred() as waiting:
+            own = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
+        return own, waiting
 
     with ThreadPoolExecutor(threads) as pool:
         digest = pool.submit(_digest, spec, statistics, fitted)
         written = pool.map(write_vocabulary, [columns[0] for columns in spec.vocabularies.values()])
-        files = {name: description for own in written for name, description in own.items()}
+        found, waiting = zip(*written, strict=True)
+    files = {name: description for own in found for name, description in own.items()}
     description = WorkflowDescription(
         spec=spec,
         statistics=statistics,
@@ -104,7 +115,9 @@ def write_workflow(
         digest=digest.result(),
         files=files,
     )
-    write_text(path / GRAPH_FILE, _graph_text(description.graph))
+    with deferred() as graph:
+        write_text(path / GRAPH_FILE, _graph_text(description.graph))
+    publish([*graph, *(one for own in waiting for one in own)])
     files[GRAPH_FILE] = _digest_of_file(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
     write_json(path / METADATA_FILE, description.to_dict())
@@ -160,6 +173,7 @@ def _write_vocabulary(
             kinds | {key: to_arrow(np.array(numbers, np.int64)) for key, numbers in meta.items()}
         ),
     }
+    digests = {}
     for file, table in tables.items():
         with atomic_path(path / file) as temporary:
             pq.write_table(
@@ -169,7 +183,8 @@ def _write_vocabulary(
                 use_dictionary=False,
                 write_page_checksum=True,
             )
-    return {file: _digest_of_file(path / file) for file in tables}
+            digests[file] = _digest_of_file(temporary)
+    return digests
 
 
 def arrow_values(vocabulary: FittedVocabulary) -> pa.Array:

@@ -4,6 +4,8 @@ Every program reads the same text and writes the same values: vocabularies by fa
 by value), ids int32, dense log-normalized float32, parquet that is not compressed. Their outputs
 are compared value by value, and a program with another output counts as failed. Times are of whole
 processes, start included, but for the lines "… only", which are limits: one part of the work alone.
+The case "… a sync" is ours where each fsync takes so long: how many there are, and how many seconds
+threads wait for them that have other work. The others sync nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.etl import systems
 from benchmarks.etl.log import DAYS, make_log, repeat_head, rows_of
+from benchmarks.etl.slow_disk import DELAY_S
 from benchmarks.etl.systems import DUCKDB, NVTABULAR, POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, start_logging
@@ -75,7 +78,14 @@ def _measured(args: argparse.Namespace, work: Path) -> int:
         "etl",
         f"ETL of {log.rows:,} rows ({_megabytes(log.path):,.0f} MB of text, {DAYS} days), "
         f"{log.threads} threads",
-        [Metric("rows_per_s", "rows/s", ratio=True), WALL, CPU, MEMORY],
+        [
+            Metric("rows_per_s", "rows/s", ratio=True),
+            WALL,
+            CPU,
+            MEMORY,
+            Metric("syncs", "fsyncs"),
+            Metric("sync_wait_s", "waited s", ".1f"),
+        ],
         base="polars",
     )
     table.measure(chosen, repeats=args.repeats)
@@ -126,6 +136,7 @@ def _systems(log: Log, slow: int) -> list[System]:
         systems.peer(log, POLARS, "polars", case=ETL),
         systems.peer(log, POLARS, POLARS_STAGED, "--stage", "disk", case=ETL),
         systems.peer(log, DUCKDB, "duckdb", *threads, case=ETL),
+        systems.ours_on_a_slow_disk(log, "ours cpu", f"{ETL}, {DELAY_S * 1e3:.0f} ms a sync"),
         systems.ours(log, "dask", "ours dask", ETL, repeats=slow),
         systems.peer(log, NVTABULAR, NVTABULAR_NAME, case=ETL, repeats=slow),
         systems.peer(log, POLARS, "polars", "--parse_only", case="parse only"),

@@ -90,6 +90,15 @@ def ours(log: Log, engine: str, name: str, case: str, *flags: str, **more: Any) 
     )
 
 
+def ours_on_a_slow_disk(log: Log, name: str, case: str) -> System:
+    """:func:`ours` with the cpu engine, each fsync of which takes longer."""
+    plain = ours(log, "cpu", name, case)
+    program, *arguments = plain.command
+    assert arguments[:2] == ["-m", "etl"]
+    command = [program, "-m", "benchmarks.etl.slow_disk", *arguments[2:]]
+    return dataclasses.replace(plain, command=command, result=None, rows=log.rows)
+
+
 def peer(log: Log, peer: Peer, name: str, *flags: str, case: str, **more: Any) -> System:
     """A program of this folder in the peer's own environment."""
     output = output_of(log, name, case)

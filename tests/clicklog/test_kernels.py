@@ -72,17 +72,19 @@ def by_hand(_context, x):
 }
 
 
+def started(folder, code, **environment):
+    """A process of its own."""
+    environment = os.environ | environment
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+
 def run(folder):
     """(what the loop answers, how many times it was compiled)."""
     code = "import loops; print(loops.run(1), sum(loops.run.stats.cache_misses.values()))"
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    return tuple(map(int, done.stdout.split()))
+    return tuple(map(int, started(folder, code).stdout.split()))
 
 
 @pytest.fixture
@@ -116,6 +118,41 @@ def test_compiled_again(folder, name, old, new, answer):
     (folder / name).write_text(text.replace(old, new))
     assert run(folder) == (answer, 1)
     assert run(folder) == (answer, 0)
+
+
+def test_damaged(folder):
+    """As a power failure leaves it."""
+    for ending, size in (("nbc", 0), ("nbc", 100), ("nbi", 0), ("nbi", 20)):
+        (path,) = folder.glob(f"__pycache__/loops.run*.{ending}")
+        os.truncate(path, size)
+        assert run(folder) == (1118, 1), (ending, size)
+        assert run(folder) == (1118, 0), (ending, size)
+
+
+def test_nowhere_to_keep(folder):
+    """It works, and says why it is slow each time."""
+    (folder / "__pycache__").rename(folder / "away")
+    (folder / "__pycache__").write_text("as if it could not be written")
+    nowhere = {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "NUMBA_CACHE_DIR": ""}
+    done = started(folder, "import loops; print(loops.run(1))", **nowhere)
+    assert done.stdout == "1118\n"
+    assert done.stderr.count("cannot be kept") == 1
+    assert "NUMBA_CACHE_DIR" in done.stderr
+
+
+def test_it_is_said_that_something_compiles_and_how_long(tmp_path, folder):
+    """Once, and not if it was kept."""
+    code = (
+        "import logging; logging.basicConfig(level=logging.INFO)\n"
+        "import loops; loops.run(1); loops.run(1.5)\n"
+        "from clicklog.kernels import compile_seconds; print(compile_seconds())"
+    )
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    first, second = started(folder, code, **cache), started(folder, code, **cache)
+    assert first.stderr.count("compiling") == 1
+    assert 0.01 < float(first.stdout) < 60
+    assert "compiling" not in second.stderr
+    assert float(second.stdout) == 0
 
 
 ROOMS = ("clicklog", "workflows/compiled", "etl", "nvt_loader")

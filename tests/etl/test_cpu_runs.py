@@ -48,6 +48,15 @@ def _open(directory: Path, blocks: int, key: str = "key") -> Runs:
 def _fill(runs: Runs, order: list[int] | None = None) -> None:
     for block in order if order is not None else runs.missing:
         runs.add(block, _run(block))
+        _settle(runs)
+
+
+def _settle(runs: Runs) -> None:
+    """Wait for the disk, and merge what is complete by then, until nothing is left to do."""
+    files = -1
+    while files != len(runs.files):
+        files = len(runs.files)
+        runs.compact()
 
 
 def _total(runs: Runs) -> tuple:

@@ -45,7 +45,9 @@ def unfinished(log, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """Byte-identical after resuming, and at most a unit per worker is done twice."""
+    """Byte-identical after resuming. Done twice are at most a unit per worker, and those that were
+    being synced or waited for it: each time as many as there are workers.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "tests.etl.killed", str(tmp_path), "4"],
         cwd=ROOT,
@@ -58,7 +60,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     assert seen["different"] == []
     assert seen["kills"] >= 24
     assert {"fit", "transform"} <= seen["stages"].keys()
-    assert max(seen["redone"]) <= 2  # workers
+    assert max(seen["redone"]) <= 3 * 2  # workers
 
 
 def test_a_finished_output_is_never_harmed(log, tmp_path) -> None:

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError, OutputError
-from clicklog.files import atomic_path, write_json
+from clicklog.files import atomic_path, together, write_json
 from clicklog.spec import CategoricalColumn
 from clicklog.strings import string_parts
 from clicklog.threads import in_order
@@ -92,7 +92,7 @@ def build(
         raise OutputError(
             f"{directory}: cannot be written: {error.strerror}", "choose a writable copy"
         ) from error
-    with ExitStack() as stack:
+    with together(), ExitStack() as stack:
         writers = {
             name: _ArrayWriter(stack, directory / name, dtype) for name, dtype in ARRAYS.items()
         }

@@ -20,7 +20,8 @@ id outside of the vocabulary is none, and a string must lie in its array. :func:
 :func:`text_is_in_order` look at all of them once.
 
 Kernels have explicit signatures: compiled once, at import (or read from numba's cache), never in
-the middle of a request.
+the middle of a request. What they call is put into them by LLVM (``forceinline``): numba's own way
+(``inline="always"``) takes twice as long to compile, and the result is no faster.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def words_for(slots: int, *, wide: bool) -> int:
     return -(-words // LINE_WORDS) * LINE_WORDS
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _mix(key):
     """A 64-bit hash of 64 bits (multiply, xor-shift: after Steele, Lea, Flood, SplitMix, 2014)."""
     x = np.uint64(key) * _M1
@@ -71,13 +72,13 @@ def _mix(key):
     return x ^ (x >> _HALF)
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _home(hashed, slots):
     """The slot a hash points to: its upper half, scaled (Lemire 2019), so any number will do."""
     return ((hashed >> _HALF) * slots) >> _HALF
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _home_narrow(key, slots):
     """The slot of a value of 32 bits: 0 for the value 0 and no other.
 
@@ -86,12 +87,12 @@ def _home_narrow(key, slots):
     return _home(np.uint64(key) * _M1, slots - np.uint64(1)) + np.uint64(key != 0)
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _home_wide(key, slots):
     return np.uint64(2) * _home(_mix(key), slots)
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _last_bytes(data, at, end):
     """The fewer than eight bytes ``data[at:end]`` as one word."""
     if at + 8 <= len(data):
@@ -102,7 +103,7 @@ def _last_bytes(data, at, end):
     return word
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _hash_text(data, begin, end):
     hashed = np.uint64(end - begin)
     at = begin
@@ -213,7 +214,7 @@ def text_is_in_order(begins, length):
     return wrong == 0
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _probe_narrow(words, begin, size, key):
     """The id of a value, 0 if it has none. Ends in damaged tables too."""
     if key >> _HALF != 0:
@@ -233,7 +234,7 @@ def _probe_narrow(words, begin, size, key):
     return np.int32(word >> _HALF)
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _probe_wide(words, begin, size, key):
     home = begin + _home_wide(key, size)
     at = home
@@ -246,14 +247,14 @@ def _probe_wide(words, begin, size, key):
     return np.int32(words[at + np.uint64(1)])
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _probe(words, begin, size, value, wide):
     if wide:
         return _probe_wide(words, begin, size, np.uint64(value))
     return _probe_narrow(words, begin, size, np.uint64(value))
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
     begin, size = np.uint64(place[PLACE_BEGIN]), np.uint64(place[PLACE_SLOTS])
     slot_words = np.uint64(2) if wide else np.uint64(1)
@@ -331,7 +332,7 @@ def encode_int(values, missing, bit, words, place, out, tally):
         _encode_numbers(values, missing, bit, words, place, False, out, tally)
 
 
-@numba.njit(inline="always")
+@numba.njit(forceinline=True)
 def _same_text(data, begin, end, text_begins, text, which):
     """Whether ``data[begin:end]`` is string ``which``; never reads past the end, damaged or not."""
     if which < 0 or which + 1 >= len(text_begins):

@@ -1,0 +1,241 @@
+"""Syncing beside the work: who waits for the disk, how often, and what may be noted when."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from clicklog.errors import OutputError
+from clicklog.files import atomic_path, deferred, publish, together, write_text
+from clicklog.raw import find_days
+from etl import engine_cpu
+from etl.plan import Plan, make_plan
+from etl.run import run
+from etl.syncing import Syncer
+from tests.etl.runs import settings
+from tests.logs import CRITEO, write_log
+from workflows.writer import write_workflow
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("log") / "raw"
+    write_log(directory, [60, 50, 41])
+    return directory
+
+
+@pytest.fixture(scope="module")
+def fitted(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    """A plan of many units, and a workflow fitted on them."""
+    directory = tmp_path_factory.mktemp("fitted")
+    plan = make_plan(find_days(str(raw)), CRITEO, block_bytes=1500)
+    options = {"workers": 1, "reject": False}
+    found = engine_cpu.fit(plan.train_blocks, CRITEO, directory / "fit", **options)
+    write_workflow(directory / "workflow", CRITEO, found)
+    return plan, directory / "workflow"
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str]]:
+    """The paths that are synced, and the threads that do it."""
+    fsync, seen = os.fsync, []
+
+    def seeing(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+        seen.append((path, threading.current_thread().name))
+
+    monkeypatch.setattr(os, "fsync", seeing)
+    return seen
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_threads_that_compute_sync_nothing(raw: Path, tmp_path: Path, syncs) -> None:
+    run(settings(raw, tmp_path / "out", workers=2, block_mb=1))
+    assert {"parts", "units", "fit"} <= {part for path, _ in syncs for part in path.parts}
+    names = {name for _, name in syncs}
+    assert all(name == "MainThread" or name.startswith("sync") for name in names), names
+
+
+def test_files_of_one_moment_are_synced_together(tmp_path: Path, syncs) -> None:
+    """One sync of their directory for all of them, and none is in place before all are synced."""
+    with together():
+        for i in range(5):
+            write_text(tmp_path / str(i), "x")
+        assert not list(tmp_path.glob("?"))
+        assert not syncs
+    assert sorted(path.name for path in tmp_path.iterdir()) == list("01234")
+    assert [path for path, _ in syncs].count(tmp_path) == 1
+    assert len(syncs) == 6
+
+
+def test_a_failure_leaves_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with suppress(KeyError), together():
+        write_text(tmp_path / "a", "x")
+        raise KeyError
+    assert not list(tmp_path.iterdir())
+    with deferred() as written:
+        write_text(tmp_path / "a", "x")
+        with suppress(KeyError), atomic_path(tmp_path / "b") as temporary:
+            temporary.write_text("half")
+            raise KeyError
+        write_text(tmp_path / "c", "x")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"a: cannot be written: Disk quota exceeded"):
+        publish(written)
+    assert not list(tmp_path.iterdir())
+
+
+def test_workers_go_on_while_the_disk_is_slow(fitted, tmp_path, monkeypatch) -> None:
+    """Until as many units wait as may; nothing is noted before its files are durable."""
+    plan, workflow = fitted
+    assert len(plan.units) > 8
+    fsync, free, asked = os.fsync, threading.Event(), threading.Event()
+
+    def stuck(descriptor: int) -> None:
+        asked.set()
+        assert free.wait(60)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", stuck)
+    parts, work = tmp_path / "parts", tmp_path / "work"
+    results: list = []
+
+    def transform() -> None:
+        options = {"workers": 2, "reject": False}
+        results.extend(engine_cpu.transform(plan.units, workflow, parts, work, **options))
+
+    thread = threading.Thread(target=transform)
+    thread.start()
+    try:
+        assert asked.wait(60)
+        # one or two are being synced, two wait, two more are written
+        _until(lambda: len(list(parts.rglob(".*.tmp"))) >= 5)
+        time.sleep(0.3)
+        assert len(list(parts.rglob(".*.tmp"))) <= 6
+        assert not list(parts.rglob("*.parquet"))
+        assert not (work / "units").exists()
+    finally:
+        free.set()
+        thread.join()
+    assert [result.unit for result in results] == plan.units
+    assert len(list(parts.rglob("*.parquet"))) == len(plan.units)
+    # what waited together has one record
+    records = [json.loads(path.read_text()) for path in (work / "units").iterdir()]
+    assert sum(map(len, records)) == len(plan.units) > len(records)
+
+
+def test_what_is_noted_is_durable(raw: Path, tmp_path: Path, monkeypatch) -> None:
+    """By the sparest file system: a file's content and its name each last only if synced."""
+    fsync, replace, unlink = os.fsync, os.replace, Path.unlink
+    durable: set[Path] = set()
+    content: set[Path] = set()
+    named: dict[Path, set[Path]] = {}
+    noted = []
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        content.add(path)
+        durable.update(named.pop(path, set()))
+
+    def renamed(source, target) -> None:
+        source, target = Path(source), Path(target)
+        if source.name.endswith(".tmp"):
+            assert source in content, f"{target} is named before its content is durable"
+        if target.parent.name == "units":
+            units = {one["unit"] for one in json.loads(source.read_text())}
+            noted.extend(units)
+            missing = {unit for unit in units if target.parents[1] / "parts" / unit not in durable}
+            assert not missing, f"noted before they are durable: {missing}"
+        if target.name == "fit.json":
+            files = {path for path in (tmp_path / "out" / "workflow").rglob("*") if path.is_file()}
+            assert files <= durable
+        replace(source, target)
+        named.setdefault(target.parent, set()).add(target)
+
+    def deleted(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".npz" and path.exists():
+            begin, end = map(int, path.stem.split("-"))
+            runs = [tuple(map(int, one.stem.split("-"))) for one in durable if one.suffix == ".npz"]
+            assert any(b <= begin and end <= e and (b, e) != (begin, end) for b, e in runs)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    monkeypatch.setattr(Path, "unlink", deleted)
+    monkeypatch.setattr("etl.cpu_runs.FAN_IN", 2)
+    plan = make_plan(find_days(str(raw)), CRITEO, block_bytes=1500)
+    monkeypatch.setattr("etl.run.make_plan", lambda *args, **options: plan)
+    run(settings(raw, tmp_path / "out", workers=2))
+    assert sorted(noted) == sorted(unit.file for unit in plan.units)
+
+
+def test_an_error_stops_who_adds_and_who_waits(tmp_path: Path, monkeypatch) -> None:
+    noted: list[int] = []
+    fsync, fails = os.fsync, threading.Event()
+
+    def failing(descriptor: int) -> None:
+        if fails.is_set():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+
+    def written(i: int) -> list:
+        with deferred() as waiting:
+            write_text(tmp_path / str(i), "x")
+        return waiting
+
+    def work() -> None:
+        with Syncer(noted.extend, 2) as syncer:
+            syncer.add(written(0), 0)
+            syncer.wait()
+            fails.set()
+            syncer.add(written(1), 1)
+            with pytest.raises(OutputError, match="1: cannot be written"):
+                syncer.wait()
+            with pytest.raises(OutputError, match="1: cannot be written"):
+                syncer.add(written(2), 2)
+
+    with pytest.raises(OutputError, match="1: cannot be written: Input/output error"):
+        work()
+    assert noted == [0]
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_blocks_are_read_ahead(fitted, tmp_path: Path, monkeypatch) -> None:
+    """Each block is asked for once, before the one before it is done."""
+    plan, workflow = fitted
+    asked, advise = [], os.posix_fadvise
+
+    def advised(descriptor: int, begin: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        asked.append((os.readlink(f"/proc/self/fd/{descriptor}"), begin, begin + size))
+        advise(descriptor, begin, size, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", advised)
+    options = {"workers": 1, "reject": False}
+    results = engine_cpu.transform(plan.units, workflow, tmp_path / "p", tmp_path / "w", **options)
+    for i, _ in enumerate(results, start=1):
+        blocks = [unit.block for unit in plan.units[: i + 1]]
+        assert asked[: i + 1] == [(block.path, block.begin, block.end) for block in blocks]
+    assert len(asked) == len(plan.units)
