@@ -8,17 +8,22 @@ import json
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from fastapi_offline import FastAPIOffline
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import ASGIApp
 
 from clicklog.errors import SchemaError
 from inference.predictor import Predictor
-from inference.server.admission import PREDICT, Admission, RefusedError
+from inference.server.access import Access, AccessLog, ApiKeys, request_of
+from inference.server.admission import PREDICT, Admission
+from inference.server.answers import RefusedError
 from inference.server.batching import Batcher
+from inference.server.fairness import Turns
 from inference.server.metrics import ServerMetrics
 from inference.server.openapi import describe
 from inference.server.settings import ServerSettings
@@ -37,15 +42,22 @@ class Service:
     Attributes:
         app: the ASGI application.
         batcher: the queue before the model.
+        metrics: what is counted.
         draining: the server is about to end, and wants no more requests.
     """
 
-    app: Admission
+    app: ASGIApp
     batcher: Batcher
+    metrics: ServerMetrics
     draining: bool = False
 
 
-def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
+def make_service(
+    predictor: Predictor,
+    settings: ServerSettings,
+    keys: ApiKeys | None = None,
+    access_log: AccessLog | None = None,
+) -> Service:
     """The application that serves ``predictor``, and its model's thread."""
     metrics = ServerMetrics(predictor.spec.categorical_names)
     batcher = Batcher(
@@ -54,7 +66,14 @@ def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
         delay=settings.batch_delay_ms / 1e3,
         observe=metrics.observe,
     )
-    readers = ThreadPoolExecutor(_READERS, "reader")
+    readers, turns = ThreadPoolExecutor(_READERS, "reader"), Turns(_READERS)
+
+    async def read_in_thread(body: bytes, client: str) -> EncodedRows:
+        await turns.take(client, len(body))
+        give = partial(asyncio.get_running_loop().call_soon_threadsafe, turns.give)
+        job = readers.submit(read_body, body, predictor, settings.max_rows)
+        job.add_done_callback(lambda _: give())
+        return await asyncio.wrap_future(job)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -77,14 +96,13 @@ def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
         Rows are a list of objects (`rows`), or an object with a list for each column (`columns`),
         which is faster for many rows.
         """
-        body = await request.body()
+        body, known = await request.body(), request_of(request.scope)
         if len(body) < _LARGE_BODY:
             rows = read_body(body, predictor, settings.max_rows)
         else:
-            rows = await asyncio.get_running_loop().run_in_executor(
-                readers, read_body, body, predictor, settings.max_rows
-            )
-        probabilities = await batcher.score(rows)
+            rows = await read_in_thread(body, known.client)
+        probabilities = await batcher.score(rows, known.client)
+        known.rows = len(rows)
         content = json.dumps({"probabilities": probabilities.tolist()})
         return Response(content, media_type="application/json")
 
@@ -100,7 +118,7 @@ def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
 
     @app.get("/metrics", summary="For Prometheus")
     async def metrics_page() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
@@ -109,7 +127,7 @@ def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
     _handle_errors(app)
     describe(app, predictor.spec)
     admission = Admission(app, settings, metrics)
-    service = Service(admission, batcher)
+    service = Service(Access(admission, keys, access_log), batcher, metrics)
     metrics.gauge(
         "inference_requests_under_way",
         "Requests accepted and not answered yet",

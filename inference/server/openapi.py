@@ -16,6 +16,7 @@ _INTEGERS = {
 _EXAMPLES = {"int32": 1, "float": 0.5, "int": 7, "hex32": "68fd1e64", "string": "a"}
 _ERRORS = {
     400: "no JSON",
+    401: "no valid API key, where the server asks for one",
     408: "the body did not come in time",
     413: "too many bytes or rows",
     415: "the content type is not application/json",
