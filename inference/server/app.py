@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from fastapi_offline import FastAPIOffline
@@ -29,6 +31,8 @@ from inference.server.openapi import describe
 from inference.server.settings import ServerSettings
 from inference.values import InvalidRowError, MissingColumnError
 from workflows.compiled.workflow import EncodedRows
+
+log = logging.getLogger(__name__)
 
 #: Bodies from this size on are read in threads of their own, not to hold up everyone else.
 _LARGE_BODY = 64 << 10
@@ -102,8 +106,9 @@ def make_service(
         else:
             rows = await read_in_thread(body, known.client)
         probabilities = await batcher.score(rows, known.client)
+        check_finite(probabilities)
         known.rows = len(rows)
-        content = json.dumps({"probabilities": probabilities.tolist()})
+        content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
         return Response(content, media_type="application/json")
 
     @app.get("/health", summary="Whether the server lives")
@@ -156,7 +161,7 @@ def read_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         RefusedError: they are none, or break the feature spec, or are more than ``max_rows``.
     """
     try:
-        value = json.loads(body)
+        value = json.loads(body, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, f"no JSON: {error}") from None
     rows = _rows(value, max_rows)
@@ -173,6 +178,30 @@ def read_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         raise RefusedError(422, "invalid row", **where, remedy=error.remedy) from None
     except SchemaError as error:
         raise RefusedError(422, error.what, remedy=error.remedy) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in value if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r:.60} is twice in one object")
+    return value
+
+
+def check_finite(probabilities: np.ndarray) -> None:
+    """Raise RefusedError if one of them is none: JSON has no NaN, and nobody should take it."""
+    finite = np.isfinite(probabilities)
+    if not finite.all():
+        row = int(finite.argmin())
+        log.error("the model gave %s as a probability", probabilities[row])
+        raise RefusedError(
+            500,
+            f"the model gave {probabilities[row]} as a probability",
+            row=row,
+            remedy="its weights, or a dense value of the row, are too large or not finite: "
+            "compare with `python -m inference predict`",
+        )
 
 
 def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:
