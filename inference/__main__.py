@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -104,6 +105,7 @@ def _add_serve(commands) -> None:
     for name, kind, text in (
         ("host", str, "address to listen on; default: this machine only"),
         ("port", int, "0: any free one"),
+        ("workers", int, "processes that answer; they share a bundle's memory"),
         ("batch_rows", int, "that go through the model at once, at most"),
         ("batch_delay_ms", float, "how long a request may wait for others to share its batch"),
         ("max_rows", int, "of a request; 413 beyond it"),
@@ -230,7 +232,7 @@ def _bundle(args: argparse.Namespace) -> None:
         print(table(compare(predictors, args.evaluate, args.format)))
 
 
-def _serve(args: argparse.Namespace) -> None:
+def _serve(args: argparse.Namespace) -> int | None:
     fields = dataclasses.fields(ServerSettings)
     settings = ServerSettings(**{field.name: getattr(args, field.name) for field in fields})
     from inference.server.access import ApiKeys
@@ -244,6 +246,18 @@ def _serve(args: argparse.Namespace) -> None:
     def started(listener) -> None:
         print(f"serving on {url(listener, tls=settings.tls_cert is not None)}", flush=True)
 
+    if settings.workers > 1:
+        for flag in ("workflow", "checkpoint", "tables"):
+            if getattr(args, flag) is not None:
+                raise SettingsError(
+                    f"--{flag} with --workers {settings.workers}: each would have its own copy",
+                    "make a bundle of it, which they share: python -m inference bundle",
+                )
+        from inference.__main__ import _load as load  # in a worker __main__ is another module
+        from inference.server.workers import serve_in_workers
+
+        del args.function  # likewise
+        return serve_in_workers(functools.partial(load, args), settings, started)
     # until there is anything to be answered; imports might swallow an exception
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
@@ -254,6 +268,7 @@ def _serve(args: argparse.Namespace) -> None:
             serve(predictor, settings, listener, started=lambda: started(listener))
     finally:
         signal.signal(signal.SIGTERM, before)
+    return None
 
 
 def _export(args: argparse.Namespace) -> None:

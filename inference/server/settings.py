@@ -11,11 +11,13 @@ from clicklog.errors import SettingsError
 
 @dataclasses.dataclass(frozen=True)
 class ServerSettings:
-    """Where to listen, and the limits.
+    """Where to listen, and the limits. With several workers each limit is a worker's own.
 
     Attributes:
         host: address to listen on; loopback by default.
         port: 0 for any free one.
+        workers: processes that answer requests. They share the listening socket, and the memory
+            that a bundle is mapped to.
         batch_rows: what goes through the model at once; a request with more rows goes in parts.
         batch_delay_ms: how long a request may wait for others to share its batch while the model
             is idle. While it is busy they gather by themselves.
@@ -46,6 +48,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    workers: int = 1
     batch_rows: int = 1024
     batch_delay_ms: float = 0.0
     max_rows: int = 4096
@@ -66,7 +69,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for name in (
-            *("batch_rows", "max_rows", "max_body_mb", "max_requests", "max_wait_ms"),
+            *("workers", "batch_rows", "max_rows", "max_body_mb", "max_requests", "max_wait_ms"),
             *("max_connections", "max_client_connections", "idle_s"),
         ):
             if not getattr(self, name) > 0:

@@ -58,10 +58,11 @@ def ask_until_the_end(server: Server, body: bytes, threads: int) -> tuple[list[i
     return answers, lost
 
 
-def test_no_request_is_lost(bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
+def test_no_request_is_lost(bundle: Path, tmp_path: Path, flags: list[str]) -> None:
     body = json.dumps({"rows": criteo_dicts(random_rows(1, 1))}).encode()
     patient = ["--max_wait_ms", "100000", "--timeout_s", "100"]
-    with serving(tmp_path, "--bundle", str(bundle), *patient) as server:
+    with serving(tmp_path, "--bundle", str(bundle), *patient, *flags) as server:
         answers, lost = ask_until_the_end(server, body, 16)
     assert lost == []
     assert set(answers) == {200}
@@ -85,9 +86,10 @@ def test_answers_say_that_the_connection_ends(bundle: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("after_s", [0.0, 1.5])
-def test_ending_before_it_is_ready(bundle: Path, after_s: float) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ending_before_it_is_ready(bundle: Path, after_s: float, workers: int) -> None:
     """Whatever is being imported or read."""
-    flags = ["--bundle", str(bundle)]
+    flags = ["--bundle", str(bundle), "--workers", str(workers)]
     command = [sys.executable, "-m", "inference", "serve", "--port", "0", *flags]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
