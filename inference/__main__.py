@@ -134,6 +134,7 @@ def _add_serve(commands) -> None:
         help="addresses or networks whose X-Forwarded-For says who the client is",
     )
     add("--access_log", action="store_true", help="a line of JSON on stdout for each request")
+    add("--otel", action="store_true", help="trace requests; needs OpenTelemetry's packages")
     parser.set_defaults(function=_serve)
 
 

@@ -71,6 +71,10 @@ def serve(
     service = make_service(
         predictor, settings, keys, AccessLog(sys.stdout) if settings.access_log else None
     )
+    if settings.otel:
+        from inference.server.telemetry import traced
+
+        service.app = traced(service.app)
     keep_short()
     config = uvicorn.Config(
         service.app,

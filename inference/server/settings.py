@@ -41,6 +41,7 @@ class ServerSettings:
         trusted_proxies: addresses and networks, with commas between them, whose X-Forwarded-For
             is believed.
         access_log: write a line of JSON to stdout for every request.
+        otel: trace requests with OpenTelemetry.
 
     Raises:
         SettingsError: a number is out of range, or settings contradict each other.
@@ -66,6 +67,7 @@ class ServerSettings:
     tls_key: Path | None = None
     trusted_proxies: str = ""
     access_log: bool = False
+    otel: bool = False
 
     def __post_init__(self) -> None:
         for name in (

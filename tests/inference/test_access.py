@@ -11,6 +11,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from clicklog.errors import SettingsError
 from inference.__main__ import main
 from inference.server.access import Access, AccessLog, ApiKeys, request_of
 from inference.server.sockets import tls_context
-from tests.inference.conftest import Trained
+from tests.inference.conftest import ROOT, Trained
 from tests.inference.serving import serving
 from tests.inference.test_predictor import criteo_dicts
 from tests.logs import random_rows
@@ -213,3 +214,16 @@ def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
     for wrong in ((cert, None), (tmp_path / "none", key), (key, key), (cert, tmp_path / "locked")):
         with pytest.raises(SettingsError, match="--tls_cert"):
             tls_context(*wrong)
+
+
+def test_traces_say_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["opentelemetry.sdk"] = None  # as if it were not installed
+from inference.server.telemetry import traced
+traced(None)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert re.search("SettingsError: --otel: .*\n.*pip install opentelemetry-", done.stderr)
