@@ -8,7 +8,10 @@ import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C i
 import argparse
 import dataclasses
 import faulthandler
+import functools
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -116,13 +119,17 @@ def _add_serve(commands) -> None:
     for name, kind, text in (
         ("host", str, "address to listen on; default: this machine only"),
         ("port", int, "0: any free one"),
-        ("batch_rows", int, "a batch for the model is full with so many rows"),
+        ("workers", int, "processes that answer; they share a bundle's memory"),
+        ("batch_rows", int, "that go through the model at once, at most"),
         ("batch_delay_ms", float, "how long a request may wait for others to share its batch"),
         ("max_rows", int, "of a request; 413 beyond it"),
         ("max_body_mb", float, "MiB of a request; 413 beyond it"),
-        ("max_requests", int, "accepted and not answered yet; 503 beyond it"),
+        ("max_requests", int, "arrived and not answered yet; 503 beyond it"),
         ("max_wait_ms", float, "that a new request may have to wait for others; 503 beyond it"),
+        ("max_connections", int, "open at once; beyond it idle ones are closed"),
+        ("max_client_connections", int, "likewise of one client"),
         ("timeout_s", float, "from a request's first byte to the answer; 408 or 503 beyond it"),
+        ("idle_s", float, "that a connection may stay open without a request"),
         ("drain_s", float, "after SIGTERM, serve on for so long while /ready says no"),
     ):
         value = getattr(default, name)
@@ -130,6 +137,18 @@ def _add_serve(commands) -> None:
         parser.add_argument(
             f"--{name}", type=kind, default=value, metavar=metavar, help=f"{text} ({value})"
         )
+    add = parser.add_argument
+    add("--api_key_file", type=Path, metavar="FILE", help="an API key a line; 401 without one")
+    add("--tls_cert", type=Path, metavar="PEM", help="certificate and chain: serve HTTPS")
+    add("--tls_key", type=Path, metavar="PEM", help="its private key; default: in --tls_cert")
+    add(
+        "--trusted_proxies",
+        default="",
+        metavar="A,B",
+        help="addresses or networks whose X-Forwarded-For says who the client is",
+    )
+    add("--access_log", action="store_true", help="a line of JSON on stdout for each request")
+    add("--otel", action="store_true", help="trace requests; needs OpenTelemetry's packages")
     parser.set_defaults(function=_serve)
 
 
@@ -235,13 +254,43 @@ def _bundle(args: argparse.Namespace) -> None:
         print(table(compare(predictors, args.evaluate, args.format)))
 
 
-def _serve(args: argparse.Namespace) -> None:
+def _serve(args: argparse.Namespace) -> int | None:
     fields = dataclasses.fields(ServerSettings)
     settings = ServerSettings(**{field.name: getattr(args, field.name) for field in fields})
-    predictor = _load(args)
-    from inference.server.run import serve
+    from inference.server.access import ApiKeys
+    from inference.server.sockets import listen, tls_context, url
 
-    serve(predictor, settings)
+    if settings.api_key_file is not None:  # so that it is said before anything is loaded
+        ApiKeys(settings.api_key_file)
+    if settings.tls_cert is not None:
+        tls_context(settings.tls_cert, settings.tls_key)
+
+    def started(listener) -> None:
+        print(f"serving on {url(listener, tls=settings.tls_cert is not None)}", flush=True)
+
+    if settings.workers > 1:
+        for flag in ("workflow", "checkpoint", "tables"):
+            if getattr(args, flag) is not None:
+                raise SettingsError(
+                    f"--{flag} with --workers {settings.workers}: each would have its own copy",
+                    "make a bundle of it, which they share: python -m inference bundle",
+                )
+        from inference.__main__ import _load as load  # in a worker __main__ is another module
+        from inference.server.workers import serve_in_workers
+
+        del args.function  # likewise
+        return serve_in_workers(functools.partial(load, args), settings, started)
+    # until there is anything to be answered; imports might swallow an exception
+    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    try:
+        predictor = _load(args)
+        from inference.server.run import serve
+
+        with listen(settings) as listener:
+            serve(predictor, settings, listener, started=lambda: started(listener))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return None
 
 
 def _export(args: argparse.Namespace) -> None:

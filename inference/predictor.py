@@ -139,7 +139,7 @@ class Predictor:
         if count <= MODEL_ROWS:
             return self._score(dense, ids) if count else np.empty(0, np.float32)
         pieces = [
-            self._score(dense[:, at : at + MODEL_ROWS], _cut(ids, at, at + MODEL_ROWS))
+            self._score(dense[:, at : at + MODEL_ROWS], cut_ids(ids, at, at + MODEL_ROWS))
             for at in range(0, count, MODEL_ROWS)
         ]
         return np.concatenate(pieces)
@@ -185,7 +185,8 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
     )
 
 
-def _cut(ids: np.ndarray | Sequence[Ids], begin: int, end: int) -> np.ndarray | list[Ids]:
+def cut_ids(ids: np.ndarray | Sequence[Ids], begin: int, end: int) -> np.ndarray | list[Ids]:
+    """The ids of some rows."""
     if isinstance(ids, np.ndarray):
         return ids[:, begin:end]
     return [_cut_column(column, begin, end) for column in ids]

@@ -17,7 +17,6 @@ import csv
 import dataclasses
 import io
 import itertools
-import json
 import logging
 import shutil
 import subprocess
@@ -31,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import describe_machine, machine, start_logging
+from benchmarks.serve.bodies import bodies
 from benchmarks.venvs import BUILD
 from clicklog.errors import SettingsError, run_command
 from clicklog.files import write_json
@@ -89,7 +89,9 @@ def _run(args: argparse.Namespace) -> int:
     sizes = [int(size) for size in args.rows.split(",")]
     loads = []
     with _serving(args.bundle) as url, tempfile.TemporaryDirectory() as folder:
-        for rows, body in _bodies(args.bundle, args.input, sizes, Path(folder)):
+        for rows, content in bodies(args.bundle, args.input, sizes).items():
+            body = Path(folder) / f"{rows}.json"
+            body.write_bytes(content)
             loads += measure(url, rows, body, args.seconds)
     print(f"inference serve over loopback, {args.seconds:g} s each; {describe_machine()}\n")
     print(table(loads))
@@ -111,26 +113,6 @@ def _serving(bundle: Path) -> Iterator[str]:
             yield url
         finally:
             server.terminate()
-
-
-def _bodies(bundle: Path, path: str, sizes: list[int], folder: Path) -> Iterator[tuple[int, Path]]:
-    """Files with requests of so many rows."""
-    from clicklog.raw import stream_pieces
-    from inference.benchmark import to_dicts
-    from workflows import compiled
-
-    spec = compiled.load(bundle / "workflow").spec
-    rows: list[dict] = []
-    for piece in stream_pieces(path, spec, block_bytes=1 << 20):
-        rows += to_dicts(piece.parse(reject=True), spec, limit=max(sizes) - len(rows))
-        if len(rows) >= max(sizes):
-            break
-    if len(rows) < max(sizes):
-        raise SettingsError(f"{path}: fewer rows than {max(sizes)}")
-    for size in sizes:
-        body = folder / f"{size}.json"
-        body.write_text(json.dumps({"rows": rows[:size]}))
-        yield size, body
 
 
 def measure(url: str, rows: int, body: Path, seconds: float) -> list[Load]:

@@ -5,25 +5,34 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from fastapi_offline import FastAPIOffline
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import ASGIApp
 
 from clicklog.errors import SchemaError
 from inference.predictor import Predictor
-from inference.server.admission import PREDICT, Admission, RefusedError
+from inference.server.access import Access, AccessLog, ApiKeys, request_of
+from inference.server.admission import PREDICT, Admission
+from inference.server.answers import RefusedError
 from inference.server.batching import Batcher
+from inference.server.fairness import Turns
 from inference.server.metrics import ServerMetrics
 from inference.server.openapi import describe
 from inference.server.settings import ServerSettings
 from inference.values import InvalidRowError, MissingColumnError
 from workflows.compiled.workflow import EncodedRows
+
+log = logging.getLogger(__name__)
 
 #: Bodies from this size on are read in threads of their own, not to hold up everyone else.
 _LARGE_BODY = 64 << 10
@@ -37,15 +46,22 @@ class Service:
     Attributes:
         app: the ASGI application.
         batcher: the queue before the model.
+        metrics: what is counted.
         draining: the server is about to end, and wants no more requests.
     """
 
-    app: Admission
+    app: ASGIApp
     batcher: Batcher
+    metrics: ServerMetrics
     draining: bool = False
 
 
-def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
+def make_service(
+    predictor: Predictor,
+    settings: ServerSettings,
+    keys: ApiKeys | None = None,
+    access_log: AccessLog | None = None,
+) -> Service:
     """The application that serves ``predictor``, and its model's thread."""
     metrics = ServerMetrics(predictor.spec.categorical_names)
     batcher = Batcher(
@@ -54,7 +70,14 @@ def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
         delay=settings.batch_delay_ms / 1e3,
         observe=metrics.observe,
     )
-    readers = ThreadPoolExecutor(_READERS, "reader")
+    readers, turns = ThreadPoolExecutor(_READERS, "reader"), Turns(_READERS)
+
+    async def read_in_thread(body: bytes, client: str) -> EncodedRows:
+        await turns.take(client, len(body))
+        give = partial(asyncio.get_running_loop().call_soon_threadsafe, turns.give)
+        job = readers.submit(read_body, body, predictor, settings.max_rows)
+        job.add_done_callback(lambda _: give())
+        return await asyncio.wrap_future(job)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -77,15 +100,15 @@ def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
         Rows are a list of objects (`rows`), or an object with a list for each column (`columns`),
         which is faster for many rows.
         """
-        body = await request.body()
+        body, known = await request.body(), request_of(request.scope)
         if len(body) < _LARGE_BODY:
             rows = read_body(body, predictor, settings.max_rows)
         else:
-            rows = await asyncio.get_running_loop().run_in_executor(
-                readers, read_body, body, predictor, settings.max_rows
-            )
-        probabilities = await batcher.score(rows)
-        content = json.dumps({"probabilities": probabilities.tolist()})
+            rows = await read_in_thread(body, known.client)
+        probabilities = await batcher.score(rows, known.client)
+        check_finite(probabilities)
+        known.rows = len(rows)
+        content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
         return Response(content, media_type="application/json")
 
     @app.get("/health", summary="Whether the server lives")
@@ -100,7 +123,7 @@ def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
 
     @app.get("/metrics", summary="For Prometheus")
     async def metrics_page() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
@@ -109,7 +132,7 @@ def make_service(predictor: Predictor, settings: ServerSettings) -> Service:
     _handle_errors(app)
     describe(app, predictor.spec)
     admission = Admission(app, settings, metrics)
-    service = Service(admission, batcher)
+    service = Service(Access(admission, keys, access_log), batcher, metrics)
     metrics.gauge(
         "inference_requests_under_way",
         "Requests accepted and not answered yet",
@@ -138,7 +161,7 @@ def read_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         RefusedError: they are none, or break the feature spec, or are more than ``max_rows``.
     """
     try:
-        value = json.loads(body)
+        value = json.loads(body, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, f"no JSON: {error}") from None
     rows = _rows(value, max_rows)
@@ -155,6 +178,30 @@ def read_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         raise RefusedError(422, "invalid row", **where, remedy=error.remedy) from None
     except SchemaError as error:
         raise RefusedError(422, error.what, remedy=error.remedy) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in value if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r:.60} is twice in one object")
+    return value
+
+
+def check_finite(probabilities: np.ndarray) -> None:
+    """Raise RefusedError if one of them is none: JSON has no NaN, and nobody should take it."""
+    finite = np.isfinite(probabilities)
+    if not finite.all():
+        row = int(finite.argmin())
+        log.error("the model gave %s as a probability", probabilities[row])
+        raise RefusedError(
+            500,
+            f"the model gave {probabilities[row]} as a probability",
+            row=row,
+            remedy="its weights, or a dense value of the row, are too large or not finite: "
+            "compare with `python -m inference predict`",
+        )
 
 
 def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:

@@ -2,7 +2,8 @@
 
 A thread takes what waits. While it computes, the next requests gather, so batches grow with the
 load by themselves; ``delay`` lets the first request of a batch wait a little for company when the
-model is idle. Only encoded rows get here: a bad row has been refused before and harms nobody else.
+model is idle. Clients take turns, row by row, so a request that fills several batches goes through
+in parts. Only encoded rows get here: a bad row has been refused before and harms nobody else.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import dataclasses
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from clicklog.rows import Ragged
+from inference.predictor import cut_ids
+from inference.server.fairness import FairQueue
 from workflows.compiled.workflow import EncodedRows, Ids
 
 log = logging.getLogger(__name__)
@@ -28,9 +30,9 @@ class Batch:
     """What went through the model at once.
 
     Attributes:
-        requests: the rows of each request.
+        requests: the rows of each request, or part of one.
         probabilities: float32, of all rows.
-        waited: seconds that each request waited.
+        waited: seconds that each waited.
         seconds: that the model took.
     """
 
@@ -52,7 +54,7 @@ class Batcher:
 
     Args:
         model: (dense, ids) of :class:`EncodedRows` → probabilities float32 [n].
-        batch_rows: a batch takes no further request once it has so many rows.
+        batch_rows: rows of a batch at most.
         delay: seconds that a request may wait for others while the model is idle.
         observe: called with every batch, in the model's thread.
     """
@@ -68,7 +70,7 @@ class Batcher:
         self._model, self._observe = model, observe
         self._batch_rows, self._delay = batch_rows, delay
         self._changed = threading.Condition()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: FairQueue[_Waiting] = FairQueue()
         self._rows = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -79,17 +81,24 @@ class Batcher:
         """Rows in the queue."""
         return self._rows
 
-    async def score(self, rows: EncodedRows) -> np.ndarray:
-        """Probabilities float32 [n] of a request's rows; raises what the model raises."""
+    async def score(self, rows: EncodedRows, client: str = "") -> np.ndarray:
+        """Probabilities float32 [n] of a client's rows; raises what the model raises."""
         if not len(rows):
             return np.empty(0, np.float32)
-        future = asyncio.get_running_loop().create_future()
+        loop, now = asyncio.get_running_loop(), time.perf_counter()
+        parts = [
+            _Waiting(part, loop.create_future(), now) for part in split(rows, self._batch_rows)
+        ]
         with self._changed:
-            self._queue.append(_Waiting(rows, future, time.perf_counter()))
+            idle = not self._queue
+            for part in parts:
+                self._queue.put(part, client, len(part.rows))
             self._rows += len(rows)
-            if len(self._queue) == 1 or self._rows >= self._batch_rows:
+            if idle or self._rows >= self._batch_rows:
                 self._changed.notify()
-        return await future
+        if len(parts) == 1:
+            return await parts[0].future
+        return np.concatenate(await asyncio.gather(*(part.future for part in parts)))
 
     def hurry(self) -> None:
         """Wait for company no more: there will be none."""
@@ -119,14 +128,15 @@ class Batcher:
                     return None
                 self._changed.wait()
             while self._rows < self._batch_rows and not self._closed:
-                left = self._queue[0].since + self._delay - time.perf_counter()
+                oldest = min(one.since for one in self._queue.items()) if self._delay else 0.0
+                left = oldest + self._delay - time.perf_counter()
                 if left <= 0:
                     break
                 self._changed.wait(left)
-            batch = [self._queue.popleft()]
+            batch = [self._queue.pop()]
             rows = len(batch[0].rows)
-            while self._queue and rows + len(self._queue[0].rows) <= self._batch_rows:
-                batch.append(self._queue.popleft())
+            while self._queue and rows + len(self._queue.first().rows) <= self._batch_rows:
+                batch.append(self._queue.pop())
                 rows += len(batch[-1].rows)
             self._rows -= rows
             return batch
@@ -156,6 +166,23 @@ def _answer(batch: list[_Waiting], answers: list[np.ndarray | Exception]) -> Non
             one.future.set_exception(answer)
         else:
             one.future.set_result(answer)
+
+
+def split(rows: EncodedRows, size: int) -> list[EncodedRows]:
+    """Rows as parts of ``size`` rows at most; what was counted in them stays with the first."""
+    if len(rows) <= size:
+        return [rows]
+    none = np.zeros_like(rows.null)
+    return [
+        EncodedRows(
+            None,
+            rows.dense[:, at : at + size],
+            cut_ids(rows.ids, at, at + size),
+            none if at else rows.null,
+            none if at else rows.oov,
+        )
+        for at in range(0, len(rows), size)
+    ]
 
 
 def join(requests: Sequence[EncodedRows]) -> tuple[np.ndarray, np.ndarray | list[Ids]]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.metrics_core import Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from inference.server.batching import Batch
 
+#: Where prometheus_client keeps the values of several processes, to add them up.
+SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = tuple(4**k for k in range(8))
 
@@ -47,13 +56,55 @@ class ServerMetrics:
         self._batch_rows = Histogram(
             "inference_batch_rows", "Rows of a batch", buckets=_ROWS, **registry
         )
-        ProcessCollector(**registry)
-        self._rows = _Rows(columns)
-        self.registry.register(self._rows)
+        self.connections_ended = Counter(
+            "inference_connections_ended",
+            "Connections that the server ended, by the reason",
+            ["reason"],
+            **registry,
+        )
+        self._rows = Counter("inference_rows", "Rows scored", **registry)
+        self._sum = Counter(
+            "inference_probability_sum",
+            "Sum of all probabilities: over the rows, the mean prediction",
+            **registry,
+        )
+        self._null, self._oov = (
+            [counter.labels(column) for column in columns]
+            for counter in (
+                Counter(f"inference_{name}_values", text, ["column"], **registry)
+                for name, text in (
+                    ("null", "Missing values by categorical column"),
+                    ("oov", "Values outside of the vocabulary by categorical column"),
+                )
+            )
+        )
+        self._gauges: list[tuple[Gauge, Callable[[], float]]] = []
+        self._shared = SHARED_VALUES in os.environ
+        if not self._shared:
+            ProcessCollector(**registry)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a number that is asked for whenever metrics are."""
-        Gauge(name, text, registry=self.registry).set_function(value)
+        gauge = Gauge(name, text, registry=self.registry, multiprocess_mode="livesum")
+        self._gauges.append((gauge, value))
+
+    def share(self) -> None:
+        """Tell the other processes what the gauges show."""
+        if self._shared:
+            self._ask()
+
+    def _ask(self) -> None:
+        for gauge, value in self._gauges:
+            gauge.set(value())
+
+    def page(self) -> bytes:
+        """The text for Prometheus; of several processes, their sums."""
+        self._ask()
+        registry = self.registry
+        if self._shared:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+        return generate_latest(registry)
 
     def observe(self, batch: Batch) -> None:
         """Count a batch that was scored."""
@@ -61,38 +112,12 @@ class ServerMetrics:
             self._queue_seconds.observe(seconds)
         self._model_seconds.observe(batch.seconds)
         self._batch_rows.observe(len(batch.probabilities))
-        self._rows.add(batch)
-
-
-class _Rows:
-    """Totals over all scored rows. One thread adds."""
-
-    def __init__(self, columns: tuple[str, ...]) -> None:
-        self._columns = columns
-        self._null = np.zeros(len(columns), np.int64)
-        self._oov = np.zeros(len(columns), np.int64)
-        self._rows = 0
-        self._sum = 0.0
-
-    def add(self, batch: Batch) -> None:
-        for rows in batch.requests:
-            self._null += rows.null
-            self._oov += rows.oov
-        self._rows += len(batch.probabilities)
-        self._sum += float(batch.probabilities.sum(dtype=np.float64))
-
-    def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily("inference_rows", "Rows scored", self._rows)
-        yield CounterMetricFamily(
-            "inference_probability_sum",
-            "Sum of all probabilities: over the rows, the mean prediction",
-            self._sum,
-        )
-        for name, text, values in (
-            ("null", "Missing values by categorical column", self._null),
-            ("oov", "Values outside of the vocabulary by categorical column", self._oov),
+        self._rows.inc(len(batch.probabilities))
+        finite = batch.probabilities[np.isfinite(batch.probabilities)]
+        self._sum.inc(float(finite.sum(dtype=np.float64)))
+        for counters, values in (
+            (self._null, sum(rows.null for rows in batch.requests)),
+            (self._oov, sum(rows.oov for rows in batch.requests)),
         ):
-            family = CounterMetricFamily(f"inference_{name}_values", text, labels=["column"])
-            for column, value in zip(self._columns, values.tolist(), strict=True):
-                family.add_metric([column], value)
-            yield family
+            for column in np.flatnonzero(values):  # most are 0
+                counters[column].inc(int(values[column]))

@@ -15,11 +15,13 @@ _INTEGERS = {
 }
 _EXAMPLES = {"int32": 1, "float": 0.5, "int": 7, "hex32": "68fd1e64", "string": "a"}
 _ERRORS = {
-    400: "no JSON",
+    400: "no JSON, or an object with a key twice",
+    401: "no valid API key, where the server asks for one",
     408: "the body did not come in time",
     413: "too many bytes or rows",
     415: "the content type is not application/json",
     422: "a row that breaks the feature spec, with its number, column and reason",
+    500: "the model gave no finite number for a row",
     503: "overloaded, or not scored in time; Retry-After says when to come back",
 }
 _ERROR = {

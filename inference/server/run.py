@@ -3,79 +3,111 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
-import ipaddress
 import logging
 import math
+import select
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
 from clicklog.errors import SettingsError
 from inference.predictor import Predictor
+from inference.server.access import AccessLog, ApiKeys
 from inference.server.app import Service, make_service
+from inference.server.connections import Connection, Connections
+from inference.server.logs import keep_short
 from inference.server.settings import ServerSettings
+from inference.server.sockets import (
+    ACCEPT_AT_ONCE,
+    BACKLOG,
+    connection_limit,
+    load_certificate,
+    refuse_new,
+    tls_context,
+)
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 2048
-#: Longer than proxies keep idle connections (60 s usually), so that it is they who close them.
-_KEEP_ALIVE_S = 75
 #: Seconds a thread may keep the interpreter. Python's 5 ms are longer than a request takes, and the
 #: model's thread needs the interpreter between any two kernels.
 _SWITCH_S = 0.0005
+#: Seconds that open connections are left for one more request, once no new ones are accepted.
+_GRACE_S = 1.0
+#: Seconds that connections have to be accepted in once no new ones begin.
+_ACCEPT_S = 0.1
 
 
-def serve(predictor: Predictor, settings: ServerSettings) -> None:
+def serve(
+    predictor: Predictor,
+    settings: ServerSettings,
+    listener: socket.socket,
+    *,
+    started: Callable[[], object],
+    alone: Callable[[], bool] = lambda: True,
+) -> None:
     """Serve until SIGTERM or SIGINT, then answer what was accepted.
 
+    Args:
+        predictor: what scores.
+        settings: the limits.
+        listener: where connections come from.
+        started: called when it answers.
+        alone: asked at the end: whether nobody else goes on listening at this socket.
+
     Raises:
-        SettingsError: the address cannot be listened on.
+        SettingsError: a file that the settings name cannot be used.
     """
-    listener = _listen(settings)
+    keys = ApiKeys(settings.api_key_file) if settings.api_key_file else None
+    tls = tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     _warm_up(predictor)
-    service = make_service(predictor, settings)
+    service = make_service(
+        predictor, settings, keys, AccessLog(sys.stdout) if settings.access_log else None
+    )
+    if settings.otel:
+        from inference.server.telemetry import traced
+
+        service.app = traced(service.app)
+    keep_short()
     config = uvicorn.Config(
         service.app,
         log_config=None,
         access_log=False,
         loop="asyncio",  # uvloop takes up one connection between requests: under load some starve
+        http=Connection,
         server_header=False,
         ws="none",
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
+        timeout_keep_alive=math.ceil(settings.idle_s),
         # limits of our own are stricter; this one is for connections that never end
         timeout_graceful_shutdown=math.ceil(settings.timeout_s) + 5,
+        ssl_context_factory=(lambda *_: tls) if tls else None,
     )
     sys.setswitchinterval(_SWITCH_S)
     # when it has ended, uvicorn raises the signal again for whoever handled it before
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    _Server(config, service, settings.drain_s).run(sockets=[listener])
+    if settings.reloads:
+        signal.signal(signal.SIGHUP, lambda *_: _reload(settings, keys, tls))
+    connections = Connections(settings, service.metrics, connection_limit(settings))
+    _Server(config, service, connections, settings, started, alone).run(sockets=[listener])
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        listener = socket.create_server(
-            (settings.host, settings.port), family=family, backlog=_BACKLOG
-        )
-    except OSError as error:
-        raise SettingsError(
-            f"{settings.host} port {settings.port} cannot be listened on: {error.strerror}",
-            "choose another --port or --host",
-        ) from error
-    # connections inherit it; asyncio sets it only where the protocol is given explicitly, and
-    # without it an answer waits 40 ms for an acknowledgement
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
-        log.warning(
-            "%s can be reached from other machines; there are no passwords and no TLS here: "
-            "put a proxy in front",
-            settings.host,
-        )
-    return listener
+def _reload(settings: ServerSettings, keys: ApiKeys | None, tls) -> None:
+    if keys:
+        keys.reload()
+    if tls:
+        try:
+            load_certificate(tls, settings.tls_cert, settings.tls_key)
+        except SettingsError as error:
+            log.error("the certificate is still the one from before: %s", error)
 
 
 def _warm_up(predictor: Predictor) -> None:
@@ -90,32 +122,97 @@ def _warm_up(predictor: Predictor) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's, which says where it listens, and drains before it ends."""
+    """Uvicorn's, with limited connections, which drains before it ends."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        connections: Connections,
+        settings: ServerSettings,
+        started: Callable[[], object],
+        alone: Callable[[], bool],
+    ) -> None:
         super().__init__(config)
-        self._service, self._drain_s = service, drain_s
+        self._service, self._connections, self._settings = service, connections, settings
+        self._started, self._alone = started, alone
         self._loop: asyncio.AbstractEventLoop | None = None
+        service.metrics.gauge(
+            "inference_connections", "Connections that are open", lambda: connections.count
+        )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
         self._loop = asyncio.get_running_loop()
+        make = functools.partial(
+            Connection,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            connections=self._connections,
+        )
+        self.servers = []
         for listener in sockets or ():
-            host, port = listener.getsockname()[:2]
-            host = f"[{host}]" if ":" in host else host
-            print(f"serving on http://{host}:{port}", flush=True)
+            server = await self._loop.create_server(
+                make,
+                sock=listener,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=self._settings.timeout_s if self.config.ssl else None,
+                backlog=ACCEPT_AT_ONCE,
+            )
+            listener.listen(BACKLOG)  # asyncio takes one number for both
+            self.servers.append(server)
+        self.started = True
+        self._started()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # every second
+            self._connections.sweep(time.monotonic())
+            self._service.metrics.share()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._drain()
         self._service.batcher.hurry()
+        await self._accept_no_more(sockets or [])
+        end = time.monotonic() + _GRACE_S
+        while self._connections.count and time.monotonic() < end:
+            await asyncio.sleep(0.02)
         await super().shutdown(sockets=sockets)
+
+    async def _accept_no_more(self, listeners: list[socket.socket]) -> None:
+        if self._alone():
+            for listener in listeners:
+                refuse_new(listener)
+            poll = select.poll()
+            for listener in listeners:
+                poll.register(listener, select.POLLIN)
+            end = time.monotonic() + _GRACE_S
+            await asyncio.sleep(_ACCEPT_S)
+            while poll.poll(0) and time.monotonic() < end:
+                await asyncio.sleep(0)
+        for server in self.servers:
+            for listener in server.sockets:
+                self._loop.remove_reader(listener.fileno())
+        await asyncio.sleep(_ACCEPT_S)  # for those that have been accepted to become connections
+        for server in self.servers:
+            server.close()
+
+    def _drain(self) -> None:
+        self._service.draining = True
+        self._connections.drain()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         first, self._service.draining = not self._service.draining, True
-        if not (first and self._drain_s and sig == signal.SIGTERM and self._loop):
+        drain_s = self._settings.drain_s
+        if not (first and drain_s and sig == signal.SIGTERM and self._loop):
             super().handle_exit(sig, frame)
             return
-        log.info("draining for %g s", self._drain_s)
+        log.info("draining for %g s", drain_s)
         end = super().handle_exit
+        self._loop.call_soon_threadsafe(self._drain)
         self._loop.call_soon_threadsafe(
-            lambda: self._loop.call_later(self._drain_s, lambda: end(sig, frame))
+            lambda: self._loop.call_later(drain_s, lambda: end(sig, frame))
         )

@@ -12,7 +12,7 @@ import pytest
 from clicklog.spec import load_spec
 from clicklog.synthetic import SyntheticSettings, synthesize
 from etl.run import EtlSettings, run
-from inference import Predictor
+from inference import Predictor, write_bundle
 from tests.logs import CRITEO, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,3 +80,11 @@ def predictor(trained: Trained) -> Predictor:
 @pytest.fixture(scope="session")
 def shop_predictor(shop: Trained) -> Predictor:
     return Predictor.load(shop.workflow, shop.checkpoint)
+
+
+@pytest.fixture(scope="session")
+def bundle(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the model on Criteo's columns."""
+    path = tmp_path_factory.mktemp("bundle") / "bundle"
+    write_bundle(trained.workflow, trained.checkpoint, path)
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import threading
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from clicklog.rows import Ragged
 from inference import Predictor
-from inference.server.admission import Admission, Pace, RefusedError
-from inference.server.app import read_body
+from inference.server.admission import Admission, Pace
+from inference.server.answers import RefusedError
+from inference.server.app import Service, make_service, read_body
 from inference.server.batching import Batch, Batcher
 from inference.server.metrics import ServerMetrics
 from inference.server.settings import ServerSettings
@@ -96,28 +98,28 @@ def test_what_waits_goes_together_up_to_the_size_of_a_batch(batches: list) -> No
             assert answer.tolist() == list(range(size))
 
     run(model, batches, check)
-    assert model.sizes == [1, 8, 2, 12, 1]
-    assert [len(batch.requests) for batch in batches] == [1, 3, 1, 1, 1]
+    assert model.sizes == [1, 8, 2, 8, 5]  # twelve rows are more than a batch
+    assert [len(batch.requests) for batch in batches] == [1, 3, 1, 1, 2]
     assert all(min(batch.waited) >= 0 and batch.seconds >= 0 for batch in batches)
 
 
 def test_the_pace_says_how_long_a_request_would_wait() -> None:
     pace = Pace()
-    pace.begin(1000, 5.0)
-    assert pace.wait == 0  # nothing is known yet
-    pace.begin(3000, 5.5)
-    pace.end(1000, 6.0, done=True)
-    assert pace.wait == pytest.approx(3.0)  # 3000 bytes at 1000/s
-    pace.end(3000, 6.5, done=True)  # 6000/s, and the mean with what was known
-    pace.begin(7000, 100.0)  # idle time counts for nothing
-    assert pace.wait == pytest.approx(2.0)
-    pace.end(7000, 200.0, done=False)  # not done: no pace, though it takes its time
-    assert pace.wait == 0
-    pace.begin(3500, 300.0)
-    assert pace.wait == pytest.approx(1.0)
-    pace.end(3500, 335.0, done=True)  # 135 s for 3500 bytes
-    pace.begin(3500, 400.0)
-    assert pace.wait == pytest.approx(3500 / ((3500 + 3500 / 135) / 2))
+    pace.begin("a", 1000, 5.0)
+    assert pace.wait("a") == 0  # nothing is known yet
+    pace.begin("a", 3000, 5.5)
+    pace.end("a", 1000, 6.0, done=True)
+    assert pace.wait("a") == pytest.approx(3.0)  # 3000 bytes at 1000/s
+    pace.end("a", 3000, 6.5, done=True)  # 6000/s, and the mean with what was known
+    pace.begin("a", 7000, 100.0)  # idle time counts for nothing
+    assert pace.wait("a") == pytest.approx(2.0)
+    pace.end("a", 7000, 200.0, done=False)  # not done: no pace, though it takes its time
+    assert pace.wait("a") == 0
+    pace.begin("a", 3500, 300.0)
+    assert pace.wait("a") == pytest.approx(1.0)
+    pace.end("a", 3500, 335.0, done=True)  # 135 s for 3500 bytes
+    pace.begin("a", 3500, 400.0)
+    assert pace.wait("a") == pytest.approx(3500 / ((3500 + 3500 / 135) / 2))
 
 
 def test_who_has_gone_is_not_worked_for(batches: list) -> None:
@@ -194,6 +196,59 @@ def test_what_is_not_scored_in_time_gets_503() -> None:
     assert json.loads(sent[1]["body"])["error"] == "not scored in time"
     assert ended == [b"{}"]
     assert admission.requests == 0
+
+
+def _predict(service: Service, body: bytes) -> tuple[int, dict]:
+    """Status and answer of ``POST /predict``, without a socket."""
+    sent = []
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    path = {"path": "/predict", "raw_path": b"/predict", "query_string": b"", "root_path": ""}
+    scope = {"type": "http", "method": "POST", "headers": headers, **path}
+    asyncio.run(service.app(scope, receive, send))
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_what_is_not_finite_is_an_error(shop_predictor: Predictor) -> None:
+    """One row's weights are damaged: it is named, and others are scored."""
+    model, spec = shop_predictor.model, shop_predictor.spec
+    row = dict.fromkeys(column.name for column in (*spec.dense, *spec.categorical))
+    first_price = spec.dense[0].name
+    weight, bias = model.layers["bottom"][0]
+    weight = weight.clone()
+    weight[:, 0] = float("inf")  # times 0 it is NaN, else infinite: 0 or 1, or NaN after that
+    layers = model.layers | {"bottom": [(weight, bias), *model.layers["bottom"][1:]]}
+    damaged = dataclasses.replace(model, layers=layers)
+    service = make_service(Predictor(shop_predictor.workflow, damaged), ServerSettings())
+    status, answer = _predict(service, json.dumps({"rows": [row | {first_price: 7}, row]}).encode())
+    assert status == 500
+    assert answer["error"] == "the model gave nan as a probability"
+    assert isinstance(answer["row"], int)
+    assert "weights" in answer["remedy"]
+    page = service.metrics.page().decode()
+    assert "inference_rows_total 2.0" in page
+    assert "nan" not in page.lower()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"rows": [], "rows": []}',
+        b'{"rows": [{"a": 1, "b": 2, "a": 1}]}',
+        b'{"rows": [{"x": {"a": 1, "\\u0061": 2}}]}',
+        b'{"columns": {"a": [1], "b": [], "a": [2]}}',
+    ],
+)
+def test_a_key_may_be_there_once(shop_predictor: Predictor, body: bytes) -> None:
+    with pytest.raises(RefusedError, match=r"no JSON: the key '(a|rows)' is twice") as caught:
+        read_body(body, shop_predictor, 100)
+    assert caught.value.status == 400
 
 
 _VALUES = st.recursive(

@@ -1,0 +1,203 @@
+"""Attacks on `python -m inference serve`, over loopback, each bounded in number and time.
+
+Attackers come from 127.0.0.2, the clients beside them from 127.0.0.1. With --repositories each
+attack is made on the server of every checkout in turn, and the table has a column for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import ROOT, describe_machine, machine, start_logging
+from benchmarks.serve.bodies import bodies
+from benchmarks.serve.clients import Clients, serving
+from benchmarks.venvs import BUILD
+from clicklog.errors import SettingsError, run_command
+from clicklog.files import write_json
+
+ATTACKER, OTHER = "127.0.0.2", "127.0.0.1"
+HEADER_BYTES, HALF_SENT, IDLE_SOCKETS, FILE_LIMIT, LARGE_ROWS = 60 << 20, 300, 400, 256, 4096
+_HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+#: Of an attack: what was measured → the value.
+Figures = dict[str, float]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make the attacks and print what they cost."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve.attacks", description=__doc__)
+    add = parser.add_argument
+    add("--bundle", required=True, type=Path, help="what is served")
+    add("--input", required=True, help="raw rows to send, in the training log's format")
+    add("--attacks", default=",".join(ATTACKS), help=f"some of {','.join(ATTACKS)} (default: all)")
+    add("--repositories", default=str(ROOT), metavar="A,B", help="checkouts (default: this one)")
+    add("--seconds", type=float, default=8.0, help="of each attack (default: 8)")
+    add("--stops", type=int, default=20, help="runs that SIGTERM ends (default: 20)")
+    args = parser.parse_args(argv)
+    start_logging()
+    return run_command(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> None:
+    names = args.attacks.split(",")
+    if unknown := set(names) - set(ATTACKS):
+        raise SettingsError(
+            f"--attacks {','.join(sorted(unknown))}", f"some of {', '.join(ATTACKS)}"
+        )
+    repositories = [Path(path).resolve() for path in args.repositories.split(",")]
+    args.bundle = args.bundle.resolve()
+    args.bodies = bodies(args.bundle, args.input, (1, LARGE_ROWS))
+    results: dict[str, dict[str, Figures]] = {}
+    print(f"attacks over loopback; {describe_machine()}\n")
+    print(f"{'':52}" + "".join(f"{path.name[-12:]:>14}" for path in repositories))
+    for name in names:
+        results[name] = {str(path): ATTACKS[name](path, args) for path in repositories}
+        columns = list(results[name].values())
+        for figure in columns[0]:
+            values = "".join(f"{column[figure]:>14,.4g}" for column in columns)
+            print(f"{name + ': ' + figure:52}{values}", flush=True)
+    write_json(BUILD / "attacks.json", {"machine": machine(), "results": results})
+
+
+def header_flood(repository: Path, args: argparse.Namespace) -> Figures:
+    """One connection sends 60 MiB of short headers while another client asks for scores."""
+    with serving(repository, args.bundle) as target:
+        before, sent, waits = target.peak_mib, 0, []
+        with Clients(target, args.bodies[1], 1, OTHER) as others:
+            piece = b"a: b\r\n" * 10_000
+            with target.connect(ATTACKER) as connection, contextlib.suppress(OSError):
+                connection.sendall(_HEAD)
+                while sent < HEADER_BYTES:
+                    connection.sendall(piece)
+                    sent += len(piece)
+                connection.sendall(b"\r\n")
+            time.sleep(1)
+        waits = others.seconds
+        return {
+            "headers sent, MiB": sent / 2**20,
+            "growth of the server's memory, MiB": target.peak_mib - before,
+            "longest wait of others, s": max(waits),
+        }
+
+
+def slow_bodies(repository: Path, args: argparse.Namespace) -> Figures:
+    """300 connections send half a body each, again and again, and wait."""
+    body = args.bodies[1]
+    half = _HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body[: len(body) // 2]
+    with serving(repository, args.bundle) as target, contextlib.ExitStack() as stack:
+
+        def attack() -> None:
+            for _ in range(HALF_SENT):
+                connection = stack.enter_context(target.connect(ATTACKER))
+                connection.sendall(half)
+
+        attack()
+        with Clients(target, body, 4, OTHER) as others:
+            end = time.monotonic() + args.seconds
+            while time.monotonic() < end:
+                time.sleep(2)
+                with contextlib.suppress(OSError):
+                    attack()
+        return _of_others(others)
+
+
+def idle_sockets(repository: Path, args: argparse.Namespace) -> Figures:
+    """400 connections that send nothing, at a limit of 256 open files."""
+    with (
+        serving(repository, args.bundle, files=FILE_LIMIT) as target,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(IDLE_SOCKETS):
+            stack.enter_context(target.connect(ATTACKER))
+        waits = []
+        end = time.monotonic() + args.seconds
+        while time.monotonic() < end:
+            waits.append(target.health(2.0))
+            time.sleep(0.2)
+        answered = [wait for wait in waits if wait is not None]
+        return {
+            "/health answered, share": len(answered) / len(waits),
+            "log, MB": target.log_bytes / 1e6,
+        }
+
+
+def slow_heads(repository: Path, args: argparse.Namespace) -> Figures:
+    """100 connections that send a byte of a header every half second."""
+    with serving(repository, args.bundle) as target:
+        before = target.open_files
+        connections = [target.connect(ATTACKER) for _ in range(100)]
+        for connection in connections:
+            connection.sendall(_HEAD)
+        end = time.monotonic() + max(args.seconds, 8)
+        while time.monotonic() < end:
+            for connection in connections:
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"a")
+            time.sleep(0.5)
+        left = target.open_files - before
+        for connection in connections:
+            connection.close()
+        return {"connections still open, of 100": left}
+
+
+def large_requests(repository: Path, args: argparse.Namespace) -> Figures:
+    """One client sends 4,096 rows a request over 4 connections, another one row over 8."""
+    with serving(repository, args.bundle) as target:
+        with (
+            Clients(target, args.bodies[LARGE_ROWS], 4, ATTACKER) as large,
+            Clients(target, args.bodies[1], 8, OTHER, pause_s=0.01) as others,
+        ):
+            time.sleep(args.seconds)
+        rows = large.answers[200] * LARGE_ROWS / args.seconds
+        return _of_others(others) | {"rows/s of the large client": rows}
+
+
+def stop(repository: Path, args: argparse.Namespace) -> Figures:
+    """SIGTERM while 16 keep-alive connections send requests."""
+    lost, answered, seconds = [], 0, []
+    for _ in range(args.stops):
+        with serving(repository, args.bundle) as target:
+            with Clients(target, args.bodies[1], 16, OTHER) as clients:
+                time.sleep(0.7)
+                begin = time.monotonic()
+                target.process.terminate()
+                target.process.wait(60)
+                seconds.append(time.monotonic() - begin)
+            lost.append(len(clients.lost))
+            answered += clients.answers.total()
+    return {
+        "runs with lost requests": sum(count > 0 for count in lost),
+        "lost requests": sum(lost),
+        "answered requests": answered,
+        "from SIGTERM to the end, s, median": float(np.median(seconds)),
+    }
+
+
+def _of_others(others: Clients) -> Figures:
+    p99 = float(np.quantile(others.seconds, 0.99)) if others.seconds else np.nan
+    return {
+        "requests of others": others.answers.total() + len(others.lost),
+        "answered 200, share": others.share(200),
+        "answered 503, share": others.share(503),
+        "p99 of others, ms": 1e3 * p99,
+    }
+
+
+ATTACKS: dict[str, Callable[[Path, argparse.Namespace], Figures]] = {
+    "header_flood": header_flood,
+    "slow_bodies": slow_bodies,
+    "slow_heads": slow_heads,
+    "idle_sockets": idle_sockets,
+    "large_requests": large_requests,
+    "stop": stop,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

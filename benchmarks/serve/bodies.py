@@ -1,0 +1,36 @@
+"""Requests made of raw rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from clicklog.errors import SettingsError
+
+
+def bodies(bundle: Path, path: str, sizes: Sequence[int]) -> dict[int, bytes]:
+    """Bodies for ``POST /predict`` by their number of rows.
+
+    Args:
+        bundle: whose columns the rows have.
+        path: raw rows in the training log's format; they repeat if they are too few.
+        sizes: numbers of rows.
+
+    Raises:
+        SettingsError: there is no well-formed row.
+    """
+    from clicklog.raw import stream_pieces
+    from inference.benchmark import to_dicts
+    from workflows import compiled
+
+    spec = compiled.load(bundle / "workflow").spec
+    rows: list[dict] = []
+    for piece in stream_pieces(path, spec, block_bytes=1 << 20):
+        rows += to_dicts(piece.parse(reject=True), spec, limit=max(sizes) - len(rows))
+        if len(rows) >= max(sizes):
+            break
+    if not rows:
+        raise SettingsError(f"{path}: no well-formed row", "there is nothing to send")
+    rows *= -(-max(sizes) // len(rows))
+    return {size: json.dumps({"rows": rows[:size]}).encode() for size in sizes}

@@ -1,0 +1,197 @@
+"""Several processes that serve one bundle at one address, and their parent, which replaces them.
+
+The parent listens and imports next to nothing. Workers are started anew, not forked: a process that
+has run PyTorch's threads, or a GPU, cannot be. Each maps the bundle, so its pages are in memory
+once. Counters are added up by prometheus_client, in a directory that lives as long as the parent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
+
+from clicklog.errors import run_command
+from inference.server.logs import keep_short
+from inference.server.settings import ServerSettings
+from inference.server.sockets import listen
+
+if TYPE_CHECKING:
+    from inference.predictor import Predictor
+
+log = logging.getLogger(__name__)
+
+_SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
+_TICK_S = 0.2
+#: Seconds between two starts of the same worker.
+_PAUSE_S = 1.0
+_READY, _ALL_STOP = b"ready", b"all stop"
+
+
+def serve_in_workers(
+    load: Callable[[], Predictor], settings: ServerSettings, started: Callable[..., object]
+) -> int:
+    """Serve until SIGTERM or SIGINT; SIGHUP is passed on.
+
+    Args:
+        load: makes a worker's predictor; has to be a function that can be pickled.
+        settings: of each worker.
+        started: called with the listening socket when all workers answer.
+
+    Returns:
+        the exit status: 0, or that of a worker that could not start.
+
+    Raises:
+        SettingsError: the address cannot be listened on.
+    """
+    keep_short()
+    with tempfile.TemporaryDirectory(prefix="inference-serve-") as values:
+        os.environ[_SHARED_VALUES] = values
+        cores = len(os.sched_getaffinity(0))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // settings.workers)))
+        with listen(settings) as listener:
+            parent = _Parent(load, settings, listener)
+            return parent.run(lambda: started(listener))
+
+
+@dataclasses.dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    since: float
+    ready: bool = False
+
+
+class _Parent:
+    def __init__(
+        self, load: Callable[[], Predictor], settings: ServerSettings, listener: socket.socket
+    ) -> None:
+        self._load, self._settings, self._listener = load, settings, listener
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: list[_Worker] = []
+        self._signals: list[int] = []
+        self._stopping = self._started = False
+        self._status = 0
+
+    def run(self, started: Callable[[], object]) -> int:
+        reloads = [signal.SIGHUP] if self._settings.reloads else []
+        for sig in (signal.SIGTERM, signal.SIGINT, *reloads):
+            signal.signal(sig, lambda sig, _: self._signals.append(sig))
+        missing = self._settings.workers
+        pause_until = 0.0
+        while self._workers or not self._stopping:
+            while not self._stopping and missing and time.monotonic() >= pause_until:
+                self._start()
+                missing -= 1
+            pipes = [one.pipe for one in self._workers if not one.ready]
+            wait([*(one.process.sentinel for one in self._workers), *pipes], _TICK_S)
+            for worker in [one for one in self._workers if not one.ready]:
+                self._look(worker)
+            if not self._started and sum(one.ready for one in self._workers) == (
+                self._settings.workers
+            ):
+                self._started = True
+                started()
+            for worker in [one for one in self._workers if one.process.exitcode is not None]:
+                self._ended(worker)
+                missing += 1
+                pause_until = worker.since + _PAUSE_S
+            while self._signals:
+                self._pass_on(self._signals.pop(0))
+        return self._status
+
+    def _start(self) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_work, args=(self._load, self._settings, self._listener, theirs)
+        )
+        process.start()
+        theirs.close()
+        self._workers.append(_Worker(process, ours, time.monotonic()))
+
+    @staticmethod
+    def _look(worker: _Worker) -> None:
+        try:
+            worker.ready = worker.pipe.poll() and worker.pipe.recv_bytes() == _READY
+        except (EOFError, OSError):  # it has ended
+            return
+
+    def _ended(self, worker: _Worker) -> None:
+        from prometheus_client.multiprocess import mark_process_dead
+
+        mark_process_dead(worker.process.pid)
+        self._workers.remove(worker)
+        worker.pipe.close()
+        if self._stopping:
+            return
+        if not self._started:  # nor would another one start
+            self._status = abs(worker.process.exitcode) or 1
+            self._stop(signal.SIGTERM)
+            return
+        log.warning(
+            "worker %d ended with status %d; another one is started",
+            worker.process.pid,
+            worker.process.exitcode,
+        )
+
+    def _pass_on(self, sig: int) -> None:
+        if sig == signal.SIGHUP:
+            for worker in self._workers:
+                if worker.ready:
+                    os.kill(worker.process.pid, sig)
+        else:
+            if sig == signal.SIGINT:
+                self._status = 130
+            self._stop(signal.SIGTERM)
+
+    def _stop(self, sig: int) -> None:
+        self._stopping = True
+        for worker in self._workers:
+            try:
+                worker.pipe.send_bytes(_ALL_STOP)
+            except OSError:  # it has ended
+                continue
+            os.kill(worker.process.pid, sig)
+
+
+def _work(
+    load: Callable[[], Predictor],
+    settings: ServerSettings,
+    listener: socket.socket,
+    pipe: Connection,
+) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # as long as nothing is served
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which says stop
+    from inference.server.run import serve
+
+    def started() -> None:
+        pipe.send_bytes(_READY)
+        _end_with_parent()
+
+    def work() -> None:
+        serve(load(), settings, listener, started=started, alone=pipe.poll)
+
+    raise SystemExit(run_command(work))
+
+
+def _end_with_parent() -> None:
+    """Send this process SIGTERM when its parent is gone."""
+    import asyncio
+
+    parent = multiprocessing.parent_process()
+    loop = asyncio.get_running_loop()
+
+    def gone() -> None:
+        loop.remove_reader(parent.sentinel)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(parent.sentinel, gone)

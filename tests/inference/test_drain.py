@@ -1,0 +1,109 @@
+"""How a server ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.inference.conftest import ROOT
+from tests.inference.serving import JSON, Server, serving
+from tests.inference.test_predictor import criteo_dicts
+from tests.logs import random_rows
+
+
+def ask_until_the_end(server: Server, body: bytes, threads: int) -> tuple[list[int], list[str]]:
+    """SIGTERM under load: statuses of the answers, and requests that were lost."""
+    answers: list[int] = []
+    lost: list[str] = []
+    begun = threading.Semaphore(0)
+
+    def ask() -> None:
+        while True:
+            connection = server.connect()
+            try:
+                connection.connect()
+            except OSError:  # it listens no more
+                return
+            closing = False
+            while not closing:
+                try:
+                    connection.request("POST", "/predict", body, JSON)
+                    answer = connection.getresponse()
+                    answer.read()
+                except (OSError, http.client.HTTPException) as error:
+                    lost.append(repr(error))
+                    break
+                answers.append(answer.status)
+                closing = answer.will_close
+                begun.release()
+            connection.close()
+
+    running = [threading.Thread(target=ask) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for _ in range(20 * threads):
+        assert begun.acquire(timeout=100)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == 0
+    for thread in running:
+        thread.join(100)
+    return answers, lost
+
+
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
+def test_no_request_is_lost(bundle: Path, tmp_path: Path, flags: list[str]) -> None:
+    body = json.dumps({"rows": criteo_dicts(random_rows(1, 1))}).encode()
+    patient = ["--max_wait_ms", "100000", "--timeout_s", "100"]
+    with serving(tmp_path, "--bundle", str(bundle), *patient, *flags) as server:
+        answers, lost = ask_until_the_end(server, body, 16)
+    assert lost == []
+    assert set(answers) == {200}
+
+
+def test_answers_say_that_the_connection_ends(bundle: Path, tmp_path: Path) -> None:
+    flags = ["--bundle", str(bundle), "--drain_s", "1000"]
+    with serving(tmp_path, *flags) as server:
+        connection = server.connect()
+        for expected in (None, "close"):
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (200, b'{"status":"ok"}')
+            assert answer.headers["Connection"] == expected
+            if expected is None:
+                server.process.send_signal(signal.SIGTERM)
+                while server.ask("/ready")[0] == 200:
+                    pass
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == 0
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.5])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ending_before_it_is_ready(bundle: Path, after_s: float, workers: int) -> None:
+    """Whatever is being imported or read."""
+    flags = ["--bundle", str(bundle), "--workers", str(workers)]
+    command = [sys.executable, "-m", "inference", "serve", "--port", "0", *flags]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        # python itself has to start before anything can be handled
+        while not _handles_sigterm(process.pid):
+            time.sleep(0.01)
+        time.sleep(after_s)
+        process.send_signal(signal.SIGTERM)
+        _, stderr = process.communicate(timeout=100)
+    assert (process.returncode, stderr) == (0, "")
+
+
+def _handles_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
