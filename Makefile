@@ -23,7 +23,7 @@ endif
 BUILT := $(VENV)/built-from-$(notdir $(LOCK))
 LINKED := $(VENV)/linked
 
-.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-stability bench-gpu clean
+.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-convergence bench-stability bench-gpu clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -55,6 +55,9 @@ bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes
 
 bench-train: $(LINKED) ## the trainer beside dlrm_main.py and a bare loop; minutes
 	@$(ON_PATH) python -m benchmarks.train $(BENCH_FLAGS)
+
+bench-convergence: $(LINKED) ## AUROC after one epoch beside the oracle's, at the default learning rates; hours
+	@$(ON_PATH) python -m benchmarks.convergence $(BENCH_FLAGS)
 
 bench-stability: $(LINKED) ## AUROC over seeds: mean, spread, worst; minutes
 	@$(ON_PATH) python -m benchmarks.stability $(BENCH_FLAGS)

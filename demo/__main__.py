@@ -130,7 +130,7 @@ def _commands(args: argparse.Namespace, paths: dict[str, Path]) -> dict[str, lis
 
 BATCH_SIZE = 1024
 TRAINING = (
-    f"--batch_size {BATCH_SIZE} --epochs 1 --adagrad --learning_rate 0.05 --embedding_dim 16 "
+    f"--batch_size {BATCH_SIZE} --epochs 1 --adagrad --embedding_dim 16 "
     "--dense_arch_layer_sizes 64,16 --over_arch_layer_sizes 128,64,1"
 )
 

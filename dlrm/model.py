@@ -194,6 +194,8 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
         else:
             with drawn_on:
                 model = _EmbeddingsDLRM(config)
+        for part in (model.dense_arch, model.inter_arch, model.over_arch):
+            _draw_layers(part)
     model.sparse_arch = PooledVectors(collection)
     if config.interaction_type == "original":
         model.inter_arch = Interaction(len(config.categorical), dense=bool(config.dense))
@@ -235,6 +237,20 @@ class _EmbeddingsDLRM(DLRM):
         else:
             width = features * (features - 1) // 2
         self.over_arch = OverArch(width, list(config.over_arch_layer_sizes))
+
+
+def _draw_layers(part: nn.Module) -> None:
+    """Draw the weights of ``part``'s linear layers; biases are 0.
+
+    Normal with variance 2/(inputs + outputs) (Glorot & Bengio 2010, equation 12), as in DLRM's
+    published code. The default of torch.nn.Linear, which TorchRec's DLRM keeps, has a third of
+    that or less: over several layers the logits hardly depend on the sample, and the first tens
+    of steps on large batches go by before anything is learned.
+    """
+    for layer in part.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
 
 def _interaction_sizes(config: ModelConfig) -> dict[str, Any]:

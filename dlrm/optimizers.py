@@ -12,6 +12,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm.adam import TableAdam, lookups_of
 from dlrm.model import TrainModel
+from dlrm.schedule import Rates
 from dlrm.settings import OPTIMIZERS, TrainSettings
 
 #: For the tables, what FBGEMM fuses into the backward of each of these classes; for the dense
@@ -29,9 +30,8 @@ _DENSE = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.
 def fuse_table_optimizer(model: TrainModel, settings: TrainSettings) -> None:
     """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward."""
     name = settings.table_optimizer
-    apply_optimizer_in_backward(
-        _TABLES[name], model.dlrm.sparse_arch.parameters(), _options(name, settings)
-    )
+    options = _options(name, settings, settings.learning_rate)
+    apply_optimizer_in_backward(_TABLES[name], model.dlrm.sparse_arch.parameters(), options)
 
 
 def combine_optimizers(
@@ -41,11 +41,13 @@ def combine_optimizers(
     name = OPTIMIZERS[settings.table_optimizer]
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda parameters: _DENSE[name](parameters, **_options(name, settings)),
+        lambda parameters: _DENSE[name](
+            parameters, **_options(name, settings, settings.dense_learning_rate)
+        ),
     )
     tables = model.fused_optimizer
     if on_cpu_adam(settings, model.device):
-        tables = TableAdam(model, **_options("adam", settings))
+        tables = TableAdam(model, **_options("adam", settings, settings.learning_rate))
     return CombinedOptimizer([("dense", dense), ("tables", tables)])
 
 
@@ -54,18 +56,19 @@ def on_cpu_adam(settings: TrainSettings, device: torch.device) -> bool:
     return settings.table_optimizer == "adam" and device.type == "cpu"
 
 
-def _options(name: str, settings: TrainSettings) -> dict[str, float]:
-    rate = {"lr": settings.learning_rate}
+def _options(name: str, settings: TrainSettings, learning_rate: float) -> dict[str, float]:
+    rate = {"lr": learning_rate}
     return rate if name == "sgd" else {**rate, "eps": settings.eps}
 
 
-def set_learning_rate(optimizer: CombinedOptimizer, value: float) -> None:
-    """Set the learning rate of dense layers and tables, from the next step on.
+def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:
+    """Set the learning rates of tables and dense layers, from the next step on.
 
-    The fused optimizers take it over in ``zero_grad``, which the pipeline calls before each step.
+    The fused optimizers take theirs over in ``zero_grad``, which is called before each step.
     """
-    for group in optimizer.param_groups:
-        group["lr"] = value
+    for name, part in optimizer.optimizers:
+        for group in part.param_groups:
+            group["lr"] = rates.tables if name == "tables" else rates.dense
 
 
 def set_step(model: DistributedModelParallel, optimizer: CombinedOptimizer, step: int) -> None:

@@ -36,6 +36,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.schema import SCHEMA_FILE, TableSchema
 from dlrm.config import ModelConfig, model_config
+from dlrm.default_rates import with_default_rates
 from dlrm.model import TrainModel, build_dlrm
 from dlrm.optimizers import fuse_table_optimizer
 from dlrm.settings import SHARDINGS, TrainSettings
@@ -322,6 +323,7 @@ def plan_only(settings: TrainSettings) -> str:
     memory = int((settings.hbm_gib or DEFAULT_HBM_GIB) * GIB)
     hardware = Hardware(ranks, min(ranks, GPUS_PER_MACHINE), "cuda", memory, memory)
     model = TrainModel(build_dlrm(config), ranks)
+    settings = with_default_rates(settings, config, ranks * settings.batch_size, 1)
     fuse_table_optimizer(model, settings)
     _, tables = make_plan(model, config, settings, hardware)
     return f"{plan_text(tables, hardware)}\n{fit_text(tables)}"

@@ -37,6 +37,7 @@ class MetricsLog:
       samples_per_s_per_rank, data_wait (share of the time that ranks waited for their loaders),
       memory_bytes (rank 0), eta_s, train_seconds;
     - ``evaluation``: step, epoch, split and the fields of :class:`dlrm.metrics.Metrics`, seconds;
+    - ``warning``: the text of one and its remedy (:mod:`dlrm.learning_check`);
     - ``resume``, and ``end``.
 
     Args:

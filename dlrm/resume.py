@@ -50,6 +50,7 @@ _MUST_STAY = (
 _MAY_CHANGE = (
     "epochs",
     "learning_rate",
+    "dense_learning_rate",
     "change_lr",
     "lr_change_point",
     "lr_after_change_point",

@@ -5,17 +5,35 @@ Steps count from 0 over all epochs, so a resumed run goes on where it was.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from dlrm.settings import TrainSettings
 
 #: What facebookresearch/dlrm never goes below while it decays.
 _SMALLEST = 1e-7
 
 
-def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float:
-    """The learning rate of step ``step`` (from 0) out of ``total_steps``, of all epochs.
+class Rates(NamedTuple):
+    """The learning rates of one step."""
+
+    tables: float
+    dense: float
+
+
+def learning_rates(settings: TrainSettings, step: int, total_steps: int) -> Rates:
+    """The learning rates of step ``step`` (from 0) out of ``total_steps``, of all epochs.
+
+    ``settings`` have numbers for both: :func:`dlrm.default_rates.with_default_rates`.
+    """
+    bases = Rates(settings.learning_rate, settings.dense_learning_rate)
+    return Rates(*(learning_rate(settings, base, step, total_steps) for base in bases))
+
+
+def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: int) -> float:
+    """The learning rate of one step that follows from ``base``, that of the whole run.
 
     ``change_lr``: it is ``lr_after_change_point`` from step
-    ``floor(total_steps * lr_change_point)`` on.
+    ``floor(total_steps * lr_change_point)`` on; another base changes by the same factor.
 
     Warm-up over W steps and decay over D steps from step S on, with c = ``step`` + 1:
 
@@ -25,18 +43,19 @@ def learning_rate(settings: TrainSettings, step: int, total_steps: int) -> float
     * ``nvidia`` (``LearningRateScheduler`` of NVIDIA's DLRM, warm-up factor 0): c/W for c ≤ W;
       ((S + D − c)/D)^``decay_power`` for S < c ≤ S + D; ``decay_end_lr`` at least and after it.
 
-    All times ``learning_rate``. Without a decay the warm-up ends at ``learning_rate``.
+    All times ``base``. Without a decay the warm-up ends at ``base``.
     """
     if settings.change_lr:
         changed = step >= int(total_steps * settings.lr_change_point)
-        return settings.lr_after_change_point if changed else settings.learning_rate
+        ratio = base / settings.learning_rate
+        return settings.lr_after_change_point * ratio if changed else base
     if settings.lr_policy == "nvidia":
-        return _nvidia(settings, step + 1)
-    return _dlrm_main(settings, step + 1)
+        return _nvidia(settings, base, step + 1)
+    return _dlrm_main(settings, base, step + 1)
 
 
-def _dlrm_main(settings: TrainSettings, count: int) -> float:
-    base, warmup = settings.learning_rate, settings.lr_warmup_steps
+def _dlrm_main(settings: TrainSettings, base: float, count: int) -> float:
+    warmup = settings.lr_warmup_steps or 0
     start, length = settings.lr_decay_start, settings.lr_decay_steps
     if count < warmup:
         return base * (1.0 - (warmup - count) / warmup)
@@ -48,8 +67,8 @@ def _dlrm_main(settings: TrainSettings, count: int) -> float:
     return max(_SMALLEST, base * ((length - done) / length) ** 2)
 
 
-def _nvidia(settings: TrainSettings, count: int) -> float:
-    base, warmup = settings.learning_rate, settings.lr_warmup_steps
+def _nvidia(settings: TrainSettings, base: float, count: int) -> float:
+    warmup = settings.lr_warmup_steps or 0
     start, length = settings.lr_decay_start, settings.lr_decay_steps
     if count <= warmup:
         return base * (1 - (warmup - count) / warmup)

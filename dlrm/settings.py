@@ -160,7 +160,16 @@ class TrainSettings:
     auc_threshold: float | None = _flag(
         "optimization", None, "stop when an evaluation of valid reaches this AUROC", float
     )
-    learning_rate: float = _flag("optimization", 15.0, "learning rate", float)
+    learning_rate: float | None = _flag(
+        "optimization",
+        None,
+        "learning rate (default: one for the tables and one for the dense layers, by optimizer, "
+        "global batch and layers, after a warm-up; docs/training.md)",
+        float,
+    )
+    dense_learning_rate: float | None = _flag(
+        "optimization", None, "of the dense layers (default: --learning_rate, if given)", float
+    )
     optimizer: str | None = _flag(
         "optimization",
         None,
@@ -179,8 +188,12 @@ class TrainSettings:
     lr_after_change_point: float = _flag(
         "optimization", 3.0, "the learning rate from that point on", float
     )
-    lr_warmup_steps: int = _flag(
-        "optimization", 0, "steps over which the learning rate grows from 0", int
+    lr_warmup_steps: int | None = _flag(
+        "optimization",
+        None,
+        "steps over which the learning rate grows from 0 (default: 5 % of an epoch, 10 to 200; "
+        "none with --learning_rate)",
+        int,
     )
     lr_decay_start: int = _flag("optimization", 0, "step at which the decay begins", int)
     lr_decay_steps: int = _flag("optimization", 0, "steps the decay takes; 0: no decay", int)

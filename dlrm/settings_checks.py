@@ -33,6 +33,7 @@ _AT_LEAST_ONE = (
 )
 _POSITIVE = (
     "learning_rate",
+    "dense_learning_rate",
     "lr_after_change_point",
     "eps",
     "decay_power",
@@ -211,12 +212,17 @@ def _check_schedule(settings: TrainSettings) -> None:
         )
     if settings.change_lr and (settings.lr_warmup_steps or settings.lr_decay_steps):
         raise SettingsError("--change_lr and a warm-up or decay are both set", "give one schedule")
+    if settings.change_lr and settings.learning_rate is None:
+        raise SettingsError(
+            "--change_lr without --learning_rate",
+            "give the learning rate before the change, too (TorchRec's example has 15)",
+        )
     if settings.lr_decay_start and not settings.lr_decay_steps:
         raise SettingsError(
             f"--lr_decay_start {settings.lr_decay_start} has no effect without --lr_decay_steps",
             "add --lr_decay_steps",
         )
-    if settings.lr_decay_steps and settings.lr_decay_start < settings.lr_warmup_steps:
+    if settings.lr_decay_steps and settings.lr_decay_start < (settings.lr_warmup_steps or 0):
         raise SettingsError(
             f"--lr_decay_start {settings.lr_decay_start} is before the warm-up ends "
             f"(--lr_warmup_steps {settings.lr_warmup_steps})",

@@ -20,8 +20,10 @@ from dlrm.checkpoint_writer import Checkpoints, checkpoints_in
 from dlrm.claims import claimed
 from dlrm.config import ModelConfig, model_config
 from dlrm.data import TrainingBatches, make_loader, read_oracle, read_schema
+from dlrm.default_rates import rates_line, remedies, with_default_rates
 from dlrm.distributed import Group, from_rank_0, reduce_sum, was_restarted
 from dlrm.evaluate import evaluate
+from dlrm.learning_check import LearningCheck
 from dlrm.metrics import Metrics
 from dlrm.model import TrainBatch
 from dlrm.optimizers import set_learning_rate, set_step
@@ -32,7 +34,7 @@ from dlrm.profiling import StepProfiler
 from dlrm.progress import Progress
 from dlrm.report import MetricsLog, metrics_line, metrics_table
 from dlrm.resume import load_weights, resume_from, training_state
-from dlrm.schedule import learning_rate
+from dlrm.schedule import learning_rates
 from dlrm.settings import TrainSettings
 from dlrm.training_report import REPORT_FILE, write_report
 
@@ -91,7 +93,6 @@ class _Run:
     """The state of one training run on one rank."""
 
     def __init__(self, settings: TrainSettings, config: ModelConfig, group: Group) -> None:
-        self.settings = settings
         self.config = config
         self.group = group
         self.directory = settings.log_directory() if group.rank == 0 else None
@@ -99,6 +100,19 @@ class _Run:
         self.loaders = {split: make_loader(settings, config, split, group) for split in SPLITS}
         self.batches = TrainingBatches(settings, self.loaders["train"], group)
         self.epoch_steps = len(self.loaders["train"])
+        global_batch = settings.batch_size * group.world_size
+        epoch = config, global_batch, self.epoch_steps
+        too_high, at_chance = remedies(settings, *epoch)
+        settings = self.settings = with_default_rates(settings, *epoch)
+        self.learning = LearningCheck(
+            group,
+            self.events,
+            epoch_steps=self.epoch_steps,
+            warmup_steps=settings.lr_warmup_steps,
+            global_batch=global_batch,
+            remedy=too_high,
+            remedy_at_chance=at_chance,
+        )
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.model, self.optimizer, plan = build(settings, config, group)
         if settings.load_checkpoint_path:
@@ -127,6 +141,8 @@ class _Run:
         )
         if self.directory:
             write_json(self.directory / SETTINGS_FILE, self.settings.to_dict())
+            if self.settings.mode == "train":
+                log.info("%s", rates_line(self.settings))
 
     def test(self) -> TrainResult:
         """Evaluate the test set."""
@@ -182,6 +198,7 @@ class _Run:
                 untested = progress.step < self.settings.test_after * self.epoch_steps
                 if not untested or progress.step == progress.total_steps:
                     metrics["valid"] = self._evaluate("valid")
+                    self.learning.evaluated(progress.step, metrics["valid"])
                     stop = self._is_good_enough(metrics["valid"])
             if stop or first < self.epoch_steps:
                 break  # the rest of the epoch is not read
@@ -279,16 +296,20 @@ class _Run:
         # a new iterator object: the pipeline takes it as a new run of batches
         segment = self._segment(batches, epoch, first, length)
         for done in range(first + 1, first + length + 1):
-            rate = self.rate = learning_rate(settings, progress.step, progress.total_steps)
-            set_learning_rate(self.optimizer, rate)
-            progress.add(self.pipeline.progress(segment))
+            rates = learning_rates(settings, progress.step, progress.total_steps)
+            self.rate = rates.tables
+            set_learning_rate(self.optimizer, rates)
+            output = self.pipeline.progress(segment)
+            progress.add(output)
+            self.learning.add(progress.step, output)
             if self.profiler:
                 self.profiler.step()
             if settings.print_lr and self.group.rank == 0:
-                log.info("step %d: lr %g", progress.step, rate)
+                dense = "" if rates.dense == rates.tables else f", dense layers {rates.dense:g}"
+                log.info("step %d: lr %g%s", progress.step, rates.tables, dense)
             due = progress.step % (settings.checkpoint_freq or progress.total_steps) == 0
             if progress.is_due(done) or done == first + length:
-                due |= progress.report(epoch, done, rate, self._overdue())
+                due |= progress.report(epoch, done, rates.tables, self._overdue())
             self.epoch_step = done
             if due and self.checkpoints:
                 self._checkpoint()

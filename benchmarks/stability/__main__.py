@@ -13,33 +13,22 @@ import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C i
 
 # isort: split
 import argparse
-import json
 import logging
 import shutil
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, Metric, System, Table, start_logging
-from benchmarks.process import run
-from benchmarks.venvs import BUILD, PeerError
+from benchmarks.harness import Table, start_logging
+from benchmarks.training_runs import METRICS, SMALL_MODEL, make_data, oracle_auroc, training_run
+from benchmarks.venvs import BUILD
 from clicklog.errors import SettingsError, run_command
 
 log = logging.getLogger("benchmarks")
 
-METRICS = (
-    Metric("auroc", "AUROC", ".5f"),
-    Metric("log_loss", "log loss", ".5f"),
-    Metric("valid_auroc", "valid", ".5f"),
-    Metric("samples_per_s", "samples/s"),
-    Metric("wall_s", "wall s", ".1f"),
-)
 #: Used unless train_torchrec.py's flags are given: the demo's model.
 _FLAGS = [
-    *("--batch_size", "1024", "--adagrad", "--learning_rate", "0.05", "--embedding_dim", "16"),
-    *("--dense_arch_layer_sizes", "64,16", "--over_arch_layer_sizes", "128,64,1"),
-    "--shuffle_training_set",
+    *("--batch_size", "1024", "--adagrad", *SMALL_MODEL, "--shuffle_training_set"),
 ]
 _CASE = ""
 
@@ -71,11 +60,17 @@ def _run(args: argparse.Namespace, flags: list[str]) -> int:
         if flag.split("=")[0] in ("--seed", "--log_path"):
             raise SettingsError(f"{flag} is set by this program", "leave it out")
     if not any(flag.split("=")[0] == "--binary_path" for flag in flags):
-        flags = [*(flags or _FLAGS), "--binary_path", str(_make_data(args.rows_per_day))]
+        flags = [*(flags or _FLAGS), "--binary_path", str(make_data(args.rows_per_day))]
     logs = BUILD / "stability"
     shutil.rmtree(logs, ignore_errors=True)
     table = Table("stability", "Test AUROC by seed", METRICS, base="")
-    table.measure([_system(args.ranks, seed, flags, logs) for seed in range(args.seeds)], repeats=1)
+    runs = [
+        training_run(
+            _name(seed), _CASE, [*flags, "--seed", str(seed)], logs / str(seed), args.ranks
+        )
+        for seed in range(args.seeds)
+    ]
+    table.measure(runs, repeats=1)
     found = [
         value for seed in range(args.seeds) for value in table.values(_name(seed), _CASE, "auroc")
     ]
@@ -87,7 +82,7 @@ def _run(args: argparse.Namespace, flags: list[str]) -> int:
             "standard_deviation": statistics.stdev(found),
             "worst": min(found),
             "best": max(found),
-            "oracle": _oracle(logs / "0"),
+            "oracle": oracle_auroc(logs / "0"),
         }
         table.notes += ["", _text(summary)]
     table.print()
@@ -106,58 +101,6 @@ def _text(summary: dict[str, Any]) -> str:
 
 def _name(seed: int) -> str:
     return f"seed {seed}"
-
-
-def _system(ranks: int, seed: int, flags: list[str], logs: Path) -> System:
-    run = [sys.executable]
-    if ranks > 1:
-        run += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    log_path = logs / str(seed)
-    own = ["--seed", str(seed), "--log_path", str(log_path)]
-    command = [*run, str(ROOT / "train_torchrec.py"), *flags, *own]
-    return System(_name(seed), _CASE, command, result=lambda: _result(log_path), timeout=24 * 3600)
-
-
-def _events(directory: Path) -> list[dict[str, Any]]:
-    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def _result(directory: Path) -> dict[str, Any]:
-    events = _events(directory)
-    last = {one["split"]: one for one in events if one["event"] == "evaluation"}
-    end = next(one for one in events if one["event"] == "end")
-    return {
-        "auroc": last["test"]["auroc"],
-        "log_loss": last["test"]["log_loss"],
-        "valid_auroc": last["valid"]["auroc"],
-        "samples_per_s": end["samples_per_s"],
-    }
-
-
-def _oracle(directory: Path) -> float | None:
-    oracle = _events(directory)[0].get("oracle") or {}
-    return oracle.get("test", {}).get("auroc")
-
-
-def _make_data(rows_per_day: int) -> Path:
-    """A synthetic log after the ETL; made once per size."""
-    root = BUILD / f"stability-data-{rows_per_day}"
-    split = root / "etl" / "criteo_binary" / "split"
-    if (root / "etl" / "manifest.json").is_file():
-        return split
-    shutil.rmtree(root, ignore_errors=True)
-    log.info("making a log of 5 x %d rows in %s", rows_per_day, root)
-    raw, etl = root / "raw", root / "etl"
-    for arguments in (
-        ["synthesize", "--output_path", raw, "--days", 5, "--rows_per_day", rows_per_day],
-        ["run", "--input_path", raw, "--output_path", etl],
-    ):
-        command = [sys.executable, "-m", "etl", *map(str, arguments)]
-        done = run(command, cwd=ROOT, result=dict)
-        if done.error:
-            raise PeerError(f"etl {arguments[0]} failed: {done.error}", "see `python -m etl`")
-    return split
 
 
 if __name__ == "__main__":

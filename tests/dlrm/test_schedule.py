@@ -23,7 +23,7 @@ NVIDIA = {
 
 
 def _rates(settings: TrainSettings, steps: int) -> list[float]:
-    return [learning_rate(settings, step, steps) for step in range(steps)]
+    return [learning_rate(settings, settings.learning_rate, step, steps) for step in range(steps)]
 
 
 @pytest.mark.parametrize("shape", DLRM_MAIN)
@@ -54,7 +54,7 @@ def test_nvidia(shape):
 
 def test_dlrm_main_never_falls_below_its_floor():
     settings = TrainSettings(learning_rate=1e-6, lr_decay_steps=1000)
-    assert learning_rate(settings, 998, 2000) == 1e-7
+    assert learning_rate(settings, settings.learning_rate, 998, 2000) == 1e-7
 
 
 def test_warmup_alone_ends_at_the_learning_rate():

@@ -36,7 +36,7 @@ def test_command_line_of_the_example_is_understood():
     assert not settings.adagrad
 
 
-def test_defaults_are_those_of_the_example():
+def test_defaults_are_those_of_the_example_but_for_the_learning_rate():
     settings = parse_settings([])
     assert settings == TrainSettings(
         binary_path="/data/criteo_1tb/criteo_binary/split/",
@@ -45,7 +45,7 @@ def test_defaults_are_those_of_the_example():
         embedding_dim=128,
         dense_arch_layer_sizes=(512, 256, 128),
         over_arch_layer_sizes=(1024, 1024, 512, 256, 1),
-        learning_rate=15.0,
+        learning_rate=None,
         change_lr=False,
         lr_change_point=0.80,
         lr_after_change_point=3.0,

@@ -1,0 +1,97 @@
+"""Learning rates that a run chooses itself: it learns, whatever the optimizer and the batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from clicklog.schema import TableSchema
+from dlrm.config import model_config
+from dlrm.default_rates import default_rates, default_warmup, with_default_rates
+from dlrm.flags import parse_settings
+from dlrm.settings import OPTIMIZERS
+from tests.dlrm.runs import events, losses, train_here
+from tests.nvt_loader.data import write_split
+
+SCHEMA = TableSchema("label", ("int_0",), ("cat_0",), (10,))
+#: Wide enough for a learning rate that tables need to be far too high.
+WIDE = ["--dense_arch_layer_sizes=64,8", "--over_arch_layer_sizes=512,512,1"]
+
+
+@pytest.fixture(scope="module")
+def learnable(tmp_path_factory):
+    """Labels that depend on all columns."""
+    path = tmp_path_factory.mktemp("learnable") / "split"
+    files = {"train": [16_384], "valid": [4_000], "test": [4_000]}
+    write_split(path, files, table_sizes=(10, 30, 50), row_group_rows=4096)
+    return path
+
+
+def _resolved(*flags: str, global_batch: int = 16_384, epoch_steps: int = 1000):
+    settings = parse_settings(flags)
+    config = model_config(settings, SCHEMA)
+    return with_default_rates(settings, config, global_batch, epoch_steps)
+
+
+def test_a_given_rate_serves_both_from_the_first_step():
+    found = _resolved("--adagrad", "--learning_rate=0.5")
+    assert (found.learning_rate, found.dense_learning_rate, found.lr_warmup_steps) == (0.5, 0.5, 0)
+
+
+def test_each_can_be_given():
+    found = _resolved("--adagrad", "--dense_learning_rate=0.5", "--lr_warmup_steps=3")
+    assert (found.learning_rate, found.dense_learning_rate) == (0.018, 0.5)
+    assert found.lr_warmup_steps == 3
+    found = _resolved("--learning_rate=0.5", "--dense_learning_rate=0.1")
+    assert (found.learning_rate, found.dense_learning_rate) == (0.5, 0.1)
+
+
+def test_no_warmup_that_goes_on_when_the_decay_begins():
+    found = _resolved("--lr_decay_start=7", "--lr_decay_steps=20")
+    assert found.lr_warmup_steps == 7
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_wider_layers_and_smaller_batches_get_no_higher_rates(optimizer):
+    narrow = model_config(
+        parse_settings(
+            [
+                "--embedding_dim=16",
+                "--dense_arch_layer_sizes=64,16",
+                "--over_arch_layer_sizes=64,1",
+            ]
+        ),
+        SCHEMA,
+    )
+    wide = model_config(parse_settings([]), SCHEMA)
+    for batch in (256, 65_536):
+        pairs = zip(
+            default_rates(optimizer, narrow, batch),
+            default_rates(optimizer, wide, batch),
+            strict=True,
+        )
+        assert all(0 < of_wide <= of_narrow for of_narrow, of_wide in pairs)
+    small, large = (default_rates(optimizer, wide, batch) for batch in (256, 65_536))
+    assert all(low <= high for low, high in zip(small, large, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("epoch_steps", "warmup"), [(0, 0), (1, 0), (8, 4), (62, 10), (245, 12), (10**6, 200)]
+)
+def test_warmup(epoch_steps, warmup):
+    assert default_warmup(epoch_steps) == warmup
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("batch_size", [256, 1024])
+def test_every_optimizer_learns_in_wide_layers(learnable, tmp_path, optimizer, batch_size):
+    result = train_here(
+        f"--binary_path={learnable}",
+        f"--optimizer={optimizer}",
+        f"--batch_size={batch_size}",
+        f"--epochs={batch_size // 128}",
+        f"--log_path={tmp_path}",
+        *WIDE,
+    )
+    assert max(losses(tmp_path)) < 1.5
+    assert result.metrics["test"].auroc > 0.65
+    assert not events(tmp_path, "warning")
