@@ -88,7 +88,8 @@ audit: $(TOOLS) ## known vulnerabilities of the locked versions, where they can 
 	@build/tools/bin/python requirements/audit.py
 
 sbom: $(TOOLS) $(LINKED) ## what is installed, as CycloneDX, in build/sbom.json
-	@build/tools/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --of JSON -o build/sbom.json
+	@PYTHONWARNINGS=ignore build/tools/bin/cyclonedx-py environment $(BIN)/python \
+	    --pyproject pyproject.toml --of JSON -o build/sbom.json
 	@echo "sbom: build/sbom.json"
 
 clean: ## remove the environment and everything built
