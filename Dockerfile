@@ -6,7 +6,12 @@
 # which runs `python -m etl doctor`; any other command goes at the end. --ipc=host: NCCL's ranks and
 # Dask's workers share memory. The CUDA libraries and compilers come as wheels, by
 # requirements/gpu.txt; of the host it needs the driver alone.
-FROM python:3.11-slim-bookworm
+#
+# A tag moves: for builds that shall be the same again, take the digest that `docker images --digests`
+# shows, with --build-arg BASE=python@sha256:... (none is written here, because nobody has built it
+# from one yet).
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE}
 
 # The driver's libraries that NVIDIA's container toolkit puts in: CUDA, and nvidia-smi.
 ENV NVIDIA_VISIBLE_DEVICES=all \
@@ -24,9 +29,11 @@ WORKDIR /opt/nvt-torchrec
 
 # In the order that `make env` has; a change of the code does not install all of it again.
 COPY requirements requirements
-RUN pip install --no-cache-dir -r requirements/build.txt \
- && pip install --no-cache-dir -r requirements/torch.txt -c requirements/gpu.txt \
- && pip install --no-cache-dir --no-deps --no-build-isolation -r requirements/gpu.txt
+RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/build.txt \
+ && pip install --no-cache-dir --no-deps --require-hashes -r requirements/torch.txt \
+ && pip install --no-cache-dir --no-deps --require-hashes -r requirements/cuda.txt \
+ && pip install --no-cache-dir --no-deps --require-hashes --no-build-isolation \
+        -r requirements/gpu.txt
 
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable . \

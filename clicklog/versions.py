@@ -101,6 +101,7 @@ def _line(found: dict[str, str | None], supported: str, command: str) -> str:
 def _install(version: VersionLookup) -> str:
     kind = "gpu" if version("fbgemm-gpu") or version("cudf-cu13") else "cpu"
     return (
-        "pip install -r requirements/build.txt -r requirements/torch.txt &&"
+        "pip install --no-deps -r requirements/build.txt -r requirements/torch.txt"
+        f"{' -r requirements/cuda.txt' if kind == 'gpu' else ''} &&"
         f" pip install --no-deps --no-build-isolation -r requirements/{kind}.txt"
     )

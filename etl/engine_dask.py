@@ -35,6 +35,7 @@ from etl.plan import Unit
 from etl.results import UnitResult
 from etl.state import finish_unit
 from workflows import inspect, to_frame
+from workflows.description import METADATA_FILE, sha256
 from workflows.frames import joined, to_table
 from workflows.graph import build
 from workflows.store import load
@@ -162,7 +163,7 @@ def transform(
         transform_units,
         _groups(units, at_once),
         workflow_path=str(workflow_path),
-        digest=inspect(workflow_path).digest,
+        digest=sha256(workflow_path / METADATA_FILE),
         parts=parts,
         work=work,
         gpu=gpu,
@@ -190,7 +191,7 @@ def transform_units(
     gpu: bool,
     reject: bool,
 ) -> list[UnitResult]:
-    """Transform units, and write their parts and their records."""
+    """Transform units, and write their parts and their records; ``digest``: see :func:`_loaded`."""
     for unit in units:
         log.debug("begin %s", unit.file)
     workflow, schema, spec = _loaded(workflow_path, digest, gpu)
@@ -233,7 +234,11 @@ def transform_frame(
 
 @functools.lru_cache(maxsize=1)
 def _loaded(path: str, digest: str, gpu: bool):
-    """The workflow at ``path``; a worker may outlive it, so its digest is part of the key."""
+    """The workflow at ``path``, and the spec that rows are read by.
+
+    A worker may outlive them, so ``digest`` is that of their description: the workflow's own
+    digest does not tell specs of other file formats apart.
+    """
     workflow, description = load(path), inspect(path)
     if gpu and _ENTRY * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:
         # They go to the device once, not for every frame; Dask spills nothing of them.

@@ -16,6 +16,9 @@ which value came out wrong, and can be deleted by itself once upstream does not 
 ``hashes``         one hash on the CPU and on the GPU
 ``values``         wrong values that stock NVTabular gives silently
 ``moments``        variances that are rounding noise
+``operators``      operators that fail, or make NaN and say nothing
+``arrays``         operators on arrays, in place of a C++ extension for NumPy 1
+``saved``          ``Workflow.load`` of what ``python -m etl run`` saved
 =================  =======================================================================
 
 Raises:
@@ -42,8 +45,11 @@ from nvt_compat import hashes, lists  # noqa: E402
 lists.apply()
 hashes.apply()
 
-from nvt_compat import merlin_io, moments, values  # noqa: E402
+from nvt_compat import arrays, merlin_io, moments, operators, saved, values  # noqa: E402
 
 merlin_io.apply()
 values.apply()
 moments.apply()
+operators.apply()
+arrays.apply()
+saved.apply()

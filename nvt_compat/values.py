@@ -88,18 +88,43 @@ def _mend_encode(categorify) -> None:
     )
 
 
+def by_count(frame, count: str, values: list[str]):
+    """A vocabulary by falling count; ties by value, nulls before everything else."""
+    order = {"ascending": [False] + [True] * len(values), "na_position": "first"}
+    return frame.sort_values([count, *values], ignore_index=True, **order)
+
+
+def rows_after(vocabulary, part: int, count: str) -> int:
+    """How many rows the values have that are in later partitions than ``part``."""
+    later = range(part + 1, vocabulary.npartitions)
+    counts = [vocabulary.partitions[i][count] for i in later]
+    return sum(int(one.compute(scheduler="synchronous").sum()) for one in counts)
+
+
 def _mend_vocabulary(categorify) -> None:
+    categorify.by_count, categorify.rows_after = by_count, rows_after
     edit(
         categorify._write_uniques,
-        # dask sorts lazily: the error that this `try` expects has to come inside of it
-        (
-            'df = df.sort_values(col_name, na_position="first")',
-            'df = df.sort_values(col_name, na_position="first").optimize()',
-        ),
         (
             "df = df.sort_values(name_size_multi, ascending=False, ignore_index=True)",
-            "df = df.sort_values([name_size_multi, *col_selector.names], "
-            "ascending=[False] + [True] * len(col_selector.names), ignore_index=True)",
+            "df = by_count(df, name_size_multi, col_selector.names)",
+        ),
+        # With split_out > 1: Dask takes `head` of what is sorted without its nulls, and passes no
+        # BlockIndex on, so the null got an id.
+        (
+            'df = df.sort_values(col_name, na_position="first")',
+            "null_row = _compute_sync(df[df[col_name].isnull()])",
+        ),
+        ("null_row = df.head(1)", ""),
+        (
+            "df = df.map_partitions(_drop_first_row, BlockIndex((df.npartitions,)))",
+            "df = df.dropna(subset=[col_name])",
+        ),
+        (
+            # this is a task itself: with a client, Dask would have workers exchange the rows
+            ")[0][::-1],\n                )",
+            ")[0][::-1],\n                    shuffle_method='tasks',\n"
+            "                ).map_partitions(by_count, name_size, [col_name])",
         ),
         (
             # not even a null was seen (all lists empty): a null row made up instead got an id
@@ -119,9 +144,14 @@ def _mend_vocabulary(categorify) -> None:
     edit(
         categorify._save_encodings,
         # nothing but nulls was seen: an empty vocabulary is still a vocabulary
+        ("if _len == 0:\n            continue", "if _len == 0 and p:\n            continue"),
+        # of one partition, not of all of them
+        ("removed = df[(sizes < freq_threshold)", "removed = _df[(sizes < freq_threshold)"),
+        # what does not fit is out of vocabulary in the other partitions too
         (
-            "if _len == 0:\n            continue",
-            "if _len == 0 and is_collection:\n            continue",
+            "break  # Ignore any remaining files",
+            "oov_size += rows_after(df, p, size_col) if record_size_meta and is_collection else 0\n"
+            "            break",
         ),
     )
 

@@ -2,10 +2,10 @@
 
     python requirements/resolve.py            # for Python 3.11 and 3.12
 
-For each version: PyTorch with its CUDA libraries resolves against the lock, every other pin has a
-wheel or is published as a source, and what the wheels ask of each other the pins give. Nothing is
-installed or imported; wheels are looked up, their metadata is read. Not seen: whether the sources
-build (`make env` shows it), and what they ask for.
+For each version: every pin has a wheel or is published as a source, and what the wheels ask of each
+other the pins give, PyTorch's CUDA libraries included. Nothing is installed or imported; wheels are
+looked up, their metadata is read. Not seen: whether the sources build (`make env` shows it), and
+what they ask for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 HERE = Path(__file__).parent
+LOCKS = ("build.txt", "torch.txt", "cuda.txt", "gpu.txt")
 #: Every tag that a wheel for glibc may have: pip is asked for another machine than this.
 _PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in range(39, 4, -1)]
 _PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
@@ -29,7 +30,7 @@ _PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_6
 
 def pins(name: str) -> list[str]:
     """The lines of a requirements file that pin a package."""
-    return re.findall(r"^[a-z].*$", (HERE / name).read_text(), re.MULTILINE)
+    return re.findall(r"^[a-z][^ \\\n]*", (HERE / name).read_text(), re.MULTILINE)
 
 
 def dry_run(version: str, *arguments: str) -> tuple[list[dict], str]:
@@ -50,7 +51,7 @@ def dry_run(version: str, *arguments: str) -> tuple[list[dict], str]:
 
 def with_wheels(version: str) -> tuple[list[dict], list[str]]:
     """Metadata of the pins that have a wheel, and the pins that are published as sources only."""
-    locked, sources = [*pins("build.txt"), *pins("gpu.txt")], []
+    locked, sources = [pin for name in LOCKS for pin in pins(name)], []
     while True:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             file.write("\n".join(locked))
@@ -68,16 +69,23 @@ def with_wheels(version: str) -> tuple[list[dict], list[str]]:
 def unmet(version: str, packages: dict[str, dict], versions: dict[str, str]) -> list[str]:
     """What packages ask for and the pins do not give."""
     environment = {
-        "python_version": version, "python_full_version": f"{version}.0", "extra": "",
+        "python_version": version, "python_full_version": f"{version}.0",
         "sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64",
         "os_name": "posix", "implementation_name": "cpython",
         "platform_python_implementation": "CPython",
     }  # fmt: skip
+    needs = {
+        name: [Requirement(line) for line in metadata.get("requires_dist", [])]
+        for name, metadata in packages.items()
+    }
+    extras = {name: {""} for name in needs}  # cuda-toolkit asks for libraries in extras alone
+    for need in (need for own in needs.values() for need in own):
+        extras.setdefault(canonicalize_name(need.name), set()).update(need.extras)
     found = []
-    for name, metadata in packages.items():
-        for line in metadata.get("requires_dist", []):
-            need = Requirement(line)
-            if need.marker and not need.marker.evaluate(environment):
+    for name, own in needs.items():
+        for need in own:
+            environments = [environment | {"extra": extra} for extra in extras[name]]
+            if need.marker and not any(map(need.marker.evaluate, environments)):
                 continue
             of = canonicalize_name(need.name)
             if of not in versions or not need.specifier.contains(versions[of], prereleases=True):
@@ -89,13 +97,8 @@ def main() -> int:
     """Check the versions of Python given, or all; exit status 1 if one cannot be installed."""
     wrong = 0
     for version in sys.argv[1:] or ("3.11", "3.12"):
-        torch, error = dry_run(version, f"-r{HERE / 'torch.txt'}", f"-c{HERE / 'gpu.txt'}")
-        if error:
-            print(f"Python {version}: PyTorch does not resolve: {error}")
-            wrong += 1
-            continue
         locked, sources = with_wheels(version)
-        packages = {canonicalize_name(one["name"]): one for one in [*torch, *locked]}
+        packages = {canonicalize_name(one["name"]): one for one in locked}
         versions = {name: one["version"].split("+")[0] for name, one in packages.items()}
         versions |= dict(pin.split("==") for pin in sources)
         problems = unmet(version, packages, versions)

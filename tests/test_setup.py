@@ -1,9 +1,12 @@
 """The locks, the environment that runs this test, environment.yml, the Makefile and .ci/run."""
 
+import hashlib
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -14,7 +17,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"
-PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][0-9a-z.]*)")
+PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][0-9a-z.]*)((?: --hash=sha256:[0-9a-f]{64})+)")
+BEFORE = ("build.txt", "torch.txt", "cuda.txt")  # what is installed before a lock
 GPU_ONLY_MODULES = {"cudf-cu13", "dask-cudf-cu13", "dask-cuda", "cupy-cuda13x", "rmm-cu13"}
 
 #: Published requirements that the locks break on purpose: (whose, of what).
@@ -23,16 +27,18 @@ BROKEN_ON_PURPOSE = {
     ("merlin-core", "pynvml"),  # nvidia-ml-py gives the module of that name
     ("merlin-core", "dask-cuda"),  # on GPU machines only
     ("torchrec", "fbgemm-gpu"),  # fbgemm-gpu-cpu gives the same modules
+    ("torchx", "urllib3"),  # pins <1.27, which gets no more fixes
 }
 
 
 def pins(name):
-    """Return {package: version} of a requirements file; fail on a line that is no exact pin."""
+    """Return {package: version} of a requirements file; fail on what is no pin with digests."""
     found = {}
-    for line in (REQUIREMENTS / name).read_text().splitlines():
+    text = re.sub(r" \\\n *", " ", (REQUIREMENTS / name).read_text())
+    for line in text.splitlines():
         if line and not line.startswith("#"):
             match = PIN.fullmatch(line)
-            assert match, f"{name}: {line!r} is no exact pin"
+            assert match, f"{name}: {line!r} is no exact pin with digests: make lock"
             assert match[1] not in found, f"{name}: {match[1]} twice"
             found[match[1]] = match[2]
     return found
@@ -81,8 +87,15 @@ def test_the_locks_agree_and_differ_only_by_rapids_and_fbgemm():
 
 @pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt"])
 def test_a_lock_leaves_out_what_is_installed_before_it(lock):
-    before = pins("build.txt") | pins("torch.txt")
-    assert not set(pins(lock)) & (set(before) | {"pynvml", "triton", "nvidia-cudnn-cu13"})
+    before = {package for name in BEFORE for package in pins(name)}
+    assert {"torch", "triton", "nvidia-cudnn-cu13"} < before
+    assert not set(pins(lock)) & (before | {"pynvml"})
+
+
+def test_the_tools_have_the_versions_of_the_locks():
+    """So that `make audit` looks each package up once."""
+    locked = {k: v for name in (*BEFORE, "gpu.txt", "cpu.txt") for k, v in pins(name).items()}
+    assert {k: locked.get(k, v) for k, v in pins("tools.txt").items()} == pins("tools.txt")
 
 
 @pytest.mark.skipif(has_gpu(), reason="GPU machines have environments of their own")
@@ -111,17 +124,70 @@ def test_nothing_is_missing_but_what_is_broken_on_purpose():
 def test_environment_yml_installs_the_same_files():
     text = (ROOT / "environment.yml").read_text()
     conda = yaml.safe_load(text)["dependencies"]
-    assert conda[-1] == {
-        "pip": [
-            "-r requirements/build.txt",
-            "-r requirements/torch.txt",
-            "-c requirements/gpu.txt",
-        ]
-    }
     assert f"pip={pins('build.txt')['pip']}" in conda
     assert "python=3.11" in conda
-    command = "pip install --no-deps --no-build-isolation -r requirements/gpu.txt -e ."
-    assert f"#   {command}\n" in text
+    commands = re.findall(r"^#   pip install --no-deps (.*)$", text, re.MULTILINE)
+    assert commands == [
+        "--require-hashes -r requirements/build.txt",
+        "--require-hashes -r requirements/torch.txt -r requirements/cuda.txt",
+        "--require-hashes --no-build-isolation -r requirements/gpu.txt",
+        "--no-build-isolation -e .",
+    ]
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, REQUIREMENTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_digests_are_written_and_replaced():
+    hashes = script("hashes")
+    lock = "# why\na==1.0\nb-c==2 \\\n    --hash=sha256:dd \\\n    --hash=sha256:ee\n# end\n"
+    once = hashes.with_hashes(lock, {"a": {"22", "11"}, "b-c": {"33"}})
+    assert once == (
+        "# why\na==1.0 \\\n    --hash=sha256:11 \\\n    --hash=sha256:22\n"
+        "b-c==2 \\\n    --hash=sha256:33\n# end\n"
+    )
+    assert hashes.with_hashes(once, {"a": {"22", "11"}, "b-c": {"33"}}) == once
+
+
+def test_wheels_in_folders_are_found_by_their_version(tmp_path):
+    for name in ("torch-2.13.0+cpu-x.whl", "torch-2.12.0-x.whl", "my_pkg-1.0-x.whl"):
+        (tmp_path / name).write_text(name)
+    found = script("hashes").in_folders({"torch": "2.13.0", "my-pkg": "1.0"}, [str(tmp_path)])
+    digest = hashlib.sha256(b"torch-2.13.0+cpu-x.whl").hexdigest()
+    assert found["torch"] == {digest}
+    assert found.keys() == {"torch", "my-pkg"}
+
+
+def test_pip_refuses_another_file(tmp_path):
+    """Where its digest is not the locked one; nothing is asked of the network."""
+    (tmp_path / "torch-2.13.0-py3-none-any.whl").write_bytes(b"another")
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--no-deps"]
+    command += ["--ignore-installed"]
+    command += [f"--find-links={tmp_path}", f"-r{REQUIREMENTS / 'torch.txt'}"]
+    environment = {**os.environ, "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "status", "told"),
+    [
+        ('{"dependencies": [{"name": "a", "version": "1", "vulns": []}]}', "", 0, "1 of 1"),
+        ('{"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "CVE-1", '
+         '"fix_versions": ["2"]}]}]}', "", 1, "a 1: CVE-1, fixed in 2"),
+        ('{"dependencies": [{"name": "a", "skip_reason": "none"}]}', "", 0, "NOTHING WAS CHECKED"),
+        ("", "Could not connect to the feed", 0, "NOTHING WAS CHECKED"),
+        ("", "no such option", 1, "pip-audit failed: no such option"),
+    ],
+)  # fmt: skip
+def test_an_audit_says_what_it_could_not_check(capsys, output, error, status, told):
+    assert script("audit").report(output, error) == status
+    assert told in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------ Makefile, .ci/run
@@ -204,11 +270,11 @@ def test_make_alone_lists_every_target(run):
     assert listed == phony.split()
 
 
-@pytest.mark.parametrize("fails", ["env", "lint", "test", "demo", "nothing"])
+@pytest.mark.parametrize("fails", ["env", "lint", "test", "demo", "audit", "nothing"])
 def test_ci_runs_every_step_and_stops_at_the_first_failure(run, bin_dir, tmp_path, fails):
     program(bin_dir / "make", f'echo "$1" >> {tmp_path}/called; test "$1" != {fails}')
     done = run(str(ROOT / ".ci" / "run"))
-    steps = ["env", "lint", "test", "demo"]
+    steps = ["env", "lint", "test", "demo", "audit"]
     called = (tmp_path / "called").read_text().split()
     assert called == steps[: steps.index(fails) + 1 if fails in steps else None]
     assert (done.returncode == 0) == (fails == "nothing")

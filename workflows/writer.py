@@ -221,9 +221,14 @@ def _digest_of_file(file: Path) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    """NVTabular's loader compares those of Python, nvtabular and pandas with its own."""
+    """NVTabular's loader compares those of Python, nvtabular and pandas with its own.
+
+    It prints that of nvtabular if they differ, and then looks for a pickle, which is not there.
+    """
     found = {"python": sys.version}
     for name in _VERSIONS_OF:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
+    if "nvtabular" in found:
+        found["nvtabular"] += " (to open it, import nvt_compat before nvtabular)"
     return found

@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import Client
 
+from clicklog.columns import CategoricalColumn, DenseColumn, InputFormat
 from clicklog.errors import SettingsError
+from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS
 from etl.cluster import WorkerLostError, local_cluster
 from etl.run import run
@@ -134,6 +136,26 @@ def test_the_fit_reads_each_block_once(raw: Path, tmp_path: Path, dask_client) -
 
 def _forget_events(dask_scheduler) -> None:
     dask_scheduler._broker.truncate("etl-rows")
+
+
+def test_workers_read_the_next_log_by_its_own_spec(tmp_path: Path, dask_client) -> None:
+    """The same cluster, output and values, but another delimiter."""
+    expected = None
+    for delimiter in (",", ";"):
+        rows = [["0", str(i % 7), f"{i % 5:x}"] for i in range(60)]
+        for day in (0, 1):
+            text = "".join(delimiter.join(row) + "\n" for row in rows)
+            (tmp_path / f"day_{day}.csv").write_text(text)
+        spec = FeatureSpec(
+            "label", (DenseColumn("x"),), (CategoricalColumn("c"),),
+            input=InputFormat("csv", header=False, delimiter=delimiter),
+        )  # fmt: skip
+        output = tmp_path / "out"
+        shutil.rmtree(output, ignore_errors=True)
+        run(settings(tmp_path, output, spec, scheduler=dask_client.scheduler.address))
+        found = read_split(output, "train")
+        expected = found if expected is None else expected
+        pd.testing.assert_frame_equal(found, expected)
 
 
 def test_a_worker_that_dies_is_replaced(raw: Path, whole, cluster: Client) -> None:

@@ -46,7 +46,7 @@ class Found:
 def fetch(target: Path = SOURCES) -> None:
     """Download the wheels that requirements/gpu.txt names and keep their Python files."""
     lock = (ROOT / "requirements" / "gpu.txt").read_text()
-    pins = [re.search(rf"^{name}==.*$", lock, re.MULTILINE)[0] for name in WHEELS]
+    pins = [re.search(rf"^{name}==[^ \n]*", lock, re.MULTILINE)[0] for name in WHEELS]
     with tempfile.TemporaryDirectory() as folder:
         # 3.11 and 3.12 have the same: the wheels are built for all versions from 3.11 on
         options = ["--no-deps", "--only-binary=:all:", "--python-version=3.11", f"--dest={folder}"]

@@ -17,17 +17,23 @@ import pytest
 from nvtabular import ops
 
 
+@pytest.fixture
+def without_client():
+    """No Dask client, where Merlin would find the session's cluster."""
+    from merlin.core.utils import set_dask_client
+
+    set_dask_client(None)
+    try:
+        yield
+    finally:
+        set_dask_client("auto")
+
+
 @pytest.fixture(params=["synchronous", "distributed"])
 def client(request: pytest.FixtureRequest):
     """Without a Dask client, and with one."""
     if request.param == "synchronous":
-        from merlin.core.utils import set_dask_client
-
-        set_dask_client(None)  # else Merlin would find the session's cluster
-        try:
-            yield None
-        finally:
-            set_dask_client("auto")
+        yield request.getfixturevalue("without_client")
     else:
         with request.getfixturevalue("dask_client").as_current() as current:
             yield current
@@ -101,6 +107,64 @@ def test_categorify_ties_by_value(client, tmp_path: Path) -> None:
         node = ["c"] >> ops.Categorify(out_path=str(tmp_path / str(seed)))
         result = _fit_transform(node, pd.DataFrame({"c": shuffled}), partitions=1 + 4 * seed)
         assert result["c"].tolist() == (shuffled + 3).astype(int).tolist()
+
+
+def test_a_combination_with_a_null_comes_first(tmp_path: Path) -> None:
+    """Of combinations that are equally frequent."""
+    frame = pd.DataFrame({"a": [None, "E", "B"], "b": ["C", "B", "A"]})
+    node = nvtabular.ColumnSelector([("a", "b")]) >> ops.Categorify(
+        encode_type="combo", out_path=str(tmp_path)
+    )
+    workflow = nvtabular.Workflow(node)
+    workflow.fit(nvtabular.Dataset(frame, cpu=True))
+    assert workflow.transform(frame)["a_b"].tolist() == [3, 5, 4]
+
+
+_WORDS = [None if np.isnan(value) else f"é{value:02.0f}" for value in _column(300)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        _column(300, missing=0.0),
+        _column(300),
+        pd.Series(_WORDS, dtype=object),
+        np.full(20, np.nan),
+        [np.array([5, 7]), np.array([], int), np.array([7])] * 4,
+    ],
+    ids=["integers", "nulls", "strings", "only nulls", "lists"],
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"freq_threshold": 4}, {"max_size": 12, "num_buckets": 3}], ids=str
+)
+def test_a_vocabulary_in_several_files_is_that_of_one(
+    tmp_path: Path, without_client, values, options: dict
+) -> None:
+    """Ids, table size and what NVTabular says of the ids in meta.c.parquet."""
+    frame = pd.DataFrame({"c": values})
+    found = []
+    for files in (1, 3):
+        path = tmp_path / str(files)
+        node = ["c"] >> ops.Categorify(out_path=str(path), split_out=files, **options)
+        workflow = nvtabular.Workflow(node)
+        workflow.fit(nvtabular.Dataset(dd.from_pandas(frame, npartitions=3, sort=False), cpu=True))
+        found.append(
+            {
+                "ids": [np.asarray(ids).tolist() for ids in workflow.transform(frame)["c"]],
+                "meta": pd.read_parquet(path / "categories" / "meta.c.parquet").to_dict("list"),
+                "size": workflow.output_schema["c"].properties["embedding_sizes"],
+            }
+        )
+    assert found[0] == found[1]
+
+
+def test_a_vocabulary_in_several_files_with_workers(dask_client, tmp_path: Path) -> None:
+    """One of whose tasks sorts what others have written."""
+    values = _column(300)
+    node = ["c"] >> ops.Categorify(out_path=str(tmp_path), split_out=2)
+    with dask_client.as_current():
+        result = _fit_transform(node, pd.DataFrame({"c": values}))
+    assert result["c"].tolist() == _expected_ids(values)[0]
 
 
 def test_categorify_all_null_partition_and_column(client, tmp_path: Path) -> None:

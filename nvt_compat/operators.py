@@ -1,0 +1,83 @@
+"""Operators that fail on today's stack, or make NaN and say nothing.
+
+* ``DifferenceLag`` put None into a column of booleans, which pandas 3 refuses.
+* ``LogOp`` is log(1 + x): -1 becomes -inf, less becomes NaN. It warns now.
+* ``Normalize`` made a whole column NaN for one infinite value. It refuses it now.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+from nvt_compat.patching import replace
+
+import numpy as np
+
+from clicklog.errors import SchemaError
+
+
+def _difference_lag(self, col_selector, df):
+    """Differences to the row ``shift`` rows before; missing where that row is of another group."""
+    output = {}
+    for shift in self.shifts:
+        keys = df[self.partition_cols]
+        same = (keys == keys.shift(shift)).fillna(False).all(axis=1)
+        for column in col_selector.names:
+            difference = (df[column] - df[column].shift(shift)).where(same)
+            output[self._column_name(column, shift)] = difference.astype(self.output_dtype)
+    return type(df)(output)
+
+
+def _warning_of_nan(transform):
+    @functools.wraps(transform)
+    def log_op(self, col_selector, df):
+        for name in col_selector.names:
+            _warn_of_nan(name, df[name])
+        return transform(self, col_selector, df)
+
+    return log_op
+
+
+def _warn_of_nan(name: str, column) -> None:
+    from merlin.core.dispatch import flatten_list_column_values, is_list_dtype
+
+    if is_list_dtype(column):
+        column = flatten_list_column_values(column)
+    # rounded as LogOp does it
+    column = column.astype("float32")
+    if wrong := int((column <= -1).sum()):
+        warnings.warn(
+            f"LogOp: column {name}: {wrong} of {len(column)} values are -1 or less (the least is "
+            f"{float(column.min()):g}), so log(1 + x) is -inf or NaN. Put Clip(min_value=0) before "
+            "LogOp, or correct the values",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _refusing_infinity(fit_finalize):
+    @functools.wraps(fit_finalize)
+    def normalize(self, dask_stats):
+        for name, count, mean in zip(
+            dask_stats.index, dask_stats["count"], dask_stats["mean"], strict=True
+        ):
+            if count and not np.isfinite(mean):
+                raise SchemaError(
+                    f"column {name}: the mean of its {count} values is {mean:g}, and Normalize "
+                    "would make all of them NaN: some are infinite, or too large to add",
+                    "bound them with Clip first; LogOp makes -inf of -1",
+                )
+        fit_finalize(self, dask_stats)
+
+    return normalize
+
+
+def apply() -> None:
+    """Replace methods of the three."""
+    from nvtabular.ops import DifferenceLag, LogOp, Normalize
+
+    replace(DifferenceLag, "transform", _difference_lag, expect="mask[mask == False] = None")
+    replace(LogOp, "transform", _warning_of_nan(LogOp.transform), expect="self.output_dtype) + 1")
+    finalize = _refusing_infinity(Normalize.fit_finalize)
+    replace(Normalize, "fit_finalize", finalize, expect='dask_stats["std"]')

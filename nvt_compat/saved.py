@@ -1,0 +1,52 @@
+"""``nvtabular.Workflow.load`` of a workflow that ``python -m etl run`` saved.
+
+NVTabular looks for a pickle there, of which there is none, and ended in FileNotFoundError.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+
+from nvt_compat.patching import replace
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from clicklog.errors import BadInputError
+
+
+def _format(fs, directory: str) -> str | None:
+    """What metadata.json says of the format; nothing in what NVTabular saves."""
+    try:
+        with fs.open(f"{directory}/metadata.json") as file:
+            return json.load(file).get("format")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None  # what is wrong, the loader says
+
+
+def _loading_ours(load):
+    @functools.wraps(load)
+    def load_workflow(cls, path, client=None):
+        # At the call only: `workflows` imports this package.
+        from workflows.description import FORMAT
+        from workflows.store import load as load_ours
+
+        fs, _, [directory] = fsspec.get_fs_token_paths(str(path))
+        if _format(fs, directory) != FORMAT:
+            return load(cls, path, client=client)
+        if not isinstance(fs, LocalFileSystem):
+            raise BadInputError(f"{path}: not a local directory", "copy the workflow here first")
+        workflow = load_ours(directory)
+        workflow.client = client
+        return workflow
+
+    return load_workflow
+
+
+def apply() -> None:
+    """Replace ``Workflow.load``."""
+    from nvtabular import Workflow
+
+    load = classmethod(_loading_ours(Workflow.load.__func__))
+    replace(Workflow, "load", load, expect='"workflow.pkl"')
