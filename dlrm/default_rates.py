@@ -97,22 +97,25 @@ def remedies(
         config, global_batch, epoch_steps: as for :func:`with_default_rates`.
     """
     tables, dense = default_rates(given.table_optimizer, config, global_batch)
-    too_high = f"lower --learning_rate (it is {tables:g} for tables, {dense:g} for dense layers)"
-    if given.learning_rate is not None:
-        too_high = (
-            f"leave --learning_rate {given.learning_rate:g} out: these layers would be given "
-            f"{tables:g} for the tables and {dense:g} for the dense layers, after a warm-up"
-        )
-    at_chance = too_high
+    names = ("learning_rate", "dense_learning_rate")
+    flags = [f"--{one} {getattr(given, one):g}" for one in names if getattr(given, one) is not None]
+    too_high = (
+        f"leave {' and '.join(flags)} out: these layers would be given {tables:g} for the tables "
+        f"and {dense:g} for the dense layers, after a warm-up"
+        if flags
+        else f"give a --learning_rate below {tables:g} (tables) and {dense:g} (dense layers)"
+    )
     if given.table_optimizer == "sgd":
-        at_chance += (
-            f"; SGD learns slowly from {epoch_steps} steps an epoch: try --adagrad, or a smaller "
-            "--batch_size"
-        )
-    elif given.learning_rate is None:
         at_chance = (
-            "look whether the data tell anything of the label (report.html of the ETL), "
-            f"or {too_high}"
+            f"{too_high}; SGD learns slowly from {epoch_steps} steps an epoch: try --adagrad, or "
+            "a smaller --batch_size"
+        )
+    elif flags:
+        at_chance = too_high
+    else:
+        at_chance = (
+            "look whether the data tell anything of the label (report.html of the ETL), or "
+            f"{too_high}"
         )
     return too_high, at_chance
 

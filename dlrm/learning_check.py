@@ -23,12 +23,14 @@ log = logging.getLogger(__name__)
 
 #: Below this AUROC a model has learned nothing; chance is 0.5.
 NOTHING_LEARNED = 0.52
+#: A model with this AUROC has learned something, and is not to be warned of by accident.
+SOMETHING_LEARNED = 0.54
 #: How many times the loss of always predicting the click rate is too much.
 TOO_MUCH_LOSS = 10
 #: The share of an epoch after which something should be learned, and the samples from there on
 #: whose AUROC is taken: with 5,000 clicks among them it is off by less than 0.01.
 _SHARE, _SAMPLES = 0.1, 20_000
-#: Clicks, and rows without one, that are too few for an AUROC or a click rate.
+#: Clicks, and rows without one, that are too few for a click rate.
 _FEW = 100
 
 
@@ -43,6 +45,7 @@ class LearningCheck:
         global_batch: samples of a step.
         remedy: what to do about a loss that is too high.
         remedy_at_chance: what to do about an AUROC of chance.
+        learnable: False for random labels, whose AUROC says nothing.
     """
 
     def __init__(
@@ -55,9 +58,11 @@ class LearningCheck:
         global_batch: int,
         remedy: str,
         remedy_at_chance: str,
+        learnable: bool,
     ) -> None:
         self._group, self._events = group, events
         self._remedy, self._remedy_at_chance = remedy, remedy_at_chance
+        self._learnable = learnable
         self._said: set[str] = set()
         self._samples = 0
         self._sums = torch.zeros(2, dtype=torch.float64, device=group.device)
@@ -70,23 +75,24 @@ class LearningCheck:
         self._samples += output.global_size
         self._sums[0] += output.loss * output.global_size
         self._sums[1] += output.labels.sum()
-        if self._begin < step <= self._end:
+        if self._begin < step <= self._end and self._learnable:
             self._seen.append((output.logits.clone(), output.labels))  # graphs write there again
         if step & (step - 1) == 0:
             self._look(step, output)
-        if step == self._end:
+        if step == self._end and self._learnable:
             self._look_at_order(step)
 
     def evaluated(self, step: int, valid: Metrics | None) -> None:
         """Look at an evaluation of valid; None on ranks that do not have it."""
-        if valid is not None and valid.auroc is not None and step > self._begin:
-            few = min(valid.positives, valid.samples - valid.positives) < _FEW
-            if valid.auroc < NOTHING_LEARNED and not few:
-                self._warn(
-                    "chance",
-                    f"step {step}: AUROC {valid.auroc:.4f} of valid: nothing is learned yet",
-                    self._remedy_at_chance,
-                )
+        if valid is None or valid.auroc is None or not self._learnable or step <= self._begin:
+            return
+        if _is_chance(valid.auroc, valid.positives, valid.samples):
+            self._warn(
+                "chance",
+                step,
+                f"AUROC {valid.auroc:.4f} of valid: nothing is learned yet",
+                self._remedy_at_chance,
+            )
 
     def _look(self, step: int, output: StepOutput) -> None:
         logits = output.logits.double()
@@ -104,7 +110,8 @@ class LearningCheck:
             if not loss <= TOO_MUCH_LOSS * base:  # NaN, too
                 self._warn(
                     "loss",
-                    f"step {step}: loss {loss:.4g}, where always predicting the click rate of "
+                    step,
+                    f"loss {loss:.4g}, where always predicting the click rate of "
                     f"{rate:.2%} gives {base:.3f}: training diverges",
                     self._remedy,
                 )
@@ -112,31 +119,45 @@ class LearningCheck:
         if rows >= _FEW and squares / rows - mean**2 <= 1e-12 * mean**2:
             self._warn(
                 "constant",
-                f"step {step}: every row gets the same prediction (logit {mean:.4g}): the layers "
+                step,
+                f"every row gets the same prediction (logit {mean:.4g}): the layers "
                 "pass nothing on",
                 self._remedy,
             )
 
     def _look_at_order(self, step: int) -> None:
-        """The AUROC of the rows of the last steps."""
-        parts = [torch.stack(part, dim=1) for part in self._seen] or [torch.zeros(0, 2)]
-        self._seen.clear()
+        """The AUROC of the rows of the last steps, unless a resumed run has not seen them all."""
+        seen, self._seen = self._seen, []
+        if len(seen) < self._end - self._begin:
+            return
+        parts = [torch.stack(part, dim=1) for part in seen]
         rows = gather_rows(self._group, torch.cat(parts).float().cpu().numpy())
         if rows is None or not np.isfinite(rows).all():
             return
+        found = auroc(rows[:, 0], rows[:, 1])
         clicks = int(np.count_nonzero(rows[:, 1] > 0.5))
-        if _FEW <= clicks <= len(rows) - _FEW:
-            found = auroc(rows[:, 0], rows[:, 1])
-            if found < NOTHING_LEARNED:
-                self._warn(
-                    "chance",
-                    f"step {step}: AUROC {found:.4f} of the last {len(rows):,} training samples, "
-                    "predicted before they were trained: nothing is learned yet",
-                    self._remedy_at_chance,
-                )
+        if found is not None and _is_chance(found, clicks, len(rows)):
+            self._warn(
+                "chance",
+                step,
+                f"AUROC {found:.4f} of the last {len(rows):,} training samples, predicted before "
+                "they were trained: nothing is learned yet",
+                self._remedy_at_chance,
+            )
 
-    def _warn(self, kind: str, problem: str, remedy: str) -> None:
+    def _warn(self, kind: str, step: int, problem: str, remedy: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            log.warning("%s\n  -> %s", problem, remedy)
-            self._events.write("warning", text=problem, remedy=remedy)
+            log.warning("step %d: %s\n  -> %s", step, problem, remedy)
+            self._events.write("warning", step=step, text=problem, remedy=remedy)
+
+
+def _is_chance(found: float, clicks: int, rows: int) -> bool:
+    """Whether an AUROC says that nothing is learned, and not that there are too few rows to tell.
+
+    The variance of an AUROC of chance is (rows + 1)/(12·clicks·rest) (Hanley & McNeil 1982).
+    """
+    rest = rows - clicks
+    if found >= NOTHING_LEARNED or not clicks or not rest:
+        return False
+    return found + 2 * math.sqrt((rows + 1) / (12 * clicks * rest)) < SOMETHING_LEARNED

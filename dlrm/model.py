@@ -194,13 +194,12 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
         else:
             with drawn_on:
                 model = _EmbeddingsDLRM(config)
+        if config.interaction_type == "original":
+            model.inter_arch = Interaction(len(config.categorical), dense=bool(config.dense))
         for part in (model.dense_arch, model.inter_arch, model.over_arch):
             _draw_layers(part)
+            part.to(device)
     model.sparse_arch = PooledVectors(collection)
-    if config.interaction_type == "original":
-        model.inter_arch = Interaction(len(config.categorical), dense=bool(config.dense))
-    for part in (model.dense_arch, model.inter_arch, model.over_arch):
-        part.to(device)
     return model
 
 

@@ -39,11 +39,10 @@ def combine_optimizers(
 ) -> CombinedOptimizer:
     """The optimizer of the whole sharded model: of the dense layers, and the fused ones."""
     name = OPTIMIZERS[settings.table_optimizer]
+    dense_rate = settings.dense_learning_rate or settings.learning_rate
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda parameters: _DENSE[name](
-            parameters, **_options(name, settings, settings.dense_learning_rate)
-        ),
+        lambda parameters: _DENSE[name](parameters, **_options(name, settings, dense_rate)),
     )
     tables = model.fused_optimizer
     if on_cpu_adam(settings, model.device):

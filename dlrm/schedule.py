@@ -41,7 +41,8 @@ def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: 
       ((S + D − c)/D)² for S ≤ c < S + D, 1e-7 at least; at any other step, if it decays at all,
       what the last of these steps had, so that the peak is (W − 1)/W until the decay begins.
     * ``nvidia`` (``LearningRateScheduler`` of NVIDIA's DLRM, warm-up factor 0): c/W for c ≤ W;
-      ((S + D − c)/D)^``decay_power`` for S < c ≤ S + D; ``decay_end_lr`` at least and after it.
+      ((S + D − c)/D)^``decay_power`` for S < c ≤ S + D; ``decay_end_lr`` at least and after it
+      (``base``, if that is less).
 
     All times ``base``. Without a decay the warm-up ends at ``base``.
     """
@@ -75,4 +76,4 @@ def _nvidia(settings: TrainSettings, base: float, count: int) -> float:
     if not length or count <= start:
         return base
     left = max(0, start + length - count) / length
-    return max(settings.decay_end_lr, base * left**settings.decay_power)
+    return max(min(base, settings.decay_end_lr), base * left**settings.decay_power)

@@ -112,6 +112,7 @@ class _Run:
             global_batch=global_batch,
             remedy=too_high,
             remedy_at_chance=at_chance,
+            learnable=settings.dataset_type == "parquet",
         )
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.model, self.optimizer, plan = build(settings, config, group)

@@ -71,7 +71,7 @@ def read_events(path: Path) -> Events:
             start, fresh = event, True
         elif kind == "resume":
             fresh = False
-            found = [one for one in found if one["step"] <= event["step"]]
+            found = [one for one in found if one.get("step", 0) <= event["step"]]
             found = [one for one in found if one["event"] != "end"]
         elif fresh:  # not the run that the events so far are of
             found, fresh = [event], False

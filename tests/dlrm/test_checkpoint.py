@@ -113,7 +113,7 @@ def test_model_file_and_weights_that_do_not_fit(copy):
     with pytest.raises(SchemaError, match=r"no weights .*t_price"):
         load_model(copy)
     change_model_file(copy, model={**config, "over_arch_layer_sizes": [1]})
-    with pytest.raises(SchemaError, match=r"model\.json: no DLRM has"):
+    with pytest.raises(SchemaError, match=r"model\.json: no DLRM of 3 dense features has"):
         load_model(copy)
     change_model_file(copy, model={**config, "over_arch_layer_sizes": [16, 4, 1]})
     with pytest.raises(SchemaError, match="over_arch"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dlrm import train as train_module
+from dlrm.learning_check import _is_chance
 from tests.dlrm.runs import events, train_here, train_many
 from tests.nvt_loader.data import write_split
 
@@ -17,7 +18,7 @@ WIDE = ["--dense_arch_layer_sizes=64,8", "--over_arch_layer_sizes=1024,1024,1"]
 @pytest.fixture(scope="module")
 def split(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "split"
-    files = {"train": [8192], "valid": [2000], "test": [200]}
+    files = {"train": [8192], "valid": [6000], "test": [200]}
     write_split(path, files, table_sizes=(10, 30, 50), row_group_rows=4096)
     return path
 
@@ -26,7 +27,7 @@ def split(tmp_path_factory):
 def noise(split, tmp_path_factory):
     """The same with labels that depend on nothing."""
     path = tmp_path_factory.mktemp("noise") / "split"
-    files = {"train": [8192], "valid": [2000], "test": [200]}
+    files = {"train": [8192], "valid": [6000], "test": [200]}
     write_split(path, files, table_sizes=(10, 30, 50), row_group_rows=4096)
     for part in path.glob("*/part.*.parquet"):
         table = pq.read_table(part)
@@ -39,7 +40,7 @@ def noise(split, tmp_path_factory):
 
 
 def _warnings(log) -> list[str]:
-    return [event["text"] for event in events(log, "warning")]
+    return [f"step {event['step']}: {event['text']}" for event in events(log, "warning")]
 
 
 def test_a_run_that_learns_is_not_warned(split, tmp_path, caplog):
@@ -73,7 +74,7 @@ def test_nothing_learned_by_two_ranks(noise, tmp_path):
     flags = [f"--binary_path={noise}", "--batch_size=32", f"--log_path={tmp_path}", "--epochs=4"]
     train_many([[*flags, "--optimizer=sgd", "--learning_rate=1e-9"]], ranks=2)
     (event,) = events(tmp_path, "warning")
-    assert event["text"].startswith("step 326: AUROC 0.")  # 13 and 313 steps
+    assert event["step"] == 326  # 13 and 313 steps
     assert "of the last 20,032 training samples" in event["text"]
     assert "--adagrad" in event["remedy"]
 
@@ -100,3 +101,36 @@ def test_constant_predictions(split, tmp_path, monkeypatch):
     flags = ["--learning_rate=1e-9", "--batch_size=256", "--max_steps=2"]
     train_here(f"--binary_path={split}", f"--log_path={tmp_path}", *flags)
     assert any("every row gets the same prediction" in text for text in _warnings(tmp_path))
+
+
+def test_the_page_of_a_warned_run_that_was_resumed(split, tmp_path):
+    """A warning before the checkpoint that the run goes on from, and one after it."""
+    flags = ["--adagrad", "--learning_rate=0.1", "--batch_size=1024", *WIDE]
+    flags += [f"--binary_path={split}", f"--checkpoint_dir={tmp_path}", "--checkpoint_freq=4"]
+    train_here(*flags, "--max_steps=5")
+    assert _warnings(tmp_path / "log")
+    train_here(*flags, "--resume")
+    assert (tmp_path / "log" / "training.html").is_file()
+
+
+def test_random_rows_in_memory_are_not_expected_to_be_learned(tmp_path):
+    made = ["--dataset_type=synthetic", "--synthetic_dataset_num_entries=40000"]
+    made += ["--synthetic_dataset_table_sizes=10,20", "--synthetic_dataset_numerical_features=2"]
+    train_here(*made, "--adagrad", "--batch_size=1000", f"--log_path={tmp_path}")
+    assert not _warnings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("found", "clicks", "rows", "chance"),
+    [
+        (0.50, 5_000, 20_000, True),
+        (0.519, 5_000, 20_000, True),
+        (0.521, 5_000, 20_000, False),
+        (0.50, 600, 20_000, True),
+        (0.519, 200, 20_000, False),  # a model of 0.55 may well show that
+        (0.3, 1, 20_000, False),
+        (0.5, 0, 20_000, False),
+    ],
+)
+def test_too_few_clicks_do_not_tell(found, clicks, rows, chance):
+    assert _is_chance(found, clicks, rows) is chance

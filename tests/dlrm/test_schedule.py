@@ -68,3 +68,15 @@ def test_change_counts_steps_over_all_epochs():
         learning_rate=1.0, change_lr=True, lr_change_point=0.7, lr_after_change_point=0.5, epochs=2
     )
     assert _rates(settings, 10) == [1.0] * 7 + [0.5] * 3
+
+
+def test_a_decay_never_raises_the_lower_of_two_rates():
+    settings = TrainSettings(
+        learning_rate=0.018,
+        lr_policy="nvidia",
+        lr_decay_start=1,
+        lr_decay_steps=5,
+        decay_end_lr=0.01,
+    )
+    rates = [learning_rate(settings, 0.0037, step, 10) for step in range(10)]
+    assert max(rates) == 0.0037
