@@ -139,10 +139,12 @@ class CategoricalColumn:
                 )
             if getattr(self, field) < 0:
                 raise SettingsError(f"column {self.name}: {field} = {getattr(self, field)} < 0")
-            if getattr(self, field) > MAX_HASH_BUCKETS:
+            counts_rows = field == "freq_threshold"
+            most = 2**63 - 1 if counts_rows else MAX_HASH_BUCKETS
+            if getattr(self, field) > most:
                 raise SettingsError(
                     f"column {self.name}: {field} = {getattr(self, field)}",
-                    f"at most {MAX_HASH_BUCKETS}: ids are 32-bit integers",
+                    f"at most {most}: {'counts are 64' if counts_rows else 'ids are 32'}-bit integers",
                 )
         for field, kind in (("multi_hot", bool), ("vocabulary", str)):
             if not isinstance(getattr(self, field), kind):

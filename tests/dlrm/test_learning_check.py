@@ -72,6 +72,7 @@ def test_nothing_learned_after_a_tenth_of_the_epoch(noise, tmp_path, caplog, mon
 
 def test_nothing_learned_by_two_ranks(noise, tmp_path):
     flags = [f"--binary_path={noise}", "--batch_size=32", f"--log_path={tmp_path}", "--epochs=4"]
+    flags += ["--test_after=3"]  # the first evaluation says so too
     train_many([[*flags, "--optimizer=sgd", "--learning_rate=1e-9"]], ranks=2)
     (event,) = events(tmp_path, "warning")
     assert event["step"] == 326  # 13 and 313 steps
