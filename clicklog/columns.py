@@ -139,12 +139,13 @@ class CategoricalColumn:
                 )
             if getattr(self, field) < 0:
                 raise SettingsError(f"column {self.name}: {field} = {getattr(self, field)} < 0")
-            counts_rows = field == "freq_threshold"
-            most = 2**63 - 1 if counts_rows else MAX_HASH_BUCKETS
+            most, why = MAX_HASH_BUCKETS, "ids are 32-bit integers"
+            if field == "freq_threshold":
+                most, why = 2**63 - 1, "counts are 64-bit integers"
             if getattr(self, field) > most:
                 raise SettingsError(
                     f"column {self.name}: {field} = {getattr(self, field)}",
-                    f"at most {most}: {'counts are 64' if counts_rows else 'ids are 32'}-bit integers",
+                    f"at most {most}: {why}",
                 )
         for field, kind in (("multi_hot", bool), ("vocabulary", str)):
             if not isinstance(getattr(self, field), kind):
