@@ -151,7 +151,7 @@ class _Run:
                     engine = stack.enter_context(engines.started(self.settings, self.work))
             if not fitted:
                 with self.clock("fit"), RowsBar("fit", plan, "train") as bar:
-                    self._fit(engine, plan, bar)
+                    self._fit(engine, plan, bar, parts_done=bool(results))
             if missing:
                 done = sum(result.lines for result in results)
                 with self.clock("transform"), RowsBar("transform", plan, initial=done) as bar:
@@ -166,11 +166,9 @@ class _Run:
         from workflows import compiled, inspect
         from workflows.description import verify
 
-        file = self.work / "fit.json"
         try:
-            fitted = parse(dict[str, str], read_json(file, "the record of a fit"), file)
             description = inspect(self.workflow)
-            if fitted != {"digest": description.digest}:
+            if self._fitted_digest() != description.digest:
                 return False
             verify(self.workflow, description)
             compiled.load(self.workflow, verify=True)
@@ -178,12 +176,27 @@ class _Run:
             return False
         return True
 
-    def _fit(self, engine: engines.Engine, plan: Plan, bar: RowsBar) -> None:
+    def _fitted_digest(self) -> str | None:
+        """The digest of the workflow that this run has fitted, if that is known."""
+        file = self.work / "fit.json"
+        try:
+            return parse(dict[str, str], read_json(file, "the record of a fit"), file)["digest"]
+        except (BadInputError, KeyError):
+            return None
+
+    def _fit(self, engine: engines.Engine, plan: Plan, bar: RowsBar, *, parts_done: bool) -> None:
         from workflows import inspect
 
         shutil.rmtree(self.workflow, ignore_errors=True)
         engine.fit(plan.train_blocks, self.workflow, bar.update)
-        write_json(self.work / "fit.json", {"digest": inspect(self.workflow).digest})
+        before, now = self._fitted_digest(), inspect(self.workflow).digest
+        if parts_done and before not in (None, now):
+            raise OutputError(
+                f"{self.workflow}: fitted again, it has digest {now}; the parts that are done were "
+                f"encoded with {before}",
+                "discard what the run did and begin again with --restart",
+            )
+        write_json(self.work / "fit.json", {"digest": now})
         # Of no use any more. Deleting takes a while, which transforming need not wait for.
         Thread(target=shutil.rmtree, args=(engines.fit_root(self.work), True)).start()
 

@@ -199,6 +199,15 @@ def test_decompressed_days_are_kept(unfinished) -> None:
     assert (copy.stat().st_ino, copy.stat().st_mtime_ns) == inode
 
 
+def test_parts_of_another_workflow_are_not_kept(unfinished) -> None:
+    raw, output = unfinished
+    (record,) = output.glob(".work/*/fit.json")
+    record.write_text(json.dumps({"digest": "another"}))
+    for _ in range(2):  # the refusal changes nothing
+        with pytest.raises(OutputError, match=r"were encoded with another\n.*--restart"):
+            run(settings(raw, output, resume=True))
+
+
 def test_resume_begins_where_there_is_nothing(log, tmp_path: Path) -> None:
     """So that one command in a loop does; and once more, it has nothing to do."""
     first = run(settings(log[0], tmp_path / "out", resume=True))
