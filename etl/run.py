@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shutil
 import time
@@ -17,6 +18,7 @@ from clicklog.errors import BadInputError, ClickLogError, OutputError
 from clicklog.files import read_json, write_json
 from clicklog.kernels import compile_seconds
 from clicklog.raw import DayFile, find_days
+from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS
 from clicklog.validation import parse
 from etl import engines, output, staging
@@ -51,7 +53,7 @@ def run(settings: EtlSettings) -> dict[str, Any]:
 
 def _already_finished(path: Path, now: dict[str, Any]) -> dict[str, Any]:
     manifest = read_manifest(path / output.MANIFEST_FILE)
-    before = {"settings": manifest["settings"], "inputs": inputs_of(manifest)}
+    before = {"settings": _with_defaults(manifest["settings"]), "inputs": inputs_of(manifest)}
     now = {key: now[key] for key in before}  # other versions may read it
     _refuse_changes(before, now, path, "choose another --output_path")
     log.info("%s: finished already, nothing to do", path)
@@ -63,6 +65,7 @@ def _compare(record: Path, now: dict[str, Any], path: Path) -> bool:
     resumed = record.exists()
     if resumed:
         before = read_plan_record(record)
+        before["settings"] = _with_defaults(before["settings"])
         if now["settings"]["on_bad_rows"] == "quarantine":
             # whatever is done had no bad rows: quarantine would have done the same
             before["settings"]["on_bad_rows"] = "quarantine"
@@ -72,6 +75,14 @@ def _compare(record: Path, now: dict[str, Any], path: Path) -> bool:
         log.info("%s: going on with a run that did not finish", path)
     write_json(record, now)
     return resumed
+
+
+def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an earlier run, with the spec's keys that its version did not have yet."""
+    with contextlib.suppress(ClickLogError):  # a spec that is none is a change, told as such
+        spec = FeatureSpec.from_dict(settings["spec"]).to_dict()
+        return {**settings, "spec": json.loads(json.dumps(spec))}
+    return settings
 
 
 def _refuse_changes(before: dict, now: dict, path: Path, remedy: str) -> None:
