@@ -92,16 +92,24 @@ def deferred() -> Iterator[list[Written]]:
     Yields the list of them, which the caller passes to :func:`publish`, in any thread. On an
     exception they are removed.
     """
+    with removed_on_error() as written:
+        outer = _deferred.set(written)
+        try:
+            yield written
+        finally:
+            _deferred.reset(outer)
+
+
+@contextlib.contextmanager
+def removed_on_error() -> Iterator[list[Written]]:
+    """Yield a list of deferred files, of several threads maybe; on an exception remove them."""
     written: list[Written] = []
-    outer = _deferred.set(written)
     try:
         yield written
     except BaseException:
         for temporary, _ in written:
             _delete(temporary)
         raise
-    finally:
-        _deferred.reset(outer)
 
 
 @contextlib.contextmanager

@@ -40,14 +40,19 @@ def ending(error: BaseException) -> tuple[int, str] | None:
 
 
 def _is_memory(error: BaseException | None) -> bool:
-    while error is not None:
+    """Whether it is an error of too little memory, or was raised from one."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
         if isinstance(error, RuntimeError | ImportError | OSError):
             text = str(error).lower()
             if any(words in text for words in _NO_MEMORY):
                 return True
-        error = error.__cause__ or error.__context__
+        # Not what was merely being handled when a defect came, except by libraries' own wrappers.
+        wrapper = isinstance(error, ImportError | OSError | SystemError)
+        error = error.__cause__ or (error.__context__ if wrapper else None)
     return False
 
 

@@ -6,6 +6,9 @@ are complete are merged into one file and then deleted, and so on with those, so
 number of files nor their size grows with the log, but with the vocabulary. Which blocks a run is
 over is its name: if the program dies between writing a merged run and deleting what went into it,
 the larger run counts and the smaller ones are deleted.
+
+Which runs are merged depends on when the disk was done with them. So whatever depends on the order
+of additions, as the moments do, is kept block by block and added up at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +29,6 @@ from clicklog.errors import BadInputError, OutputError
 from clicklog.files import TEMPORARY, atomic_path, deferred, write_text
 from clicklog.strings import string_parts
 from etl.counting import Counts, merge
-from etl.moments import merge_moments
 from etl.syncing import Syncer
 
 FAN_IN = 8
@@ -42,7 +44,7 @@ class Run:
     Attributes:
         rows: well-formed rows.
         nulls: int64 [vocabularies], rows in which a single-hot column was missing.
-        moments: float64 [dense columns, 4], see :func:`etl.moments.moments`.
+        moments: float64 [blocks, dense columns, 4], see :func:`etl.moments.moments`.
         counts: per vocabulary.
     """
 
@@ -215,7 +217,7 @@ class Runs:
                 (group[0][0], group[-1][1]),
                 sum(int(file.array("rows")) for file in files),
                 sum(file.array("nulls") for file in files),
-                merge_moments([file.array("moments") for file in files]),
+                np.concatenate([file.array("moments") for file in files]),
                 self._merged(files),
             )
 

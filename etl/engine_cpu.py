@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 #: and that freed memory is used again instead of going back to the system.
 PIECE_BYTES = 2 << 20
 #: Changes when the partial results of another version cannot be used.
-_RUNS_VERSION = 1
+_RUNS_VERSION = 2
 
 
 def fit(
@@ -150,7 +150,7 @@ def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
     return Run(
         rows=rows_read,
         nulls=np.array([nulls[name] for name in spec.vocabularies], np.int64),
-        moments=merge_moments(measured),
+        moments=merge_moments(measured)[np.newaxis],
         counts=[counts[name] for name in spec.vocabularies],
     )
 
@@ -175,7 +175,7 @@ def _finish(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor) -
 
     found = pool.map(vocabulary, range(len(nulls)), spec.vocabularies.values())
     in_order = sorted(files, key=lambda file: file.first_block)
-    merged = merge_moments([file.array("moments") for file in in_order])
+    merged = merge_moments([one for file in in_order for one in file.array("moments")])
     return Fitted(
         statistics=statistics(merged, spec) if normalized(spec) else {},
         vocabularies=dict(zip(spec.vocabularies, found, strict=True)),

@@ -91,8 +91,7 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
         try:
             yield work
         except BaseException as error:
-            wrong_input = isinstance(error, BadInputError)
-            done = _DONE if wrong_input else (*_DONE, f"{COPIES_DIRECTORY}/*")
+            done = _DONE if _is_wrong_input(error) else (*_DONE, f"{COPIES_DIRECTORY}/*")
             if not is_finished(output):
                 if _anything_done(work, done):
                     _tell_copies(output, work)
@@ -100,6 +99,12 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
                     with contextlib.suppress(OSError):
                         _remove(output, (*OWN, UNFINISHED_FILE))
             raise
+
+
+def _is_wrong_input(error: BaseException) -> bool:
+    """Whether another attempt would find the same; not so if reading it failed (EIO, a timeout)."""
+    failed = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
+    return isinstance(error, BadInputError) and not failed
 
 
 def _anything_done(work: Path, patterns: tuple[str, ...]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shutil
 import time
@@ -17,6 +18,7 @@ from clicklog.errors import BadInputError, ClickLogError, OutputError
 from clicklog.files import read_json, write_json
 from clicklog.kernels import compile_seconds
 from clicklog.raw import DayFile, find_days
+from clicklog.spec import FeatureSpec
 from clicklog.splits import SPLITS
 from clicklog.validation import parse
 from etl import engines, output, staging
@@ -51,7 +53,7 @@ def run(settings: EtlSettings) -> dict[str, Any]:
 
 def _already_finished(path: Path, now: dict[str, Any]) -> dict[str, Any]:
     manifest = read_manifest(path / output.MANIFEST_FILE)
-    before = {"settings": manifest["settings"], "inputs": inputs_of(manifest)}
+    before = {"settings": _with_defaults(manifest["settings"]), "inputs": inputs_of(manifest)}
     now = {key: now[key] for key in before}  # other versions may read it
     _refuse_changes(before, now, path, "choose another --output_path")
     log.info("%s: finished already, nothing to do", path)
@@ -63,6 +65,7 @@ def _compare(record: Path, now: dict[str, Any], path: Path) -> bool:
     resumed = record.exists()
     if resumed:
         before = read_plan_record(record)
+        before["settings"] = _with_defaults(before["settings"])
         if now["settings"]["on_bad_rows"] == "quarantine":
             # whatever is done had no bad rows: quarantine would have done the same
             before["settings"]["on_bad_rows"] = "quarantine"
@@ -72,6 +75,14 @@ def _compare(record: Path, now: dict[str, Any], path: Path) -> bool:
         log.info("%s: going on with a run that did not finish", path)
     write_json(record, now)
     return resumed
+
+
+def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an earlier run, with the spec's keys that its version did not have yet."""
+    with contextlib.suppress(ClickLogError):  # a spec that is none is a change, told as such
+        spec = FeatureSpec.from_dict(settings["spec"]).to_dict()
+        return {**settings, "spec": json.loads(json.dumps(spec))}
+    return settings
 
 
 def _refuse_changes(before: dict, now: dict, path: Path, remedy: str) -> None:
@@ -151,7 +162,7 @@ class _Run:
                     engine = stack.enter_context(engines.started(self.settings, self.work))
             if not fitted:
                 with self.clock("fit"), RowsBar("fit", plan, "train") as bar:
-                    self._fit(engine, plan, bar)
+                    self._fit(engine, plan, bar, parts_done=bool(results))
             if missing:
                 done = sum(result.lines for result in results)
                 with self.clock("transform"), RowsBar("transform", plan, initial=done) as bar:
@@ -166,11 +177,9 @@ class _Run:
         from workflows import compiled, inspect
         from workflows.description import verify
 
-        file = self.work / "fit.json"
         try:
-            fitted = parse(dict[str, str], read_json(file, "the record of a fit"), file)
             description = inspect(self.workflow)
-            if fitted != {"digest": description.digest}:
+            if self._fitted_digest() != description.digest:
                 return False
             verify(self.workflow, description)
             compiled.load(self.workflow, verify=True)
@@ -178,12 +187,27 @@ class _Run:
             return False
         return True
 
-    def _fit(self, engine: engines.Engine, plan: Plan, bar: RowsBar) -> None:
+    def _fitted_digest(self) -> str | None:
+        """The digest of the workflow that this run has fitted, if that is known."""
+        file = self.work / "fit.json"
+        try:
+            return parse(dict[str, str], read_json(file, "the record of a fit"), file)["digest"]
+        except (BadInputError, KeyError):
+            return None
+
+    def _fit(self, engine: engines.Engine, plan: Plan, bar: RowsBar, *, parts_done: bool) -> None:
         from workflows import inspect
 
         shutil.rmtree(self.workflow, ignore_errors=True)
         engine.fit(plan.train_blocks, self.workflow, bar.update)
-        write_json(self.work / "fit.json", {"digest": inspect(self.workflow).digest})
+        before, now = self._fitted_digest(), inspect(self.workflow).digest
+        if parts_done and before not in (None, now):
+            raise OutputError(
+                f"{self.workflow}: fitted again, it has digest {now}; the parts that are done were "
+                f"encoded with {before}",
+                "discard what the run did and begin again with --restart",
+            )
+        write_json(self.work / "fit.json", {"digest": now})
         # Of no use any more. Deleting takes a while, which transforming need not wait for.
         Thread(target=shutil.rmtree, args=(engines.fit_root(self.work), True)).start()
 

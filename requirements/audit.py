@@ -16,6 +16,13 @@ from pathlib import Path
 LOCKS = ("build.txt", "torch.txt", "cuda.txt", "cpu.txt", "gpu.txt", "tools.txt")
 #: Advisories that do not concern this project, and why.
 ACCEPTED: dict[str, str] = {}
+#: How pip-audit's last line begins, or a traceback's, where the package index cannot be reached.
+_NO_CONNECTION = re.compile(
+    r"(ERROR:[\w.]+:)?Could not connect to "
+    r"|([\w.]+\.)?(ConnectionError|ConnectTimeout|ConnectTimeoutError|ReadTimeout|MaxRetryError|"
+    r"NameResolutionError|NewConnectionError|ProxyError|SSLError|ConnectionRefusedError|"
+    r"ConnectionResetError)(:|$)"
+)
 
 
 def pins() -> list[str]:
@@ -26,7 +33,10 @@ def pins() -> list[str]:
 
 def report(output: str, error: str) -> int:
     """Print what pip-audit found, from its JSON and its stderr; the exit status."""
-    if not output and "connect" not in error.lower():
+    # Advice follows an error; a traceback's last line names the error, lines before may name any.
+    lines = [line for line in error.splitlines() if line.strip() and "Tip: " not in line]
+    last = lines[-1].strip() if lines else ""
+    if not output and not _NO_CONNECTION.match(last):
         print(f"audit: pip-audit failed: {error.strip()}")
         return 1
     found = json.loads(output)["dependencies"] if output else []
@@ -40,7 +50,7 @@ def report(output: str, error: str) -> int:
                 print(f"audit: {one['name']} {one['version']}: {' '.join(told)}, fixed in {fixed}")
                 one["open"] = True
     if not checked:
-        reason = error.strip().splitlines()[-1] if error.strip() else "no package is known there"
+        reason = last or "no package is known there"
         print(f"audit: NOTHING WAS CHECKED: advisories cannot be had from here ({reason})")
         return 0
     wrong = sum("open" in one for one in checked)

@@ -4,7 +4,8 @@
 
 For each pin: the wheels for Linux that fit Python 3.11 or 3.12, or the source where there is none,
 as the package index lists them. pip then takes no other file. PyTorch's builds for CPUs are on no
-package index: those in the folders given as arguments are added.
+package index: those in the folders given as arguments are added, and those that a lock has for the
+same version stay, so that it can be written where there are no such folders.
 
 Needs ``uv``, which says what fits; `make lock` installs it into an environment of its own.
 """
@@ -67,6 +68,19 @@ def in_folders(pins: dict[str, str], folders: list[str]) -> dict[str, set[str]]:
     return found
 
 
+def unlisted(lock: str, digests: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Digests in a lock beyond these, of the pins whose version is the one it was written for.
+
+    They are if the lock has one of these digests too: no file belongs to two versions.
+    """
+    found: dict[str, set[str]] = {}
+    for match in _PIN.finditer(lock):
+        locked = set(re.findall(r"--hash=sha256:(\w+)", match[0]))
+        if locked & digests[match[1]]:
+            found[match[1]] = locked - digests[match[1]]
+    return found
+
+
 def main() -> None:
     """Rewrite the lock files."""
     for name in LOCKS:
@@ -80,6 +94,10 @@ def main() -> None:
         ]
         known.append(in_folders(pins, sys.argv[1:]))
         digests = {pin: set().union(*(one.get(pin, ()) for one in known)) for pin in pins}
+        for pin, kept in unlisted(text, digests).items():
+            digests[pin] |= kept
+            for digest in sorted(kept):
+                print(f"{lock}: {pin}=={pins[pin]}: kept {digest}, which is not listed")
         lock.write_text(with_hashes(text, digests))
         print(f"{lock}: {len(pins)} pins, {sum(map(len, digests.values()))} files")
 

@@ -153,6 +153,24 @@ def test_digests_are_written_and_replaced():
     assert hashes.with_hashes(once, {"a": {"22", "11"}, "b-c": {"33"}}) == once
 
 
+def test_digests_of_builds_that_are_not_here_are_kept(tmp_path, monkeypatch, capsys):
+    """As long as the version is the one that they were written for."""
+    hashes = script("hashes")
+    lock = tmp_path / "torch.txt"
+    lock.write_text("a==1.0 \\\n    --hash=sha256:cc \\\n    --hash=sha256:ff\n")
+    monkeypatch.setattr(hashes, "HERE", tmp_path)
+    monkeypatch.setattr(hashes, "LOCKS", ("torch.txt",))
+    files = {"1.0": {"ff", "aa"}, "2.0": {"dd"}}
+    monkeypatch.setattr(hashes, "published", lambda pins, *where: {"a": files[pins["a"]]})
+    monkeypatch.setattr(sys, "argv", ["hashes.py", str(tmp_path / "absent")])
+    hashes.main()
+    assert re.findall("sha256:(..)", lock.read_text()) == ["aa", "cc", "ff"]
+    assert "a==1.0: kept cc" in capsys.readouterr().out
+    lock.write_text(lock.read_text().replace("1.0", "2.0"))
+    hashes.main()
+    assert re.findall("sha256:(..)", lock.read_text()) == ["dd"]
+
+
 def test_wheels_in_folders_are_found_by_their_version(tmp_path):
     for name in ("torch-2.13.0+cpu-x.whl", "torch-2.12.0-x.whl", "my_pkg-1.0-x.whl"):
         (tmp_path / name).write_text(name)
@@ -182,6 +200,11 @@ def test_pip_refuses_another_file(tmp_path):
          '"fix_versions": ["2"]}]}]}', "", 1, "a 1: CVE-1, fixed in 2"),
         ('{"dependencies": [{"name": "a", "skip_reason": "none"}]}', "", 0, "NOTHING WAS CHECKED"),
         ("", "Could not connect to the feed", 0, "NOTHING WAS CHECKED"),
+        ("", "ERROR:pip_audit._cli:Could not connect to PyPI\nERROR:pip_audit._cli:Tip: your "
+         "network may block it", 0, "Could not connect to PyPI)"),
+        ("", "Traceback:\n  File x\nrequests.exceptions.ConnectionError: refused", 0, "NOTHING"),
+        ("", "Traceback:\n  def connect():\nKeyError: 'connect'", 1, "pip-audit failed"),
+        ("", "ConnectionError: one\nDuring it, another:\nTypeError: x", 1, "pip-audit failed"),
         ("", "no such option", 1, "pip-audit failed: no such option"),
     ],
 )  # fmt: skip

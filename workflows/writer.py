@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import SchemaError
 from clicklog.files import (
-    Written,
     atomic_path,
     deferred,
     publish,
     remove,
+    removed_on_error,
     write_json,
     write_text,
 )
@@ -96,28 +96,30 @@ def write_workflow(
     statistics = _statistics(spec, fitted)
     vocabularies = _vocabularies(spec, fitted)
 
-    def write_vocabulary(column: CategoricalColumn) -> tuple[dict[str, Any], list[Written]]:
+    def write_vocabulary(column: CategoricalColumn) -> dict[str, Any]:
         described = vocabularies[column.name]
-        with deferred() as waiting:
-            own = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
-        return own, waiting
+        with deferred() as own:
+            files = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
+        waiting.extend(own)
+        return files
 
-    with ThreadPoolExecutor(threads) as pool:
-        digest = pool.submit(_digest, spec, statistics, fitted)
-        written = pool.map(write_vocabulary, [columns[0] for columns in spec.vocabularies.values()])
-        found, waiting = zip(*written, strict=True)
-    files = {name: description for own in found for name, description in own.items()}
-    description = WorkflowDescription(
-        spec=spec,
-        statistics=statistics,
-        vocabularies=vocabularies,
-        versions=_versions(),
-        digest=digest.result(),
-        files=files,
-    )
-    with deferred() as graph:
-        write_text(path / GRAPH_FILE, _graph_text(description.graph))
-    publish([*graph, *(one for own in waiting for one in own)])
+    with removed_on_error() as waiting:
+        with ThreadPoolExecutor(threads) as pool:
+            digest = pool.submit(_digest, spec, statistics, fitted)
+            first = [columns[0] for columns in spec.vocabularies.values()]
+            found = list(pool.map(write_vocabulary, first))
+        files = {name: description for own in found for name, description in own.items()}
+        description = WorkflowDescription(
+            spec=spec,
+            statistics=statistics,
+            vocabularies=vocabularies,
+            versions=_versions(),
+            digest=digest.result(),
+            files=files,
+        )
+        with deferred() as graph:
+            write_text(path / GRAPH_FILE, _graph_text(description.graph))
+        publish([*graph, *waiting])
     files[GRAPH_FILE] = _digest_of_file(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
     write_json(path / METADATA_FILE, description.to_dict())

@@ -144,6 +144,12 @@ def test_what_is_a_defect_stays_one() -> None:
     wrapped = RuntimeError("while loading")
     wrapped.__cause__ = MemoryError()
     assert ending(wrapped)[0] == 2
+    meanwhile = KeyError("a defect")
+    meanwhile.__context__ = MemoryError()
+    assert ending(meanwhile) is None
+    circle = ValueError("from itself")
+    circle.__cause__ = circle
+    assert ending(circle) is None
     told: list[str] = []
     assert ended(lambda: 3, told.append) == 3
     assert told == []

@@ -30,7 +30,7 @@ def _run(block: int) -> Run:
     return Run(
         rows=block + 1,
         nulls=np.array([block, 1, 0]),
-        moments=np.array([[block + 1.0, rng.normal(), rng.normal(), rng.random()]]),
+        moments=np.array([[[block + 1.0, rng.normal(), rng.normal(), rng.random()]]]),
         counts=[
             count([rng.integers(0, 50, 20, dtype=np.uint32)]),
             count([np.array([-block, 7, 2**53 - block])]),
@@ -66,7 +66,7 @@ def _total(runs: Runs) -> tuple:
     plain = [Counter(dict(zip(c.values.tolist(), c.counts.tolist(), strict=True))) for c in counts]
     rows = sum(int(file.array("rows")) for file in files)
     nulls = sum(file.array("nulls") for file in files).tolist()
-    moments = merge_moments([file.array("moments") for file in files]).tolist()
+    moments = merge_moments([one for file in files for one in file.array("moments")]).tolist()
     return rows, nulls, moments, plain
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from pathlib import Path
 
 import nvt_compat  # noqa: F401
@@ -21,7 +23,7 @@ from clicklog.errors import BadInputError, BadRowError
 from clicklog.raw import Block, find_days, read_block
 from clicklog.rows import RawRows, empty_rows
 from clicklog.spec import FeatureSpec
-from etl import cpu_runs, engine_cpu
+from etl import cpu_runs, engine_cpu, syncing
 from etl.plan import Plan, make_plan
 from tests.logs import CRITEO, Reference, random_rows, write_day, write_log
 from tests.workflows.random_specs import feature_specs, random_raw_rows
@@ -115,6 +117,26 @@ def test_any_cut_and_any_workers(
         assert result.oov.tolist() == [got[name].count(2) for name in CRITEO.categorical_names]
         assert result.null.tolist() == [got[name].count(1) for name in CRITEO.categorical_names]
     assert begin == len(raw)
+
+
+@pytest.mark.parametrize("blocks", [8, 72])
+def test_statistics_do_not_depend_on_the_disk(tmp_path: Path, monkeypatch, blocks: int) -> None:
+    """Nor on which runs were merged before fitting was stopped and resumed."""
+    write_log(tmp_path / "raw", [500, 3])
+    train = plan_of(tmp_path / "raw", block_bytes=900).train_blocks[:blocks]
+    assert len(train) == blocks
+    chance, publish = random.Random(blocks), syncing.publish
+
+    def publish_late(written) -> None:
+        time.sleep(chance.choice([0, 0.002, 0.02]))
+        publish(written)
+
+    monkeypatch.setattr(syncing, "publish", publish_late)
+    first = fit(train, CRITEO, tmp_path / "0")
+    for turn in range(1, 4):
+        directory = tmp_path / str(turn)
+        assert_same(fit(train, CRITEO, directory, workers=turn), first, exactly=True)
+        assert_same(fit(train, CRITEO, directory), first, exactly=True)
 
 
 def write_parquet(path: Path, spec: FeatureSpec, rows: RawRows) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from clicklog.errors import BadRowError, OutputError
+from clicklog.errors import BadInputError, BadRowError, OutputError
 from clicklog.raw import find_days
 from etl.run import run
 from etl.state import changes, plan_record
@@ -135,6 +136,20 @@ def test_another_version_is_refused(unfinished) -> None:
         run(settings(raw, output, resume=True))
 
 
+def test_a_spec_from_before_a_key_was_added(log, unfinished, tmp_path: Path) -> None:
+    """It meant the default, in a run that did not finish as in one that did."""
+    finished, (raw, output) = tmp_path / "finished", unfinished
+    run(settings(log[0], finished))
+    (record,) = output.glob(".work/*/plan.json")
+    for file in (record, finished / "manifest.json"):
+        value = json.loads(file.read_text())
+        del value["settings"]["spec"]["input"]["max_line_kb"]
+        file.write_text(json.dumps(value))
+    assert run(settings(log[0], finished, resume=True))
+    with pytest.raises(BadRowError):
+        run(settings(raw, output, resume=True))
+
+
 def test_inputs_without_a_time_go_by_their_ends() -> None:
     """fsspec's memory filesystem tells none."""
     memory = fsspec.filesystem("memory")
@@ -197,6 +212,37 @@ def test_decompressed_days_are_kept(unfinished) -> None:
     with pytest.raises(BadRowError):
         run(settings(raw, output, resume=True))
     assert (copy.stat().st_ino, copy.stat().st_mtime_ns) == inode
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT], ids=errno.errorcode.get)
+def test_decompressed_days_outlast_a_read_error(tmp_path: Path, monkeypatch, number: int) -> None:
+    raw, output = tmp_path / "raw", tmp_path / "out"
+    write_log(raw, ROWS)
+    for day in ("day_0", "day_1", "day_2"):
+        (raw / f"{day}.gz").write_bytes(gzip.compress((raw / day).read_bytes()))
+        (raw / day).unlink()
+    opened = LocalFileSystem.open
+
+    def failing(self, path, *args, **options):
+        if path.endswith("day_2.gz") and list(output.glob(".work/*/decompressed/day_[01]")):
+            raise OSError(number, os.strerror(number))
+        return opened(self, path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "open", failing)
+        with pytest.raises(BadInputError, match=os.strerror(number)):
+            run(settings(raw, output, workers=1))
+    assert list(output.glob(".work/*/decompressed/day_0"))
+    run(settings(raw, output, resume=True))
+
+
+def test_parts_of_another_workflow_are_not_kept(unfinished) -> None:
+    raw, output = unfinished
+    (record,) = output.glob(".work/*/fit.json")
+    record.write_text(json.dumps({"digest": "another"}))
+    for _ in range(2):  # the refusal changes nothing
+        with pytest.raises(OutputError, match=r"were encoded with another\n.*--restart"):
+            run(settings(raw, output, resume=True))
 
 
 def test_resume_begins_where_there_is_nothing(log, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import nvt_compat  # noqa: F401
 
@@ -19,7 +20,7 @@ import pytest
 import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
 from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
-from workflows import nodes
+from workflows import nodes, writer
 from workflows.graph import build, realize
 from workflows.store import load
 
@@ -156,6 +157,28 @@ def test_writing_again_begins_by_undoing(copy: Path) -> None:
         workflows.write_workflow(copy, SPEC, state)
     with pytest.raises(BadInputError, match="no such file"):
         workflows.inspect(copy)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("broken", ["_digest", "_graph_text", "cat_3"])
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch, broken: str, threads: int
+) -> None:
+    state = _state()
+    if broken == "cat_3":
+        written = writer._write_vocabulary
+
+        def write(path, described, column, fitted):
+            if column.name == broken:
+                raise MemoryError
+            return written(path, described, column, fitted)
+
+        monkeypatch.setattr(writer, "_write_vocabulary", write)
+    else:
+        monkeypatch.setattr(writer, broken, Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        workflows.write_workflow(tmp_path, SPEC, state, threads=threads)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_file_is_no_directory(saved: Path, tmp_path: Path) -> None:
