@@ -34,10 +34,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
 from clicklog.files import TEMPORARY, fsync_directory, read_json, write_json
+from clicklog.finite import not_finite
 from clicklog.validation import parse
 from dlrm.config import ModelConfig
 from dlrm.distributed import Group, gathered
-from dlrm.finite import not_finite
 from dlrm.model import Scorer, build_dlrm
 from dlrm.tensors import PICKLE_FILE, TENSORS_FILE, Reader, Tensors, read_tensors, write_tensors
 

@@ -22,12 +22,12 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.files import write_text
+from clicklog.finite import flat, not_finite
 from dlrm.checkpoint import Reader, check_contents, read_model_file, reason
 from dlrm.checkpoint_writer import LATEST_FILE, set_aside
 from dlrm.config import ModelConfig
 from dlrm.data import Loader
 from dlrm.distributed import Group, gathered
-from dlrm.finite import flat, not_finite
 from dlrm.origin import continued
 from dlrm.settings import table_optimizer
 
