@@ -230,6 +230,8 @@ def _read_pickle(directory: Path) -> Tensors:
     file = directory / PICKLE_FILE
     try:
         value = _plain(_Unpickler(io.BytesIO(file.read_bytes())).load())
+    except MemoryError:
+        raise
     except Exception as error:  # a damaged pickle raises anything
         raise BadInputError(f"{file}: damaged: {error}", _AGAIN) from error
     return parse(dict[str, StoredTensor], value, file, _AGAIN)
