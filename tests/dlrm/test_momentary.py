@@ -14,7 +14,7 @@ from dlrm import checkpoint
 from dlrm.checkpoint import load_model
 from dlrm.checkpoint_writer import finished
 from tests.dlrm.resuming import flags_of
-from tests.dlrm.runs import train_here
+from tests.dlrm.runs import torchrun, train_here
 
 
 def _no_memory(*args, **kwargs):
@@ -58,3 +58,11 @@ def test_too_little_memory_is_not_called_damage(started, tmp_path, monkeypatch):
     monkeypatch.setattr("dlrm.tensors.Reader.read_data", _no_memory)
     with pytest.raises(ClickLogError, match="cannot be read now: CUDA out of memory"):
         load_model(path)
+
+
+def test_an_error_of_one_rank_is_raised_on_all(tmp_path):
+    result = torchrun("tests/dlrm/one_rank_fails.py", str(tmp_path), timeout=120)
+    assert result.returncode == 0, result.stderr
+    expected = f"ClickLogError: {tmp_path}: cannot be read now: [Errno 5] Input/output error\n"
+    for rank in "01":
+        assert (tmp_path / rank).read_text() == f"{expected}BadInputError: gone\n"
