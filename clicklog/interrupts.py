@@ -20,7 +20,7 @@ INTERRUPTED, NOT_READ, OUT_OF_MEMORY = 130, 141, 2
 #: What libraries say that have no error of their own for it.
 _NO_MEMORY = (
     "cannot allocate memory", "can't allocate memory", "not enough memory", "std::bad_alloc",
-    "can't start new thread", "failed to map segment from shared object",
+    "cuda out of memory", "can't start new thread", "failed to map segment from shared object",
 )  # fmt: skip
 
 _MAIN_THREAD = _thread.get_ident()
@@ -34,12 +34,12 @@ def ending(error: BaseException) -> tuple[int, str] | None:
         return INTERRUPTED, "" if _interrupted else "interrupted"
     if isinstance(error, BrokenPipeError) and not _is_read():
         return NOT_READ, ""
-    if _is_memory(error):
+    if is_memory(error):
         return OUT_OF_MEMORY, _memory_message(error)
     return None
 
 
-def _is_memory(error: BaseException | None) -> bool:
+def is_memory(error: BaseException | None) -> bool:
     """Whether it is an error of too little memory, or was raised from one."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

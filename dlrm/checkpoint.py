@@ -32,14 +32,23 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
+from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError, SettingsError
 from clicklog.files import TEMPORARY, fsync_directory, read_json, write_json
+from clicklog.finite import not_finite
+from clicklog.interrupts import is_memory
 from clicklog.validation import parse
 from dlrm.config import ModelConfig
 from dlrm.distributed import Group, gathered
-from dlrm.finite import not_finite
 from dlrm.model import Scorer, build_dlrm
-from dlrm.tensors import PICKLE_FILE, TENSORS_FILE, Reader, Tensors, read_tensors, write_tensors
+from dlrm.tensors import (
+    PICKLE_FILE,
+    TENSORS_FILE,
+    Reader,
+    Tensors,
+    check_places,
+    read_tensors,
+    write_tensors,
+)
 
 MODEL_FILE = "model.json"
 FORMAT = "nvt-torchrec DLRM checkpoint"
@@ -264,14 +273,42 @@ def check_contents(
 
     Returns:
         What is wrong, for a :class:`BadInputError` on all ranks; "" if nothing is.
+
+    Raises:
+        OSError, MemoryError: a file cannot be read now, see :func:`is_momentary`.
     """
     for name in sorted(files)[rank::world_size]:
         try:
             if _digest(path / name) != files[name]["blake2b"]:
                 return f"{path / name}: not what was written (its digest differs)"
         except OSError as error:
+            if is_momentary(error):
+                raise
             return f"{path / name}: cannot be read: {error.strerror or error}"
     return ""
+
+
+def is_momentary(error: BaseException | None) -> bool:
+    """Whether an error says nothing against a checkpoint: no read was possible, or no memory left.
+
+    A file that is not there says something.
+    """
+    while error is not None:
+        if isinstance(error, CheckpointException):  # torch's, of what ranks failed with
+            return any(is_momentary(wrapped[0]) for wrapped in error.failures.values())
+        gone = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        if is_memory(error) or (isinstance(error, OSError) and error.errno and not gone):
+            return True
+        error = error.__cause__
+    return False
+
+
+def not_read(path: Path, error: BaseException) -> ClickLogError:
+    """What to raise for an error that :func:`is_momentary`."""
+    return ClickLogError(
+        f"{path}: cannot be read now: {reason(error)}",
+        "nothing is known against the checkpoint: free memory or mend the storage, and try again",
+    )
 
 
 def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Scorer, ModelConfig]:
@@ -289,6 +326,8 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
         BadInputError: the checkpoint is missing, incomplete or damaged, or a weight is not finite.
         SchemaError: it is no checkpoint of this program, or its tensors are not those of the
             model that ``model.json`` describes.
+        ClickLogError: it cannot be read now.
+        RuntimeError, MemoryError: the device has too little memory.
     """
     path = Path(path)
     value = read_model_file(path)
@@ -296,18 +335,25 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
         config = ModelConfig.from_dict(value.get("model"))
     except SchemaError as error:
         raise SchemaError(f"{path / MODEL_FILE}: {error.what}") from None
-    damaged = check_contents(path, value["files"])
-    if damaged:
-        raise BadInputError(damaged, "the checkpoint is damaged: copy it again")
     try:
-        # without memory first: a size in model.json is nothing to allocate until it is that stored
-        _check_tensors(path, _weights(build_dlrm(config, device="meta")), read_tensors(path))
-        scorer = Scorer(build_dlrm(config, device=device), config, device)
+        damaged = check_contents(path, value["files"])
+        if damaged:
+            raise BadInputError(damaged, "the checkpoint is damaged: copy it again")
+        # without memory first: nothing is allocated for a size that is not proven to be stored
+        tensors = read_tensors(path)
+        check_places(path, tensors)
+        _check_tensors(path, _weights(build_dlrm(config, device="meta")), tensors)
+    except (OSError, MemoryError, RuntimeError, ValueError, TypeError) as error:
+        raise _unread(path, error) from error
+    # not among what may be damaged: too little memory on the device is no fault of the files
+    scorer = Scorer(build_dlrm(config, device=device), config, device)
+    try:
         dcp.load(_weights(scorer.dlrm), storage_reader=Reader(path), no_dist=True)
-    except (OSError, EOFError, RuntimeError, ValueError, TypeError, CheckpointException) as error:
-        raise BadInputError(
-            f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again"
-        ) from error
+    except (
+        *(OSError, MemoryError, EOFError, RuntimeError, ValueError, TypeError),
+        CheckpointException,
+    ) as error:
+        raise _unread(path, error) from error
     diverged = not_finite(scorer.dlrm.state_dict())
     if diverged:
         raise BadInputError(
@@ -316,6 +362,12 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
             "take an earlier checkpoint, or train again with a lower --learning_rate",
         )
     return scorer.eval().requires_grad_(False), config
+
+
+def _unread(path: Path, error: BaseException) -> ClickLogError:
+    if is_momentary(error):
+        return not_read(path, error)
+    return BadInputError(f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again")
 
 
 def _weights(dlrm: torch.nn.Module) -> dict[str, torch.Tensor]:

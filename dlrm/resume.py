@@ -20,14 +20,21 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
+from clicklog.errors import BadInputError, ClickLogError, SchemaError, SettingsError
 from clicklog.files import write_text
-from dlrm.checkpoint import Reader, check_contents, read_model_file, reason
+from clicklog.finite import flat, not_finite
+from dlrm.checkpoint import (
+    Reader,
+    check_contents,
+    is_momentary,
+    not_read,
+    read_model_file,
+    reason,
+)
 from dlrm.checkpoint_writer import LATEST_FILE, set_aside
 from dlrm.config import ModelConfig
 from dlrm.data import Loader
 from dlrm.distributed import Group, gathered
-from dlrm.finite import flat, not_finite
 from dlrm.origin import continued
 from dlrm.settings import table_optimizer
 
@@ -103,12 +110,13 @@ def resume_from(
 
     Raises:
         BadInputError: none of them can be used.
+        ClickLogError: one cannot be read now, or memory is short (on all ranks); none is renamed.
         SchemaError, SettingsError: the newest is of another model, of other data or settings.
     """
     refused: list[tuple[Path, str]] = []
     for path in reversed(found):
         try:
-            training = _agreed(group, check_resumable, path, record, config, group)
+            training = _agreed(group, path, check_resumable, path, record, config, group)
             loader.load_state_dict(training["loader"])
             training |= continued(path, training, record)
             load_state(path, model, optimizer, group)
@@ -127,16 +135,20 @@ def resume_from(
     )
 
 
-def _agreed(group: Group, function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``; a BadInputError of one rank is raised on all (collective)."""
+def _agreed(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, which looks at a checkpoint; an error of one rank is raised on all.
+
+    One that says nothing against the checkpoint becomes no BadInputError, so that no other
+    checkpoint is taken for it (collective).
+    """
     value = error = None
     try:
         value = function(*args)
-    except BadInputError as bad:
-        error = bad
-    error = next(filter(None, gathered(group, error)), None)
-    if error:
-        raise error
+    except (ClickLogError, OSError, MemoryError, RuntimeError) as found:
+        error = not_read(path, found) if is_momentary(found) else found
+    errors = [one for one in gathered(group, error) if one]
+    if errors:  # what is not known weighs more than what is known to be bad
+        raise min(errors, key=lambda one: isinstance(one, BadInputError))
     return value
 
 
@@ -157,7 +169,7 @@ def load_state(
         dense.init_state()  # Adam's, which torch makes in the first step: without it none is loaded
         dense.zero_grad()
     state = training_state(model, optimizer, group)
-    value = read_model_file(path)
+    value = _agreed(group, path, read_model_file, path)
     if value["world_size"] != group.world_size:
         del state["random"]
     _load(path, state, value["files"], group)
@@ -178,7 +190,7 @@ def load_weights(
         BadInputError: there is no checkpoint, it is damaged, or holds values that are not finite.
         SchemaError: it is of another model.
     """
-    value = read_model_file(path)
+    value = _agreed(group, path, read_model_file, path)
     _check_model(path, value["model"], config)
     state = {"model": model.state_dict()}
     _load(path, state, value["files"], group)
@@ -187,15 +199,17 @@ def load_weights(
 
 def _load(path: Path, state: dict[str, Any], files: dict[str, Any], group: Group) -> None:
     """Fill the tensors of ``state`` from a checkpoint's ``files`` (collective)."""
-    mine = check_contents(path, files, rank=group.rank, world_size=group.world_size)
-    damaged = "; ".join(filter(None, gathered(group, mine)))
-    if damaged:
-        raise BadInputError(f"the checkpoint is damaged: {damaged}", "use another one")
+    _agreed(group, path, _check_share, path, files, group)
     reader = Reader(path)
+    _agreed(group, path, _check_sizes, path, state, reader)
     try:
-        _check_sizes(path, state, reader)
         dcp.load(state, storage_reader=reader, process_group=group.cpu)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, CheckpointException) as error:
+    except (
+        *(OSError, MemoryError, EOFError, RuntimeError),
+        *(pickle.UnpicklingError, CheckpointException),
+    ) as error:
+        if is_momentary(error):
+            raise not_read(path, error) from error
         raise BadInputError(
             f"{path}: the checkpoint is damaged: {reason(error)}", "use another one"
         ) from error
@@ -205,6 +219,12 @@ def _load(path: Path, state: dict[str, Any], files: dict[str, Any], group: Group
             f"{path}: {diverged} holds values that are not finite: training had diverged",
             "use an earlier one",
         )
+
+
+def _check_share(path: Path, files: dict[str, Any], group: Group) -> None:
+    damaged = check_contents(path, files, rank=group.rank, world_size=group.world_size)
+    if damaged:
+        raise BadInputError(f"the checkpoint is damaged: {damaged}", "use another one")
 
 
 def _check_model(path: Path, then: Any, config: ModelConfig) -> None:

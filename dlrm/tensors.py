@@ -17,7 +17,7 @@ import math
 import pickle
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -115,6 +115,27 @@ def read_tensors(directory: Path) -> Tensors:
     return parse(dict[str, StoredTensor], read_json(file, "a checkpoint's tensors"), file, _AGAIN)
 
 
+def check_places(directory: Path, tensors: Tensors) -> None:
+    """Check that each chunk has bytes of its own: memory for a tensor is as much as is stored.
+
+    Raises:
+        BadInputError: a file is missing or too short, or two chunks share bytes.
+    """
+    ends: dict[str, int] = {}
+    chunks = [chunk for tensor in tensors.values() for chunk in tensor.chunks]
+    shared = None
+    for chunk in sorted(chunks, key=lambda chunk: (chunk.file, chunk.begin, chunk.length)):
+        if chunk.begin < ends.get(chunk.file, 0):
+            shared = chunk
+        ends[chunk.file] = max(ends.get(chunk.file, 0), chunk.begin + chunk.length)
+    for file, end in ends.items():
+        if not (directory / file).is_file() or (directory / file).stat().st_size < end:
+            raise BadInputError(f"{directory / file}: missing or too short", _AGAIN)
+    if shared:
+        what = f"{directory / shared.file}: two chunks share the bytes from {shared.begin} on"
+        raise BadInputError(what, _AGAIN)
+
+
 class Reader(dcp.FileSystemReader):
     """Reads a checkpoint's tensors, and unpickles nothing to find them."""
 
@@ -122,18 +143,15 @@ class Reader(dcp.FileSystemReader):
         """What lies where. Raises :class:`BadInputError`."""
         directory = Path(self.path)
         described, stored = {}, {}
-        ends: dict[str, int] = {}
-        for name, tensor in read_tensors(directory).items():
+        tensors = read_tensors(directory)
+        check_places(directory, tensors)
+        for name, tensor in tensors.items():
             chunks = [ChunkStorageMetadata(_size(c.offsets), _size(c.sizes)) for c in tensor.chunks]
             properties = TensorProperties(dtype=_DTYPES[tensor.dtype])
             described[name] = TensorStorageMetadata(properties, _size(tensor.size), chunks)
             for chunk in tensor.chunks:
                 place = _StorageInfo(chunk.file, chunk.begin, chunk.length)
                 stored[MetadataIndex(name, chunk.offsets)] = place
-                ends[chunk.file] = max(ends.get(chunk.file, 0), chunk.begin + chunk.length)
-        for file, end in ends.items():
-            if not (directory / file).is_file() or (directory / file).stat().st_size < end:
-                raise BadInputError(f"{directory / file}: missing or too short", _AGAIN)
         return Metadata(described, storage_data=stored)
 
 
@@ -187,8 +205,18 @@ _KNOWN = frozenset(
 )
 
 
-class _Unpickler(pickle.Unpickler):
-    """Makes nothing but plain data and :class:`_Held`."""
+class _Unpickler(pickle._Unpickler):
+    """Makes nothing but plain data and :class:`_Held`, in no more memory than its bytes need.
+
+    In Python, since the one in C allocates as many places as the largest index in the pickle says.
+    """
+
+    # a bytearray is allocated before it is known that its bytes exist; metadata holds none
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()
+        if code != pickle.BYTEARRAY8[0]
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _KNOWN:
@@ -202,6 +230,8 @@ def _read_pickle(directory: Path) -> Tensors:
     file = directory / PICKLE_FILE
     try:
         value = _plain(_Unpickler(io.BytesIO(file.read_bytes())).load())
+    except MemoryError:
+        raise
     except Exception as error:  # a damaged pickle raises anything
         raise BadInputError(f"{file}: damaged: {error}", _AGAIN) from error
     return parse(dict[str, StoredTensor], value, file, _AGAIN)
@@ -209,6 +239,9 @@ def _read_pickle(directory: Path) -> Tensors:
 
 def _plain(metadata: Any) -> dict[str, Any]:
     """As ``tensors.json`` has it."""
+    for name in metadata.state["state_dict_metadata"]:
+        if not isinstance(name, str):
+            raise ValueError(f"a tensor is named {name!r:.60}, which is no text")
     places = {}
     for index, place in metadata.state["storage_data"].items():
         found = place.state

@@ -27,9 +27,9 @@ import torch
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files import read_json, write_json
+from clicklog.finite import not_finite
 from clicklog.mapping import MappedArray
 from clicklog.validation import parse
-from dlrm.finite import not_finite
 from inference.directories import new_directory
 from inference.model import GROUPS, Layer, ServingModel
 from inference.tables import KINDS, Table

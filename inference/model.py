@@ -73,7 +73,10 @@ class ServingModel:
         return ServingModel(table, first, layers, self.pairs.to(device))
 
     def check(self, dense: int) -> None:
-        """Score a row, so that tables and layers that do not fit each other are found.
+        """Score a row of shapes, so that tables and layers that do not fit each other are found.
+
+        On the device "meta", where nothing is allocated: what layers of a file that is damaged
+        multiply to may be more than there is.
 
         Args:
             dense: how many dense columns there are.
@@ -82,8 +85,10 @@ class ServingModel:
             ValueError: they do not.
         """
         try:
-            ids = np.zeros((len(self.first), 1), np.int32)
-            shape = self.logits(np.zeros((dense, 1), np.float32), self.lookup(ids)).shape
+            shapes = self.to(torch.device("meta"))
+            width = self.table.values.shape[1]
+            embedded = torch.empty(1, len(self.first), width, device="meta")
+            shape = shapes.interact(torch.empty(1, dense, device="meta"), embedded).shape
         except (RuntimeError, IndexError) as error:  # PyTorch's, and of no layers at all
             raise ValueError(f"layers that do not fit: {str(error).splitlines()[0]}") from error
         if shape != (1,):

@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from dlrm.checkpoint import check_destination, digest_of, load_model, read_model_file
+from dlrm.model import build_dlrm
 from dlrm.tensors import read_tensors
 from tests.dlrm.runs import train_here
 
@@ -226,13 +227,22 @@ def test_code_in_a_tensors_place(copy, tmp_path):
         ({"code": "x"}, "code is unknown"),
     ],
 )
-def test_places_that_are_none(copy, change, message):
+def test_places_that_are_none(copy, change, message, monkeypatch):
+    """And nothing is allocated for them."""
+    built = []
+
+    def build(config, *, device):
+        built.append(device)
+        return build_dlrm(config, device=device)
+
+    monkeypatch.setattr("dlrm.checkpoint.build_dlrm", build)
     tensors = json.loads((copy / "tensors.json").read_text())
     tensor = next(one for one in tensors.values() if len(one["size"]) == 2)
     tensor["chunks"][0] |= change
     forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
     with pytest.raises(BadInputError, match=message):
         load_model(copy)
+    assert "cpu" not in built
 
 
 def test_files_that_are_not_listed_are_not_read(copy):

@@ -1,0 +1,68 @@
+"""Errors that say nothing against a checkpoint: it is neither called damaged nor passed over."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from clicklog.errors import BadInputError, ClickLogError
+from dlrm import checkpoint
+from dlrm.checkpoint import load_model
+from dlrm.checkpoint_writer import finished
+from tests.dlrm.resuming import flags_of
+from tests.dlrm.runs import torchrun, train_here
+
+
+def _no_memory(*args, **kwargs):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+_read_text = Path.read_text
+
+
+def _stale(file: Path, **how: str) -> str:
+    if file.name == "schema.json":  # of the data
+        return _read_text(file, **how)
+    raise OSError(errno.ESTALE, "Stale file handle", str(file))
+
+
+@pytest.mark.parametrize(
+    ("where", "fails"),
+    [
+        ("dlrm.checkpoint._digest", _stale),
+        ("pathlib.Path.read_text", _stale),
+        ("dlrm.tensors.Reader.read_data", _no_memory),
+    ],
+)
+def test_a_resume_renames_nothing(data, started, monkeypatch, where, fails):
+    steps = started / "steps"
+    before = sorted(path.name for path in steps.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(where, fails, raising=False)
+        with pytest.raises(ClickLogError, match=r"cannot be read now.*(Stale|out of memory)") as e:
+            train_here(*flags_of(data, started), "--resume")
+    assert not isinstance(e.value, BadInputError)
+    assert sorted(path.name for path in steps.iterdir()) == before
+
+
+def test_too_little_memory_is_not_called_damage(started, tmp_path, monkeypatch):
+    path = shutil.copytree(finished(started / "steps")[-1], tmp_path / "copy")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "Scorer", _no_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            load_model(path)
+    monkeypatch.setattr("dlrm.tensors.Reader.read_data", _no_memory)
+    with pytest.raises(ClickLogError, match="cannot be read now: CUDA out of memory"):
+        load_model(path)
+
+
+def test_an_error_of_one_rank_is_raised_on_all(tmp_path):
+    result = torchrun("tests/dlrm/one_rank_fails.py", str(tmp_path), timeout=120)
+    assert result.returncode == 0, result.stderr
+    expected = f"ClickLogError: {tmp_path}: cannot be read now: [Errno 5] Input/output error\n"
+    for rank in "01":
+        assert (tmp_path / rank).read_text() == f"{expected}BadInputError: gone\n"
