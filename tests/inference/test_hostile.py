@@ -1,0 +1,107 @@
+"""Requests made to do harm, and what goes wrong around them: in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from inference import Predictor
+from inference.server import app as server_app
+from inference.server.app import make_service
+from inference.server.settings import ServerSettings
+from tests.inference.conftest import ROOT
+from tests.inference.test_malformed import ROWS
+from tests.inference.test_malformed import bundle as untrained  # noqa: F401
+
+
+@pytest.fixture
+def predictor(untrained: Path) -> Predictor:  # noqa: F811
+    """Of a model that nobody trained."""
+    return Predictor.load(untrained)
+
+
+class _Key(str):
+    """Counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        _Key.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_a_key_that_is_twice_is_found_in_one_pass() -> None:
+    keys = [_Key(i) for i in range(1000)] + [_Key(999)]
+    with pytest.raises(ValueError, match="'999' is twice"):
+        server_app._object([(key, 0) for key in keys])
+    assert _Key.compared < 3000
+
+
+def test_a_turn_is_given_back_if_no_thread_starts(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = make_service(predictor, ServerSettings())
+    body = json.dumps({"rows": ROWS}).encode() + b" " * (64 << 10)
+    fails = [True] * 3
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name.startswith("reader") and fails:
+            fails.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+
+    async def ask() -> None:
+        statuses = []
+        for _ in range(4):
+            status, _ = await asyncio.wait_for(_ask(service, "/predict", body), 20)
+            statuses.append(status)
+        assert statuses == [500, 500, 500, 200]
+
+    try:
+        asyncio.run(ask())
+    finally:
+        service.batcher.close()
+
+
+async def _ask(service: server_app.Service, path: str, body: bytes) -> tuple[int, bytes]:
+    """Status and body of an answer."""
+    sent: list[dict] = []
+    received = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict:
+        return received.pop() if received else await asyncio.Event().wait()
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "client": ("192.0.2.1", 1),
+        "headers": [(b"content-type", b"application/json")],
+    }
+    try:
+        await service.app(scope, receive, send)
+    except RuntimeError as error:  # Starlette answers 500, and raises it for the log
+        assert "can't start new thread" in str(error)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+
+def test_a_reader_that_is_stuck_does_not_keep_the_process_from_ending() -> None:
+    code = "import threading; from inference.server.app import _in_thread; "
+    code += "_in_thread(threading.Event().wait)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
