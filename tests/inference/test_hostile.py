@@ -96,8 +96,8 @@ async def _ask(service: server_app.Service, path: str, body: bytes) -> tuple[int
     }
     try:
         await service.app(scope, receive, send)
-    except RuntimeError as error:  # Starlette answers 500, and raises it for the log
-        assert "can't start new thread" in str(error)
+    except RuntimeError:  # Starlette answers 500, and raises it for the log
+        assert sent
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
 
