@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 #: Answered without an API key, for load balancers.
 _OPEN = ("/health", "/ready")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}").fullmatch
 _LEAST_KEY = 16
 _KEY = "inference.request"
@@ -156,6 +157,9 @@ class Access:
         request = scope[_KEY] = Request(name.decode(), client)
         answer = Answer(send, (b"x-request-id", name))
         try:
+            if _CONTROL(scope["path"]):  # a route would match before a newline at the end
+                await answer.refuse(RefusedError(404, "a path with a control character"))
+                return
             if self._keys is not None and scope["path"] not in _OPEN:
                 known = self._keys.client(headers)
                 if known is None:

@@ -105,3 +105,14 @@ def test_a_reader_that_is_stuck_does_not_keep_the_process_from_ending() -> None:
     code = "import threading; from inference.server.app import _in_thread; "
     code += "_in_thread(threading.Event().wait)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\x00", "\x7f", "\x85"])
+def test_no_path_goes_round_admission(predictor: Predictor, end: str) -> None:
+    service = make_service(predictor, ServerSettings(max_rows=1))
+    try:
+        status, answer = asyncio.run(_ask(service, "/predict" + end, b'{"rows": []}'))
+    finally:
+        service.batcher.close()
+    assert status == 404
+    assert "control character" in json.loads(answer)["error"]
