@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from clicklog.errors import SettingsError
 from inference.server.answers import Answer, RefusedError
 from inference.server.fairness import client_of
+from inference.server.logs import ALWAYS
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +67,9 @@ class ApiKeys:
         try:
             self._digests = self._read()
         except SettingsError as error:
-            log.error("the API keys are still those from before: %s", error)
+            log.error("the API keys are still those from before: %s", error, extra=ALWAYS)
         else:
-            log.info("%d API keys from %s", len(self._digests), self._path)
+            log.info("%d API keys from %s", len(self._digests), self._path, extra=ALWAYS)
 
     def _read(self) -> list[bytes]:
         flag = f"--api_key_file {self._path}"

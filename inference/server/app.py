@@ -165,8 +165,9 @@ def _in_thread(work: Callable[[], EncodedRows]) -> Future[EncodedRows]:
 
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RefusedError)
-    async def refused(request: Request, error: RefusedError) -> JSONResponse:
-        return JSONResponse(error.details, error.status)
+    async def refused(request: Request, error: RefusedError) -> Response:
+        _, body = error.content()  # in ASCII: half a surrogate pair cannot be sent as UTF-8
+        return Response(body, error.status, media_type="application/json")
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> JSONResponse:

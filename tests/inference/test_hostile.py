@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
+import multiprocessing
+import signal
+import ssl
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
+import uvicorn
 
 from inference import Predictor
 from inference.server import app as server_app
+from inference.server import fairness, run
+from inference.server.access import ApiKeys
 from inference.server.app import make_service
+from inference.server.logs import OneOfAKind
 from inference.server.settings import ServerSettings
+from inference.server.sockets import tls_context
 from tests.inference.conftest import ROOT
+from tests.inference.test_access import _certificate
 from tests.inference.test_malformed import ROWS
 from tests.inference.test_malformed import bundle as untrained  # noqa: F401
 
@@ -116,3 +128,75 @@ def test_no_path_goes_round_admission(predictor: Predictor, end: str) -> None:
         service.batcher.close()
     assert status == 404
     assert "control character" in json.loads(answer)["error"]
+
+
+def test_half_a_surrogate_pair_in_a_name_is_refused(predictor: Predictor) -> None:
+    service = make_service(predictor, ServerSettings())
+    try:
+        body = b'{"columns": {"\\ud800": 3}}'
+        status, answer = asyncio.run(_ask(service, "/predict", body))
+    finally:
+        service.batcher.close()
+    assert status == 422
+    assert json.loads(answer)["column"] == "\ud800"
+
+
+def test_long_texts_that_are_no_addresses_are_not_kept() -> None:
+    kept = fairness._client_of.cache_info().currsize
+    assert fairness.client_of("x" * 65) == "x" * 65
+    assert fairness._client_of.cache_info().currsize == kept
+
+
+def test_every_reload_that_fails_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("0123456789abcdef")
+    keys = ApiKeys(file)
+    file.write_text("")
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    handler.addFilter(OneOfAKind())
+    monkeypatch.setattr(logging.getLogger("inference.server.access"), "handlers", [handler])
+    for _ in range(3):
+        keys.reload()
+    assert len(lines) == 3
+
+
+def test_ctrl_c_is_the_parents_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[int] = []
+    monkeypatch.setattr(uvicorn.Server, "handle_exit", lambda _, sig, frame: got.append(sig))
+    server = run._Server.__new__(run._Server)
+    server._service, server._loop = types.SimpleNamespace(draining=False), None
+    server._settings = ServerSettings()
+    server.handle_exit(signal.SIGINT, None)
+    assert got == [signal.SIGINT]
+    server._service.draining = False
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    server.handle_exit(signal.SIGINT, None)
+    assert (got, server._service.draining) == ([signal.SIGINT], False)
+    server.handle_exit(signal.SIGTERM, None)
+    assert got == [signal.SIGINT, signal.SIGTERM]
+
+
+def test_a_certificate_that_does_not_fit_its_key_changes_nothing(tmp_path: Path, caplog) -> None:
+    pairs = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        _certificate(tmp_path / name, name)
+        pairs.append((tmp_path / name / "cert.pem", tmp_path / name / "key.pem"))
+    (cert, key), (other_cert, _) = pairs
+    first = cert.read_text()
+    settings = ServerSettings(tls_cert=cert, tls_key=key)
+    context = tls_context(cert, key)
+    cert.write_bytes(other_cert.read_bytes())
+    run._reload(settings, None, context)
+    assert "still the one from before" in caplog.text
+    inbox, outbox = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cadata=first).wrap_bio(
+        outbox, inbox, server_hostname="127.0.0.1"
+    )
+    server = context.wrap_bio(inbox, outbox, server_side=True)
+    for side in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    assert client.getpeercert()["subject"][0][0][1] == "first"
