@@ -19,11 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from clicklog.errors import SettingsError
 from inference.server.answers import Answer, RefusedError
 from inference.server.fairness import client_of
+from inference.server.logs import ALWAYS
 
 log = logging.getLogger(__name__)
 
 #: Answered without an API key, for load balancers.
 _OPEN = ("/health", "/ready")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}").fullmatch
 _LEAST_KEY = 16
 _KEY = "inference.request"
@@ -65,9 +67,9 @@ class ApiKeys:
         try:
             self._digests = self._read()
         except SettingsError as error:
-            log.error("the API keys are still those from before: %s", error)
+            log.error("the API keys are still those from before: %s", error, extra=ALWAYS)
         else:
-            log.info("%d API keys from %s", len(self._digests), self._path)
+            log.info("%d API keys from %s", len(self._digests), self._path, extra=ALWAYS)
 
     def _read(self) -> list[bytes]:
         flag = f"--api_key_file {self._path}"
@@ -156,6 +158,9 @@ class Access:
         request = scope[_KEY] = Request(name.decode(), client)
         answer = Answer(send, (b"x-request-id", name))
         try:
+            if _CONTROL(scope["path"]):  # a route would match before a newline at the end
+                await answer.refuse(RefusedError(404, "a path with a control character"))
+                return
             if self._keys is not None and scope["path"] not in _OPEN:
                 known = self._keys.client(headers)
                 if known is None:

@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -70,19 +71,22 @@ def make_service(
         delay=settings.batch_delay_ms / 1e3,
         observe=metrics.observe,
     )
-    readers, turns = ThreadPoolExecutor(_READERS, "reader"), Turns(_READERS)
+    turns = Turns(_READERS)
 
     async def read_in_thread(body: bytes, client: str) -> EncodedRows:
         await turns.take(client, len(body))
         give = partial(asyncio.get_running_loop().call_soon_threadsafe, turns.give)
-        job = readers.submit(read_body, body, predictor, settings.max_rows)
+        try:
+            job = _in_thread(lambda: read_body(body, predictor, settings.max_rows))
+        except BaseException:  # no thread can be started
+            turns.give()
+            raise
         job.add_done_callback(lambda _: give())
         return await asyncio.wrap_future(job)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        readers.shutdown()
         batcher.close()
 
     app = FastAPIOffline(
@@ -144,10 +148,26 @@ def make_service(
     return service
 
 
+def _in_thread(work: Callable[[], EncodedRows]) -> Future[EncodedRows]:
+    """Do it in a thread that does not keep the process from ending."""
+    job: Future[EncodedRows] = Future()
+    job.set_running_or_notify_cancel()
+
+    def do() -> None:
+        try:
+            job.set_result(work())
+        except BaseException as error:
+            job.set_exception(error)
+
+    threading.Thread(target=do, name="reader", daemon=True).start()
+    return job
+
+
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RefusedError)
-    async def refused(request: Request, error: RefusedError) -> JSONResponse:
-        return JSONResponse(error.details, error.status)
+    async def refused(request: Request, error: RefusedError) -> Response:
+        _, body = error.content()  # in ASCII: half a surrogate pair cannot be sent as UTF-8
+        return Response(body, error.status, media_type="application/json")
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> JSONResponse:
@@ -181,12 +201,12 @@ def read_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in value if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r:.60} is twice in one object")
-    return value
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r:.60} is twice in one object")
+        found[key] = value
+    return found
 
 
 def check_finite(probabilities: np.ndarray) -> None:

@@ -10,9 +10,16 @@ import asyncio
 import ipaddress
 import logging
 import time
+from collections.abc import Sized
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from inference.server.answers import RefusedError
 from inference.server.fairness import client_of
@@ -23,10 +30,29 @@ log = logging.getLogger(__name__)
 
 #: Of a request's line and headers.
 MAX_HEAD_BYTES = 32 << 10
+#: Requests of one connection that wait for the one before (pipelining).
+MAX_QUEUED = 8
 
 
 class HeadTooLargeError(Exception):
     """Ends the parsing of a request."""
+
+
+class TooManyQueuedError(Exception):
+    """Ends a connection that does not wait for answers."""
+
+
+class _Flow(FlowControl):
+    """Reads nothing as long as requests are queued, whoever asks for more."""
+
+    def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        """As uvicorn has it."""
+        if not self._pipeline:
+            super().resume_reading()
 
 
 class Connections:
@@ -101,7 +127,7 @@ class Connections:
 
     def _is_proxy(self, connection: Connection) -> bool:
         proxies = self._settings.proxies
-        return bool(proxies) and any(
+        return bool(proxies and connection.client) and any(
             ipaddress.ip_address(connection.client[0]) in network for network in proxies
         )
 
@@ -119,6 +145,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._all = connections
+        self._running: RequestResponseCycle | None = None  # self.cycle is the newest one
         self.client_name = ""
         self._head_begun = False
         self._head_bytes = 0
@@ -131,7 +158,7 @@ class Connection(HttpToolsProtocol):
     @property
     def busy(self) -> bool:
         """Whether a request that has arrived is not answered yet, by the server's doing."""
-        cycle = self.cycle
+        cycle = self._running
         if cycle is None or cycle.response_complete or cycle.more_body:
             return False
         return not self.flow.write_paused
@@ -140,7 +167,7 @@ class Connection(HttpToolsProtocol):
         """What it is at, and since when; to the second, as far as it is asked every second."""
         if self.transport.is_closing() or self.flow.write_paused:
             at = ("slow reader", self.transport.get_write_buffer_size())
-        elif self.cycle is not None and not self.cycle.response_complete:
+        elif self._running is not None and not self._running.response_complete:
             at = ("busy", self._requests)
         else:
             at = ("slow head" if self._head_begun else "idle", self._requests)
@@ -151,6 +178,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As asyncio has it."""
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         self.client_name = client_of(self.client[0]) if self.client else ""
         self._all.opened(self)
         self.state(time.monotonic())
@@ -158,6 +186,10 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """As asyncio has it."""
         self._all.closed(self)
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -192,8 +224,24 @@ class Connection(HttpToolsProtocol):
 
     def drain(self) -> None:
         """Make the answer that is to come the last one."""
-        if self.cycle is not None and not self.cycle.response_started:
-            self.cycle.keep_alive = False
+        arrived = [
+            cycle
+            for cycle in (self._running, *(cycle for cycle, _ in reversed(self.pipeline)))
+            if cycle is not None and not cycle.response_started and not cycle.more_body
+        ]
+        last = arrived[-1] if arrived else self.cycle
+        if last is not None and not last.response_started:
+            last.keep_alive = False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """As uvicorn has it; the last request that was queued has been begun."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         """As httptools has it; likewise below."""
@@ -208,9 +256,10 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count it. There may be more after a body (trailers)."""
+        """Count it. Those after a body (trailers) are no headers: nothing may depend on them."""
         self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        if self._head_begun:
+            super().on_header(name, value)
 
     def _count(self, size: int) -> None:
         self._events += 1
@@ -221,6 +270,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is there."""
         self._events += 1
+        if len(self.pipeline) >= MAX_QUEUED:
+            raise TooManyQueuedError
         self._head_begun = False
         super().on_headers_complete()
         self._all.used(self)

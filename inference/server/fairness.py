@@ -17,9 +17,17 @@ T = TypeVar("T")
 _MANY_CLIENTS = 1024
 
 
-@functools.lru_cache(maxsize=4096)
+#: No address is longer; what a proxy passes on may be, and is not kept.
+_LONGEST_ADDRESS = 64
+
+
 def client_of(address: str) -> str:
     """The client that an address belongs to."""
+    return address if len(address) > _LONGEST_ADDRESS else _client_of(address)
+
+
+@functools.lru_cache(maxsize=4096)
+def _client_of(address: str) -> str:
     try:
         value = ipaddress.ip_address(address)
     except ValueError:  # whatever a proxy says

@@ -8,6 +8,8 @@ import time
 
 _INTERVAL_S = 10.0
 _MOST_KINDS = 256
+#: Pass this as ``extra`` for lines that the operator caused, and waits for.
+ALWAYS = {"always": True}
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
@@ -24,6 +26,8 @@ class OneOfAKind(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a line is let through; see :class:`logging.Filter`."""
+        if getattr(record, "always", False):
+            return True
         error = record.exc_info[0] if record.exc_info else None
         kind = (record.name, record.levelno, _NUMBERS.sub("0", str(record.msg)), error)
         now = time.monotonic()

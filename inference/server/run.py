@@ -7,6 +7,7 @@ import functools
 import gc
 import logging
 import math
+import multiprocessing
 import select
 import signal
 import socket
@@ -23,7 +24,7 @@ from inference.predictor import Predictor
 from inference.server.access import AccessLog, ApiKeys
 from inference.server.app import Service, make_service
 from inference.server.connections import Connection, Connections
-from inference.server.logs import keep_short
+from inference.server.logs import ALWAYS, keep_short
 from inference.server.settings import ServerSettings
 from inference.server.sockets import (
     ACCEPT_AT_ONCE,
@@ -105,9 +106,11 @@ def _reload(settings: ServerSettings, keys: ApiKeys | None, tls) -> None:
         keys.reload()
     if tls:
         try:
+            # first elsewhere: a context that a pair does not fit into has none afterwards
+            tls_context(settings.tls_cert, settings.tls_key)
             load_certificate(tls, settings.tls_cert, settings.tls_key)
         except SettingsError as error:
-            log.error("the certificate is still the one from before: %s", error)
+            log.error("the certificate is still the one from before: %s", error, extra=ALWAYS)
 
 
 def _warm_up(predictor: Predictor) -> None:
@@ -205,6 +208,8 @@ class _Server(uvicorn.Server):
         self._connections.drain()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGINT and multiprocessing.parent_process() is not None:
+            return  # Ctrl-C reaches the parent, too, which says stop
         first, self._service.draining = not self._service.draining, True
         drain_s = self._settings.drain_s
         if not (first and drain_s and sig == signal.SIGTERM and self._loop):

@@ -102,7 +102,9 @@ def test_idle_and_slow_connections_end(server: Server) -> None:
 def test_who_does_not_read_is_not_written_to(server: Server) -> None:
     with server.open(ATTACKER) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+        # with a body, so that few are read at once: those of which many are queued are refused
+        request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+        request += bytes(100_000)
         _send(connection, request, 3000)
         server.wait_for('inference_connections_ended_total{reason="slow reader"}', 1)
 
