@@ -181,7 +181,7 @@ def read_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         RefusedError: they are none, or break the feature spec, or are more than ``max_rows``.
     """
     try:
-        value = json.loads(body, object_pairs_hook=_object)
+        value = json.loads(body, object_pairs_hook=_object, parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, f"no JSON: {error}") from None
     rows = _rows(value, max_rows)
@@ -198,6 +198,10 @@ def read_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         raise RefusedError(422, "invalid row", **where, remedy=error.remedy) from None
     except SchemaError as error:
         raise RefusedError(422, error.what, remedy=error.remedy) from None
+
+
+def _not_json(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON; a missing value is null")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

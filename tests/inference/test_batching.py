@@ -251,8 +251,19 @@ def test_a_key_may_be_there_once(shop_predictor: Predictor, body: bytes) -> None
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
+def test_what_is_no_number_of_json_is_refused(shop_predictor: Predictor, number: bytes) -> None:
+    with pytest.raises(RefusedError, match=r"no JSON: .* a missing value is null") as caught:
+        read_body(b'{"rows": [{"price": %s}]}' % number, shop_predictor, 100)
+    assert caught.value.status == 400
+
+
 _VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
     ),
