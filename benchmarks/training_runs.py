@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.harness import ROOT, Metric, System
 from benchmarks.process import run
 from benchmarks.venvs import BUILD, PeerError
+from clicklog.errors import SettingsError
 
 log = logging.getLogger("benchmarks")
 
@@ -27,6 +28,19 @@ SMALL_MODEL = (
     *("--embedding_dim", "16", "--dense_arch_layer_sizes", "64,16"),
     *("--over_arch_layer_sizes", "128,64,1"),
 )
+
+
+def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
+    """A benchmark's own arguments, and those after ``--``, which go to ``train_torchrec.py``."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    return argv[:at], argv[at + 1 :]
+
+
+def refuse(flags: list[str], own: tuple[str, ...]) -> None:
+    """Raise :class:`SettingsError` for flags of the trainer that the benchmark sets itself."""
+    for flag in flags:
+        if flag.split("=")[0] in own:
+            raise SettingsError(f"{flag} is set by this program", "leave it out")
 
 
 def training_run(name: str, case: str, flags: list[str], log_path: Path, ranks: int = 1) -> System:

@@ -18,13 +18,20 @@ import shutil
 import sys
 
 from benchmarks.harness import Metric, Table, start_logging
-from benchmarks.training_runs import METRICS, SMALL_MODEL, make_data, oracle_auroc, training_run
+from benchmarks.training_runs import (
+    METRICS,
+    SMALL_MODEL,
+    make_data,
+    oracle_auroc,
+    refuse,
+    split_flags,
+    training_run,
+)
 from benchmarks.venvs import BUILD
 from clicklog.errors import SettingsError, run_command
 
 #: What none of the runs should be below the oracle by.
 TARGET = 0.02
-_OWN = ("--binary_path", "--optimizer", "--adagrad", "--batch_size", "--log_path")
 OPTIMIZERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
 #: The demo's model, one in between, and train_torchrec.py's default.
 MODELS = {
@@ -39,10 +46,7 @@ MODELS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; exit status 1 if a run failed."""
-    argv = sys.argv[1:] if argv is None else argv
-    own, flags = argv, []
-    if "--" in argv:
-        own, flags = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    own, flags = split_flags(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.convergence",
         description=__doc__,
@@ -62,9 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace, flags: list[str]) -> int:
     optimizers = _names("--optimizers", args.optimizers, OPTIMIZERS)
     models = _names("--models", args.models, tuple(MODELS))
-    for flag in flags:
-        if flag.split("=")[0] in _OWN:
-            raise SettingsError(f"{flag} is set by this program", "leave it out")
+    refuse(flags, ("--binary_path", "--optimizer", "--adagrad", "--batch_size", "--log_path"))
     split = make_data(args.rows_per_day)
     logs = BUILD / "convergence"
     shutil.rmtree(logs, ignore_errors=True)

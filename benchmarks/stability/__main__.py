@@ -20,7 +20,15 @@ import sys
 from typing import Any
 
 from benchmarks.harness import Table, start_logging
-from benchmarks.training_runs import METRICS, SMALL_MODEL, make_data, oracle_auroc, training_run
+from benchmarks.training_runs import (
+    METRICS,
+    SMALL_MODEL,
+    make_data,
+    oracle_auroc,
+    refuse,
+    split_flags,
+    training_run,
+)
 from benchmarks.venvs import BUILD
 from clicklog.errors import SettingsError, run_command
 
@@ -35,10 +43,7 @@ _CASE = ""
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; exit status 1 if a run failed."""
-    argv = sys.argv[1:] if argv is None else argv
-    own, flags = argv, []
-    if "--" in argv:
-        own, flags = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    own, flags = split_flags(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.stability",
         description=__doc__,
@@ -56,9 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace, flags: list[str]) -> int:
     if args.seeds < 2:
         raise SettingsError(f"--seeds {args.seeds}", "a spread needs two or more")
-    for flag in flags:
-        if flag.split("=")[0] in ("--seed", "--log_path"):
-            raise SettingsError(f"{flag} is set by this program", "leave it out")
+    refuse(flags, ("--seed", "--log_path"))
     if not any(flag.split("=")[0] == "--binary_path" for flag in flags):
         flags = [*(flags or _FLAGS), "--binary_path", str(make_data(args.rows_per_day))]
     logs = BUILD / "stability"

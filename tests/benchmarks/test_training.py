@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import venvs
+from benchmarks.convergence import __main__ as convergence
 from benchmarks.process import run
 from benchmarks.stability import __main__ as stability
 from benchmarks.train.data import ensure
@@ -81,3 +82,33 @@ def test_stability(tmp_path, monkeypatch, capsys):
     assert stability.main(["--seeds", "2", "--", "--seed", "4"]) == 2
     assert stability.main(["--seeds", "1"]) == 2
     assert "error: --seeds 1\n  -> a spread needs two or more" in capsys.readouterr().err
+
+
+def test_convergence(tmp_path, monkeypatch, capsys):
+    split = tmp_path / "split"
+    write_split(split, {"train": [600], "valid": [200], "test": [300]}, table_sizes=(10, 50))
+    for module in (venvs, convergence):
+        monkeypatch.setattr(module, "BUILD", tmp_path / "build")
+    monkeypatch.setattr("benchmarks.harness.BUILD", tmp_path / "build")
+    monkeypatch.setattr(convergence, "start_logging", lambda: None)
+    monkeypatch.setattr(convergence, "make_data", lambda rows_per_day: split)
+    monkeypatch.setattr(convergence, "oracle_auroc", lambda log_path: 1.0)
+    own = ["--optimizers=sgd,adam", "--global_batches=100", "--models=small"]
+    assert convergence.main([*own, "--", "--max_steps=3"]) == 0
+    found = json.loads((tmp_path / "build" / "convergence.json").read_text())
+    values = {(one["system"], one["metric"]): one["median"] for one in found["results"]}
+    said = capsys.readouterr().out
+    for optimizer in ("sgd", "adam"):
+        gap = values[optimizer, "gap"]
+        assert gap == pytest.approx(1.0 - values[optimizer, "auroc"])
+        assert f"{optimizer} small, B=100: {gap:.4f} below" in said
+    assert convergence.main([*own, "--", "--batch_size=5"]) == 2
+    assert convergence.main(["--optimizers=lbfgs"]) == 2
+    assert convergence.main(["--global_batches=100", "--ranks=3"]) == 2
+    said = capsys.readouterr().err
+    for text in (
+        "--batch_size=5 is set",
+        "--optimizers lbfgs",
+        "--global_batches 100 with --ranks",
+    ):
+        assert text in said
