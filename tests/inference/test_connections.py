@@ -105,7 +105,7 @@ def test_who_does_not_read_is_not_written_to(server: Server) -> None:
         # with a body, so that few are read at once: those of which many are queued are refused
         request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
         request += bytes(100_000)
-        _send(connection, request, 3000)
+        _send(connection, request, 100_000)  # until the answers fill the buffers of both ends
         server.wait_for('inference_connections_ended_total{reason="slow reader"}', 1)
 
 
