@@ -99,14 +99,14 @@ def test_idle_and_slow_connections_end(server: Server) -> None:
     assert server.metric('inference_connections_ended_total{reason="idle"}') >= 3
 
 
-@pytest.mark.skip(reason="passes on a busy machine and not on an idle one: not understood yet")
+@pytest.mark.skip(reason="a defect: such a connection may stall, and is then not ended")
 def test_who_does_not_read_is_not_written_to(server: Server) -> None:
     with server.open(ATTACKER) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         # with a body, so that few are read at once: those of which many are queued are refused
         request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
         request += bytes(100_000)
-        _send(connection, request, 100_000)  # until the answers fill the buffers of both ends
+        _send(connection, request, 3000)
         server.wait_for('inference_connections_ended_total{reason="slow reader"}', 1)
 
 
