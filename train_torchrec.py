@@ -23,25 +23,25 @@ _PATIENCE = 2.0
 
 
 def _train(argv: list[str]) -> None:
-    from dlrm.flags import parse_settings
-    from dlrm.report import set_up_logging
-    from dlrm.startup import prepare_torch
+    from dlrm.launch.startup import prepare_torch
+    from dlrm.reporting.metrics_log import set_up_logging
+    from dlrm.settings.flags import parse_settings
 
     settings = parse_settings(argv)
     set_up_logging()
     if settings.bind_cpus and not settings.plan_only:
-        from dlrm.binding import bind_cpus
+        from dlrm.launch.binding import bind_cpus
 
         bind_cpus()
     prepare_torch()
     if settings.plan_only:
-        from dlrm.planning import plan_only
+        from dlrm.sharding.planning import plan_only
 
         print(plan_only(settings))
         return
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from dlrm.distributed import process_group
+    from dlrm.launch.distributed import process_group
 
     if settings.mode == "inference_benchmark":
         from dlrm.inference_benchmark import benchmark_inference as work

@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.process import Run, run
 from benchmarks.venvs import BUILD
 from clicklog.errors import ClickLogError
-from clicklog.files import write_json
+from clicklog.files.atomic import write_json
 
 log = logging.getLogger("benchmarks")
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from clicklog.spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 
 
 @dataclasses.dataclass(frozen=True)

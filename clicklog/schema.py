@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clicklog.errors import BadInputError, SchemaError
-from clicklog.files import read_json, write_json
+from clicklog.files.atomic import read_json, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

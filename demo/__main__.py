@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from clicklog.errors import ClickLogError, OutputError, run_command
-from clicklog.files import write_json, write_text
+from clicklog.files.atomic import write_json, write_text
 
 log = logging.getLogger("demo")
 

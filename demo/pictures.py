@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from clicklog.files import atomic_path
+from clicklog.files.atomic import atomic_path
 from demo.summary import read_training_log
 
 BLUE, RED, GREEN, GREY = "#4477aa", "#ee6677", "#228833", "#888888"

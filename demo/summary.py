@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from clicklog.files import read_json
+from clicklog.files.atomic import read_json
 
 
 def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
     through the loader and the checkpoint's model; their log loss with that of the sharded model in
     training's last evaluation.
     """
-    from dlrm.startup import prepare_torch
+    from dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    from dlrm.checkpoint import load_model
+    from dlrm.checkpoint.store import load_model
     from dlrm.evaluate import score
     from nvt_loader import KJTLoader
 

@@ -11,12 +11,12 @@ from torchrec.models.dlrm import DLRM
 from torchrec.optim.keyed import CombinedOptimizer
 
 from dlrm.config import ModelConfig
-from dlrm.distributed import Group
 from dlrm.graphs import can_capture, replay_dense
+from dlrm.launch.distributed import Group
 from dlrm.model import TrainModel, build_dlrm
-from dlrm.optimizers import combine_optimizers, fuse_table_optimizer
-from dlrm.settings import TrainSettings
-from dlrm.sharding import shard_model
+from dlrm.optim.optimizers import combine_optimizers, fuse_table_optimizer
+from dlrm.settings.train_settings import TrainSettings
+from dlrm.sharding.distribute import shard_model
 
 log = logging.getLogger(__name__)
 

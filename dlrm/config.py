@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from clicklog.errors import SchemaError, SettingsError
+from clicklog.files.validation import convert
 from clicklog.schema import LARGEST_TABLE, TableSchema
-from clicklog.validation import convert
-from dlrm.settings import INTERACTIONS, TrainSettings, as_text
+from dlrm.settings.train_settings import INTERACTIONS, TrainSettings, as_text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,13 +11,13 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from clicklog.errors import ClickLogError
-from clicklog.files import read_json
+from clicklog.files.atomic import read_json
 from clicklog.schema import TableSchema
 from dlrm.config import ModelConfig
-from dlrm.distributed import Group
+from dlrm.launch.distributed import Group
 from dlrm.model import TrainBatch
 from dlrm.multi_hot import MultiHot
-from dlrm.settings import TrainSettings
+from dlrm.settings.train_settings import TrainSettings
 from dlrm.synthetic import SyntheticLoader, synthetic_schema
 from nvt_loader import KJTLoader
 

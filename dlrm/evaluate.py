@@ -10,7 +10,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed import TrainPipelineSparseDist
 
 from clicklog.errors import SettingsError
-from dlrm.distributed import Group, gather_rows
+from dlrm.launch.distributed import Group, gather_rows
 from dlrm.metrics import Metrics, compute_metrics
 from dlrm.model import Scorer, TrainBatch
 from dlrm.pipeline import OneRank

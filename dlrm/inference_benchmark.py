@@ -19,14 +19,14 @@ from torchrec.datasets.utils import Batch
 from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from dlrm.build import set_up_dense
-from dlrm.checkpoint import load_model
+from dlrm.checkpoint.store import load_model
 from dlrm.config import ModelConfig, model_config
 from dlrm.data import Loader, make_loader, read_schema
-from dlrm.distributed import Group
+from dlrm.launch.distributed import Group
 from dlrm.metrics import auroc
 from dlrm.model import Scorer, build_dlrm, fill_table
-from dlrm.report import MetricsLog
-from dlrm.settings import TrainSettings
+from dlrm.reporting.metrics_log import MetricsLog
+from dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from torchrec.distributed import TrainPipelineSparseDist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from dlrm.distributed import Group
+from dlrm.launch.distributed import Group
 from dlrm.model import StepOutput, TrainBatch
 
 

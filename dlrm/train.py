@@ -12,31 +12,31 @@ from typing import Any
 from torchrec.datasets.utils import Batch
 
 from clicklog.errors import BadInputError, OutputError, SettingsError
-from clicklog.files import write_json
+from clicklog.files.atomic import write_json
 from clicklog.splits import SPLITS
 from dlrm.build import build
-from dlrm.checkpoint import check_destination, save_checkpoint
-from dlrm.checkpoint_writer import Checkpoints, checkpoints_in
-from dlrm.claims import claimed
+from dlrm.checkpoint.claims import claimed
+from dlrm.checkpoint.origin import origin_of
+from dlrm.checkpoint.resume import load_weights, resume_from, training_state
+from dlrm.checkpoint.store import check_destination, save_checkpoint
+from dlrm.checkpoint.writer import Checkpoints, checkpoints_in
 from dlrm.config import ModelConfig, model_config
 from dlrm.data import TrainingBatches, make_loader, read_oracle, read_schema
-from dlrm.default_rates import rates_line, remedies, with_default_rates
-from dlrm.distributed import Group, from_rank_0, reduce_sum, was_restarted
 from dlrm.evaluate import evaluate
-from dlrm.learning_check import LearningCheck
+from dlrm.launch.distributed import Group, from_rank_0, reduce_sum, was_restarted
+from dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from dlrm.metrics import Metrics
 from dlrm.model import TrainBatch
-from dlrm.optimizers import set_learning_rate, set_step
-from dlrm.origin import origin_of
+from dlrm.optim.default_rates import rates_line, remedies, with_default_rates
+from dlrm.optim.optimizers import set_learning_rate, set_step
+from dlrm.optim.schedule import learning_rates
 from dlrm.pipeline import make_pipeline
-from dlrm.preemption import EXIT_STATUS, StopRequests
-from dlrm.profiling import StepProfiler
-from dlrm.progress import Progress
-from dlrm.report import MetricsLog, metrics_line, metrics_table
-from dlrm.resume import load_weights, resume_from, training_state
-from dlrm.schedule import learning_rates
-from dlrm.settings import TrainSettings
-from dlrm.training_report import REPORT_FILE, write_report
+from dlrm.reporting.learning_check import LearningCheck
+from dlrm.reporting.metrics_log import MetricsLog, metrics_line, metrics_table
+from dlrm.reporting.page import REPORT_FILE, write_report
+from dlrm.reporting.profiling import StepProfiler
+from dlrm.reporting.progress import Progress
+from dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 

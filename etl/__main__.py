@@ -12,13 +12,14 @@ import sys
 
 from clicklog.errors import run_command
 
-#: Subcommand → its module (``add_arguments``, ``run``, perhaps ``DESCRIPTION``), and its help.
+#: Subcommand → its module in etl.commands (``add_arguments``, ``run``, perhaps ``DESCRIPTION``),
+#: and its help.
 COMMANDS = {
-    "synthesize": ("etl.synthesize", "make a click log with a planted click model"),
-    "run": ("etl.run_command", "days of a raw log → saved NVTabular Workflow + parquet"),
-    "check": ("etl.check", "verify an output: files, values, checksums, overlap of the splits"),
-    "import": ("etl.import_data", "take over what TorchRec, NVIDIA or NVTabular preprocessed"),
-    "doctor": ("etl.doctor", "whether this machine can do it: driver, CUDA, packages, links"),
+    "synthesize": ("synthesize", "make a click log with a planted click model"),
+    "run": ("run", "days of a raw log → saved NVTabular Workflow + parquet"),
+    "check": ("check", "verify an output: files, values, checksums, overlap of the splits"),
+    "import": ("import_data", "take over what TorchRec, NVIDIA or NVTabular preprocessed"),
+    "doctor": ("doctor", "whether this machine can do it: driver, CUDA, packages, links"),
 }
 
 
@@ -35,7 +36,7 @@ def _run(argv: list[str]) -> int | None:
     for name, (module_name, words) in COMMANDS.items():
         command = commands.add_parser(name, help=words)
         if name in argv[:1]:  # the others need not be imported
-            module = importlib.import_module(module_name)
+            module = importlib.import_module(f"etl.commands.{module_name}")
             command.description = getattr(module, "DESCRIPTION", module.__doc__)
             module.add_arguments(command)
             command.set_defaults(function=module.run)

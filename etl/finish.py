@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from clicklog.errors import BadRowError
-from clicklog.files import atomic_path, fsync_directory
-from clicklog.raw import first_line
-from clicklog.spec import FeatureSpec
+from clicklog.files.atomic import atomic_path, fsync_directory
+from clicklog.readers.raw import first_line
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
 from etl.plan import Plan, Unit
 from etl.results import LostRowsError, UnitResult, by_source

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from clicklog.errors import SchemaError
-from clicklog.files import read_json
-from clicklog.raw import DayFile
-from clicklog.spec import FeatureSpec
+from clicklog.files.atomic import read_json
+from clicklog.files.validation import parse
+from clicklog.readers.raw import DayFile
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
-from clicklog.validation import parse
 from etl.results import UnitResult, by_source
 from workflows.description import WorkflowDescription
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from clicklog.errors import BadInputError, OutputError
-from clicklog.files import TEMPORARY, lock
+from clicklog.files.atomic import TEMPORARY, lock
 
 log = logging.getLogger(__name__)
 

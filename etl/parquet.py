@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.files import atomic_path, together, write_json, write_text
+from clicklog.files.atomic import atomic_path, together, write_json, write_text
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from clicklog.errors import BadInputError
-from clicklog.lines import read_bytes
-from clicklog.raw import Block, DayFile, OpenDay, check_label, open_day
-from clicklog.spec import FeatureSpec
+from clicklog.readers.lines import read_bytes
+from clicklog.readers.raw import Block, DayFile, OpenDay, check_label, open_day
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS, cut_last_day
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from clicklog.errors import BadInputError
+from clicklog.files.validation import convert
 from clicklog.kernels import compiled
-from clicklog.validation import convert
 from etl.plan import Unit
 
 _COUNTS = ("rows", "bad_count", "positives", "size")

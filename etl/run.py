@@ -15,13 +15,14 @@ from typing import Any
 from tqdm import tqdm
 
 from clicklog.errors import BadInputError, ClickLogError, OutputError
-from clicklog.files import read_json, write_json
+from clicklog.files.atomic import read_json, write_json
+from clicklog.files.validation import parse
 from clicklog.kernels import compile_seconds
-from clicklog.raw import DayFile, find_days
-from clicklog.spec import FeatureSpec
+from clicklog.readers.raw import DayFile, find_days
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
-from clicklog.validation import parse
-from etl import engines, output, staging
+from etl import output, staging
+from etl.engines import choice as engines
 from etl.finish import check_rows, move_parts, quarantine
 from etl.labels import ONE_LABEL_REMEDY, one_label_splits
 from etl.manifest import inputs_of, read_manifest
@@ -212,7 +213,7 @@ class _Run:
         Thread(target=shutil.rmtree, args=(engines.fit_root(self.work), True)).start()
 
     def _shuffle(self, results: list[UnitResult]) -> None:
-        from etl.shuffle import Part, shuffle
+        from etl.shuffle.training_rows import Part, shuffle
 
         own = [result for result in results if result.unit.split == "train"]
         total = sum(result.rows for result in own)
@@ -231,7 +232,7 @@ class _Run:
     def _finish(self, plan: Plan, results: list[UnitResult]) -> dict[str, Any]:
         from etl.manifest import make_manifest
         from etl.parquet import write_descriptions
-        from etl.report import write_report
+        from etl.report.page import write_report
         from workflows import inspect
 
         description = inspect(self.workflow)

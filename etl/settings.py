@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from clicklog.errors import SettingsError
-from clicklog.spec import FeatureSpec
-from etl.engines import ENGINES, choose
+from clicklog.spec.feature_spec import FeatureSpec
+from etl.engines.choice import ENGINES, choose
 
 ON_BAD_ROWS = ("error", "quarantine")
 SHUFFLES = ("none", "file", "full")

@@ -18,9 +18,9 @@ from threading import Event
 from tqdm import tqdm
 
 from clicklog.errors import BadInputError, BadRowError, OutputError
-from clicklog.files import atomic_path
-from clicklog.lines import count_lines, read_stream, unpacked_head
-from clicklog.raw import TOO_LONG_REMEDY, DayFile, check_first_rows
+from clicklog.files.atomic import atomic_path
+from clicklog.readers.lines import count_lines, read_stream, unpacked_head
+from clicklog.readers.raw import TOO_LONG_REMEDY, DayFile, check_first_rows
 from etl.output import COPIES_DIRECTORY
 from etl.settings import EtlSettings
 

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.errors import BadInputError
-from clicklog.files import Written, atomic_path, deferred, publish, read_json, write_json
-from clicklog.raw import DayFile, read_bytes
+from clicklog.files.atomic import Written, atomic_path, deferred, publish, read_json, write_json
+from clicklog.files.validation import parse
+from clicklog.readers.raw import DayFile, read_bytes
 from clicklog.rows import BadRow, RawRows
-from clicklog.validation import parse
 from clicklog.versions import installed_version
 from etl.parquet import write_tables
 from etl.plan import Unit
@@ -66,7 +66,7 @@ def write_unit(
         work: directory of the run's state.
 
     Returns:
-        What :func:`record` takes, and the files, which :func:`clicklog.files.publish` takes.
+        What :func:`record` takes, and the files, which :func:`clicklog.files.atomic.publish` takes.
 
     Raises:
         OutputError: a file cannot be written.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 
 _HOME = {
-    "InvalidRowError": "inference.values",
-    "MissingColumnError": "inference.values",
+    "InvalidRowError": "inference.inputs.values",
+    "MissingColumnError": "inference.inputs.values",
     "Predictor": "inference.predictor",
-    "write_bundle": "inference.bundle",
+    "write_bundle": "inference.model.bundle",
 }
 __all__ = sorted(_HOME)
 

@@ -195,7 +195,7 @@ def _load(args: argparse.Namespace):
         )
     # a mapped file that is cut short in the wrong moment: say "Bus error", and where
     faulthandler.enable(sys.__stderr__)
-    from dlrm.startup import prepare_torch
+    from dlrm.launch.startup import prepare_torch
 
     prepare_torch()
     from inference.predictor import Predictor
@@ -237,10 +237,10 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _bundle(args: argparse.Namespace) -> None:
-    from dlrm.startup import prepare_torch
+    from dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    from inference.bundle import write_bundle
+    from inference.model.bundle import write_bundle
 
     write_bundle(args.workflow, args.checkpoint, args.output, tables=args.tables)
     size = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())
@@ -301,7 +301,7 @@ def _export(args: argparse.Namespace) -> None:
     wrong |= {f"--{mapping}": args.format != "nvidia" for mapping in logs}
     for flag in (flag for flag, is_wrong in wrong.items() if is_wrong):
         raise SettingsError(f"{flag} with --format {args.format}", "leave it out")
-    from dlrm.startup import prepare_torch
+    from dlrm.launch.startup import prepare_torch
 
     prepare_torch()
     if args.format == "torch":

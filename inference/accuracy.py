@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from clicklog.errors import BadInputError, SchemaError
-from clicklog.raw import stream_pieces
+from clicklog.readers.raw import stream_pieces
 from dlrm.metrics import Metrics, compute_metrics
 from inference.predictor import Predictor, input_spec
 

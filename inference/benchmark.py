@@ -26,13 +26,13 @@ import numpy as np
 import torch
 
 from clicklog.errors import SettingsError
-from clicklog.files import write_json
-from clicklog.raw import Piece, stream_pieces
+from clicklog.files.atomic import write_json
+from clicklog.readers.raw import Piece, stream_pieces
 from clicklog.rows import Ragged, RawRows
-from clicklog.spec import FeatureSpec
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
+from inference.inputs.values import RowReader
 from inference.predictor import Predictor, input_spec
-from inference.values import RowReader
 
 _PIECE_BYTES = 2 << 20
 _MOST_ROWS = 1 << 17

@@ -25,14 +25,14 @@ from tqdm import tqdm
 
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import OutputError, SchemaError, SettingsError
-from clicklog.lines import filesystem_of
-from clicklog.raw import Piece, header_lines, stream_pieces
+from clicklog.readers.lines import filesystem_of
+from clicklog.readers.raw import Piece, header_lines, stream_pieces
 from clicklog.rows import RawRows
-from clicklog.spec import FeatureSpec
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.threads import in_order
 from dlrm.metrics import Metrics
 from inference.accuracy import metrics_of
-from inference.ids import IdColumns, find_id_columns
+from inference.inputs.ids import IdColumns, find_id_columns
 from inference.predictor import Predictor, input_spec
 
 log = logging.getLogger(__name__)

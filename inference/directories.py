@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clicklog.errors import OutputError
-from clicklog.files import TEMPORARY, fsync_directory
+from clicklog.files.atomic import TEMPORARY, fsync_directory
 
 
 @contextlib.contextmanager

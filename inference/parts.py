@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.errors import OutputError
-from clicklog.files import atomic_path, lock, read_json, write_json
-from clicklog.validation import parse
+from clicklog.files.atomic import atomic_path, lock, read_json, write_json
+from clicklog.files.validation import parse
 
 log = logging.getLogger(__name__)
 

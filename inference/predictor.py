@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from clicklog.columns import InputFormat
 from clicklog.errors import BadInputError, SettingsError
-from clicklog.raw import stream_pieces
+from clicklog.readers.raw import stream_pieces
 from clicklog.rows import Ragged, RawRows
-from clicklog.spec import FeatureSpec
-from inference.bundle import is_bundle, read_bundle
-from inference.frames import read_columns, read_dicts
-from inference.model import ServingModel
-from inference.tables import KINDS
-from inference.values import RowReader
-from inference.weights import check_pair, read_checkpoint, usable
+from clicklog.spec.columns import InputFormat
+from clicklog.spec.feature_spec import FeatureSpec
+from inference.inputs.frames import read_columns, read_dicts
+from inference.inputs.values import RowReader
+from inference.model.bundle import is_bundle, read_bundle
+from inference.model.scoring import ServingModel
+from inference.model.tables import KINDS
+from inference.model.weights import check_pair, read_checkpoint, usable
 from workflows import compiled
 from workflows.compiled.workflow import Ids
 from workflows.description import inspect, verify

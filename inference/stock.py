@@ -17,7 +17,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from clicklog.rows import RawRows
-from dlrm.checkpoint import load_model
+from dlrm.checkpoint.store import load_model
 from workflows.description import inspect
 from workflows.frames import to_frame
 from workflows.store import load

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 from clicklog.errors import SchemaError
-from clicklog.files import read_json
-from nvt_loader.layout import Layout
+from clicklog.files.atomic import read_json
+from nvt_loader.parquet.footers import Layout
 from nvt_loader.plan import Plan
 
 REMEDY = "restore the split's files, or run the ETL again"

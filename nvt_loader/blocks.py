@@ -16,8 +16,8 @@ import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from nvt_loader.decode import RowReader
-from nvt_loader.layout import Layout
+from nvt_loader.parquet.decode import RowReader
+from nvt_loader.parquet.footers import Layout
 
 
 @dataclasses.dataclass(frozen=True)

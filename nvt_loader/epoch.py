@@ -13,10 +13,10 @@ from torchrec.datasets.utils import Batch
 
 from nvt_loader import plan as planning
 from nvt_loader.blocks import BatchFactory, Source
-from nvt_loader.cpu import CpuBlocks
-from nvt_loader.decode import RowReader
-from nvt_loader.layout import Layout
+from nvt_loader.cpu.blocks import CpuBlocks
 from nvt_loader.memory import PREFETCH_BLOCKS, Budget
+from nvt_loader.parquet.decode import RowReader
+from nvt_loader.parquet.footers import Layout
 from nvt_loader.plan import Plan
 
 

@@ -36,12 +36,12 @@ from torchrec.datasets.utils import Batch
 from clicklog.errors import SettingsError
 from clicklog.schema import TableSchema
 from nvt_loader import accounting
-from nvt_loader.arrow_rows import count_kept
 from nvt_loader.blocks import BatchFactory
+from nvt_loader.cuda.blocks import choose_blocks
 from nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
-from nvt_loader.gpu import choose_blocks
-from nvt_loader.layout import Layout, read_layout
 from nvt_loader.memory import divide
+from nvt_loader.parquet.arrow_rows import count_kept
+from nvt_loader.parquet.footers import Layout, read_layout
 from nvt_loader.plan import SHUFFLES, WINDOW_ROWS, Plan, default_virtual_shards
 from nvt_loader.state import check_state, make_state
 

@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 
 from clicklog.errors import SettingsError
-from nvt_loader.layout import Layout
+from nvt_loader.parquet.footers import Layout
 
 #: What a loader holds by default: blocks, decoded columns, shuffling windows.
 LOADER_MEMORY = 256 << 20

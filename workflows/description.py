@@ -33,10 +33,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clicklog.errors import BadInputError, ClickLogError, SchemaError
-from clicklog.files import read_json
+from clicklog.files.atomic import read_json
+from clicklog.files.validation import convert
 from clicklog.schema import LARGEST_TABLE, TableSchema
-from clicklog.spec import FeatureSpec
-from clicklog.validation import convert
+from clicklog.spec.feature_spec import FeatureSpec
 from workflows import nodes
 
 FORMAT = "nvt-torchrec workflow"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clicklog.rows import CategoryValues, Ragged, RawRows
-from clicklog.spec import FeatureSpec
+from clicklog.spec.feature_spec import FeatureSpec
 
 
 def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False):

@@ -18,7 +18,7 @@ from nvtabular import ops
 from nvtabular.workflow.node import WorkflowNode
 
 from clicklog.errors import BadInputError
-from clicklog.spec import FeatureSpec
+from clicklog.spec.feature_spec import FeatureSpec
 from workflows import functions, nodes
 
 

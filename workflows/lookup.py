@@ -15,7 +15,13 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError, SettingsError
-from clicklog.spec import FIRST_OOV_ID, LARGEST_INT, NULL_ID, PADDING_ID, CategoricalColumn
+from clicklog.spec.feature_spec import (
+    FIRST_OOV_ID,
+    LARGEST_INT,
+    NULL_ID,
+    PADDING_ID,
+    CategoricalColumn,
+)
 from clicklog.strings import strings
 from workflows.description import WorkflowDescription, inspect
 

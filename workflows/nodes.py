@@ -24,7 +24,7 @@ from typing import Any
 
 from clicklog.errors import SettingsError
 from clicklog.schema import embedding_dimension
-from clicklog.spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from workflows import functions
 from workflows.dense import DENSE_MINIMUM
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clicklog.spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from workflows import nodes
 from workflows.description import FORMAT_VERSION, WorkflowDescription, inspect
 from workflows.lookup import Meaning

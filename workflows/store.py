@@ -16,8 +16,8 @@ from merlin.schema import ColumnSchema, Schema
 from nvtabular import ops
 
 from clicklog.errors import SchemaError
-from clicklog.files import read_json
-from clicklog.spec import CategoricalColumn, FeatureSpec
+from clicklog.files.atomic import read_json
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from workflows import nodes
 from workflows.description import GRAPH_FILE, WorkflowDescription, inspect, verify
 from workflows.graph import nodes_of, realize

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.arrays import to_arrow, to_numpy
-from clicklog.spec import CategoricalColumn
+from clicklog.spec.feature_spec import CategoricalColumn
 
 #: Values as they are held: int64 [n] (raw hex32 and int) or a string array without nulls.
 Values = np.ndarray | pa.StringArray

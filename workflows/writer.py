@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import SchemaError
-from clicklog.files import (
+from clicklog.files.atomic import (
     atomic_path,
     deferred,
     publish,
@@ -31,7 +31,13 @@ from clicklog.files import (
     write_json,
     write_text,
 )
-from clicklog.spec import FIRST_OOV_ID, NULL_ID, PADDING_ID, CategoricalColumn, FeatureSpec
+from clicklog.spec.feature_spec import (
+    FIRST_OOV_ID,
+    NULL_ID,
+    PADDING_ID,
+    CategoricalColumn,
+    FeatureSpec,
+)
 from clicklog.strings import string_parts, strings
 from workflows.description import (
     GRAPH_FILE,

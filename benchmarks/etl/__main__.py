@@ -28,8 +28,8 @@ from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, start_logging
 from benchmarks.venvs import BUILD
 from clicklog.errors import run_command
-from clicklog.files import lock
-from clicklog.spec import load_spec
+from clicklog.files.atomic import lock
+from clicklog.spec.feature_spec import load_spec
 
 ETL = "TSV to parquet"
 #: Text per unit of work for the two memory lines, MiB, and how much longer the second log is.

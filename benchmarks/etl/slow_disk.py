@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from clicklog import files
+from clicklog.files import atomic as files
 
 #: Seconds that a sync takes longer: a network disk, or one that others keep busy.
 DELAY_S = 0.05
@@ -51,7 +51,7 @@ def slow_main(arguments: list[str]) -> int:
     # Before others import them by name.
     files.publish, files.fsync_directory = timed(files.publish), timed(files.fsync_directory)
     from etl.__main__ import main
-    from etl.syncing import Syncer
+    from etl.engines.syncing import Syncer
 
     Syncer.add, Syncer.wait, Syncer.__exit__ = map(
         timed, (Syncer.add, Syncer.wait, Syncer.__exit__)

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.loader.data import ROW_GROUP_ROWS, WRITER, make_rows
 from clicklog.schema import TableSchema
-from clicklog.synthetic import SyntheticSettings, synthesize
-from clicklog.synthetic_model import MLPERF_CARDINALITIES
+from clicklog.synthetic.log import SyntheticSettings, synthesize
+from clicklog.synthetic.model import MLPERF_CARDINALITIES
 
 LOG_DAYS, FILE_ROWS = 3, 1_000_000
 #: Names of each training file, so that runs are long: a GPU takes millions of rows a second.

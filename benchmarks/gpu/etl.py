@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.gpu.data import LOG_DAYS, ensure_log
 from benchmarks.gpu.measure import Result, seconds_of
-from clicklog.files import read_json
-from clicklog.raw import find_days, read_block
-from clicklog.spec import load_spec
+from clicklog.files.atomic import read_json
+from clicklog.readers.raw import find_days, read_block
+from clicklog.spec.feature_spec import load_spec
 from etl.plan import make_plan
 from workflows import to_frame
 

@@ -17,8 +17,9 @@ from torchrec.datasets.utils import Batch
 
 from benchmarks.gpu.data import ensure_parquet, training_files
 from benchmarks.gpu.measure import Result, seconds_of, settle
-from nvt_loader import KJTLoader, gpu
-from nvt_loader.cpu import CpuBlocks
+from nvt_loader import KJTLoader
+from nvt_loader.cpu.blocks import CpuBlocks
+from nvt_loader.cuda import blocks as gpu
 
 
 def loaders(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:

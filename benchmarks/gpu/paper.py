@@ -22,7 +22,7 @@ import argparse
 import dataclasses
 import json
 
-from clicklog.synthetic_model import MLPERF_CARDINALITIES
+from clicklog.synthetic.model import MLPERF_CARDINALITIES
 
 
 @dataclasses.dataclass(frozen=True)

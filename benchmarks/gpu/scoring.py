@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.gpu.data import ensure_log
 from benchmarks.gpu.measure import Result
-from clicklog.raw import stream_pieces
-from dlrm.distributed import process_group
-from dlrm.flags import parse_settings
+from clicklog.readers.raw import stream_pieces
+from dlrm.launch.distributed import process_group
+from dlrm.settings.flags import parse_settings
 from dlrm.train import train
 from etl.run import run
 from etl.settings import EtlSettings
@@ -28,7 +28,7 @@ def scoring(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
     log = ensure_log(args.data, args.log_rows)
     base = args.data / "scoring"
     shutil.rmtree(base, ignore_errors=True)
-    from clicklog.spec import load_spec
+    from clicklog.spec.feature_spec import load_spec
 
     run(EtlSettings(str(log), base / "out", load_spec(), engine="cpu"))
     settings = parse_settings(

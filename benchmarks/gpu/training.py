@@ -21,11 +21,11 @@ from benchmarks.gpu.measure import Result, settle
 from dlrm.build import build, set_up_dense
 from dlrm.config import model_config
 from dlrm.data import read_schema
-from dlrm.distributed import process_group
-from dlrm.flags import parse_settings
+from dlrm.launch.distributed import process_group
 from dlrm.model import TrainBatch, TrainModel
 from dlrm.pipeline import OneRank
-from dlrm.settings import TrainSettings
+from dlrm.settings.flags import parse_settings
+from dlrm.settings.train_settings import TrainSettings
 from nvt_loader import KJTLoader
 
 #: How the dense layers are computed: the settings that this changes.
@@ -55,7 +55,7 @@ def training(args: argparse.Namespace, device: torch.device) -> Iterator[Result]
     )
     with process_group() as group:
         config = model_config(settings, read_schema(settings))
-        with mock.patch("dlrm.sharding._fill_tables", _fill_on_device):
+        with mock.patch("dlrm.sharding.distribute._fill_tables", _fill_on_device):
             model, optimizer, plan = build(settings, config, group)
         gib = sum(plan["gib_per_rank"])
         for way, changes in WAYS.items():

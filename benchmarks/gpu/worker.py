@@ -43,7 +43,7 @@ def main() -> None:
     args.model = args.model.split()
     args.data.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    from dlrm.startup import prepare_torch
+    from dlrm.launch.startup import prepare_torch
 
     prepare_torch()
     import torch

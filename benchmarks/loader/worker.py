@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.loader import systems
 from benchmarks.loader.clock import PROCESSORS, Clock
-from dlrm.startup import prepare_torch
+from dlrm.launch.startup import prepare_torch
 
 #: A run ends when its time is over and so many rows came, or when it has lasted so many times it.
 LEAST_ROWS, PATIENCE = 400_000, 20

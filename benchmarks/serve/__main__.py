@@ -33,7 +33,7 @@ from benchmarks.harness import describe_machine, machine, start_logging
 from benchmarks.serve.bodies import bodies
 from benchmarks.venvs import BUILD
 from clicklog.errors import SettingsError, run_command
-from clicklog.files import write_json
+from clicklog.files.atomic import write_json
 
 log = logging.getLogger("benchmarks")
 

@@ -20,7 +20,7 @@ from benchmarks.serve.bodies import bodies
 from benchmarks.serve.clients import Clients, serving
 from benchmarks.venvs import BUILD
 from clicklog.errors import SettingsError, run_command
-from clicklog.files import write_json
+from clicklog.files.atomic import write_json
 
 ATTACKER, OTHER = "127.0.0.2", "127.0.0.1"
 HEADER_BYTES, HALF_SENT, IDLE_SOCKETS, FILE_LIMIT, LARGE_ROWS = 60 << 20, 300, 400, 256, 4096

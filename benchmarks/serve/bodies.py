@@ -20,7 +20,7 @@ def bodies(bundle: Path, path: str, sizes: Sequence[int]) -> dict[int, bytes]:
     Raises:
         SettingsError: there is no well-formed row.
     """
-    from clicklog.raw import stream_pieces
+    from clicklog.readers.raw import stream_pieces
     from inference.benchmark import to_dicts
     from workflows import compiled
 

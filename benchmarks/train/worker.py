@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.loader.data import TABLE_SIZES
 from clicklog.errors import run_command
-from dlrm.startup import prepare_torch
+from dlrm.launch.startup import prepare_torch
 
 OURS, DLRM_MAIN = "ours", "dlrm_main"
 BARE, PIPELINED = "bare loop", "ready batch, pipelined"
@@ -142,9 +142,9 @@ def _ready(args: argparse.Namespace) -> Iterator[tuple[Any, Any, Any]]:
     from dlrm.build import build
     from dlrm.config import model_config
     from dlrm.data import make_loader, read_schema
-    from dlrm.distributed import process_group
-    from dlrm.flags import parse_settings
+    from dlrm.launch.distributed import process_group
     from dlrm.model import TrainBatch
+    from dlrm.settings.flags import parse_settings
 
     settings = parse_settings([*_flags(args), "--binary_path", str(args.data / "split")])
     config = model_config(settings, read_schema(settings))

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from clicklog.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
 from clicklog.errors import SettingsError
 from clicklog.rows import Ragged, RawRows
-from clicklog.spec import FeatureSpec
-from inference.model import ServingModel
-from inference.tables import Table
+from clicklog.spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
+from clicklog.spec.feature_spec import FeatureSpec
+from inference.model.scoring import ServingModel
+from inference.model.tables import Table
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 from workflows.description import WorkflowDescription
 

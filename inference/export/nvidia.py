@@ -18,7 +18,7 @@ import yaml
 from tqdm import tqdm
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.raw import stream_pieces
+from clicklog.readers.raw import stream_pieces
 from clicklog.schema import TableSchema
 from inference.directories import new_directory
 from inference.predictor import Predictor, input_spec

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from clicklog.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
 from workflows.description import inspect
 
 _LONGEST_LIST = 4

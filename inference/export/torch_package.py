@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from clicklog.errors import SettingsError
-from clicklog.files import write_json
-from clicklog.spec import FeatureSpec
-from inference.bundle import WORKFLOW
+from clicklog.files.atomic import write_json
+from clicklog.spec.feature_spec import FeatureSpec
 from inference.directories import new_directory
 from inference.export.network import MISSING, RawModel, to_inputs
 from inference.export.probe import probe_rows
+from inference.model.bundle import WORKFLOW
 from inference.predictor import Predictor
 from workflows.description import inspect
 

@@ -18,7 +18,7 @@ import json
 import shutil
 from pathlib import Path
 
-from clicklog.columns import CategoricalColumn, DenseColumn
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.versions import installed_version
 from inference.directories import new_directory
 from inference.predictor import Predictor

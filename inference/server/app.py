@@ -21,6 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp
 
 from clicklog.errors import SchemaError
+from inference.inputs.values import InvalidRowError, MissingColumnError
 from inference.predictor import Predictor
 from inference.server.access import Access, AccessLog, ApiKeys, request_of
 from inference.server.admission import PREDICT, Admission
@@ -30,7 +31,6 @@ from inference.server.fairness import Turns
 from inference.server.metrics import ServerMetrics
 from inference.server.openapi import describe
 from inference.server.settings import ServerSettings
-from inference.values import InvalidRowError, MissingColumnError
 from workflows.compiled.workflow import EncodedRows
 
 log = logging.getLogger(__name__)

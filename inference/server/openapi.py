@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from clicklog.columns import LARGEST_INT, CategoricalColumn, DenseColumn
-from clicklog.spec import FeatureSpec
+from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.spec.feature_spec import FeatureSpec
 from inference.server.admission import PREDICT
 
 _INTEGERS = {

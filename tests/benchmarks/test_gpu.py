@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu import etl
 from benchmarks.gpu.paper import Paper, deal, messages, predict
-from clicklog.synthetic_model import MLPERF_CARDINALITIES
+from clicklog.synthetic.model import MLPERF_CARDINALITIES
 
 ROOT = Path(__file__).resolve().parents[2]
 

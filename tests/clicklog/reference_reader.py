@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from clicklog.rows import Ragged, RawRows
-from clicklog.spec import FeatureSpec
+from clicklog.spec.feature_spec import FeatureSpec
 
 #: Of float32.
 LARGEST = (2 - 2**-23) * 2.0**127

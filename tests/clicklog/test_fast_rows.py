@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog import tokenizer
-from clicklog.fast_rows import longest_row
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.tokenizer import RawRows, parse_rows
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.text import tokenizer
+from clicklog.text.fast_rows import longest_row
+from clicklog.text.tokenizer import RawRows, parse_rows
 
 _FIELDS = {
     "label": st.sampled_from(["0", "1"] * 9 + ["", "2", "01", "/"]),
@@ -90,7 +90,7 @@ def test_every_byte_at_every_place() -> None:
 
 def test_common_rows_take_the_fast_way() -> None:
     """If the fast way gave up on every row, all else would still pass."""
-    from clicklog.fast_rows import parse_row
+    from clicklog.text.fast_rows import parse_row
 
     text = b"1\t\t-3\t12345678\t\tabcdef01\r\n" + b"0" * 64
     buffer = np.frombuffer(text, np.uint8)

@@ -18,9 +18,9 @@ from clicklog.errors import (
     SettingsError,
     run_command,
 )
-from clicklog.files import atomic_path, read_json, remove, write_json, write_text
+from clicklog.files.atomic import atomic_path, read_json, remove, write_json, write_text
 from clicklog.schema import TableSchema
-from clicklog.spec import (
+from clicklog.spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
     FeatureSpec,

@@ -20,7 +20,7 @@ COMMANDS = {
     "workflows": "workflows inspect none",
     "compiled": "workflows.compiled none",
     "inference": "inference predict --bundle none --input none --output none",
-    "report": "dlrm.training_report none",
+    "report": "dlrm.reporting.page none",
     "train": "train_torchrec.py --binary_path none",
     "demo": "demo --ranks 1 --output /dev/null/none",
     "bench-etl": "benchmarks.etl --rows 0",

@@ -19,7 +19,7 @@ _CODE = """
 import sys
 import numba
 import numpy as np
-from clicklog.fast_rows import count_newlines
+from clicklog.text.fast_rows import count_newlines
 
 assert count_newlines(np.frombuffer(b"a\\nb\\n", np.uint8)) == 2
 assert "scipy.linalg" not in sys.modules
@@ -161,10 +161,12 @@ ROOMS = ("clicklog", "workflows/compiled", "etl", "nvt_loader")
 def test_what_our_loops_take_counts():
     """Nothing reaches a loop by a way that its stamp does not see: a closure, a module's number."""
     loops = []
+    root = Path(kernels.__file__).parents[1]
     for room in ROOMS:
-        for path in sorted(Path(kernels.__file__).parents[1].joinpath(room).glob("*.py")):
+        for path in sorted(root.joinpath(room).rglob("*.py")):
             if "kernels import compiled" in path.read_text():
-                module = importlib.import_module(f"{room.replace('/', '.')}.{path.stem}")
+                name = ".".join(path.relative_to(root).with_suffix("").parts)
+                module = importlib.import_module(name)
                 loops += [one for one in vars(module).values() if isinstance(one, Dispatcher)]
     assert len(loops) > 50
     for loop in loops:

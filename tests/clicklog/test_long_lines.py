@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clicklog import lines
 from clicklog.errors import BadRowError, SettingsError
-from clicklog.pieces import EndedEarlyError, LongLine, split_pieces
-from clicklog.raw import find_days, open_day, read_block, read_pieces, stream_rows
-from clicklog.spec import InputFormat
+from clicklog.readers import lines
+from clicklog.readers.pieces import EndedEarlyError, LongLine, split_pieces
+from clicklog.readers.raw import find_days, open_day, read_block, read_pieces, stream_rows
+from clicklog.spec.feature_spec import InputFormat
 from tests.logs import CRITEO, random_rows, write_day
 
 SHORT = dataclasses.replace(CRITEO, input=InputFormat(max_line_kb=1))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clicklog.errors import BadInputError, BadRowError
-from clicklog.parquet_rows import ParquetLayout, cut_rows, parquet_layout
-from clicklog.raw import (
+from clicklog.readers.parquet_rows import ParquetLayout, cut_rows, parquet_layout
+from clicklog.readers.raw import (
     Block,
     find_days,
     first_line,
@@ -23,7 +23,7 @@ from clicklog.raw import (
     read_pieces,
     stream_rows,
 )
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
 from tests.clicklog.reference_reader import LARGEST, as_lists
 
 SPEC = FeatureSpec(

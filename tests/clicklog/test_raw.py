@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clicklog.errors import BadInputError, BadRowError, SettingsError
-from clicklog.lines import cut_lines
-from clicklog.raw import (
+from clicklog.readers.lines import cut_lines
+from clicklog.readers.raw import (
     Block,
     count_lines,
     find_days,
@@ -24,7 +24,7 @@ from clicklog.raw import (
     read_pieces,
     stream_rows,
 )
-from clicklog.spec import CategoricalColumn, FeatureSpec, InputFormat
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day, write_log
 
 

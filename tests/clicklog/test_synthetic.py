@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from clicklog import synthetic_model
 from clicklog.splits import cut_last_day
-from clicklog.synthetic import SUMMARY_FILE, OracleScore, synthesize
-from clicklog.synthetic_model import (
+from clicklog.synthetic import model as synthetic_model
+from clicklog.synthetic.log import SUMMARY_FILE, OracleScore, synthesize
+from clicklog.synthetic.model import (
     BLOCK_ROWS,
     MEDIANS,
     MISSING_CATEGORICAL,
@@ -31,7 +31,7 @@ from clicklog.synthetic_model import (
     plant,
     sigmoid,
 )
-from clicklog.synthetic_tsv import format_rows
+from clicklog.synthetic.tsv import format_rows
 from tests.clicklog.directories import contents
 
 SETTINGS = SyntheticSettings(days=3, rows_per_day=BLOCK_ROWS + 1_001, seed=5)

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from clicklog.errors import OutputError, SettingsError
-from clicklog.synthetic import SUMMARY_FILE, synthesize
-from clicklog.synthetic_model import SyntheticSettings
+from clicklog.synthetic.log import SUMMARY_FILE, synthesize
+from clicklog.synthetic.model import SyntheticSettings
 from tests.clicklog.directories import contents
 
 SETTINGS = SyntheticSettings(days=3, rows_per_day=500, seed=5)
@@ -61,8 +61,8 @@ def test_unfinished_files_are_replaced(tmp_path: Path) -> None:
 
 
 ENDLESS = """
-from clicklog.synthetic import synthesize
-from clicklog.synthetic_model import SyntheticSettings
+from clicklog.synthetic.log import synthesize
+from clicklog.synthetic.model import SyntheticSettings
 import sys
 synthesize(sys.argv[1], SyntheticSettings(rows_per_day=10**9, days=2), workers=2)
 """
@@ -93,8 +93,8 @@ def test_a_killed_run_can_be_repeated_and_a_running_one_not_disturbed(tmp_path: 
 FULL_DISK = """
 import resource, sys
 from clicklog.errors import OutputError
-from clicklog.synthetic import synthesize
-from clicklog.synthetic_model import SyntheticSettings
+from clicklog.synthetic.log import synthesize
+from clicklog.synthetic.model import SyntheticSettings
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     synthesize(sys.argv[1], SyntheticSettings(days=2, rows_per_day=8192), workers=2)
@@ -137,7 +137,7 @@ def test_workers_out_of_range(tmp_path: Path) -> None:
 
 
 def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:
-    from etl.synthesize import add_arguments, run
+    from etl.commands.synthesize import add_arguments, run
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -155,7 +155,7 @@ def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -
 
 
 def test_command_line_defaults_are_the_settings(tmp_path: Path) -> None:
-    from etl.synthesize import add_arguments
+    from etl.commands.synthesize import add_arguments
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -165,7 +165,7 @@ def test_command_line_defaults_are_the_settings(tmp_path: Path) -> None:
 
 
 def test_the_ground_floor_knows_no_framework() -> None:
-    code = "import clicklog.synthetic, sys; print(*sys.modules)"
+    code = "import clicklog.synthetic.log, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -178,9 +178,9 @@ def test_the_ground_floor_knows_no_framework() -> None:
 def test_writing_a_spec_needs_no_framework(tmp_path: Path, form: str) -> None:
     code = f"""
 import dataclasses, sys
-from clicklog.spec import InputFormat, load_spec
-from clicklog.synthetic import synthesize
-from clicklog.synthetic_model import SyntheticSettings
+from clicklog.spec.feature_spec import InputFormat, load_spec
+from clicklog.synthetic.log import synthesize
+from clicklog.synthetic.model import SyntheticSettings
 spec = dataclasses.replace(load_spec("retail"), input=InputFormat("{form}"))
 synthesize({str(tmp_path)!r}, SyntheticSettings(days=1, rows_per_day=20), spec=spec)
 print(*sys.modules)

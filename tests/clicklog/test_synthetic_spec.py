@@ -10,19 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clicklog.raw import find_days, stream_rows
+from clicklog.readers.raw import find_days, stream_rows
 from clicklog.rows import Ragged, RawRows
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat, load_spec
-from clicklog.synthetic import OracleScore, synthesize
-from clicklog.synthetic_model import (
-    BLOCK_ROWS,
-    MISSING_COUNT,
-    MISSING_VALUE,
-    SIGNAL,
-    SMALL,
-    SyntheticSettings,
+from clicklog.spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+    load_spec,
 )
-from clicklog.synthetic_spec import (
+from clicklog.synthetic.any_spec import (
     HUNDREDTHS,
     LONGEST_LIST,
     ItemLists,
@@ -30,7 +27,16 @@ from clicklog.synthetic_spec import (
     SpecRows,
     plant_spec,
 )
-from clicklog.synthetic_write import prefix_of
+from clicklog.synthetic.log import OracleScore, synthesize
+from clicklog.synthetic.model import (
+    BLOCK_ROWS,
+    MISSING_COUNT,
+    MISSING_VALUE,
+    SIGNAL,
+    SMALL,
+    SyntheticSettings,
+)
+from clicklog.synthetic.write import prefix_of
 from tests.clicklog.directories import contents
 
 SETTINGS = SyntheticSettings(days=3, rows_per_day=BLOCK_ROWS + 300, seed=5)

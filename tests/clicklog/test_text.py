@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from clicklog.errors import BadInputError, BadRowError, SettingsError
-from clicklog.fields import split_lines
-from clicklog.layout import Layout, layout_of, plain_layout
 from clicklog.rows import empty_rows
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.text import parse_text
-from clicklog.tokenizer import DESCRIBED_BAD_ROWS, parse_rows
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from clicklog.text.delimited import parse_text
+from clicklog.text.fields import split_lines
+from clicklog.text.line_layout import Layout, layout_of, plain_layout
+from clicklog.text.tokenizer import DESCRIBED_BAD_ROWS, parse_rows
 from tests.clicklog.reference_reader import (
     LARGEST,
     BadFieldError,

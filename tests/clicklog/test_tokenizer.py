@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.layout import plain_layout
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.text import parse_text
-from clicklog.tokenizer import DESCRIBED_BAD_ROWS, parse_rows
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.text.delimited import parse_text
+from clicklog.text.line_layout import plain_layout
+from clicklog.text.tokenizer import DESCRIBED_BAD_ROWS, parse_rows
 
 SPEC = FeatureSpec(
     label="label",
@@ -125,7 +125,7 @@ FIELDS = st.one_of(
     st.sampled_from(["\n", "\r\n"]),
 )
 def test_it_reads_what_the_reader_of_any_spec_reads(rows, newline: str) -> None:
-    """The same text with a header is read by :mod:`clicklog.text`, and gives the same rows."""
+    """The same text with a header is read by :mod:`clicklog.text.delimited`, to the same rows."""
     text = newline.join("\t".join(row) for row in rows).encode()
     mine = parse_rows(text, SPEC, label=True, reject=True)
     other = parse_text(text, SPEC, plain_layout(SPEC, label=True), reject=True)

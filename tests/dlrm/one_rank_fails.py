@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from clicklog.errors import BadInputError, ClickLogError
-from dlrm.distributed import process_group
-from dlrm.resume import _agreed
+from dlrm.checkpoint.resume import _agreed
+from dlrm.launch.distributed import process_group
 
 
 def main(path: Path) -> None:

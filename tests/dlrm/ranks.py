@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm.distributed import gather_rows, process_group
+from dlrm.launch.distributed import gather_rows, process_group
 from dlrm.metrics import compute_metrics
 
 #: Rows of each rank.

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.distributed import process_group
-from dlrm.flags import parse_settings
+from dlrm.launch.distributed import process_group
+from dlrm.settings.flags import parse_settings
 from dlrm.train import TrainResult, train
 from tests.dlrm import fake_graphs
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
-from dlrm.checkpoint import check_destination, digest_of, load_model, read_model_file
+from dlrm.checkpoint.store import check_destination, digest_of, load_model, read_model_file
+from dlrm.checkpoint.tensors import read_tensors
 from dlrm.model import build_dlrm
-from dlrm.tensors import read_tensors
 from tests.dlrm.runs import train_here
 
 
@@ -235,7 +235,7 @@ def test_places_that_are_none(copy, change, message, monkeypatch):
         built.append(device)
         return build_dlrm(config, device=device)
 
-    monkeypatch.setattr("dlrm.checkpoint.build_dlrm", build)
+    monkeypatch.setattr("dlrm.checkpoint.store.build_dlrm", build)
     tensors = json.loads((copy / "tensors.json").read_text())
     tensor = next(one for one in tensors.values() if len(one["size"]) == 2)
     tensor["chunks"][0] |= change

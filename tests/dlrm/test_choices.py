@@ -16,16 +16,16 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from clicklog.errors import SettingsError
-from dlrm.checkpoint import load_model
+from dlrm.checkpoint.store import load_model
 from dlrm.config import ModelConfig
 from dlrm.data import shuffled
-from dlrm.distributed import process_group
 from dlrm.evaluate import score
-from dlrm.flags import parse_settings
 from dlrm.inference_benchmark import benchmark_inference
 from dlrm.interaction import Interaction, PooledVectors
+from dlrm.launch.distributed import process_group
 from dlrm.metrics import compute_metrics
 from dlrm.multi_hot import MultiHot
+from dlrm.settings.flags import parse_settings
 from nvt_loader import KJTLoader
 from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from clicklog.errors import OutputError
-from dlrm.claims import claimed
-from dlrm.distributed import process_group
+from dlrm.checkpoint.claims import claimed
+from dlrm.launch.distributed import process_group
 from tests.dlrm.resuming import flags_of
 from tests.dlrm.runs import environment, events, train_here
 
 HOLDER = """
 import pathlib, sys, time
-from dlrm.claims import claimed
-from dlrm.distributed import process_group
+from dlrm.checkpoint.claims import claimed
+from dlrm.launch.distributed import process_group
 
 with process_group() as group, claimed([pathlib.Path(path) for path in sys.argv[1:]], group):
     print("here", flush=True)

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from clicklog.errors import SettingsError
-from dlrm.distributed import store_of_this_attempt
+from dlrm.launch.distributed import store_of_this_attempt
 
 
 @pytest.fixture

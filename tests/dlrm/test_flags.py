@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from clicklog.errors import SettingsError
-from dlrm.flags import LEFT_OUT, RENAMED, build_parser, known_flags, parse_settings
+from dlrm.settings.flags import LEFT_OUT, RENAMED, build_parser, known_flags, parse_settings
 from tests.dlrm.runs import ROOT
 
 PEERS = json.loads((ROOT / "tests" / "dlrm" / "peer_flags.json").read_text())

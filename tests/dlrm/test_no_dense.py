@@ -12,12 +12,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
-from dlrm.checkpoint import load_model, read_model_file
+from dlrm.checkpoint.store import load_model, read_model_file
 from dlrm.config import ModelConfig, model_config
 from dlrm.evaluate import score
-from dlrm.flags import parse_settings
 from dlrm.model import Scorer, build_dlrm, fill_table
-from dlrm.settings import TrainSettings
+from dlrm.settings.flags import parse_settings
+from dlrm.settings.train_settings import TrainSettings
 from nvt_loader import KJTLoader
 from tests.dlrm import fake_graphs
 from tests.dlrm.runs import MODEL, events, losses, train_here, train_many

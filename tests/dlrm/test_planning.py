@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from clicklog.errors import BadInputError, SettingsError
-from dlrm.flags import parse_settings
-from dlrm.planning import plan_only
+from dlrm.settings.flags import parse_settings
+from dlrm.sharding.planning import plan_only
 from tests.dlrm.runs import MODEL, ROOT, losses, run_command, train_many
 
 #: Table sizes of MLPerf's DLRM: ids hashed to 40 M at most.

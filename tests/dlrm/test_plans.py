@@ -9,7 +9,7 @@ import pytest
 
 from clicklog.schema import TableSchema
 from dlrm.config import model_config
-from dlrm.flags import parse_settings
+from dlrm.settings.flags import parse_settings
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, losses, train_here, train_many
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dlrm import train as train_module
-from dlrm.checkpoint_writer import finished
-from dlrm.preemption import EXIT_STATUS
+from dlrm.checkpoint.writer import finished
+from dlrm.launch.preemption import EXIT_STATUS
 from tests.dlrm.resuming import STEPS, assert_same, flags_of
 from tests.dlrm.runs import MODEL, environment, events, torchrun, train_here
 

@@ -16,11 +16,11 @@ import pytest
 
 from clicklog.errors import OutputError, SchemaError, SettingsError
 from dlrm import train as train_module
-from dlrm.checkpoint import digest_of, read_model_file
-from dlrm.checkpoint_writer import finished
+from dlrm.checkpoint.resume import check_resumable
+from dlrm.checkpoint.store import digest_of, read_model_file
+from dlrm.checkpoint.writer import finished
 from dlrm.config import ModelConfig
-from dlrm.distributed import process_group
-from dlrm.resume import check_resumable
+from dlrm.launch.distributed import process_group
 from tests.dlrm.conftest import TABLE_SIZES
 from tests.dlrm.resuming import STEPS, assert_same, flags_of
 from tests.dlrm.runs import (
@@ -112,7 +112,8 @@ def _adam(data: Path, path: Path, **kwargs) -> list[str]:
 KILLED = """
 import os, signal, sys
 import train_torchrec
-from dlrm import resume, train
+from dlrm import train
+from dlrm.checkpoint import resume
 
 with open(sys.argv[2], "a+") as starts:  # of every rank
     starts.write(os.environ["RANK"])

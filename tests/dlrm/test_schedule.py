@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlrm.schedule import learning_rate
-from dlrm.settings import TrainSettings
+from dlrm.optim.schedule import learning_rate
+from dlrm.settings.train_settings import TrainSettings
 
 # param_groups[0]["lr"] before each step under facebookresearch/dlrm's LRPolicyScheduler, lr = 2
 DLRM_MAIN = {

@@ -9,8 +9,8 @@ import pytest
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from dlrm.config import ModelConfig, model_config
-from dlrm.flags import parse_settings
-from dlrm.settings import TrainSettings
+from dlrm.settings.flags import parse_settings
+from dlrm.settings.train_settings import TrainSettings
 from tests.dlrm.runs import ROOT, run_command
 
 EXAMPLE = """

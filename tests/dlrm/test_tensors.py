@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.checkpoint.metadata import Metadata
 
 from clicklog.errors import BadInputError
-from dlrm.tensors import Chunk, StoredTensor, check_places, read_tensors
+from dlrm.checkpoint.tensors import Chunk, StoredTensor, check_places, read_tensors
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from sklearn import metrics as sklearn
 from clicklog.errors import BadInputError, OutputError, SettingsError
 from clicklog.schema import TableSchema
 from dlrm import evaluate as evaluate_module
-from dlrm.checkpoint import load_model
+from dlrm.checkpoint.store import load_model
 from dlrm.config import model_config
 from dlrm.evaluate import score
-from dlrm.flags import parse_settings
+from dlrm.settings.flags import parse_settings
 from nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, ROOT, events, losses, run_command, torchrun, train_here
@@ -69,7 +69,7 @@ def two_ranks(one_rank, data, tmp_path_factory) -> Run:
     if "--adagrad" in flags:  # on two machines
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
-        torchx = f"torchx run -s local_cwd dlrm/component.py:train -j 2x1 --port {port} --"
+        torchx = f"torchx run -s local_cwd dlrm/launch/component.py:train -j 2x1 --port {port} --"
     else:
         torchx = "torchx run -s local_cwd dist.ddp -j 1x2 --script train_torchrec.py --"
     result = run_command([*torchx.split(), *flags], cwd=ROOT)

@@ -13,11 +13,11 @@ from tensorboardX.proto.event_pb2 import Event
 from clicklog import charts
 from clicklog.charts import Series
 from clicklog.errors import BadInputError
-from clicklog.files import write_json
+from clicklog.files.atomic import write_json
 from dlrm.data import read_oracle
-from dlrm.report import MetricsLog
-from dlrm.settings import TrainSettings
-from dlrm.training_report import main, read_events, write_report
+from dlrm.reporting.metrics_log import MetricsLog
+from dlrm.reporting.page import main, read_events, write_report
+from dlrm.settings.train_settings import TrainSettings
 from tests.dlrm.runs import events, train_here
 
 VOID = {"meta", "br"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from etl.check import check
-from etl.findings import ERROR, NOTE
+from etl.check.findings import ERROR, NOTE
+from etl.commands.check import check
 
 
 def bad(output: Path) -> list[str]:

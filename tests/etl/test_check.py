@@ -13,10 +13,10 @@ import pytest
 
 from clicklog.errors import BadInputError
 from clicklog.schema import TableSchema
-from etl import check as check_module
 from etl.__main__ import main
-from etl.check import check
-from etl.findings import NOTE, WARNING
+from etl.check.findings import NOTE, WARNING
+from etl.commands import check as check_module
+from etl.commands.check import check
 from etl.output import UNFINISHED_FILE
 from etl.parquet import write_part
 from etl.run import EtlSettings, run

@@ -12,9 +12,9 @@ import pytest
 
 from clicklog.arrays import to_arrow
 from clicklog.schema import TableSchema
-from etl.check import check
-from etl.check_overlap import Overlap, Sample, take_sample
-from etl.findings import NOTE, WARNING
+from etl.check.findings import NOTE, WARNING
+from etl.check.overlap import Overlap, Sample, take_sample
+from etl.commands.check import check
 from tests.etl.findings import bad, only, set_value
 
 

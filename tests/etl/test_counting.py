@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.spec import DenseColumn, FeatureSpec
-from etl.counting import Counts, count, merge
-from etl.moments import merge_moments, moments, statistics
+from clicklog.spec.feature_spec import DenseColumn, FeatureSpec
+from etl.engines.counting import Counts, count, merge
+from etl.engines.moments import merge_moments, moments, statistics
 from tests.logs import CRITEO
 
 #: The first call compiles.

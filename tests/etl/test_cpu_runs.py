@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clicklog.errors import BadInputError, OutputError
-from etl import cpu_runs
-from etl.counting import count, merge
-from etl.cpu_runs import Run, Runs
-from etl.moments import merge_moments
+from etl.engines import cpu_runs
+from etl.engines.counting import count, merge
+from etl.engines.cpu_runs import Run, Runs
+from etl.engines.moments import merge_moments
 
 _WORDS = pa.array(["", "a", "é", "a", "日本"], pa.string())
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clicklog.versions import UnsupportedStackError
-from etl import doctor
-from etl.doctor import NOTE, OK, WRONG
+from etl.commands import doctor
+from etl.commands.doctor import NOTE, OK, WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,12 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import workflows
-from clicklog.columns import InputFormat
 from clicklog.errors import BadInputError, BadRowError
-from clicklog.raw import Block, find_days, read_block
+from clicklog.readers.raw import Block, find_days, read_block
 from clicklog.rows import RawRows, empty_rows
-from clicklog.spec import FeatureSpec
-from etl import cpu_runs, engine_cpu, syncing
+from clicklog.spec.columns import InputFormat
+from clicklog.spec.feature_spec import FeatureSpec
+from etl.engines import cpu as engine_cpu
+from etl.engines import cpu_runs, syncing
 from etl.plan import Plan, make_plan
 from tests.logs import CRITEO, Reference, random_rows, write_day, write_log
 from tests.workflows.random_specs import feature_specs, random_raw_rows

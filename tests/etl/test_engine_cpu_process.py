@@ -12,9 +12,9 @@ from tests.logs import random_rows, write_log
 _IMPORTS = """
 import json, sys
 from pathlib import Path
-from clicklog.raw import find_days
-from clicklog.spec import load_spec
-from etl import engine_cpu
+from clicklog.readers.raw import find_days
+from clicklog.spec.feature_spec import load_spec
+from etl.engines import cpu as engine_cpu
 from etl.plan import make_plan
 from workflows.writer import write_workflow
 
@@ -40,9 +40,9 @@ def test_none_of_the_heavy_packages_is_imported(tmp_path: Path) -> None:
 _MEMORY = """
 import resource, sys
 from pathlib import Path
-from clicklog.raw import find_days
-from clicklog.spec import load_spec
-from etl import engine_cpu
+from clicklog.readers.raw import find_days
+from clicklog.spec.feature_spec import load_spec
+from etl.engines import cpu as engine_cpu
 from etl.plan import make_plan
 from workflows.writer import write_workflow
 

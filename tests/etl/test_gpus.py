@@ -11,7 +11,8 @@ import pytest
 from distributed import LocalCluster
 
 from clicklog.errors import SettingsError
-from etl import cluster, engines
+from etl.engines import choice as engines
+from etl.engines import cluster
 
 pytestmark = pytest.mark.timeout(900)  # workers take a minute to start on a busy machine
 

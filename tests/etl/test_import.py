@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import etl.import_parts
+import etl.importers.parts
 from clicklog.errors import BadInputError, OutputError, SettingsError
 from clicklog.schema import TableSchema
 from etl.__main__ import main
-from etl.import_arrays import find_source
+from etl.importers.arrays import find_source
 from etl.output import UNFINISHED_FILE
 from tests.etl.training_sets import (
     SIZES,
@@ -251,7 +251,7 @@ def test_modulo(tmp_path: Path) -> None:
 def test_parts_and_workers_change_nothing(tmp_path: Path, monkeypatch) -> None:
     write_npy(tmp_path / "in", [70, 50, 41])
     import_set(tmp_path / "in", tmp_path / "one")
-    monkeypatch.setattr(etl.import_parts, "ROWS_PER_PART", 16)
+    monkeypatch.setattr(etl.importers.parts, "ROWS_PER_PART", 16)
     import_set(tmp_path / "in", tmp_path / "many", workers=4)
     assert len(list((tmp_path / "many" / SPLIT / "train").glob("*.parquet"))) == 9
     for split in ("train", "valid", "test"):
@@ -265,10 +265,10 @@ class _PulledError(Exception):
 
 def test_resume(tmp_path: Path, monkeypatch) -> None:
     """Byte-identical, and what is done is not done again."""
-    monkeypatch.setattr(etl.import_parts, "ROWS_PER_PART", 16)
+    monkeypatch.setattr(etl.importers.parts, "ROWS_PER_PART", 16)
     write_npy(tmp_path / "in", [70, 50, 41])
     import_set(tmp_path / "in", tmp_path / "whole")
-    write, written = etl.import_parts.write_part, []
+    write, written = etl.importers.parts.write_part, []
 
     def pull(table, path: Path) -> int:
         if len(written) == 5:
@@ -277,7 +277,7 @@ def test_resume(tmp_path: Path, monkeypatch) -> None:
         return write(table, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(etl.import_parts, "write_part", pull)
+        patch.setattr(etl.importers.parts, "write_part", pull)
         with pytest.raises(_PulledError):
             import_set(tmp_path / "in", tmp_path / "out")
     assert (tmp_path / "out" / UNFINISHED_FILE).exists()
@@ -288,7 +288,7 @@ def test_resume(tmp_path: Path, monkeypatch) -> None:
     again: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(
-            etl.import_parts,
+            etl.importers.parts,
             "write_part",
             lambda t, path: again.append(path.name) or write(t, path),
         )
@@ -337,10 +337,10 @@ def test_memory_is_bounded_and_nothing_heavy_is_imported(tmp_path: Path) -> None
                 array = np.lib.format.open_memmap(
                     directory / f"day_{day}_{name}.npy", "w+", dtype, shape)
                 del array  # zeros, of holes
-        import etl.import_parts
-        from etl.import_arrays import find_source
-        from etl.import_parts import ImportSettings, import_arrays
-        etl.import_parts.ROWS_PER_PART = 4096
+        import etl.importers.parts
+        from etl.importers.arrays import find_source
+        from etl.importers.parts import ImportSettings, import_arrays
+        etl.importers.parts.ROWS_PER_PART = 4096
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         before = peak()

@@ -17,7 +17,7 @@ from nvtabular import ops
 import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from etl.__main__ import main
-from etl.import_workflow import import_workflow
+from etl.importers.workflow import import_workflow
 
 DENSE, INTEGERS, TEXT = ["int_0", "int_1"], ["cat_0", "cat_1"], ["word"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from etl.__main__ import main
-from etl.check import check
-from etl.findings import NOTE
+from etl.check.findings import NOTE
+from etl.commands.check import check
 from etl.labels import one_label
 from tests.logs import random_rows, write_day, write_log
 

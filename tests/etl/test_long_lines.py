@@ -9,7 +9,7 @@ import pytest
 
 from clicklog.errors import BadRowError
 from etl.__main__ import main
-from etl.check import check
+from etl.commands.check import check
 from etl.run import run
 from tests.etl.runs import assert_is, settings, tree
 from tests.logs import write_log

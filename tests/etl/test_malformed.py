@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError
-from clicklog.files import read_json, write_json
+from clicklog.files.atomic import read_json, write_json
 from etl.manifest import MANIFEST_VERSION, read_manifest
 from etl.output import claimed
 from etl.results import UnitResult

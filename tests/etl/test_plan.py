@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from clicklog.errors import BadInputError, BadRowError
-from clicklog.raw import (
+from clicklog.readers.raw import (
     find_days,
     first_line,
     header_lines,
@@ -21,10 +21,10 @@ from clicklog.raw import (
     read_bytes,
     stream_rows,
 )
-from clicklog.spec import InputFormat, load_spec
+from clicklog.spec.feature_spec import InputFormat, load_spec
 from clicklog.splits import SPLITS
-from clicklog.synthetic import synthesize
-from clicklog.synthetic_model import SyntheticSettings
+from clicklog.synthetic.log import synthesize
+from clicklog.synthetic.model import SyntheticSettings
 from etl.plan import make_plan
 from etl.staging import look_into, staged, unpack
 from tests.clicklog.reference_reader import as_lists
@@ -256,7 +256,8 @@ def test_a_header_without_the_label(logs, tmp_path: Path) -> None:
 
 def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:
     code = (
-        "import sys; from clicklog.raw import find_days, stream_rows; from clicklog.spec import *;"
+        "import sys; from clicklog.readers.raw import find_days, stream_rows;"
+        "from clicklog.spec.feature_spec import *;"
         "import etl.plan, dataclasses; spec = load_spec('retail');"
         "parquet = dataclasses.replace(spec, input=InputFormat('parquet'));"
         "rows = [*stream_rows(sys.argv[1], spec, block_bytes=999),"

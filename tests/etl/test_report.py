@@ -14,13 +14,13 @@ import pytest
 
 import workflows
 from clicklog import charts
-from clicklog.spec import load_spec
+from clicklog.spec.feature_spec import load_spec
 from clicklog.splits import SPLITS
-from clicklog.synthetic import synthesize
-from clicklog.synthetic_model import SyntheticSettings
-from etl import report_data
-from etl.report import write_report
-from etl.report_data import BINS, collect
+from clicklog.synthetic.log import synthesize
+from clicklog.synthetic.model import SyntheticSettings
+from etl.report import data as report_data
+from etl.report.data import BINS, collect
+from etl.report.page import write_report
 from etl.run import run
 from tests.etl.runs import cut, read_split, settings
 from tests.logs import CRITEO, write_log

@@ -15,7 +15,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from clicklog.errors import BadInputError, BadRowError, OutputError
-from clicklog.raw import find_days
+from clicklog.readers.raw import find_days
 from etl.run import run
 from etl.state import changes, plan_record
 from tests.etl.runs import assert_is, settings, tree
@@ -270,7 +270,7 @@ def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch, number
         fsync(descriptor)
 
     monkeypatch.setattr("os.fsync", full)
-    monkeypatch.setattr("etl.report.write_report", lambda *arguments: None)  # slow
+    monkeypatch.setattr("etl.report.page.write_report", lambda *arguments: None)  # slow
     again = settings(log[0], tmp_path / "out", shuffle="file", resume=True)
     while not (tmp_path / "out" / "manifest.json").exists():
         calls.clear()

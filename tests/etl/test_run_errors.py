@@ -9,7 +9,7 @@ import pytest
 
 from clicklog.errors import BadInputError, OutputError, SettingsError
 from etl.__main__ import main
-from etl.engine_dask import WorkerLostError, readable_errors
+from etl.engines.dask import WorkerLostError, readable_errors
 from etl.run import run
 from tests.etl.runs import settings
 from tests.logs import write_log
@@ -33,7 +33,7 @@ def done(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etl.cluster.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("etl.engines.cluster.CONNECT_SECONDS", 2)
 
 
 def test_an_output_that_holds_something_is_left_alone(raw, done: Path, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from etl.__main__ import main
-from etl.check import check
-from etl.findings import NOTE
-from etl.permutation import permute, round_keys
+from etl.check.findings import NOTE
+from etl.commands.check import check
+from etl.shuffle.permutation import permute, round_keys
 from tests.logs import CRITEO, write_day, write_log
 
 ROWS = [130, 70, 40]

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from clicklog import lines
 from clicklog.errors import BadInputError, BadRowError, ClickLogError, OutputError
-from clicklog.raw import find_days
+from clicklog.readers import lines
+from clicklog.readers.raw import find_days
 from etl import staging
 from etl.__main__ import main
 from etl.run import run
@@ -216,7 +216,7 @@ def test_a_limit_that_makes_no_sense(tmp_path: Path, value: str, capsys) -> None
 
 
 def test_parquet_that_is_none(tmp_path: Path, unpacked) -> None:
-    from clicklog.spec import load_spec
+    from clicklog.spec.feature_spec import load_spec
 
     spec = tmp_path / "spec.toml"
     spec.write_text('[input]\nformat = "parquet"\n[[categorical]]\nnames = "shop"\nraw = "int"\n')

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from clicklog.errors import OutputError
-from clicklog.files import atomic_path, deferred, publish, together, write_text
-from clicklog.raw import find_days
-from etl import engine_cpu
+from clicklog.files.atomic import atomic_path, deferred, publish, together, write_text
+from clicklog.readers.raw import find_days
+from etl.engines import cpu as engine_cpu
+from etl.engines.syncing import Syncer
 from etl.plan import Plan, make_plan
 from etl.run import run
-from etl.syncing import Syncer
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log
 from workflows.writer import write_workflow
@@ -182,7 +182,7 @@ def test_what_is_noted_is_durable(raw: Path, tmp_path: Path, monkeypatch) -> Non
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
     monkeypatch.setattr(Path, "unlink", deleted)
-    monkeypatch.setattr("etl.cpu_runs.FAN_IN", 2)
+    monkeypatch.setattr("etl.engines.cpu_runs.FAN_IN", 2)
     plan = make_plan(find_days(str(raw)), CRITEO, block_bytes=1500)
     monkeypatch.setattr("etl.run.make_plan", lambda *args, **options: plan)
     run(settings(raw, tmp_path / "out", workers=2))

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import yaml
 
 from clicklog.schema import TableSchema
-from etl.check import check
-from etl.findings import NOTE
-from etl.import_arrays import find_source
-from etl.import_parts import ImportSettings, import_arrays
+from etl.check.findings import NOTE
+from etl.commands.check import check
+from etl.importers.arrays import find_source
+from etl.importers.parts import ImportSettings, import_arrays
 
 SPLIT = Path("criteo_binary") / "split"
 SIZES = tuple(10 + j for j in range(26))

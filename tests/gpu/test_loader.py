@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from nvt_loader import KJTLoader, gpu
+from nvt_loader import KJTLoader
+from nvt_loader.cuda import blocks as gpu
 from tests.nvt_loader.data import row_numbers, write_split
 from tests.nvt_loader.helper import assert_same
 

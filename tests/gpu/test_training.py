@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from clicklog.schema import TableSchema
-from dlrm.checkpoint import load_model
+from dlrm.checkpoint.store import load_model
 from dlrm.config import model_config
-from dlrm.flags import parse_settings
-from dlrm.planning import plan_only
+from dlrm.settings.flags import parse_settings
+from dlrm.sharding.planning import plan_only
 from nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, ROOT, events, losses, run_command, torchrun, train_here

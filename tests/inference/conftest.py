@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.spec import load_spec
-from clicklog.synthetic import SyntheticSettings, synthesize
+from clicklog.spec.feature_spec import load_spec
+from clicklog.synthetic.log import SyntheticSettings, synthesize
 from etl.run import EtlSettings, run
 from inference import Predictor, write_bundle
 from tests.logs import CRITEO, write_log

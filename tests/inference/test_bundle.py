@@ -13,9 +13,9 @@ import pytest
 
 import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.files import read_json, write_json
+from clicklog.files.atomic import read_json, write_json
 from clicklog.schema import TableSchema
-from dlrm.checkpoint import digest_of
+from dlrm.checkpoint.store import digest_of
 from inference import Predictor, write_bundle
 from inference.__main__ import main
 from tests.inference.conftest import Trained

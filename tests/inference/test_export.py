@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from inference import Predictor, write_bundle
 from inference.__main__ import main
-from inference.bundle import save_bundle
 from inference.export.network import RawModel, to_inputs
 from inference.export.probe import probe_rows
 from inference.export.torch_package import export_torch
-from inference.weights import ModelShape, from_scorer
+from inference.model.bundle import save_bundle
+from inference.model.weights import ModelShape, from_scorer
 from tests.inference.conftest import Trained
 from tests.inference.reference import make_scorer
 from tests.inference.test_predictor import criteo_dicts

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clicklog.errors import BadInputError
-from clicklog.files import read_json, write_json
+from clicklog.files.atomic import read_json, write_json
 from inference import Predictor, write_bundle
 from tests.inference.conftest import Trained
 from workflows.description import sha256

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 import workflows
-from clicklog.columns import DenseColumn
 from clicklog.errors import BadInputError, SchemaError
-from clicklog.files import read_json, write_json
-from clicklog.spec import CategoricalColumn, FeatureSpec
+from clicklog.files.atomic import read_json, write_json
+from clicklog.spec.columns import DenseColumn
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from inference import Predictor
 from inference.__main__ import main
-from inference.bundle import save_bundle
-from inference.model import ServingModel
-from inference.tables import Table
-from inference.weights import ModelShape
+from inference.model.bundle import save_bundle
+from inference.model.scoring import ServingModel
+from inference.model.tables import Table
+from inference.model.weights import ModelShape
 from tests.mutations import expect_own_errors
 from workflows.description import sha256
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 
-from clicklog.spec import CategoricalColumn, FeatureSpec, InputFormat
-from clicklog.synthetic import SyntheticSettings, synthesize
-from dlrm.checkpoint import load_model
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
+from clicklog.synthetic.log import SyntheticSettings, synthesize
+from dlrm.checkpoint.store import load_model
 from dlrm.evaluate import score
 from etl.run import EtlSettings, run
 from inference import Predictor, write_bundle

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from clicklog.errors import BadInputError, SchemaError
-from dlrm.checkpoint import load_model
+from dlrm.checkpoint.store import load_model
 from dlrm.evaluate import score
 from inference import Predictor, write_bundle
+from inference.model.weights import from_scorer
 from inference.predictor import MODEL_ROWS
-from inference.weights import from_scorer
 from nvt_loader import KJTLoader
 from tests.inference.conftest import ROOT, Trained
 from tests.inference.reference import make_scorer, scores

@@ -16,7 +16,7 @@ from clicklog.errors import BadInputError, SettingsError
 from dlrm.metrics import auroc
 from inference import Predictor, write_bundle
 from inference.__main__ import main
-from inference.tables import KINDS, Table
+from inference.model.tables import KINDS, Table
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts, read_dicts
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.convert import LARGEST_FLOAT
 from clicklog.errors import BadRowError, SchemaError
-from clicklog.layout import plain_layout
 from clicklog.rows import Ragged, RawRows
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.text import parse_text
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from clicklog.text.convert import LARGEST_FLOAT
+from clicklog.text.delimited import parse_text
+from clicklog.text.line_layout import plain_layout
 from inference import InvalidRowError
-from inference.frames import read_columns, read_dicts
-from inference.values import RowReader
+from inference.inputs.frames import read_columns, read_dicts
+from inference.inputs.values import RowReader
 
 SPEC = FeatureSpec(
     "label",

@@ -16,7 +16,7 @@ from nvtabular import ops
 
 import workflows
 from clicklog.errors import BadInputError
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 
 SPEC = FeatureSpec("label", (DenseColumn("x"),), (CategoricalColumn("c", raw="int"),))
 FRAME = pd.DataFrame({"label": [0.0, 1.0], "x": [1.0, 2.0], "c": [8.0, 7.0]})

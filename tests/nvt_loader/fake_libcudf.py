@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_loader import gpu
-from nvt_loader.cpu import CpuBlocks
+from nvt_loader.cpu.blocks import CpuBlocks
+from nvt_loader.cuda import blocks as gpu
 
 #: Row groups of each call of ``read_parquet``, file by file.
 calls: list[list[list[int]]] = []
@@ -109,14 +109,14 @@ io = SimpleNamespace(
 
 
 class Blocks(CpuBlocks):
-    """What :class:`nvt_loader.gpu.CudfBlocks` does, in CPU memory."""
+    """What :class:`nvt_loader.cuda.blocks.CudfBlocks` does, in CPU memory."""
 
     on_device = gpu.CudfBlocks.on_device
 
     def __init__(self, layout, device, threads=1):
         super().__init__(layout, device, threads)
         stream = SimpleNamespace(device=self._device, cuda_stream=0)
-        self._rows = sys.modules["nvt_loader.cudf_rows"].CudfRows(layout, stream)
+        self._rows = sys.modules["nvt_loader.cuda.cudf_rows"].CudfRows(layout, stream)
         self.decode = self._rows.decode
 
     build = gpu.CudfBlocks.build
@@ -127,9 +127,9 @@ def install(patch: pytest.MonkeyPatch) -> None:
     choose = gpu.choose_blocks
     calls.clear()
     patch.setitem(sys.modules, "pylibcudf", sys.modules[__name__])
-    patch.setitem(sys.modules, "nvt_loader.cudf_rows", None)  # and back at the end
-    del sys.modules["nvt_loader.cudf_rows"]
-    importlib.import_module("nvt_loader.cudf_rows")
+    patch.setitem(sys.modules, "nvt_loader.cuda.cudf_rows", None)  # and back at the end
+    del sys.modules["nvt_loader.cuda.cudf_rows"]
+    importlib.import_module("nvt_loader.cuda.cudf_rows")
     patch.setattr(
         "nvt_loader.loader.choose_blocks",
         lambda layout, device: choose(layout, device) if layout.undersampling else Blocks,

@@ -12,7 +12,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_loader import KJTLoader, memory
-from nvt_loader.layout import read_layout
+from nvt_loader.parquet.footers import read_layout
 from tests.nvt_loader.data import row_numbers
 
 

@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from clicklog.errors import BadInputError, SchemaError
-from nvt_loader import KJTLoader, checks, page_rows
-from nvt_loader.decode import cpu_decoder
-from nvt_loader.layout import read_layout
+from nvt_loader import KJTLoader
+from nvt_loader.parquet import checks, page_rows
+from nvt_loader.parquet.decode import cpu_decoder
+from nvt_loader.parquet.footers import read_layout
 from nvt_loader.plan import Piece
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import WRITER, write_split

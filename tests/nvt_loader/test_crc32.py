@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
-from nvt_loader.crc32 import crc32
+from nvt_loader.parquet.crc32 import crc32
 
 LENGTHS = [0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 1000, 100_003]
 
@@ -44,7 +44,7 @@ def test_on_a_processor_without_carry_less_products(tmp_path, before, setting):
     program = f"""
 import llvmlite.binding, numpy, zlib
 {before}
-from nvt_loader import crc32
+from nvt_loader.parquet import crc32
 assert not crc32.FOLDS
 for length in {LENGTHS}:
     data = numpy.random.default_rng(length).integers(0, 256, length, dtype=numpy.uint8)

@@ -14,7 +14,7 @@ import torch
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader, accounting, memory
-from nvt_loader.layout import read_layout
+from nvt_loader.parquet.footers import read_layout
 from nvt_loader.plan import Plan
 from tests.nvt_loader.data import row_numbers, write_split
 from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from clicklog.schema import TableSchema
-from nvt_loader import KJTLoader, gpu
-from nvt_loader.cpu import CpuBlocks
-from nvt_loader.layout import read_layout
+from nvt_loader import KJTLoader
+from nvt_loader.cpu.blocks import CpuBlocks
+from nvt_loader.cuda import blocks as gpu
 from nvt_loader.memory import row_bytes
+from nvt_loader.parquet.footers import read_layout
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import assert_same, limit_rows, rows_of
@@ -101,11 +102,11 @@ def test_calls_are_bounded(tmp_path, libcudf, monkeypatch):
     write_split(tmp_path, {"train": [1000, 1000]}, row_group_rows=100)
     width = row_bytes(read_layout(tmp_path / "train"))
     expected = rows_of(KJTLoader(tmp_path / "train", 64, device="cpu"))
-    monkeypatch.setattr(sys.modules["nvt_loader.cudf_rows"], "CALL_BYTES", 300 * width)
+    monkeypatch.setattr(sys.modules["nvt_loader.cuda.cudf_rows"], "CALL_BYTES", 300 * width)
     libcudf.calls.clear()
     assert rows_of(KJTLoader(tmp_path / "train", 64, device="cpu")) == expected
     assert {len(call) for call in map(sum_lists, libcudf.calls)} <= {1, 2, 3}
-    monkeypatch.setattr(sys.modules["nvt_loader.cudf_rows"], "CALL_BYTES", 1)
+    monkeypatch.setattr(sys.modules["nvt_loader.cuda.cudf_rows"], "CALL_BYTES", 1)
     assert rows_of(KJTLoader(tmp_path / "train", 64, device="cpu")) == expected
 
 

@@ -14,8 +14,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader
-from nvt_loader.layout import read_layout
 from nvt_loader.memory import row_bytes
+from nvt_loader.parquet.footers import read_layout
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of

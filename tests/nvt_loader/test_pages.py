@@ -14,13 +14,13 @@ import torch
 
 from clicklog.errors import ClickLogError, SchemaError
 from clicklog.schema import TableSchema
-from nvt_loader import page_rows, pages
 from nvt_loader.blocks import Source
-from nvt_loader.checks import Checker
-from nvt_loader.cpu import CpuBlocks
-from nvt_loader.decode import RowReader, cpu_decoder
-from nvt_loader.layout import read_layout
-from nvt_loader.page_rows import PageRows
+from nvt_loader.cpu.blocks import CpuBlocks
+from nvt_loader.parquet import page_rows, pages
+from nvt_loader.parquet.checks import Checker
+from nvt_loader.parquet.decode import RowReader, cpu_decoder
+from nvt_loader.parquet.footers import read_layout
+from nvt_loader.parquet.page_rows import PageRows
 from nvt_loader.plan import Piece
 
 SCHEMA = TableSchema(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from clicklog.errors import BadInputError
-from nvt_loader.decode import RowReader
 from nvt_loader.memory import Buffers
+from nvt_loader.parquet.decode import RowReader
 from nvt_loader.plan import Piece
 
 

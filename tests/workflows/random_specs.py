@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clicklog.hashing import murmur3_int, murmur3_string
 from clicklog.rows import Ragged, RawRows, dense_dtype
-from clicklog.spec import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.spec.feature_spec import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn, FeatureSpec
 
 
 @st.composite

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import workflows
 from clicklog.rows import RawRows, empty_rows
-from clicklog.spec import FeatureSpec
+from clicklog.spec.feature_spec import FeatureSpec
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
 from workflows.frames import to_table
 from workflows.graph import build

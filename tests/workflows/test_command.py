@@ -15,7 +15,7 @@ import pytest
 import workflows
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.hashing import murmur3_int, murmur3_string
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from workflows.lookup import Meaning, id_of, meaning_of
 from workflows.report import _shortened
 

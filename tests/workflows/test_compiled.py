@@ -20,8 +20,8 @@ import workflows
 from clicklog.errors import SchemaError
 from clicklog.rows import Ragged, RawRows, dense_dtype, empty_rows
 from clicklog.schema import TableSchema
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
-from clicklog.tokenizer import parse_rows
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
+from clicklog.text.tokenizer import parse_rows
 from tests.workflows.random_specs import feature_specs
 from workflows import compiled
 from workflows.compiled import tables
@@ -340,7 +340,7 @@ def test_imports_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from workflows import compiled\n"
-        "from clicklog.tokenizer import parse_rows\n"
+        "from clicklog.text.tokenizer import parse_rows\n"
         "compiled.build(sys.argv[1])\n"
         "workflow = compiled.load(sys.argv[1], verify=True)\n"
         f"rows = parse_rows({row!r}, workflow.spec, label=True)\n"

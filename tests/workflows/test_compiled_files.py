@@ -20,8 +20,8 @@ import pytest
 
 import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.spec import CategoricalColumn, FeatureSpec, load_spec
-from clicklog.tokenizer import parse_rows
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, load_spec
+from clicklog.text.tokenizer import parse_rows
 from workflows import compiled
 from workflows.compiled import __main__ as command_line
 

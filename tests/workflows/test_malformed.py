@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 import workflows
-from clicklog.columns import DenseColumn
 from clicklog.errors import BadInputError
 from clicklog.rows import RawRows, empty_rows
-from clicklog.spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.columns import DenseColumn
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from tests.mutations import expect_own_errors
 from workflows import compiled
 

@@ -19,7 +19,7 @@ import pytest
 
 import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
-from clicklog.spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from workflows import nodes, writer
 from workflows.graph import build, realize
 from workflows.store import load

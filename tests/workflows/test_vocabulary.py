@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.spec import LARGEST_INT, CategoricalColumn
+from clicklog.spec.feature_spec import LARGEST_INT, CategoricalColumn
 from workflows import finish
 
 _VALUES = {

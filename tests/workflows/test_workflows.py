@@ -15,8 +15,8 @@ import pytest
 
 import workflows
 from clicklog.errors import SchemaError
-from clicklog.spec import DENSE_TRANSFORMS, FeatureSpec
-from clicklog.tokenizer import parse_rows
+from clicklog.spec.feature_spec import DENSE_TRANSFORMS, FeatureSpec
+from clicklog.text.tokenizer import parse_rows
 from tests.logs import CRITEO, Reference, random_rows
 from workflows.graph import build
 from workflows.store import load, save

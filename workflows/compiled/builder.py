@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError, OutputError
-from clicklog.files import atomic_path, together, write_json
-from clicklog.spec import CategoricalColumn
+from clicklog.files.atomic import atomic_path, together, write_json
+from clicklog.spec.feature_spec import CategoricalColumn
 from clicklog.strings import string_parts
 from clicklog.threads import in_order
 from workflows.compiled import tables

@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from clicklog.kernels import compiled
-from clicklog.spec import FeatureSpec
+from clicklog.spec.feature_spec import FeatureSpec
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
 #: How many integers are tabulated, of which counts use the first few.

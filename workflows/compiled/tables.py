@@ -32,7 +32,7 @@ from numba import types
 
 from clicklog.hashing import murmur3_of_bytes, murmur3_of_int
 from clicklog.kernels import compiled
-from clicklog.spec import FIRST_OOV_ID, NULL_ID
+from clicklog.spec.feature_spec import FIRST_OOV_ID, NULL_ID
 from workflows.compiled.intrinsics import eight_bytes, prefetch
 
 #: Words of a table begin and end at cache lines.

@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from clicklog.arrays import rows_to_arrow, to_arrow
 from clicklog.errors import BadInputError, SchemaError
-from clicklog.files import read_json
-from clicklog.mapping import MappedArray
+from clicklog.files.atomic import read_json
+from clicklog.files.mapping import MappedArray
+from clicklog.files.validation import parse
 from clicklog.rows import CategoryValues, Ragged, RawRows
 from clicklog.schema import TableSchema
-from clicklog.spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from clicklog.strings import string_parts
-from clicklog.validation import parse
 from workflows.compiled import tables
 from workflows.compiled.builder import (
     ARRAYS,

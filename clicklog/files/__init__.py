@@ -1,0 +1,1 @@
+"""Files that are whole or absent, validated JSON, and memory-mapped arrays."""

@@ -1,0 +1,100 @@
+"""Which days of a log there are: files ``day_0``, ``day_1`` … of a directory, local or remote."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection
+
+from clicklog.errors import BadInputError, SettingsError
+from clicklog.readers.lines import filesystem_of
+
+_DAY_NAME = re.compile(r"day_(\d+)(\.tsv|\.txt|\.csv|\.parquet)?(\.(?:gz|bz2|xz|zst))?")
+_COMPRESSED = re.compile(r".*\.(?:gz|bz2|xz|zst)")
+
+
+@dataclasses.dataclass(frozen=True)
+class DayFile:
+    """One day of a log.
+
+    Attributes:
+        day: its number, from the name ``day_<number>``.
+        path: where its bytes are.
+        size: bytes of the file, compressed if it is.
+        source: the file as the user knows it; ``path`` may be a decompressed copy.
+        modified: seconds since 1970, where the file system tells.
+        compressed: whether it must be decompressed before blocks can be cut.
+    """
+
+    day: int
+    path: str
+    size: int
+    source: str
+    modified: float | None = None
+    compressed: bool = False
+
+
+def parse_days(text: str) -> set[int]:
+    """``"0-3,7"`` → {0, 1, 2, 3, 7}. Raises :class:`SettingsError`."""
+    days: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match:
+            raise SettingsError(f"days {text!r}: cannot read {part!r}", "write for example 0-3,7")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise SettingsError(f"days {text!r}: {part!r} ends before it begins", "write 0-3")
+        days.update(range(first, last + 1))
+    return days
+
+
+def find_days(input_path: str, days: Collection[int] | None = None) -> list[DayFile]:
+    """The days of a log in a directory, by number; or one file, which is a log of one day.
+
+    Args:
+        input_path: a directory with ``day_0``, ``day_1.tsv``, ``day_2.csv.gz``, ``day_3.parquet``
+            …; or a file of any name, of day 0 if its name says nothing else.
+        days: which to take; without, all there are, which must have no gap.
+
+    Raises:
+        BadInputError: no such directory, no days in it, a day missing, empty or twice there.
+    """
+    filesystem, root = filesystem_of(str(input_path))
+    if not filesystem.exists(root):
+        raise BadInputError(f"{input_path}: no such directory", "pass the directory of day_0 …")
+    one_file = filesystem.isfile(root)
+    listed = [filesystem.info(root)] if one_file else filesystem.ls(root, detail=True)
+    found: dict[int, DayFile] = {}
+    for info in listed:
+        name = info["name"].rstrip("/").rsplit("/", 1)[-1]
+        match = _DAY_NAME.fullmatch(name)
+        if info["type"] == "directory" or not (match or one_file):  # links are files too
+            continue
+        day = int(match[1]) if match else 0
+        if days is not None and day not in days:
+            continue
+        path = filesystem.unstrip_protocol(info["name"]).removeprefix("file://")
+        if day in found:
+            raise BadInputError(
+                f"day {day} is there twice: {found[day].path}, {path}", "remove one"
+            )
+        info = filesystem.info(info["name"])  # of what a link points to
+        if not info["size"]:
+            raise BadInputError(f"{path}: empty file", f"fetch day {day} again, or leave it out")
+        packed = _COMPRESSED.fullmatch(name) is not None
+        found[day] = DayFile(day, path, info["size"], path, info.get("mtime"), packed)
+    if not found and not days:
+        raise BadInputError(
+            f"{input_path}: no files day_0, day_1 … in it",
+            "make a log with `python -m etl synthesize`, or see README.md for the real one",
+        )
+    wanted = set(range(min(found), max(found) + 1)) if days is None else set(days)
+    missing = sorted(wanted - found.keys())
+    if missing:
+        present = ",".join(map(str, sorted(found)))
+        choose = f", or choose what is there with --days {present}" if found else ""
+        raise BadInputError(
+            f"{input_path}: missing {', '.join(f'day_{day}' for day in missing)}",
+            f"add the files{choose}",
+        )
+    return [found[day] for day in sorted(found)]

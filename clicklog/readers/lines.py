@@ -1,0 +1,213 @@
+"""The bytes of files, local or remote, and where their lines begin."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import lzma
+import zlib
+from collections.abc import Iterator
+from typing import IO
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+from fsspec.compression import compr
+from fsspec.utils import infer_compression
+
+from clicklog.errors import BadInputError
+from clicklog.readers.pieces import EndedEarlyError, LongLine, split_pieces
+from clicklog.text.fast_rows import count_newlines
+
+_SCAN_BYTES = 8 << 20
+_LINE_BYTES = 64 << 10  # enough to hold the end of nearly every line
+#: Compressed bytes, and bytes of what becomes of them, by which the rest of a file is judged.
+_HEAD_PACKED, _HEAD_TEXT = 1 << 20, 64 << 20
+
+
+@functools.lru_cache(maxsize=64)
+def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a path or URL, and the path within it. Raises :class:`BadInputError`."""
+    try:
+        return fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise BadInputError(
+            f"{path}: cannot be opened: {error}",
+            "install the package that fsspec needs for it, or fetch the files and pass their path",
+        ) from error
+
+
+def read_bytes(path: str, begin: int, end: int) -> bytes:
+    """The bytes ``[begin, end)``. Raises :class:`BadInputError` if they are not there."""
+    data = read_up_to(path, begin, end)
+    if len(data) != end - begin:
+        raise _shrank(path, begin + len(data), end)
+    return data
+
+
+def read_up_to(path: str, begin: int, end: int) -> bytes:
+    """The bytes ``[begin, end)``, fewer at the end of the file. Raises :class:`BadInputError`."""
+    with _opened(path) as file:
+        file.seek(begin)
+        return file.read(end - begin)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    filesystem, name = filesystem_of(path)
+    try:
+        with filesystem.open(name, "rb") as file:
+            yield file
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read: {error}") from error
+
+
+def _shrank(path: str, size: int, wanted: int) -> BadInputError:
+    return BadInputError(
+        f"{path}: {size} bytes instead of {wanted}: it shrank while it was read",
+        "start again once nobody writes it",
+    )
+
+
+def read_pieces(
+    path: str, begin: int, end: int, piece_bytes: int, limit: int
+) -> Iterator[memoryview | LongLine]:
+    """The whole lines in the bytes ``[begin, end)``; see :func:`.pieces.split_pieces`.
+
+    Raises:
+        BadInputError: the file cannot be read, or is shorter.
+    """
+    with _opened(path) as file:
+        file.seek(begin)
+        try:
+            yield from split_pieces(file, piece_bytes, limit, begin=begin, size=end - begin)
+        except EndedEarlyError as error:
+            raise _shrank(path, error.args[0], end) from None
+
+
+def _chunks(path: str, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+    with _opened(path) as file:
+        file.seek(begin)
+        for at in range(begin, end, _SCAN_BYTES):
+            size = min(_SCAN_BYTES, end - at)
+            data = file.read(size)
+            if len(data) != size:
+                raise _shrank(path, at + len(data), end)
+            yield at, np.frombuffer(data, np.uint8)
+
+
+def count_lines(path: str, begin: int, end: int) -> int:
+    """Lines in the bytes ``[begin, end)``; a last line without its newline counts."""
+    lines, last = 0, 10
+    for _, chunk in _chunks(path, begin, end):
+        lines += count_newlines(chunk)
+        last = int(chunk[-1])
+    return lines + (last != 10)
+
+
+def offset_of_line(path: str, line: int, size: int, begin: int = 0) -> int:
+    """Byte at which line ``line`` (from 0, at ``begin``) begins; ``size`` if there are no more."""
+    if line <= 0:
+        return begin
+    seen = 0
+    for at, chunk in _chunks(path, begin, size):
+        lines = count_newlines(chunk)
+        if seen + lines >= line:
+            return at + int(np.flatnonzero(chunk == 10)[line - seen - 1]) + 1
+        seen += lines
+    return size
+
+
+def cut_lines(path: str, begin: int, end: int, block_bytes: int) -> list[tuple[int, int]]:
+    """Cut ``[begin, end)`` (whole lines) into stretches of about ``block_bytes``.
+
+    Each cut is the first line end at or after a multiple of ``block_bytes``, so that a stretch does
+    not depend on the ones before it. Where a line is longer than that, so is its stretch; nothing
+    is read twice for it.
+    """
+    cuts = [begin]
+    with _opened(path) as file:
+        for nominal in range(begin + block_bytes, end, block_bytes):
+            if nominal > cuts[-1]:
+                cuts.append(_line_end(file, nominal - 1, end))
+    if cuts[-1] != end:
+        cuts.append(end)
+    return list(itertools.pairwise(cuts))
+
+
+def _line_end(file: IO[bytes], at: int, end: int) -> int:
+    """Behind the first newline of ``[at, end)``; ``end`` if there is none."""
+    file.seek(at)
+    size = _LINE_BYTES
+    while at < end and (chunk := file.read(min(size, end - at))):
+        newline = chunk.find(b"\n")
+        if newline >= 0:
+            return at + newline + 1
+        at, size = at + len(chunk), _SCAN_BYTES
+    return end
+
+
+def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
+    """The bytes of a file in chunks, decompressed by the ending of its name.
+
+    Raises:
+        BadInputError: it is missing, truncated, or not what its name says.
+    """
+    with _stream(path) as (file, _):
+        while chunk := file.read(chunk_bytes):
+            yield chunk
+
+
+def stream_pieces(path: str, piece_bytes: int, limit: int) -> Iterator[memoryview | LongLine]:
+    """The lines of a file, decompressed; see :func:`clicklog.readers.pieces.split_pieces`.
+
+    Raises:
+        BadInputError: as :func:`read_stream`.
+    """
+    with _stream(path) as (file, _):
+        yield from split_pieces(file, piece_bytes, limit)
+
+
+def unpacked_head(path: str) -> tuple[bytes, int, bool]:
+    """The beginning of a compressed file's text.
+
+    Returns:
+        At most :data:`_HEAD_TEXT` bytes of text; how many bytes of the file were read for it, about
+        :data:`_HEAD_PACKED` at most; and whether that is all.
+
+    Raises:
+        BadInputError: as :func:`read_stream`.
+    """
+    text = bytearray()
+    with _stream(path) as (file, packed):
+        while packed.tell() < _HEAD_PACKED and len(text) < _HEAD_TEXT:
+            if not (chunk := file.read(_LINE_BYTES)):
+                return bytes(text), packed.tell(), True
+            text += chunk
+        return bytes(text), packed.tell(), False
+
+
+@contextlib.contextmanager
+def _stream(path: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The bytes of a file as they are decompressed, and the file itself."""
+    filesystem, name = filesystem_of(path)
+    kind = infer_compression(path)
+    try:
+        with filesystem.open(name, "rb") as file:
+            if path.endswith(".zst"):  # fsspec needs one more package for it, Arrow does not
+                with pa.CompressedInputStream(file, "zstd") as stream:
+                    yield stream, file
+            elif kind is None:
+                yield file, file
+            else:
+                with compr[kind](file, mode="rb") as stream:
+                    yield stream, file
+    except FileNotFoundError:
+        raise BadInputError(f"{path}: no such file", "check the path") from None
+    except IsADirectoryError:
+        raise BadInputError(f"{path}: a directory", f"pass one file, as {path}/day_23") from None
+    except (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error) as error:
+        raise BadInputError(
+            f"{path}: truncated, or not what its name says: {error}", "fetch it again"
+        ) from error

@@ -1,0 +1,348 @@
+"""Rows of a parquet file, by their numbers, as columns of a feature spec."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import itertools
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from clicklog.arrays import null_mask, to_numpy
+from clicklog.errors import BadInputError
+from clicklog.readers.lines import filesystem_of
+from clicklog.rows import RawRows
+from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.strings import string_parts
+from clicklog.text.assemble import assemble
+from clicklog.text.convert import LARGEST_FLOAT, Converted, Fields, convert, of_items
+from clicklog.text.field_errors import (
+    BAD_INTEGER,
+    BAD_LABEL,
+    BAD_UINT32,
+    BIG_INT,
+    BIG_INT32,
+    EMPTY_ITEM,
+    NOT_FINITE,
+    NULL_ITEM,
+)
+
+#: What a value of a typed column takes at most, by which blocks are sized: encoded pages may be
+#: far smaller.
+_VALUE_BYTES = 8
+_LIMITS = {
+    "int32": (-(2**31), 2**31 - 1, BIG_INT32, np.int32),
+    "int": (-LARGEST_INT, LARGEST_INT, BIG_INT, np.int64),
+    "hex32": (0, 2**32 - 1, BAD_UINT32, np.uint32),
+    "label": (0, 1, BAD_LABEL, np.uint8),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetLayout:
+    """What a parquet file holds of a spec.
+
+    Attributes:
+        rows: how many.
+        label: whether there is a label column.
+        groups: rows and bytes of each row group; bytes of the spec's columns, decoded.
+    """
+
+    rows: int
+    label: bool
+    groups: list[tuple[int, int]]
+
+
+@contextlib.contextmanager
+def _opened(path: str, source: str) -> Iterator[pq.ParquetFile]:
+    filesystem, name = filesystem_of(path)
+    try:
+        with (
+            filesystem.open(name, "rb") as file,
+            pq.ParquetFile(file, pre_buffer=True, page_checksum_verification=True) as parquet,
+        ):
+            yield parquet
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise BadInputError(
+            f"{source}: cannot be read as parquet: {error}",
+            "fetch it again, or name its format in the spec's [input]",
+        ) from error
+
+
+def parquet_layout(path: str, source: str, spec: FeatureSpec) -> ParquetLayout:
+    """Look at a file's footer.
+
+    Raises:
+        BadInputError: it is no parquet, or a column is missing or of another type.
+    """
+    with _opened(path, source) as parquet:
+        label = spec.label in parquet.schema_arrow.names
+        wanted = _check(parquet.schema_arrow, source, spec, label=label)
+        meta = parquet.metadata
+        groups = []
+        for index in range(meta.num_row_groups):
+            group = meta.row_group(index)
+            chunks = [group.column(j) for j in range(group.num_columns)]
+            encoded = sum(
+                chunk.total_uncompressed_size
+                for chunk in chunks
+                if chunk.path_in_schema.split(".")[0] in wanted
+            )
+            groups.append(
+                (group.num_rows, max(encoded, group.num_rows * _VALUE_BYTES * len(wanted)))
+            )
+        return ParquetLayout(meta.num_rows, label, groups)
+
+
+def cut_rows(
+    layout: ParquetLayout, begin: int, end: int, block_bytes: int
+) -> list[tuple[int, int]]:
+    """Cut the rows ``[begin, end)`` into stretches of about ``block_bytes`` when decoded.
+
+    Cuts fall between row groups, and within one only where it is larger than that.
+    """
+    cuts, first, filled = [begin], 0, 0
+    for rows, size in layout.groups:
+        low, high = max(begin, first), min(end, first + rows)
+        first += rows
+        if low >= high:
+            continue
+        size = size * (high - low) // rows
+        if filled and filled + size > block_bytes:
+            cuts.append(low)
+            filled = 0
+        parts = max(1, -(-size // block_bytes))
+        cuts += [low + (high - low) * i // parts for i in range(1, parts)]
+        filled = filled + size if parts == 1 else block_bytes
+    return [cut for cut in itertools.pairwise([*cuts, end]) if cut[0] < cut[1]]
+
+
+def read_parquet(
+    path: str,
+    begin: int,
+    end: int,
+    source: str,
+    spec: FeatureSpec,
+    *,
+    label: bool,
+    reject: bool,
+    piece_rows: int | None = None,
+) -> Iterator[RawRows]:
+    """Read the rows ``[begin, end)`` in order, checking every value.
+
+    Integers may be held by any integer type, or by floats without a fraction, as pandas makes them
+    of integers with missing values; NaN is missing. hex32 may be integers or hexadecimal text.
+
+    Args:
+        path: of the file.
+        begin: first row.
+        end: behind the last row.
+        source: names the file in errors.
+        spec: the columns.
+        label: whether to read the label.
+        reject: describe every bad row, not only the first ones.
+        piece_rows: rows read at once, at most; None: all.
+
+    Yields:
+        Pieces of rows; line numbers count from 0 in each.
+
+    Raises:
+        BadInputError: the file is damaged, or a column is missing or of another type.
+    """
+    with _opened(path, source) as parquet:
+        names = _check(parquet.schema_arrow, source, spec, label=label)
+        meta = parquet.metadata
+        if end > meta.num_rows:
+            raise BadInputError(
+                f"{source}: {meta.num_rows} rows instead of {end}: it was written anew",
+                "start again once nobody writes it",
+            )
+        rows = (meta.row_group(index).num_rows for index in range(meta.num_row_groups))
+        ends = list(itertools.accumulate(rows))
+        begins = [0, *ends[:-1]]
+        groups = [i for i in range(len(ends)) if begins[i] < end and begin < ends[i]]
+        at = begins[groups[0]] if groups else end
+        tables = parquet.iter_batches(
+            piece_rows or max(1, end - at), row_groups=groups, columns=names, use_threads=False
+        )
+        if piece_rows is None:  # in one piece, though batches may end with row groups
+            whole = pa.Table.from_batches(tables, pa.schema(map(parquet.schema_arrow.field, names)))
+            tables = iter([whole])
+        for table in tables:
+            piece = table.slice(max(begin - at, 0), max(end - max(at, begin), 0))
+            at += len(table)
+            if len(piece) or piece_rows is None:
+                yield _to_rows(piece, spec, label=label, reject=reject)
+
+
+def _to_rows(table: pa.Table | pa.RecordBatch, spec: FeatureSpec, *, label: bool, reject: bool):
+    names = spec.columns if label else spec.columns[1:]
+    columns = {name: _whole(table.column(name)) for name in names}
+
+    def text(row: int) -> bytes:
+        value = {name: column[row].as_py() for name, column in columns.items()}
+        return json.dumps(value, default=_readable, ensure_ascii=False).encode()
+
+    raw = [("label", False)] * label + [(column.raw, False) for column in spec.dense]
+    raw += [(column.raw, column.multi_hot) for column in spec.categorical]
+    converted = (
+        _lists(columns[name], kind) if multi_hot else _values(columns[name], kind)
+        for name, (kind, multi_hot) in zip(names, raw, strict=True)
+    )
+    return assemble(spec, converted, {}, text, rows=len(table), label=label, reject=reject)
+
+
+def convert_column(
+    array: pa.Array, column: DenseColumn | CategoricalColumn, source: str
+) -> Converted:
+    """Check and convert a column that is in memory, as :func:`read_parquet` does.
+
+    Args:
+        array: [n], of any type that can hold the column's raw type.
+        column: what it should be.
+        source: names the array in errors.
+
+    Raises:
+        BadInputError: the array is of another type.
+    """
+    multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
+    if not _fits(array.type, column.raw, multi_hot):
+        raise BadInputError(
+            f"{source}: column {column.name} is of type {array.type}, not {_wanted(column)}",
+            "convert it first",
+        )
+    return _lists(array, column.raw) if multi_hot else _values(array, column.raw)
+
+
+def _readable(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _check(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) -> list[str]:
+    """The names of the columns to read, which are there and of a fitting type."""
+    raw = {spec.label: "label"} if label else {}
+    raw |= {column.name: column.raw for column in (*spec.dense, *spec.categorical)}
+    for column in raw:
+        count = schema.names.count(column)
+        if count != 1:
+            close = difflib.get_close_matches(column, schema.names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise BadInputError(
+                f"{source}: column {column} is {'twice' if count else 'not'} there",
+                f"{hint}it has {', '.join(schema.names[:20])}; the spec must name them so",
+            )
+    for column in (spec.label, *spec.dense, *spec.categorical):
+        name = column if isinstance(column, str) else column.name
+        if name not in raw:
+            continue
+        held = schema.field(name).type
+        if not _fits(held, raw[name], isinstance(column, CategoricalColumn) and column.multi_hot):
+            raise BadInputError(
+                f"{source}: column {name} is of type {held}, not {_wanted(column)}",
+                "change the column's raw type or multi_hot in the spec, or write the file anew",
+            )
+    return list(raw)
+
+
+def _wanted(column) -> str:
+    if isinstance(column, str):
+        return "a label (0 or 1)"
+    lists = isinstance(column, CategoricalColumn) and column.multi_hot
+    return f"a list of raw type {column.raw}" if lists else f"of raw type {column.raw}"
+
+
+def _fits(held: pa.DataType, raw: str, multi_hot: bool) -> bool:
+    types = pa.types
+    if multi_hot:
+        lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        return types.is_null(held) or (
+            any(one(held) for one in lists) and _fits(held.value_type, raw, multi_hot=False)
+        )
+    if types.is_dictionary(held):
+        held = held.value_type
+    if types.is_null(held):
+        return True
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    views = (types.is_string_view, types.is_binary_view)
+    if any(one(held) for one in (*texts, *views)):
+        return raw in ("hex32", "string")
+    numeric = types.is_integer(held) or types.is_floating(held) or types.is_boolean(held)
+    return raw != "string" and (numeric or (raw == "float" and types.is_decimal(held)))
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """One array."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    types = pa.types
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_string_view(array.type):
+        return array.cast(pa.string())
+    if types.is_binary_view(array.type):
+        return array.cast(pa.binary())
+    if types.is_decimal(array.type):  # Arrow's cast to float64 can be off by an ulp
+        return array.cast(pa.string()).cast(pa.float64())
+    return array
+
+
+def _values(array: pa.Array, raw: str) -> Converted:
+    """Single values; see :func:`read_parquet` for what is taken."""
+    array = _plain(array)
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.string() if raw == "string" else pa.int64())
+    null = null_mask(array)
+    if array.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+        offsets, data = string_parts(array)
+        begin = offsets[:-1].copy()  # writable, as those of text: loops are compiled once
+        column = convert(Fields(data, begin, np.where(null, begin, offsets[1:])), raw)
+        return dataclasses.replace(
+            column, show=lambda row: "None" if null[row] else column.show(row)
+        )
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    if not pa.types.is_integer(array.type):
+        array = array.cast(pa.float64())
+    numbers = np.where(null, 0, to_numpy(array))  # filled by Arrow, it would import pandas
+    code = np.zeros(len(numbers), np.uint8)
+    if numbers.dtype == np.float64:
+        null = null | np.isnan(numbers)
+        numbers = np.where(null, 0.0, numbers)
+    if raw == "float":
+        values = numbers.astype(np.float64)
+        wrong = ~(np.abs(values) <= LARGEST_FLOAT)
+        code[wrong] = NOT_FINITE
+    else:
+        low, high, too_big, kind = _LIMITS[raw]
+        wrong = (numbers < low) | (numbers > high)
+        code[wrong] = too_big
+        if numbers.dtype == np.float64:
+            broken = ~wrong & (numbers != np.floor(numbers))
+            code[broken] = BAD_LABEL if raw == "label" else BAD_INTEGER
+            wrong |= broken
+        values = np.where(wrong, 0, numbers).astype(kind)
+        if raw == "label":
+            code[null] = BAD_LABEL
+    return Converted(values, null, code, lambda row: repr(array[row].as_py()))
+
+
+def _lists(array: pa.Array, raw: str) -> Converted:
+    """Lists; null and empty ones are missing, a null in one is an error."""
+    if pa.types.is_null(array.type):
+        array = array.cast(pa.list_(pa.string() if raw == "string" else pa.int64()))
+    lengths = np.where(null_mask(array), 0, to_numpy(pc.list_value_length(array)))
+    flat = _plain(array.flatten())
+    items = _values(flat, raw)
+    null = null_mask(flat)
+    items.code[items.missing & (items.code == 0)] = EMPTY_ITEM
+    items.code[null] = NULL_ITEM
+    return of_items(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), items)

@@ -1,0 +1,210 @@
+"""Input formats, column types and single columns of a feature spec."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+from clicklog.errors import SettingsError
+
+#: Ids that no value of the vocabulary gets: 0 padding, 1 null, then out of vocabulary.
+PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
+
+INPUT_FORMATS = ("tsv", "csv", "parquet")
+DENSE_RAW_TYPES = ("int32", "float")
+#: hex32: unsigned 32 bit. int: signed, up to :data:`LARGEST_INT`. string: UTF-8, not empty.
+RAW_TYPES = ("hex32", "int", "string")
+#: Integers up to this size are exact in float64, as which NVTabular's pandas code holds them.
+LARGEST_INT = 2**53
+#: Ids are int32.
+MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
+_LARGEST_FLOAT = sys.float_info.max
+
+#: Of a line, 1 GiB: a block is less than 2 GiB.
+MAX_LINE_KB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class InputFormat:
+    """How rows stand in the files of a log.
+
+    Attributes:
+        format: one of :data:`INPUT_FORMATS`.
+        header: whether the first line names the columns; None: as usual for the format.
+        delimiter: between fields, one ASCII character; "" (the default): as usual for the format.
+            Fields of csv may be quoted with ``"``; those of tsv are taken as they are.
+        list_separator: between the values of a multi-hot column in text, one ASCII character.
+        max_line_kb: KiB that a line of text may have; a longer one is a malformed row.
+    """
+
+    format: str = "tsv"
+    header: bool | None = None
+    delimiter: str = ""
+    list_separator: str = "|"
+    max_line_kb: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.format not in INPUT_FORMATS:
+            raise SettingsError(
+                f"input format {self.format!r} is unknown", f"one of {', '.join(INPUT_FORMATS)}"
+            )
+        if self.delimiter and self.format != "csv" and self.delimiter != self._usual_delimiter:
+            raise SettingsError(
+                f"delimiter = {self.delimiter!r} with format = {self.format!r}",
+                'set format = "csv", which takes any delimiter',
+            )
+        if self.header and self.format == "parquet":
+            raise SettingsError("header = true with parquet", "parquet names its columns itself")
+        if self.header not in (None, True, False):  # TOML's strings are true, "false" too
+            raise SettingsError(f"header = {self.header!r}", "give true or false, without quotes")
+        if self.header is None:
+            object.__setattr__(self, "header", self.format == "csv")
+        object.__setattr__(self, "delimiter", self.delimiter or self._usual_delimiter)
+        for field in ("delimiter", "list_separator"):
+            value = getattr(self, field)
+            if self.format != "parquet" and not _is_separator(value):
+                raise SettingsError(
+                    f"{field} = {value!r}",
+                    "one ASCII character that stands in no value: no digit, letter, quote, sign, "
+                    "dot or line end",
+                )
+        if not isinstance(self.max_line_kb, int) or not 1 <= self.max_line_kb <= MAX_LINE_KB:
+            raise SettingsError(f"max_line_kb = {self.max_line_kb!r}", f"from 1 to {MAX_LINE_KB}")
+        if self.delimiter == self.list_separator:
+            raise SettingsError(f"delimiter and list_separator are both {self.delimiter!r}")
+
+    @property
+    def _usual_delimiter(self) -> str:
+        return {"tsv": "\t", "csv": ",", "parquet": ""}[self.format]
+
+
+def _is_separator(value: Any) -> bool:
+    one = isinstance(value, str) and len(value) == 1
+    return one and value.isascii() and not value.isalnum() and value not in '"\r\n-+.'
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseColumn:
+    """A number. ``fill`` replaces missing values.
+
+    ``raw`` is ``int32``, or ``float``: any finite number in float64.
+    """
+
+    name: str
+    fill: float = 0
+    raw: str = "int32"
+
+    def __post_init__(self) -> None:
+        if self.raw not in DENSE_RAW_TYPES:
+            raise SettingsError(
+                f"column {self.name}: raw = {self.raw!r}", f"one of {', '.join(DENSE_RAW_TYPES)}"
+            )
+        fits = _is_int(self.fill) and -(2**31) <= self.fill < 2**31
+        if self.raw == "float":
+            is_number = _is_int(self.fill) or isinstance(self.fill, float)
+            fits = is_number and -_LARGEST_FLOAT <= self.fill <= _LARGEST_FLOAT
+        if not fits:
+            wanted = "a 32-bit integer" if self.raw == "int32" else "a finite number"
+            raise SettingsError(f"column {self.name}: fill = {self.fill!r}", f"give {wanted}")
+
+
+@dataclasses.dataclass(frozen=True)
+class CategoricalColumn:
+    """A category, or with ``multi_hot`` a list of them, and the policy of its vocabulary.
+
+    In numbers 0 means no bound. ``vocabulary`` names the vocabulary; columns of one vocabulary
+    have the same raw type and policy, and the same value has the same id in them. It may be the
+    name of another column: then the vocabulary is that column's.
+    """
+
+    name: str
+    raw: str = "hex32"
+    freq_threshold: int = 0
+    max_table_size: int = 0
+    num_buckets: int = 0
+    multi_hot: bool = False
+    vocabulary: str = ""
+    hash_buckets: int = 0
+
+    def __post_init__(self) -> None:
+        if self.raw not in RAW_TYPES:
+            raise SettingsError(
+                f"column {self.name}: raw = {self.raw!r}", f"one of {', '.join(RAW_TYPES)}"
+            )
+        for field in ("freq_threshold", "max_table_size", "num_buckets", "hash_buckets"):
+            if not _is_int(getattr(self, field)):
+                raise SettingsError(
+                    f"column {self.name}: {field} = {getattr(self, field)!r}", "give an integer"
+                )
+            if getattr(self, field) < 0:
+                raise SettingsError(f"column {self.name}: {field} = {getattr(self, field)} < 0")
+            most, why = MAX_HASH_BUCKETS, "ids are 32-bit integers"
+            if field == "freq_threshold":
+                most, why = 2**63 - 1, "counts are 64-bit integers"
+            if getattr(self, field) > most:
+                raise SettingsError(
+                    f"column {self.name}: {field} = {getattr(self, field)}",
+                    f"at most {most}: {why}",
+                )
+        for field, kind in (("multi_hot", bool), ("vocabulary", str)):
+            if not isinstance(getattr(self, field), kind):
+                raise SettingsError(
+                    f"column {self.name}: {field} = {getattr(self, field)!r}",
+                    f"give a {kind.__name__}",
+                )
+        if self.hash_buckets:
+            self._check_hashed()
+        if self.freq_threshold and self.max_table_size:
+            raise SettingsError(
+                f"column {self.name}: both freq_threshold and max_table_size are set",
+                "NVTabular's Categorify takes one of them",
+            )
+        if self.num_buckets and not (self.freq_threshold or self.max_table_size):
+            raise SettingsError(
+                f"column {self.name}: num_buckets = {self.num_buckets} without a cap",
+                "it only spreads rare values over more ids; set max_table_size to cap the table, "
+                "or hash_buckets to hash every value",
+            )
+        if self.max_table_size and self.max_table_size < self.reserved_ids:
+            raise SettingsError(
+                f"column {self.name}: max_table_size = {self.max_table_size} leaves no room",
+                f"{self.reserved_ids} ids are reserved for padding, null and out of vocabulary",
+            )
+
+    def _check_hashed(self) -> None:
+        for field in ("freq_threshold", "max_table_size", "num_buckets", "vocabulary"):
+            if getattr(self, field):
+                raise SettingsError(
+                    f"column {self.name}: hash_buckets and {field} are both set",
+                    "hash_buckets does without a vocabulary; remove one of the two",
+                )
+
+    @property
+    def vocabulary_name(self) -> str:
+        """Name of the vocabulary: of this column's own, or of the shared one."""
+        return self.vocabulary or self.name
+
+    @property
+    def policy(self) -> dict[str, int]:
+        """What bounds the vocabulary."""
+        return {
+            "freq_threshold": self.freq_threshold,
+            "max_table_size": self.max_table_size,
+            "num_buckets": self.num_buckets,
+            "hash_buckets": self.hash_buckets,
+        }
+
+    @property
+    def oov_ids(self) -> int:
+        """How many ids out-of-vocabulary values share; with ``hash_buckets`` all values are."""
+        return self.hash_buckets or self.num_buckets or 1
+
+    @property
+    def reserved_ids(self) -> int:
+        """The first id of the vocabulary: padding, null and the out-of-vocabulary ids go before."""
+        return FIRST_OOV_ID + self.oov_ids
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""Synthetic click logs with a planted click model whose AUROC is known."""

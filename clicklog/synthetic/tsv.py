@@ -1,0 +1,80 @@
+"""Rows as Criteo-format text: label, counts, hexadecimal categories; tabs; empty = missing.
+
+Every field gets a slot of whole 4-byte words, filled by table look-ups for many rows at once;
+unused bytes are NUL and squeezed out at the end. That is several times faster than formatting
+numbers one by one, and needs no compiler.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from clicklog.synthetic.model import CATEGORICAL, DENSE, MISSING_COUNT, Rows
+
+_DENSE_WORDS = 2  # tab, sign and two digits; four digits
+_CATEGORICAL_WORDS = 3  # tab; four digits; four digits
+_PADDED, _EMPTY = 10_000, 20_000  # where these begin among the decimal words
+
+
+def format_rows(rows: Rows) -> bytes:
+    """The rows as text, one line each. Counts must lie in [-99_999, 999_999]."""
+    tables = _tables()
+    words = np.empty((len(rows), len(tables.template)), np.uint32)
+    words[:] = tables.template
+    words[:, 0] = tables.decimal[rows.label]
+    word = 1
+    for counts in rows.dense:
+        missing = counts == MISSING_COUNT
+        negative = (counts < 0) & ~missing
+        low = np.where(missing, 0, np.abs(counts))
+        high = low // 10_000  # divmod is not vectorised in NumPy, this is
+        low -= high * 10_000
+        low += np.where(high > 0, _PADDED, 0)
+        low[missing] = _EMPTY
+        words[:, word] = tables.tab_sign_high[high + 100 * negative]
+        words[:, word + 1] = tables.decimal[low]
+        word += _DENSE_WORDS
+    for values in rows.categorical:
+        # The code of a missing value is 2**32: both halves then point behind the hex digits.
+        high = values >> 16
+        low = (values & 0xFFFF) | (high & 0x10000)
+        words[:, word + 1] = tables.hexadecimal[high]
+        words[:, word + 2] = tables.hexadecimal[low]
+        word += _CATEGORICAL_WORDS
+    return words.tobytes().translate(None, b"\0")
+
+
+class _Tables(NamedTuple):
+    """Four characters each, as uint32 in the byte order of this machine.
+
+    Attributes:
+        decimal: 0 … 9999, then the same padded with zeros, then the empty word.
+        hexadecimal: 0000 … ffff, then the empty word.
+        tab_sign_high: what precedes the last four digits of a count, by its ten thousands, then the
+            same of negative counts.
+        template: a row with the words that are the same in all: tabs and the newline.
+    """
+
+    decimal: np.ndarray
+    hexadecimal: np.ndarray
+    tab_sign_high: np.ndarray
+    template: np.ndarray
+
+
+@functools.cache
+def _tables() -> _Tables:
+    numbers = range(10_000)
+    decimal = [str(i) for i in numbers] + [f"{i:04}" for i in numbers] + [""]
+    hexadecimal = [f"{i:04x}" for i in range(65_536)] + [""]
+    tens = [str(i) if i else "" for i in range(100)]
+    tab_sign_high = [f"\t{i}" for i in tens] + [f"\t-{i}" for i in tens[:10]]
+    template = ["", *["\t", ""] * DENSE, *["\t", "", ""] * CATEGORICAL, "\n"]
+    return _Tables(
+        *(
+            np.frombuffer(b"".join(text.encode().rjust(4, b"\0") for text in table), np.uint32)
+            for table in (decimal, hexadecimal, tab_sign_high, template)
+        )
+    )

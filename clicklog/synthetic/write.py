@@ -1,0 +1,171 @@
+"""Synthetic rows of any spec as tsv, csv or parquet."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from clicklog.arrays import mask_to_arrow, to_arrow
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.strings import string_array
+from clicklog.synthetic.any_spec import HUNDREDTHS, ItemLists, SpecRows
+from clicklog.synthetic.model import MISSING_COUNT, MISSING_VALUE
+
+_ROW_GROUP_ROWS = 1 << 17
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+@contextlib.contextmanager
+def open_writer(path: Path, spec: FeatureSpec) -> Iterator[Callable[[SpecRows], object]]:
+    """Open a file for a day; yields the function that appends rows to it."""
+    if spec.input.format == "parquet":
+        with _ParquetFile(path, spec) as file:
+            yield file.write
+        return
+    with open(path, "wb") as file:
+        if spec.input.header:
+            file.write(_header(spec))
+        yield lambda rows: file.write(format_spec_rows(rows, spec))
+
+
+class _ParquetFile:
+    """Collects blocks into row groups."""
+
+    def __init__(self, path: Path, spec: FeatureSpec) -> None:
+        self._spec = spec
+        self._blocks: list[pa.Table] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._path = path
+
+    def __enter__(self) -> _ParquetFile:
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind is None:
+            self._flush()
+        if self._writer:
+            self._writer.close()
+
+    def write(self, rows: SpecRows) -> None:
+        self._blocks.append(pa.table(_typed_columns(rows, self._spec)))
+        if sum(map(len, self._blocks)) >= _ROW_GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._blocks:
+            table = pa.concat_tables(self._blocks)
+            self._writer = self._writer or pq.ParquetWriter(
+                self._path, table.schema, write_page_checksum=True
+            )
+            self._writer.write_table(table)
+            self._blocks = []
+
+
+def format_spec_rows(rows: SpecRows, spec: FeatureSpec) -> bytes:
+    """The rows as text, one line each; empty = missing."""
+    columns = [to_arrow(rows.label).cast(pa.string())]
+    columns += [
+        _dense_text(numbers, column) for numbers, column in zip(rows.dense, spec.dense, strict=True)
+    ]
+    for values, column in zip(rows.categorical, spec.categorical, strict=True):
+        if isinstance(values, ItemLists):
+            items = pa.ListArray.from_arrays(_offsets(values), _texts(values.codes, column))
+            columns.append(pc.binary_join(items, _scalar(spec.input.list_separator)))
+        else:
+            texts = _texts(values, column)
+            columns.append(pc.if_else(mask_to_arrow(values == MISSING_VALUE), _scalar(""), texts))
+    lines = pc.binary_join_element_wise(*columns, _scalar(spec.input.delimiter))
+    ended = pc.binary_join_element_wise(lines, _scalar("\n"), _scalar(""))
+    data = ended.buffers()[2]
+    return data.to_pybytes() if data is not None else b""
+
+
+def _scalar(text: str) -> pa.StringScalar:
+    """``pa.scalar(text)``, which would import pandas."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    return string_array(np.array([0, len(data)], np.int32), data)[0]
+
+
+def prefix_of(column: CategoricalColumn) -> str:
+    """What the strings of a vocabulary begin with; 8 hexadecimal digits follow."""
+    return re.sub("[^0-9A-Za-z]", "", column.vocabulary_name)
+
+
+def _header(spec: FeatureSpec) -> bytes:
+    text = io.StringIO()
+    if spec.input.format == "csv":
+        writer = csv.writer(text, delimiter=spec.input.delimiter, lineterminator="\n")
+        writer.writerow(spec.columns)
+    else:
+        text.write(spec.input.delimiter.join(spec.columns) + "\n")
+    return text.getvalue().encode()
+
+
+def _dense_text(numbers: np.ndarray, column: DenseColumn) -> pa.Array:
+    missing = mask_to_arrow(numbers == MISSING_COUNT)
+    if column.raw != "float":
+        return pc.if_else(missing, _scalar(""), to_arrow(numbers).cast(pa.string()))
+    whole = numbers // HUNDREDTHS
+    rest = to_arrow(numbers - whole * HUNDREDTHS).cast(pa.string())
+    whole_text = to_arrow(whole).cast(pa.string())
+    text = pc.binary_join_element_wise(whole_text, pc.utf8_lpad(rest, 2, "0"), _scalar("."))
+    return pc.if_else(missing, _scalar(""), text)
+
+
+def _texts(codes: np.ndarray, column: CategoricalColumn) -> pa.Array:
+    if column.raw == "int":
+        return to_arrow(codes).cast(pa.string())
+    digits = _hex(codes)
+    if column.raw == "hex32":
+        return digits
+    return pc.binary_join_element_wise(_scalar(prefix_of(column)), digits, _scalar(""))
+
+
+def _hex(codes: np.ndarray) -> pa.StringArray:
+    """The lowest 32 bits as 8 hexadecimal digits."""
+    shifts = np.arange(28, -1, -4)
+    digits = _HEX[(codes[:, None] >> shifts) & 15]
+    return string_array(np.arange(len(codes) + 1, dtype=np.int32) * np.int32(8), digits.reshape(-1))
+
+
+def _typed_columns(rows: SpecRows, spec: FeatureSpec) -> dict[str, pa.Array]:
+    columns = {spec.label: to_arrow(rows.label.astype(np.int8))}
+    for numbers, column in zip(rows.dense, spec.dense, strict=True):
+        missing = mask_to_arrow(numbers == MISSING_COUNT)
+        if column.raw == "float":
+            values = to_arrow(numbers / HUNDREDTHS)
+        else:
+            values = to_arrow(np.where(numbers == MISSING_COUNT, 0, numbers).astype(np.int32))
+        columns[column.name] = _nulled(values, missing)
+    for values, column in zip(rows.categorical, spec.categorical, strict=True):
+        if isinstance(values, ItemLists):
+            missing = mask_to_arrow(np.diff(values.offsets) == 0)
+            lists = pa.ListArray.from_arrays(_offsets(values), _typed(values.codes, column))
+            columns[column.name] = _nulled(lists, missing)
+        else:
+            missing = mask_to_arrow(values == MISSING_VALUE)
+            columns[column.name] = _nulled(_typed(values, column), missing)
+    return columns
+
+
+def _typed(codes: np.ndarray, column: CategoricalColumn) -> pa.Array:
+    if column.raw == "string":
+        return _texts(codes, column)
+    return to_arrow(codes.astype(np.uint32) if column.raw == "hex32" else codes)
+
+
+def _nulled(values: pa.Array, missing: pa.BooleanArray) -> pa.Array:
+    return pc.if_else(missing, pa.nulls(1, values.type)[0], values)
+
+
+def _offsets(lists: ItemLists) -> pa.Int32Array:
+    return to_arrow(lists.offsets.astype(np.int32))

@@ -1,0 +1,1 @@
+"""Delimited text: fields, their values, and checks of every field."""

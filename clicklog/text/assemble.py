@@ -1,0 +1,88 @@
+"""Converted columns → rows: bad ones out, and described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from clicklog.arrays import mask_to_arrow
+from clicklog.rows import BadRow, CategoryValues, Ragged, RawRows, dense_dtype
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.convert import Converted
+from clicklog.text.field_errors import complaint
+from clicklog.text.tokenizer import DESCRIBED_BAD_ROWS
+
+
+def assemble(
+    spec: FeatureSpec,
+    columns: Iterable[Converted],
+    wrong: dict[int, str],
+    text: Callable[[int], bytes],
+    *,
+    rows: int,
+    label: bool,
+    reject: bool,
+) -> RawRows:
+    """Make rows of their columns.
+
+    Args:
+        spec: the columns.
+        columns: one by one in spec order; the label first, if there is one.
+        wrong: rows that are wrong as a whole, and what is wrong.
+        text: the raw text of a row.
+        rows: how many there are, bad ones included.
+        label: whether there is a label.
+        reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
+    """
+    names = spec.columns if label else spec.columns[1:]
+    blames: dict[int, tuple[str, str]] = {row: ("", what) for row, what in wrong.items()}
+    labels = None
+    dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
+    categorical: list[CategoryValues] = []
+    missing = np.zeros((2, rows), np.uint64)
+    for position, (name, column) in enumerate(zip(names, columns, strict=True)):
+        for row in np.flatnonzero(column.code).tolist():
+            if row not in blames:  # the first wrong field of a row stands for it
+                blames[row] = name, complaint(name, column.show(row), int(column.code[row]))
+        j = position - label
+        if j < 0:
+            labels = column.values
+            continue
+        kind, bit = (0, j) if j < len(dense) else (1, j - len(dense))
+        missing[kind] |= column.missing.astype(np.uint64) << np.uint64(bit)
+        if kind == 0:
+            dense[j] = column.values
+        else:
+            categorical.append(column.values)
+    line = np.arange(rows, dtype=np.int64)
+    if blames:
+        good = np.ones(rows, bool)
+        good[list(blames)] = False
+        labels = None if labels is None else labels[good]
+        # not by [:, good], which would leave rows that are not contiguous, slower to read and a
+        # type of its own, to be compiled for
+        dense, missing = (np.compress(good, two, axis=1) for two in (dense, missing))
+        line = line[good]
+        categorical = [_take(values, good) for values in categorical]
+    shown = sorted(blames) if reject else sorted(blames)[:DESCRIBED_BAD_ROWS]
+    return RawRows(
+        label=labels,
+        dense=dense,
+        dense_missing=missing[0],
+        categorical=np.stack(categorical) if spec.tokenized else categorical,
+        categorical_missing=missing[1],
+        line=line,
+        bad=[BadRow(row, blames[row][1], blames[row][0], text(row)) for row in shown],
+        bad_count=len(blames),
+        lines=rows,
+    )
+
+
+def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:
+    if isinstance(values, Ragged):
+        lengths = np.diff(values.offsets)
+        kept = _take(values.values, np.repeat(good, lengths))
+        return Ragged(np.concatenate([[0], np.cumsum(lengths[good])]), kept)
+    return values.filter(mask_to_arrow(good)) if isinstance(values, pa.Array) else values[good]

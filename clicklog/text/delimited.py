@@ -1,0 +1,78 @@
+"""Delimited text of any feature spec → rows; for Criteo's own form see the tokenizer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clicklog.errors import SettingsError
+from clicklog.rows import RawRows
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.assemble import assemble
+from clicklog.text.convert import Converted, Fields, convert, convert_lists
+from clicklog.text.field_errors import EXPECTED, FIELD_COUNT
+from clicklog.text.fields import Lines, split_lines
+from clicklog.text.line_layout import Layout
+
+
+def parse_text(
+    data: bytes | memoryview, spec: FeatureSpec, layout: Layout, *, reject: bool = False
+) -> RawRows:
+    """Parse whole lines of delimited text, without a header line.
+
+    Args:
+        data: lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
+        spec: the columns; their raw types say what may stand in a field. An empty field is missing
+            (a label may not be), an empty value in a list an error.
+        layout: which fields they are.
+        reject: describe every bad row, not only the first ones.
+
+    Raises:
+        SettingsError: the spec is one of parquet, or there are 2 GiB of text or more.
+    """
+    if spec.input.format == "parquet":
+        raise SettingsError("the spec describes parquet, not text", "set format in its [input]")
+    lines = split_lines(
+        data,
+        np.array(layout.slots, np.int32),
+        delimiter=spec.input.delimiter,
+        quoted=spec.input.format == "csv",
+    )
+    view = memoryview(data).cast("B")
+
+    def text(line: int) -> bytes:
+        whole = bytes(view[lines.line_begin[line] : lines.line_begin[line + 1]])
+        return whole.removesuffix(b"\n").removesuffix(b"\r")
+
+    wrong = {line: _whole_line(lines, line, layout) for line in np.flatnonzero(lines.code).tolist()}
+    return assemble(
+        spec,
+        (_convert(lines, index, spec, layout) for index in range(len(lines.begin))),
+        wrong,
+        text,
+        rows=len(lines),
+        label=layout.label,
+        reject=reject,
+    )
+
+
+def _whole_line(lines: Lines, line: int, layout: Layout) -> str:
+    code, where = int(lines.code[line]), int(lines.where[line])
+    if code == FIELD_COUNT:
+        return f"{where} fields instead of {len(layout.slots)}"
+    return f"field {where + 1}: {EXPECTED[code]}"
+
+
+def _convert(lines: Lines, index: int, spec: FeatureSpec, layout: Layout) -> Converted:
+    begin, end = lines.begin[index], lines.end[index]
+    if len(lines.code) and lines.code.any():  # of a bad line no field is looked at
+        end = np.where(lines.code == 0, end, begin)
+    fields = Fields(lines.data, begin, end)
+    index -= layout.label
+    if index < 0:
+        return convert(fields, "label")
+    if index < len(spec.dense):
+        return convert(fields, spec.dense[index].raw)
+    column = spec.categorical[index - len(spec.dense)]
+    if column.multi_hot:
+        return convert_lists(fields, column.raw, spec.input.list_separator)
+    return convert(fields, column.raw)

@@ -1,0 +1,178 @@
+"""Checkpoints on the way, written while training goes on.
+
+A run's directory holds ``step_00001000``, ``step_00002000`` …, each a checkpoint of
+:mod:`dlrm.checkpoint.store`, and ``latest``, the name of the newest. A checkpoint appears whole or
+not at all, and only with finite values; the newest ``keep`` stay. One that cannot be
+used nevertheless is renamed to ``step_00002000.unusable`` by the run that goes on from an older
+one.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+
+from clicklog.errors import OutputError
+from clicklog.files.atomic import TEMPORARY, write_text
+from dlrm.checkpoint.store import MODEL_FILE, save_checkpoint
+from dlrm.config import ModelConfig
+from dlrm.launch.distributed import Group
+
+log = logging.getLogger(__name__)
+
+LATEST_FILE = "latest"
+#: Seconds an error in training waits for a checkpoint that other ranks may never finish.
+_PATIENCE = 10.0
+_STEP_NAME = re.compile(r"step_(\d{8,})")
+
+
+class Checkpoints:
+    """Writes a run's checkpoints in a thread of its own, while training goes on.
+
+    Args:
+        directory: of the run's checkpoints.
+        keep: how many of the newest stay.
+        config: the model's shape.
+        group: this rank. A process group of their own keeps the writing threads' collectives
+            apart from training's (collective).
+
+    Attributes:
+        saved_at: when the newest was begun, ``time.monotonic``.
+        saved_step: the step it is of; None: none yet.
+    """
+
+    def __init__(self, directory: Path | str, keep: int, config: ModelConfig, group: Group) -> None:
+        self.directory = Path(directory).absolute()
+        self._keep = keep
+        self._config = config
+        self._group = dataclasses.replace(group, cpu=dist.new_group(backend="gloo"))
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.saved_at = time.monotonic()
+        self.saved_step: int | None = None
+        if group.rank == 0:
+            for path in self.directory.glob(f".step_*{TEMPORARY}"):  # of runs that were killed
+                shutil.rmtree(path, ignore_errors=True)
+
+    def save(
+        self, step: int, state: dict[str, Any], record: dict[str, Any], loss: torch.Tensor
+    ) -> None:
+        """Copy ``state`` now and write it in the background (collective).
+
+        Args:
+            step: after which.
+            state, record, loss: as :func:`dlrm.checkpoint.store.save_checkpoint` takes them.
+
+        Raises:
+            OutputError, SettingsError: as :func:`dlrm.checkpoint.store.save_checkpoint`, of the
+                checkpoint before.
+        """
+        self.wait()
+        copied = _copied({**state, "loss": loss})
+        self.saved_at, self.saved_step = time.monotonic(), step
+        self._thread = threading.Thread(
+            name="checkpoint", target=self._write, args=(step, copied, record), daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a checkpoint could not be written on this rank; :meth:`wait` raises why."""
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is whole; raise what it failed with."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def abandon(self) -> None:
+        """After an error: let a checkpoint that is under way come to its end, if it soon does."""
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+
+    def _write(self, step: int, state: dict[str, Any], record: dict[str, Any]) -> None:
+        if (
+            self._group.device.type == "cuda"
+        ):  # a thread begins on the first GPU, whose it may not be
+            torch.cuda.set_device(self._group.device)
+        try:
+            path = self.directory / f"step_{step:08}"
+            loss = state.pop("loss")
+            save_checkpoint(path, state, self._config, record, self._group, loss=loss)
+            if self._group.rank == 0:
+                write_text(self.directory / LATEST_FILE, f"{path.name}\n")
+                for old in finished(self.directory)[: -self._keep]:
+                    _remove(old)
+                log.info("checkpoint: %s", path)
+        except BaseException as error:
+            self._error = error
+
+
+def checkpoints_in(directory: Path | str) -> list[Path]:
+    """What is called a checkpoint in a run's directory, whole or not, oldest first."""
+    found = [path for path in Path(directory).glob("step_*") if _STEP_NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def finished(directory: Path | str) -> list[Path]:
+    """The whole checkpoints in a run's directory, oldest first."""
+    return [path for path in checkpoints_in(directory) if (path / MODEL_FILE).is_file()]
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint that cannot be used, so that nothing takes it for one; its new path.
+
+    Raises:
+        OutputError: it cannot be renamed.
+    """
+    away = path.with_name(f"{path.name}.unusable")
+    try:
+        shutil.rmtree(away, ignore_errors=True)
+        path.rename(away)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be renamed: {error.strerror or error}") from error
+    return away
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """The same nested dict with tensors in memory of their own, on the CPU."""
+    return {
+        key: _copied(value) if isinstance(value, dict) else _copied_tensor(value)
+        for key, value in state.items()
+    }
+
+
+def _copied_tensor(value: torch.Tensor) -> torch.Tensor:
+    if not isinstance(value, ShardedTensor):
+        return value.detach().to("cpu", copy=True)
+    copied = copy.copy(value)
+    copied._local_shards = [
+        Shard(shard.tensor.detach().to("cpu", copy=True), shard.metadata)
+        for shard in value.local_shards()
+    ]
+    return copied
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; killed on the way, no half of it looks like a whole one."""
+    away = path.with_name(f".{path.name}.old{TEMPORARY}")
+    try:
+        path.rename(away)
+        shutil.rmtree(away)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be removed: {error.strerror or error}") from error

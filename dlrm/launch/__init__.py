@@ -1,0 +1,1 @@
+"""What a rank does before training: CPUs, process group, signals."""

@@ -1,0 +1,125 @@
+"""Learning rates for a run that was given none: one for the tables, one for the dense layers.
+
+One rate cannot serve both. A table's row is trained by the few samples that hold its value, a
+dense weight by all of them, and an adaptive optimizer's first steps move every weight by the rate
+itself, whatever the gradient: over a thousand inputs of a layer such steps add up. So the dense
+rate falls with the width of the widest layer (as Adam's in Yang et al. 2022, "Tensor Programs V",
+table 3), and the tables' with the root of their width, because what the layers above see are dot
+products of such rows.
+
+Adagrad's steps shrink as gradients are summed, so its rates serve any batch size. Adam's follow the
+root of the global batch (Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
+Algorithms"), and so do SGD's up to a batch whose gradients are no longer noise.
+
+The factors are those that ``make bench-convergence`` was run with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from dlrm.config import ModelConfig
+from dlrm.settings.train_settings import TrainSettings
+
+#: A warm-up takes this share of an epoch's steps, but at least and at most so many.
+_WARMUP_SHARE, _WARMUP_LEAST, _WARMUP_MOST = 0.05, 10, 200
+
+
+def with_default_rates(
+    settings: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
+) -> TrainSettings:
+    """``settings`` with numbers for the learning rates and the warm-up, if they were left open.
+
+    A given ``learning_rate`` serves the dense layers too, and from the first step on, as in
+    TorchRec's example and facebookresearch/dlrm.
+
+    Args:
+        settings: of the run.
+        config: the model's shape.
+        global_batch: samples of a step, on all ranks.
+        epoch_steps: steps of an epoch.
+    """
+    tables, dense = default_rates(settings.table_optimizer, config, global_batch)
+    warmup = default_warmup(epoch_steps)
+    if settings.lr_decay_steps:
+        warmup = min(warmup, settings.lr_decay_start)
+    if settings.learning_rate is not None:
+        tables = dense = settings.learning_rate
+        warmup = 0
+    given = {
+        "learning_rate": settings.learning_rate,
+        "dense_learning_rate": settings.dense_learning_rate,
+        "lr_warmup_steps": settings.lr_warmup_steps,
+    }
+    chosen = {"learning_rate": tables, "dense_learning_rate": dense, "lr_warmup_steps": warmup}
+    return dataclasses.replace(
+        settings, **{name: chosen[name] for name, value in given.items() if value is None}
+    )
+
+
+def default_rates(optimizer: str, config: ModelConfig, global_batch: int) -> tuple[float, float]:
+    """The learning rates of tables and dense layers for an optimizer (a key of ``OPTIMIZERS``)."""
+    narrow = 128 / max(*config.dense_arch_layer_sizes, *config.over_arch_layer_sizes)
+    dim = config.embedding_dim / 16
+    if optimizer == "sgd":
+        scale = min(1.0, math.sqrt(global_batch / 4096))
+        return _rounded(30 * scale), _rounded(scale * min(1.0, math.sqrt(narrow)))
+    if optimizer == "adam":
+        scale = min(1.0, math.sqrt(global_batch / 16384))
+        return _rounded(0.01 * scale / math.sqrt(dim)), _rounded(0.01 * scale * min(1.0, narrow))
+    return _rounded(0.05 / math.sqrt(dim)), _rounded(0.03 * min(1.0, narrow))
+
+
+def default_warmup(epoch_steps: int) -> int:
+    """Steps over which the learning rate grows from 0, at most half of the epoch."""
+    warmup = max(_WARMUP_LEAST, min(_WARMUP_MOST, round(_WARMUP_SHARE * epoch_steps)))
+    return min(warmup, epoch_steps // 2)
+
+
+def rates_line(settings: TrainSettings) -> str:
+    """What a run says of its learning rates."""
+    line = (
+        f"{settings.table_optimizer}, learning rate {settings.learning_rate:g} (tables) and "
+        f"{settings.dense_learning_rate:g} (dense layers)"
+    )
+    warmup = settings.lr_warmup_steps
+    return f"{line}, after a warm-up of {warmup} steps" if warmup else line
+
+
+def remedies(
+    given: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
+) -> tuple[str, str]:
+    """What to do about a loss that is too high, and about predictions at chance.
+
+    Args:
+        given: the settings as the user gave them, defaults not filled in.
+        config, global_batch, epoch_steps: as for :func:`with_default_rates`.
+    """
+    tables, dense = default_rates(given.table_optimizer, config, global_batch)
+    names = ("learning_rate", "dense_learning_rate")
+    flags = [f"--{one} {getattr(given, one):g}" for one in names if getattr(given, one) is not None]
+    too_high = (
+        f"leave {' and '.join(flags)} out: these layers would be given {tables:g} for the tables "
+        f"and {dense:g} for the dense layers, after a warm-up"
+        if flags
+        else f"give a --learning_rate below {tables:g} (tables) and {dense:g} (dense layers)"
+    )
+    if given.table_optimizer == "sgd":
+        at_chance = (
+            f"{too_high}; SGD learns slowly from {epoch_steps} steps an epoch: try --adagrad, or "
+            "a smaller --batch_size"
+        )
+    elif flags:
+        at_chance = too_high
+    else:
+        at_chance = (
+            "look whether the data tell anything of the label (report.html of the ETL), or "
+            f"{too_high}"
+        )
+    return too_high, at_chance
+
+
+def _rounded(rate: float) -> float:
+    """Two significant digits, to be read and typed again."""
+    return float(f"{rate:.2g}")

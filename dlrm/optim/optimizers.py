@@ -1,0 +1,86 @@
+"""Optimizers: fused into the backward pass of the tables, ordinary for the dense layers."""
+
+from __future__ import annotations
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType as OptimType
+from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from dlrm.model import TrainModel
+from dlrm.optim.adam import TableAdam, lookups_of
+from dlrm.optim.schedule import Rates
+from dlrm.settings.train_settings import OPTIMIZERS, TrainSettings
+
+#: For the tables, what FBGEMM fuses into the backward of each of these classes; for the dense
+#: layers the classes themselves. FBGEMM's Adam leaves rows alone that a batch does not hold, as
+#: torch.optim.SparseAdam does. It runs on GPUs only; on CPUs :mod:`dlrm.optim.adam` takes its
+#: place.
+_TABLES = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adam": torch.optim.Adam,
+}
+_DENSE = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+
+
+def fuse_table_optimizer(model: TrainModel, settings: TrainSettings) -> None:
+    """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward."""
+    name = settings.table_optimizer
+    options = _options(name, settings, settings.learning_rate)
+    apply_optimizer_in_backward(_TABLES[name], model.dlrm.sparse_arch.parameters(), options)
+
+
+def combine_optimizers(
+    model: DistributedModelParallel, settings: TrainSettings
+) -> CombinedOptimizer:
+    """The optimizer of the whole sharded model: of the dense layers, and the fused ones."""
+    name = OPTIMIZERS[settings.table_optimizer]
+    dense_rate = settings.dense_learning_rate or settings.learning_rate
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(model.named_parameters())),
+        lambda parameters: _DENSE[name](parameters, **_options(name, settings, dense_rate)),
+    )
+    tables = model.fused_optimizer
+    if on_cpu_adam(settings, model.device):
+        tables = TableAdam(model, **_options("adam", settings, settings.learning_rate))
+    return CombinedOptimizer([("dense", dense), ("tables", tables)])
+
+
+def on_cpu_adam(settings: TrainSettings, device: torch.device) -> bool:
+    """Whether :mod:`dlrm.optim.adam` trains the tables, not FBGEMM."""
+    return settings.table_optimizer == "adam" and device.type == "cpu"
+
+
+def _options(name: str, settings: TrainSettings, learning_rate: float) -> dict[str, float]:
+    rate = {"lr": learning_rate}
+    return rate if name == "sgd" else {**rate, "eps": settings.eps}
+
+
+def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:
+    """Set the learning rates of tables and dense layers, from the next step on.
+
+    The fused optimizers take theirs over in ``zero_grad``, which is called before each step.
+    """
+    for name, part in optimizer.optimizers:
+        for group in part.param_groups:
+            group["lr"] = rates.tables if name == "tables" else rates.dense
+
+
+def set_step(model: DistributedModelParallel, optimizer: CombinedOptimizer, step: int) -> None:
+    """Tell the tables' Adam how many steps are finished, for the correction of its bias.
+
+    FBGEMM's counts evaluations too, and from 0 after a resume. Call it after both.
+    """
+    tables = dict(optimizer.optimizers)["tables"]
+    if isinstance(tables, TableAdam):
+        tables.steps = step
+        return
+    for lookup in lookups_of(model):
+        if lookup.optimizer == OptimType.ADAM:
+            lookup.iter_cpu.fill_(step)
+            lookup.iter.fill_(step)

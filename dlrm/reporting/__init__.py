@@ -1,0 +1,1 @@
+"""Progress, metrics.jsonl, the training page and the profiler."""

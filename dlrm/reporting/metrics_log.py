@@ -1,0 +1,135 @@
+"""What a training run says: a line per interval, a table at the end, and ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clicklog.errors import OutputError
+from dlrm.metrics import Metrics
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def set_up_logging() -> None:
+    """Log to stderr: rank 0 its progress, the others only warnings."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    level = logging.INFO if int(os.environ.get("RANK", 0)) == 0 else logging.WARNING
+    for room in ("clicklog", "dlrm", "nvt_loader"):
+        logging.getLogger(room).setLevel(level)
+
+
+class MetricsLog:
+    """``metrics.jsonl`` in a directory: one JSON object per line, appended and flushed.
+
+    The objects have an ``event``:
+
+    - ``start``: settings, model, plan, data (steps and rows), the oracle's metrics where known;
+    - ``train``: step, epoch, samples, loss, lr, samples_per_s (of all ranks) and
+      samples_per_s_per_rank, data_wait (share of the time that ranks waited for their loaders),
+      memory_bytes (rank 0), eta_s, train_seconds;
+    - ``evaluation``: step, epoch, split and the fields of :class:`dlrm.metrics.Metrics`, seconds;
+    - ``warning``: the text of one and its remedy (:mod:`dlrm.reporting.learning_check`);
+    - ``resume``, and ``end``.
+
+    Args:
+        directory: None: nothing is written.
+        tensorboard: write the numbers of ``train`` and ``evaluation`` as TensorBoard's events too.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+
+    def __init__(self, directory: Path | str | None, *, tensorboard: bool = False) -> None:
+        self._path = Path(directory) / METRICS_FILE if directory else None
+        self._tensorboard = _tensorboard(directory) if directory and tensorboard else None
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one object."""
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
+        except OSError as error:
+            raise OutputError(
+                f"{self._path}: cannot be written: {error.strerror or error}",
+                "choose a writable --log_path",
+            ) from error
+        if self._tensorboard and event in ("train", "evaluation"):
+            prefix = values.get("split", event)
+            numbers = {
+                f"{prefix}/{name}": value
+                for name, value in values.items()
+                if isinstance(value, int | float) and name not in ("step", "epoch")
+            }
+            for tag, number in numbers.items():
+                self._tensorboard.add_scalar(tag, number, values["step"])
+            self._tensorboard.flush()
+
+
+def _tensorboard(directory: Path | str) -> SummaryWriter:
+    from tensorboardX import SummaryWriter  # seconds
+
+    try:
+        return SummaryWriter(str(directory))
+    except OSError as error:
+        raise OutputError(
+            f"{directory}: cannot be written: {error.strerror or error}",
+            "choose a writable --log_path",
+        ) from error
+
+
+def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
+    """The line of one interval, from the values of its ``train`` event."""
+    eta = datetime.timedelta(seconds=round(values["eta_s"]))
+    return (
+        f"step {values['step']:,}/{total_steps:,}  epoch {epoch}"
+        f"  loss {values['loss']:.5f}  lr {values['lr']:g}"
+        f"  {values['samples_per_s']:,.0f} samples/s"
+        f" ({values['samples_per_s_per_rank']:,.0f} per rank)"
+        f"  data {100 * values['data_wait']:.0f} %  memory {values['memory_bytes'] / 2**30:.2f} GiB"
+        f"  ETA {eta}"
+    )
+
+
+def metrics_line(split: str, metrics: Metrics) -> str:
+    """One evaluation on one line."""
+    return (
+        f"{split}: AUROC {_number(metrics.auroc)}  log loss {_number(metrics.log_loss)}"
+        f"  NE {_number(metrics.normalized_entropy)}  accuracy {_number(metrics.accuracy)}"
+        f"  calibration {_number(metrics.calibration)}"
+        f"  ({metrics.samples:,} samples, {metrics.positives:,} clicks)"
+    )
+
+
+def metrics_table(results: Mapping[str, Metrics]) -> str:
+    """The final metrics of all splits as a table."""
+    heads = ("split", "samples", "clicks", "AUROC", "log loss", "NE", "accuracy", "calibration")
+    rows = [
+        (
+            split,
+            f"{m.samples:,}",
+            f"{m.positives:,}",
+            *map(_number, (m.auroc, m.log_loss, m.normalized_entropy, m.accuracy, m.calibration)),
+        )
+        for split, m in results.items()
+    ]
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in [heads, *rows]
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.5f}"

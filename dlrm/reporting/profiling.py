@@ -1,0 +1,79 @@
+"""A trace of some training steps, by torch.profiler."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import profiler
+
+from clicklog.errors import SettingsError
+from clicklog.files.atomic import write_text
+from dlrm.settings.train_settings import TrainSettings
+
+log = logging.getLogger(__name__)
+
+TRACE_FILE, TABLE_FILE = "profile.json.gz", "profile.txt"
+#: Steps that the profiler runs before what it keeps, for its own start.
+_WARM_UP = 2
+_ROWS = 40
+
+
+class StepProfiler:
+    """Profiles ``profile_steps`` steps after ``benchmark_warmup_steps`` ones, on this rank.
+
+    Writes ``profile.json.gz``, to be opened in Perfetto or chrome://tracing, and ``profile.txt``,
+    the operators by the time they took.
+
+    Args:
+        settings: how many steps.
+        directory: where to.
+        total_steps: of the run.
+        device: of the rank.
+
+    Raises:
+        SettingsError: the run is too short.
+    """
+
+    def __init__(
+        self, settings: TrainSettings, directory: Path, total_steps: int, device: torch.device
+    ) -> None:
+        first = settings.benchmark_warmup_steps + _WARM_UP
+        if total_steps < first + settings.profile_steps:
+            raise SettingsError(
+                f"--profile: {total_steps} steps are too few to profile {settings.profile_steps} "
+                f"after the first {first}",
+                "train longer, or lower --profile_steps or --benchmark_warmup_steps",
+            )
+        self._directory = directory
+        self._order = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+        kinds = [profiler.ProfilerActivity.CPU]
+        if device.type == "cuda":
+            kinds.append(profiler.ProfilerActivity.CUDA)
+        self._profiler = profiler.profile(
+            activities=kinds,
+            schedule=profiler.schedule(
+                wait=settings.benchmark_warmup_steps,
+                warmup=_WARM_UP,
+                active=settings.profile_steps,
+                repeat=1,
+            ),
+            on_trace_ready=self._write,
+        )
+        self._profiler.start()
+
+    def step(self) -> None:
+        """A training step is done."""
+        self._profiler.step()
+
+    def stop(self) -> None:
+        """Training is done."""
+        self._profiler.stop()
+
+    def _write(self, found: profiler.profile) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        found.export_chrome_trace(str(self._directory / TRACE_FILE))
+        table = found.key_averages().table(sort_by=self._order, row_limit=_ROWS)
+        write_text(self._directory / TABLE_FILE, table + "\n")
+        log.info("profile: %s and %s in %s", TRACE_FILE, TABLE_FILE, self._directory)

@@ -1,0 +1,1 @@
+"""The trainer's settings, their checks and their command-line flags."""

@@ -1,0 +1,1 @@
+"""The sharding plan, and the model spread over ranks by it."""

@@ -1,0 +1,1 @@
+"""Checks behind ``python -m etl check``."""

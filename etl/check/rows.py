@@ -1,0 +1,306 @@
+"""Checks of the data: page checksums, nulls, ranges of ids, finite numbers, labels.
+
+Every row group is read once, a few rows at a time; each row is hashed on the way, for
+:mod:`etl.check.overlap`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from clicklog.arrays import to_numpy
+from clicklog.kernels import compiled
+from etl.check.files import AGAIN, Output
+from etl.check.findings import ERROR, WARNING
+from etl.check.overlap import Overlap, Sample, take_sample
+from etl.labels import ONE_LABEL_REMEDY, one_label
+
+_BATCH_ROWS = 1 << 16
+_IDS = "ids from 0 to the table's rows - 1 can be looked up: run the ETL again"
+_FINITE = "training diverges on it: replace it, or run the ETL again"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """A value that must not be: where the first of its kind is in a row group, and how many."""
+
+    kind: str
+    column: str
+    what: str
+    remedy: str
+    row: int
+    count: int
+
+
+@dataclasses.dataclass
+class _Scan:
+    """What reading a row group found."""
+
+    file: str
+    group: int
+    rows: int = 0
+    positives: int = 0
+    negatives: int = 0
+    problems: list[_Problem] = dataclasses.field(default_factory=list)
+    sample: Sample | None = None
+    unreadable: str = ""
+
+
+def check(
+    output: Output, *, workers: int, report: Callable[[int, int], object] | None = None
+) -> None:
+    """Read everything; see :func:`etl.commands.check.check` for the arguments."""
+    known = _statistics(output)
+    total = sum(footer.num_rows for footer in output.footers.values())
+    overlap = Overlap.plan(output)
+    found: dict[tuple[str, str, str], tuple[_Problem, int]] = {}
+    positives: Counter = Counter()
+    negatives: Counter = Counter()
+    with ThreadPoolExecutor(workers, "check") as pool:
+        for files in overlap.order:
+            for scan in _scans(pool, output, overlap, files):
+                if report:
+                    report(scan.rows, total)
+                if scan.unreadable:
+                    where = f"{scan.file}: row group {scan.group}"
+                    output.add(ERROR, "data", where, scan.unreadable, AGAIN)
+                for problem in scan.problems:
+                    key = (scan.file, problem.column, problem.kind)
+                    first, group = found.get(key, (problem, scan.group))
+                    if key in found:
+                        first = dataclasses.replace(first, count=first.count + problem.count)
+                    found[key] = (first, group)
+                if scan.sample:
+                    overlap.add(scan.file, scan.sample)
+                positives[scan.file] += scan.positives
+                negatives[scan.file] += scan.negatives
+            overlap.finish()
+    for (file, column, kind), (problem, group) in found.items():
+        if (file, column, kind) not in known:
+            where = f"{file}: row group {group}, row {problem.row}, column {column}"
+            more = f" ({problem.count} such in the file)" if problem.count > 1 else ""
+            output.add(ERROR, kind, where, problem.what + more, problem.remedy)
+    _labels(output, positives, negatives)
+    overlap.check(output)
+
+
+def _labels(output: Output, positives: Counter, negatives: Counter) -> None:
+    for split, files in output.splits.items():
+        counted = sum(positives[file] for file in files)
+        labelled = counted + sum(negatives[file] for file in files)
+        if what := one_label(labelled, counted):
+            output.add(WARNING, "labels", output.root / split, what, ONE_LABEL_REMEDY)
+        if output.manifest is None:
+            continue
+        expected = output.manifest.get("splits", {}).get(split, {}).get("positives")
+        if expected is not None and counted != expected:
+            output.add(
+                ERROR,
+                "rows",
+                output.root / split,
+                f"{counted} rows have label 1, the manifest says {expected}",
+                AGAIN,
+            )
+
+
+def _statistics(output: Output) -> set[tuple[str, str, str]]:
+    """Nulls and ranges of ids by the footers; what was found: (file, column, kind)."""
+    known = set()
+    sizes = _sizes(output)
+    for file, footer in output.footers.items():
+        for i in range(footer.num_row_groups):
+            group = footer.row_group(i)
+            for j in range(group.num_columns):
+                column = group.column(j)
+                name, statistics = _column_name(column.path_in_schema, sizes), column.statistics
+                if name is None or statistics is None:
+                    continue
+                where = f"{file}: row group {i}, column {name}"
+                nulls = statistics.null_count if statistics.has_null_count else 0
+                flat = name == column.path_in_schema  # an empty list counts as a null here
+                if flat and nulls and (file, name, "nulls") not in known:
+                    known.add((file, name, "nulls"))
+                    output.add(ERROR, "nulls", where, f"{nulls} nulls", AGAIN)
+                size = sizes[name]
+                if size is None or not statistics.has_min_max:
+                    continue
+                if not isinstance(statistics.min, int):
+                    continue  # of another type, which is a finding already
+                for one in (statistics.min, statistics.max):
+                    if not 0 <= one < size and (file, name, "id range") not in known:
+                        known.add((file, name, "id range"))
+                        output.add(ERROR, "id range", where, _outside(one, size), _IDS)
+    return known
+
+
+def _sizes(output: Output) -> dict[str, int | None]:
+    """The schema's columns, and the table sizes of those that hold ids."""
+    if output.schema is None:
+        return {}
+    sizes: dict[str, int | None] = dict.fromkeys(output.schema.columns)
+    return sizes | dict(zip(output.schema.categorical, output.schema.table_sizes, strict=True))
+
+
+def _column_name(path: str, sizes: dict) -> str | None:
+    """``ids.list.element`` → ``ids``; None for a column that is not the schema's."""
+    return path if path in sizes else name if (name := path.split(".")[0]) in sizes else None
+
+
+def _outside(one: int, size: int) -> str:
+    return f"id {one}, the table has {size} rows"
+
+
+def _scans(
+    pool: ThreadPoolExecutor, output: Output, overlap: Overlap, files: Iterable[str]
+) -> Iterator[_Scan]:
+    groups = [
+        (file, group)
+        for file in files
+        if file in output.footers
+        for group in range(output.footers[file].num_row_groups)
+    ]
+    return pool.map(lambda key: _scan(output, overlap, *key), groups)
+
+
+def _scan(output: Output, overlap: Overlap, file: str, group: int) -> _Scan:
+    scan = _Scan(file, group)
+    samples = []
+    try:
+        parquet = pq.ParquetFile(
+            output.root / file, metadata=output.footers[file], page_checksum_verification=True
+        )
+        batches = parquet.iter_batches(_BATCH_ROWS, [group], use_threads=False)
+        for batch in batches:
+            hashes = _scan_batch(output, scan, batch)
+            samples.append(take_sample(hashes, overlap.row_mask, overlap.window_mask))
+            scan.rows += len(batch)
+    except (OSError, pa.ArrowException) as error:
+        scan.unreadable = f"cannot be read: {error}"
+    else:
+        scan.sample = overlap.reduce(file, Sample.joined(samples))
+    return scan
+
+
+def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarray:
+    """Check the rows of a batch; returns their hashes, uint64 [n]."""
+    schema = output.schema
+    hashes = np.zeros(len(batch), np.uint64)
+    sizes = _sizes(output)
+    for name in schema.columns if schema else batch.schema.names:
+        if batch.schema.names.count(name) != 1:
+            continue  # a finding already
+        array = batch.column(name)
+
+        def problem(kind: str, what: str, remedy: str, row: int, count: int, name=name) -> None:
+            row += scan.rows
+            scan.problems.append(_Problem(kind, name, what, remedy, row, int(count)))
+
+        if array.null_count:
+            first = pc.index(array.is_null(), True).as_py()
+            problem("nulls", "a null", AGAIN, first, array.null_count)
+        if pa.types.is_list(array.type):  # a null list is empty
+            _scan_lists(array, sizes.get(name), hashes, problem)
+            continue
+        if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+            continue  # the type is a finding already
+        values = to_numpy(pc.fill_null(array, 0) if array.null_count else array)
+        _fold(_bits(values), hashes)
+        if schema and name == schema.label:
+            scan.positives += int(np.count_nonzero(values == 1))
+            scan.negatives += int(np.count_nonzero(values == 0))
+            _first(
+                problem,
+                "labels",
+                (values != 0) & (values != 1),
+                lambda i, values=values: f"label {values[i]:g}",
+                "labels are 0 or 1: run the ETL again",
+            )
+        elif sizes.get(name) is not None:
+            _scan_ids(values, sizes[name], problem)
+        elif values.dtype.kind == "f":
+            _scan_finite(values, problem)
+    return hashes
+
+
+def _first(problem: Callable, kind: str, wrong: np.ndarray, what: Callable, remedy: str) -> None:
+    count = np.count_nonzero(wrong)
+    if count:
+        row = int(np.argmax(wrong))
+        problem(kind, what(row), remedy, row, count)
+
+
+def _scan_ids(values: np.ndarray, size: int, problem: Callable, rows: Any = None) -> None:
+    """``rows``: maps places in ``values`` to rows, for lists."""
+    if not len(values) or (values.min() >= 0 and values.max() < size):
+        return
+    wrong = (values < 0) | (values >= size)
+    at = int(np.argmax(wrong))
+    row = at if rows is None else rows(at)
+    problem("id range", _outside(values[at], size), _IDS, row, np.count_nonzero(wrong))
+
+
+def _scan_finite(values: np.ndarray, problem: Callable) -> None:
+    with np.errstate(invalid="ignore"):
+        total = values.sum(dtype=np.float64)  # not finite if one of them is not: one pass, no array
+    if not np.isfinite(total):
+        _first(
+            problem,
+            "not finite",
+            ~np.isfinite(values),
+            lambda i: f"{values[i]}, a number is needed",
+            _FINITE,
+        )
+
+
+def _scan_lists(array: pa.ListArray, size: int | None, hashes: np.ndarray, problem) -> None:
+    offsets = to_numpy(array.offsets).astype(np.int64)
+    child = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    offsets -= offsets[0]
+
+    def row_of(at: int) -> int:
+        return int(np.searchsorted(offsets, at, side="right")) - 1
+
+    if child.null_count:
+        first = pc.index(child.is_null(), True).as_py()
+        problem("nulls", "a null in a list", AGAIN, row_of(first), child.null_count)
+    if pa.types.is_integer(child.type):
+        values = to_numpy(pc.fill_null(child, 0) if child.null_count else child)
+        _fold_lists(_bits(values), offsets, hashes)
+        if size is not None:
+            _scan_ids(values, size, problem, row_of)
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    return values.view(f"u{values.itemsize}")
+
+
+@compiled()
+def _fold(bits, hashes):
+    """Add a column to the rows' hashes; the order of the columns counts."""
+    for i in range(len(bits)):
+        hashes[i] = _folded(hashes[i], bits[i])
+
+
+@compiled()
+def _fold_lists(bits, offsets, hashes):
+    for i in range(len(offsets) - 1):
+        value = _folded(hashes[i], offsets[i + 1] - offsets[i])
+        for j in range(offsets[i], offsets[i + 1]):
+            value = _folded(value, bits[j])
+        hashes[i] = value
+
+
+@numba.njit(inline="always")
+def _folded(value, bits):
+    value = (value ^ np.uint64(bits)) * np.uint64(0x9E3779B97F4A7C15)
+    return value ^ (value >> np.uint64(29))

@@ -1,0 +1,98 @@
+"""``python -m etl check``: is an output what it should be? One line for each finding.
+
+It verifies what ``python -m etl run`` and ``import`` write, and training data made elsewhere:
+directories ``train``, ``valid``, ``test`` of parquet files with ``.merlin/schema.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from clicklog.errors import SettingsError
+from etl.check.findings import ERROR, NOTE, WARNING, Finding
+
+#: For the command's help.
+DESCRIPTION = (
+    "Verifies what `python -m etl run` and `import` write, and training data made elsewhere: "
+    "directories train, valid, test of parquet files with .merlin/schema.json. Prints a line for "
+    "each finding; exit status 0: none but notes, 1: findings, 2: nothing to check."
+)
+#: Findings alike that are shown one by one; the rest is counted.
+SHOWN = 20
+
+
+def check(
+    path: Path | str, *, workers: int = 1, report: Callable[[int, int], object] | None = None
+) -> list[Finding]:
+    """Check an output directory; returns what was found, the worst first.
+
+    Args:
+        path: OUT of a run, or a directory of splits, or of one split's parquet files.
+        workers: threads that read.
+        report: called with the rows read since the last call, and the rows of all files.
+
+    Raises:
+        BadInputError: there is nothing to check: no directory, or no parquet file.
+    """
+    from etl.check import files as check_files
+    from etl.check import records as check_records
+    from etl.check import rows as check_rows
+
+    output = check_files.find(Path(path))
+    check_files.check(output)
+    check_records.check(output)
+    check_rows.check(output, workers=workers, report=report)
+    order = {ERROR: 0, WARNING: 1, NOTE: 2}
+    return sorted(output.findings, key=lambda finding: order[finding.severity])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments; :func:`run` takes what they parse to."""
+    parser.add_argument("output", type=Path, metavar="OUT", help="the directory to check")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="threads (default: the cores, here %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; 0 if there are none but notes, else 1.
+
+    Raises:
+        BadInputError: there is nothing to check.
+    """
+    from tqdm import tqdm
+
+    if args.workers < 1:
+        raise SettingsError(f"--workers {args.workers}: at least 1")
+    with tqdm(desc="check", unit="rows", unit_scale=True, disable=None) as bar:
+
+        def report(rows: int, total: int) -> None:
+            bar.total = total
+            bar.update(rows)
+
+        findings = check(args.output, workers=args.workers, report=report)
+    shown: Counter = Counter()
+    for finding in findings:
+        shown[finding.kind] += 1
+        if shown[finding.kind] <= SHOWN:
+            print(finding)
+    for finding in {finding.kind: finding for finding in findings}.values():
+        if shown[finding.kind] > SHOWN:
+            more = shown[finding.kind] - SHOWN
+            print(f"{finding.severity}: {finding.kind}: {more} more findings like these")
+    count = Counter(finding.severity for finding in findings)
+    bad = count[ERROR] + count[WARNING]
+    print(
+        f"{args.output}: {count[ERROR]} errors, {count[WARNING]} warnings"
+        if bad
+        else f"{args.output}: all is well"
+    )
+    return 1 if bad else 0

@@ -1,0 +1,190 @@
+"""What a run would do and need, by running it on the first rows of the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import resource
+import shutil
+import tempfile
+from pathlib import Path
+
+from clicklog.files.atomic import read_json
+from clicklog.readers.lines import unpacked_head
+from clicklog.readers.raw import DayFile, find_days
+from clicklog.splits import SPLITS
+from etl.engines.choice import BLOCKS_AT_ONCE, cores, gpu_count
+from etl.output import check_output
+from etl.plan import make_plan
+from etl.run import run
+from etl.settings import EtlSettings
+from etl.staging import look_into
+
+#: Rows of the sample: what each engine does within seconds.
+SAMPLE_ROWS = {"cpu": 100_000, "dask": 20_000}
+#: Memory of a dask worker over the size of its block: raw text, typed columns, merged codes.
+MEMORY_PER_BLOCK = 12
+#: Memory of each further thread of the cpu engine: a piece of text and what becomes of it.
+MEMORY_PER_THREAD = 120 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large the log is.
+
+    Attributes:
+        rows: estimated from the first lines.
+        text_bytes: decompressed.
+        unpacked_bytes: of what a run decompresses first.
+        lines: what goes into each split, for people.
+    """
+
+    rows: int
+    text_bytes: int
+    unpacked_bytes: int
+    lines: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a run needs.
+
+    Attributes:
+        disk_bytes: of the parquet.
+        memory_bytes: all workers together.
+        seconds: fit and transform, by the speed of this machine on the sample.
+    """
+
+    disk_bytes: int
+    memory_bytes: int
+    seconds: float
+
+
+def dry_run(settings: EtlSettings) -> str:
+    """A text that says what a run would do. Writes nothing below the output path.
+
+    Raises:
+        ClickLogError: what the run would raise at its begin, or in its first rows.
+    """
+    days = find_days(settings.input_path, settings.days)
+    check_output(settings.output_path, resume=settings.resume, restart=settings.restart)
+    with tempfile.TemporaryDirectory() as directory:
+        sample = _sample(settings, days, Path(directory))
+        packed = any(day.compressed for day in days)
+        size = _estimated(settings, days, sample) if packed else _planned(settings, days)
+        needs = _measure(settings, sample, size, Path(directory))
+    free = shutil.disk_usage(_existing(settings.output_path)).free
+    needed = needs.disk_bytes + size.unpacked_bytes
+    unpacked = f", {size.unpacked_bytes / 1e9:.2f} GB of it decompressed input, for the run only"
+    return "\n".join(
+        [
+            f"  engine: {settings.engine}",
+            *(f"  {day.path}: {day.size / 1e6:.1f} MB" for day in days),
+            *size.lines,
+            f"  rows  : about {size.rows:,}",
+            f"  disk  : about {needed / 1e9:.2f} GB below {settings.output_path}"
+            f"{unpacked if size.unpacked_bytes else ''} ({free / 1e9:.1f} GB free)",
+            f"  memory: about {needs.memory_bytes / 1e9:.1f} GB for all workers, and the "
+            "vocabularies",
+            f"  time  : about {needs.seconds / 60:.1f} min to fit and transform, longer where "
+            "vocabularies have millions of values",
+        ]
+    )
+
+
+def _sample(settings: EtlSettings, days: list[DayFile], directory: Path) -> EtlSettings:
+    """Settings of a run over the first rows of the first and the last day, or of one file."""
+    plain = [day for day in days if not day.compressed]
+    path = settings.input_path if plain else str(_unpacked_head(days[0], directory))
+    rows = SAMPLE_ROWS[settings.engine] // 2
+    return dataclasses.replace(
+        settings,
+        input_path=path,
+        output_path=directory / "out",
+        days=frozenset({plain[0].day, plain[-1].day}) if plain else None,
+        limit_rows=min(rows, settings.limit_rows or rows) if plain else rows,
+        workers=1,
+        scheduler=None,  # its workers need not see this directory
+        shuffle="none",
+        max_bad_fraction=1.0,
+        resume=False,
+        restart=False,
+    )
+
+
+def _unpacked_head(day: DayFile, directory: Path) -> Path:
+    """The whole lines that the first bytes of a compressed file decompress to."""
+    path = directory / Path(day.path).name.rsplit(".", 1)[0]
+    text, _, whole = unpacked_head(day.path)
+    path.write_bytes(text if whole else text[: text.rfind(b"\n") + 1])
+    return path
+
+
+def _planned(settings: EtlSettings, days: list[DayFile]) -> Size:
+    plan = make_plan(
+        days, settings.spec, block_bytes=settings.block_mb << 20, limit_rows=settings.limit_rows
+    )
+    parts = {split: sum(unit.split == split for unit in plan.units) for split in SPLITS}
+    lines = [
+        f"  {split:6}: {plan.text_bytes(split) / 1e6:10.1f} MB of text in {parts[split]} parts"
+        for split in SPLITS
+    ]
+    return Size(plan.estimated_rows(), plan.text_bytes(), 0, lines)
+
+
+def _estimated(settings: EtlSettings, days: list[DayFile], sample: EtlSettings) -> Size:
+    """From the first bytes of each compressed day; the days are not decompressed for it."""
+    plan = make_plan(
+        find_days(sample.input_path, sample.days),
+        settings.spec,
+        block_bytes=1 << 30,
+        limit_rows=sample.limit_rows,
+    )
+    packed = [look_into(day, Path()) for day in days if day.compressed]
+    unpacked = sum(one.promised for one in packed)
+    ratio = unpacked / sum(one.day.size for one in packed)
+    text_bytes = unpacked + sum(day.size for day in days if not day.compressed)
+    rows = round(text_bytes * plan.estimated_rows() / plan.text_bytes())
+    if settings.limit_rows:
+        rows = min(rows, settings.limit_rows * len(days))
+    line = (
+        f"  {len(packed)} of {len(days)} days are compressed, 1 : {ratio:.1f} in the first bytes: "
+        f"about {unpacked / 1e6:.1f} MB"
+    )
+    return Size(rows, text_bytes, unpacked, [line])
+
+
+def _measure(settings: EtlSettings, sample: EtlSettings, size: Size, directory: Path) -> Needs:
+    """Run the sample, with one worker."""
+    log = logging.getLogger("etl")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        # the cpu engine takes its compiled code from a cache the first time
+        for again in range(2 if settings.engine == "cpu" else 1):
+            output = directory / f"out_{again}"
+            manifest = run(dataclasses.replace(sample, output_path=output))
+    finally:
+        log.setLevel(level)
+    rows = max(1, manifest["rows"]["out"])
+    written = sum(one["bytes"] for one in manifest["files"])
+    speed = read_json(output / "timings.json", "the sample's timings")["rows_per_s"] or 1
+    workers = settings.workers or gpu_count() or cores()
+    if settings.engine == "cpu":
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        memory = peak + (workers - 1) * MEMORY_PER_THREAD
+    else:
+        blocks = workers * BLOCKS_AT_ONCE[gpu_count() > 0]
+        memory = blocks * (settings.block_mb << 20) * MEMORY_PER_BLOCK
+    return Needs(
+        disk_bytes=round(written / rows * size.rows),
+        memory_bytes=memory,
+        seconds=size.rows / speed / workers,
+    )
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path

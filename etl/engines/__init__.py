@@ -1,0 +1,1 @@
+"""The engines that fit and transform: compiled on the CPU, or NVTabular over Dask."""

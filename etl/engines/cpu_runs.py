@@ -1,0 +1,254 @@
+"""What fitting has counted so far, durable on disk: runs, each over some consecutive blocks.
+
+A run is one uncompressed ``.npz`` file, ``<first block>-<end block>.npz``, written beside and
+renamed; a thread of its own waits for the disk, while others count. :data:`FAN_IN` neighbours that
+are complete are merged into one file and then deleted, and so on with those, so that neither the
+number of files nor their size grows with the log, but with the vocabulary. Which blocks a run is
+over is its name: if the program dies between writing a merged run and deleting what went into it,
+the larger run counts and the smaller ones are deleted.
+
+Which runs are merged depends on when the disk was done with them. So whatever depends on the order
+of additions, as the moments do, is kept block by block and added up at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import threading
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from clicklog.errors import BadInputError, OutputError
+from clicklog.files.atomic import TEMPORARY, atomic_path, deferred, write_text
+from clicklog.strings import string_parts
+from etl.engines.counting import Counts, merge
+from etl.engines.syncing import Syncer
+
+FAN_IN = 8
+#: Names the blocks and settings that the runs of a directory belong to.
+KEY_FILE = "key"
+_NAME = re.compile(r"(\d+)-(\d+)\.npz")
+
+
+@dataclasses.dataclass
+class Run:
+    """What was counted in consecutive blocks.
+
+    Attributes:
+        rows: well-formed rows.
+        nulls: int64 [vocabularies], rows in which a single-hot column was missing.
+        moments: float64 [blocks, dense columns, 4], see :func:`etl.engines.moments.moments`.
+        counts: per vocabulary.
+    """
+
+    rows: int
+    nulls: np.ndarray
+    moments: np.ndarray
+    counts: list[Counts]
+
+
+def write_run(
+    path: Path, rows: int, nulls: np.ndarray, moments: np.ndarray, counts: Iterable[Counts]
+) -> None:
+    """Write a run; ``counts`` are taken one by one. Raises :class:`OutputError`."""
+    with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+
+        def add(name: str, array: np.ndarray) -> None:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+
+        add("rows", np.array(rows))
+        add("nulls", nulls)
+        add("moments", moments)
+        for v, column in enumerate(counts):
+            most = column.counts.max(initial=0)  # mostly few: a byte each instead of eight
+            add(f"counts_{v}", column.counts.astype(np.min_scalar_type(most)))
+            if isinstance(column.values, pa.Array):
+                offsets, text = _buffers(column.values)
+                add(f"offsets_{v}", offsets)
+                add(f"text_{v}", text)
+            else:
+                add(f"values_{v}", column.values)
+
+
+def _buffers(values: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets from 0, int64 [n + 1], and the text they cut, uint8."""
+    offsets, text = string_parts(values)
+    return offsets - offsets[0], text[offsets[0] : offsets[-1]]
+
+
+class RunFile:
+    """A run on disk. Its methods raise :class:`BadInputError` if the file is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def first_block(self) -> int:
+        """Where it begins."""
+        return int(self.path.name.split("-")[0])
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[np.lib.npyio.NpzFile]:
+        try:
+            with np.load(self.path) as archive:
+                yield archive
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise BadInputError(
+                f"{self.path}: damaged: {error}", "delete this file and run again with --resume"
+            ) from error
+
+    def array(self, name: str) -> np.ndarray:
+        """``rows``, ``nulls`` or ``moments``; see :class:`Run`."""
+        with self._open() as archive:
+            return archive[name]
+
+    def counts(self, vocabulary: int) -> Counts:
+        """The counts of one vocabulary; the others are not read."""
+        with self._open() as archive:
+            counts = archive[f"counts_{vocabulary}"].astype(np.int64)
+            if f"values_{vocabulary}" in archive:
+                return Counts(archive[f"values_{vocabulary}"], counts)
+            buffers = [archive[f"{name}_{vocabulary}"] for name in ("offsets", "text")]
+        values = pa.LargeStringArray.from_buffers(len(counts), *map(pa.py_buffer, buffers))
+        return Counts(values, counts)
+
+
+def _delete(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be deleted: {error.strerror}", "make its directory writable"
+        ) from error
+
+
+class Runs:
+    """The runs in a directory. Its methods may be called by several threads.
+
+    Use it as a context: at its end all runs that were added are durable. Its methods and the end of
+    the context raise :class:`OutputError` if the directory cannot be written.
+
+    Args:
+        directory: made if need be; runs of another key in it are deleted.
+        blocks: how many blocks there are.
+        vocabularies: how many vocabularies there are.
+        key: a digest of everything the counts depend on.
+        ahead: how many runs may wait for the disk, see :class:`etl.engines.syncing.Syncer`.
+    """
+
+    def __init__(
+        self, directory: Path, blocks: int, vocabularies: int, key: str, ahead: int = 2
+    ) -> None:
+        self._directory = directory
+        self._blocks, self._vocabularies = blocks, vocabularies
+        self._lock = threading.Lock()
+        self._merging: set[tuple[int, int]] = set()
+        self._claim(key)
+        self._ranges = self._recover()
+        self._syncer = Syncer(self._note, ahead)
+
+    def __enter__(self) -> Self:
+        self._syncer.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._syncer.__exit__(*error)
+
+    def _claim(self, key: str) -> None:
+        key_file = self._directory / KEY_FILE
+        with contextlib.suppress(OSError):
+            if key_file.read_text(encoding="utf-8") == key:
+                return
+        for path in (key_file, *self._files()):
+            _delete(path)
+        write_text(key_file, key)
+
+    def _files(self) -> list[Path]:
+        return [path for path in self._directory.glob("*.npz") if _NAME.fullmatch(path.name)]
+
+    def _recover(self) -> set[tuple[int, int]]:
+        """The ranges there are, once what is half written or covered by a larger one is gone."""
+        for path in self._directory.glob(f".*{TEMPORARY}"):
+            _delete(path)
+        found = {tuple(map(int, _NAME.fullmatch(path.name).groups())) for path in self._files()}
+        kept: set[tuple[int, int]] = set()
+        end = 0
+        for begin, stop in sorted(found, key=lambda one: (one[0], -one[1])):
+            if begin < end:  # ranges are nested or apart
+                _delete(self._path((begin, stop)))
+            else:
+                kept.add((begin, stop))
+                end = stop
+        return kept
+
+    def _path(self, blocks: tuple[int, int]) -> Path:
+        return self._directory / f"{blocks[0]}-{blocks[1]}.npz"
+
+    @property
+    def missing(self) -> list[int]:
+        """Blocks that are in no run."""
+        done = {block for begin, end in self._ranges for block in range(begin, end)}
+        return [block for block in range(self._blocks) if block not in done]
+
+    @property
+    def files(self) -> list[RunFile]:
+        """All runs, in the order of their blocks, once all that was added is durable."""
+        self._syncer.wait()
+        return [RunFile(self._path(blocks)) for blocks in sorted(self._ranges)]
+
+    def add(self, block: int, run: Run) -> None:
+        """Write a block's counts, which become durable soon; merge runs that are complete."""
+        self._write((block, block + 1), run.rows, run.nulls, run.moments, run.counts)
+        self.compact()
+
+    def compact(self) -> None:
+        """Merge durable groups until there are none (that another thread does not merge)."""
+        while (group := self._take_group()) is not None:
+            files = [RunFile(self._path(blocks)) for blocks in group]
+            self._write(
+                (group[0][0], group[-1][1]),
+                sum(int(file.array("rows")) for file in files),
+                sum(file.array("nulls") for file in files),
+                np.concatenate([file.array("moments") for file in files]),
+                self._merged(files),
+            )
+
+    def _write(self, blocks: tuple[int, int], *run: Any) -> None:
+        with deferred() as written:
+            write_run(self._path(blocks), *run)
+        self._syncer.add(written, blocks)
+
+    def _note(self, durable: list[tuple[int, int]]) -> None:
+        """Runs are in place: those that went into them are of no use any more."""
+        for begin, end in durable:
+            with self._lock:
+                merged = {one for one in self._ranges if begin <= one[0] < end}
+                self._ranges -= merged
+                self._ranges.add((begin, end))
+                self._merging.discard((begin, end))
+            for one in merged:
+                _delete(self._path(one))
+
+    def _take_group(self) -> list[tuple[int, int]] | None:
+        with self._lock:
+            for begin, end in sorted(self._ranges):
+                size = end - begin
+                first = begin - begin % (size * FAN_IN)
+                parent = (first, first + size * FAN_IN)
+                group = [(at, at + size) for at in range(*parent, size)]
+                if parent not in self._merging and self._ranges.issuperset(group):
+                    self._merging.add(parent)
+                    return group
+        return None
+
+    def _merged(self, files: list[RunFile]) -> Iterator[Counts]:
+        for v in range(self._vocabularies):
+            yield merge(file.counts(v) for file in files)

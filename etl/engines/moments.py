@@ -1,0 +1,141 @@
+"""Mean and spread of the dense columns, block by block, merged without cancellation.
+
+The same numbers, to the rounding of float64, as NVTabular's Normalize with ``nvt_compat.moments``:
+count, mean and the sum of squared deviations from it (M2), the mean held as an offset from a first
+value, merged by the formula of Chan, Golub and LeVeque (Updating formulae and a pairwise algorithm
+for computing sample variances, 1979). Blocks are merged in their order, so that the result does
+not depend on who computed which.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from clicklog.kernels import compiled
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.tokenizer import RawRows
+from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
+
+#: Logarithms of the small integers, which most counts are: a table look-up instead of a call.
+_LOGARITHMS = np.log(np.maximum(np.arange(1 << 16), 1))
+
+#: One row of moments per dense column.
+COUNT, ORIGIN, OFFSET, M2 = range(4)
+
+
+def normalized(spec: FeatureSpec) -> bool:
+    """Whether the dense transform needs statistics at all."""
+    return spec.dense_transform != "log"
+
+
+def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
+    """Moments of the dense columns before normalization: float64 [dense columns, 4].
+
+    Missing values are filled first, so each counts as a value. Columns: count, origin (the first
+    value), mean − origin, sum of squared deviations from the mean.
+    """
+    result = np.zeros((len(spec.dense), 4))
+    if not len(rows):
+        return result
+    logarithm = spec.dense_transform == "log_normalize"
+    scratch = np.empty(len(rows))
+    for j, column in enumerate(spec.dense):
+        values, fill = rows.dense[j], rows.dense.dtype.type(column.fill)
+        bit = np.uint64(1 << j)
+        if logarithm and values.dtype == np.int32:
+            _logarithm_of_int(values, rows.dense_missing, bit, fill, _LOGARITHMS, scratch)
+        elif logarithm:
+            _logarithm(values, rows.dense_missing, bit, fill, scratch)
+        else:
+            _filled(values, rows.dense_missing, bit, fill, scratch)
+        result[j] = _moments(scratch)
+    return result
+
+
+def merge_moments(parts: list[np.ndarray]) -> np.ndarray:
+    """Merge the moments of disjoint rows, in their order; at least one."""
+    merged = parts[0].copy()
+    for other in parts[1:]:
+        for j in range(len(merged)):
+            merged[j] = _merge_two(merged[j], other[j])
+    return merged
+
+
+def _merge_two(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if not a[COUNT] or not b[COUNT]:
+        return a if a[COUNT] else b
+    count = a[COUNT] + b[COUNT]
+    share = b[COUNT] / count
+    delta = b[ORIGIN] - a[ORIGIN] + (b[OFFSET] - a[OFFSET])
+    m2 = a[M2] + b[M2] + delta**2 * a[COUNT] * share
+    return np.array([count, a[ORIGIN], a[OFFSET] + delta * share, m2])
+
+
+def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, float]]:
+    """``{"mean", "std"}`` by dense column; std with n − 1, and 0 for fewer than two rows."""
+    result = {}
+    for name, (count, origin, offset, m2) in zip(spec.dense_names, merged, strict=True):
+        std = math.sqrt(m2 / (count - 1)) if count > 1 else 0.0
+        result[name] = {"mean": float(origin + offset), "std": std}
+    return result
+
+
+@compiled()
+def _logarithm(values, missing, bit, fill, out):
+    """log(max(value, minimum) + shift) in float64, of what is missing that of ``fill``."""
+    for i in range(len(values)):
+        value = fill if missing[i] & bit else values[i]
+        out[i] = np.log(max(value, DENSE_MINIMUM) + DENSE_SHIFT)
+
+
+@compiled()
+def _logarithm_of_int(values, missing, bit, fill, table, out):
+    """:func:`_logarithm`, with a table of the small ones; in loops that vectorize."""
+    least, most = np.int32(DENSE_MINIMUM), np.int32(len(table) - DENSE_SHIFT - 1)
+    places = np.empty(len(values), np.int32)
+    above = 0
+    for i in range(len(values)):
+        value = fill if missing[i] & bit else values[i]
+        above += np.int32(value > most)
+        places[i] = min(max(value, least), most) + np.int32(DENSE_SHIFT)
+    for i in range(len(values)):
+        out[i] = table[np.uint32(places[i])]
+    if above:
+        for i in range(len(values)):
+            value = fill if missing[i] & bit else values[i]
+            if value > most:
+                out[i] = np.log(np.float64(value) + DENSE_SHIFT)
+
+
+@compiled()
+def _filled(values, missing, bit, fill, out):
+    for i in range(len(values)):
+        out[i] = fill if missing[i] & bit else values[i]
+
+
+@compiled()
+def _moments(values):
+    """Count, origin, mean − origin and M2; four sums each, so that additions do not wait."""
+    count = len(values)
+    origin = values[0]
+    even = count - count % 4
+    a = b = c = d = 0.0
+    for i in range(0, even, 4):
+        a += values[i] - origin
+        b += values[i + 1] - origin
+        c += values[i + 2] - origin
+        d += values[i + 3] - origin
+    for i in range(even, count):
+        a += values[i] - origin
+    offset = ((a + b) + (c + d)) / count
+    a = b = c = d = 0.0
+    for i in range(0, even, 4):
+        a += (values[i] - origin - offset) ** 2
+        b += (values[i + 1] - origin - offset) ** 2
+        c += (values[i + 2] - origin - offset) ** 2
+        d += (values[i + 3] - origin - offset) ** 2
+    for i in range(even, count):
+        a += (values[i] - origin - offset) ** 2
+    return count, origin, offset, (a + b) + (c + d)

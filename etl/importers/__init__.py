@@ -1,0 +1,1 @@
+"""Importers of what TorchRec, NVIDIA and NVTabular preprocessed."""

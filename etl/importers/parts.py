@@ -1,0 +1,314 @@
+"""Arrays → the parquet of a training set, in parts of a fixed number of rows.
+
+Each part is durable, and then its record; a run that is continued does only what has no record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from clicklog.arrays import to_arrow
+from clicklog.errors import BadInputError, OutputError, SettingsError
+from clicklog.files.atomic import write_json
+from clicklog.schema import TableSchema
+from clicklog.splits import SPLITS
+from clicklog.versions import installed_version
+from etl import output
+from etl.importers.arrays import ArrayFile, ArraySource, RowSet
+from etl.manifest import MANIFEST_VERSION, read_manifest
+from etl.parquet import ROW_GROUP_ROWS, write_descriptions, write_part
+from etl.state import changes, read_plan_record
+
+log = logging.getLogger(__name__)
+
+ROWS_PER_PART = 2 * ROW_GROUP_ROWS
+_LARGEST_ID = 2**31 - 2  # 1 + it still is an int32
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportSettings:
+    """What an import is asked for.
+
+    Attributes:
+        input_path: where the set is.
+        output_path: absent or empty, or of an unfinished import.
+        table_sizes: rows of each table; None: as the set says, else 1 + the largest id.
+        modulo: take ids modulo the table sizes, as TorchRec's ``hashes`` does.
+        workers: threads.
+        resume, restart: what to do with an unfinished import.
+    """
+
+    input_path: Path
+    output_path: Path
+    table_sizes: tuple[int, ...] | None = None
+    modulo: bool = False
+    workers: int = 1
+    resume: bool = False
+    restart: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Rows [begin, end) of a set, and the file they go to."""
+
+    file: str
+    rows: RowSet
+    begin: int
+    end: int
+
+
+def import_arrays(
+    source: ArraySource, settings: ImportSettings, report: Callable[[int], object] = lambda n: None
+) -> dict[str, Any]:
+    """Write the set as ``python -m etl run`` would, but for the workflow; returns the manifest.
+
+    Args:
+        source: what :func:`etl.importers.arrays.find_source` found.
+        settings: sizes, threads.
+        report: called with the rows written since the last call.
+
+    Raises:
+        BadInputError: a value that no training can use: file, row, column, value.
+        SettingsError: the table sizes do not go with the set.
+        OutputError: the output directory holds something else, or cannot be written.
+    """
+    sizes = _given_sizes(source, settings)
+    record = {
+        "settings": {
+            "import": source.kind,
+            "input_path": str(settings.input_path.absolute()),
+            "table_sizes": list(sizes) if sizes else None,
+            "modulo": settings.modulo,
+        },
+        "inputs": _fingerprints(source),
+        "versions": {name: installed_version(name) for name in ("nvt-torchrec", "pyarrow")},
+    }
+    with output.claimed(
+        settings.output_path, resume=settings.resume, restart=settings.restart
+    ) as work:
+        if output.is_finished(settings.output_path):
+            log.info("%s: finished already", settings.output_path)
+            return read_manifest(settings.output_path / output.MANIFEST_FILE)
+        _compare(work / "plan.json", record, settings.output_path)
+        return _import(source, settings, sizes, record, work, report)
+
+
+def _compare(file: Path, record: dict, directory: Path) -> None:
+    """An import that is continued is the same one."""
+    if not file.exists():
+        write_json(file, record)
+        return
+    changed = changes(read_plan_record(file), record)
+    if changed:
+        listed = "".join(f"\n  {line}" for line in changed[:8])
+        raise OutputError(
+            f"{directory}: begun with something else:{listed}",
+            "undo that, or discard what was done and begin with --restart",
+        )
+
+
+def _given_sizes(source: ArraySource, settings: ImportSettings) -> tuple[int, ...] | None:
+    sizes = settings.table_sizes or source.table_sizes
+    if sizes is None:
+        if settings.modulo:
+            raise SettingsError("--modulo without table sizes", "set --num_embeddings_per_feature")
+        return None
+    if len(sizes) != len(source.categorical):
+        raise SettingsError(
+            f"{len(sizes)} table sizes, the set has {len(source.categorical)} categorical columns",
+            "give one for each, in their order",
+        )
+    for name, size in zip(source.categorical, sizes, strict=True):
+        if not 1 <= size <= _LARGEST_ID + 1:
+            raise SettingsError(f"column {name}: a table of {size} rows", "from 1 to 2147483647")
+    return sizes
+
+
+def _fingerprints(source: ArraySource) -> dict[str, dict[str, Any]]:
+    files = {str(file.path): file.path.stat() for one in source.sets for file in one.files}
+    return {
+        path: {"size": stat.st_size, "modified": str(stat.st_mtime_ns)}
+        for path, stat in sorted(files.items())
+    }
+
+
+def _import(
+    source: ArraySource,
+    settings: ImportSettings,
+    sizes: tuple[int, ...] | None,
+    record: dict,
+    work: Path,
+    report: Callable,
+) -> dict[str, Any]:
+    root = settings.output_path / "criteo_binary" / "split"
+    parts = _cut(source)
+    for split in SPLITS:
+        if not any(one.split == split for one in source.sets):
+            log.warning("%s: no rows for %s", settings.input_path, split)
+    one = functools.partial(_write, source=source, sizes=sizes, settings=settings, work=work)
+    results = []
+    with ThreadPoolExecutor(settings.workers, "import") as pool:
+        try:
+            for result in pool.map(lambda part: one(part, root=root), parts):
+                results.append(result)
+                report(result["rows"])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    if sizes is None:
+        largest = np.max([result["largest"] for result in results], axis=0)
+        sizes = tuple((largest + 1).tolist())
+    schema = TableSchema(source.label, source.dense, source.categorical, sizes)
+    write_descriptions(root, [part.file for part in parts], schema)
+    manifest = _manifest(source, schema, record, parts, results)
+    write_json(settings.output_path / output.MANIFEST_FILE, manifest)
+    output.release(settings.output_path)
+    return manifest
+
+
+def _cut(source: ArraySource) -> list[_Part]:
+    parts, numbers = [], dict.fromkeys(SPLITS, 0)
+    for one in source.sets:
+        for begin in range(one.begin, one.end, ROWS_PER_PART):
+            file = f"{one.split}/part.{numbers[one.split]}.parquet"
+            parts.append(_Part(file, one, begin, min(begin + ROWS_PER_PART, one.end)))
+            numbers[one.split] += 1
+    if not numbers["train"]:
+        raise BadInputError(
+            f"{source.sets[0].label.path.parent}: no rows to train on",
+            "give a set with a split train",
+        )
+    return parts
+
+
+def _write(
+    part: _Part,
+    *,
+    source: ArraySource,
+    sizes: tuple[int, ...] | None,
+    settings: ImportSettings,
+    work: Path,
+    root: Path,
+) -> dict[str, Any]:
+    """Write one part, if it has no record; returns its record."""
+    record = work / "units" / f"{part.file.replace('/', '.')}.json"
+    try:
+        return json.loads(record.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        pass
+    rows, begin, end = part.rows, part.begin, part.end
+    label = rows.label.read(begin, end)[0].astype(np.float32)
+    _refuse(
+        (label != 0) & (label != 1), label, rows.label, begin, source.label,
+        "labels are 0 or 1: leave rows without a label out",
+    )  # fmt: skip
+    columns = [label]
+    if rows.dense:
+        for name, values in zip(source.dense, rows.dense.read(begin, end), strict=True):
+            values = values.astype(np.float32)
+            _refuse(
+                ~np.isfinite(values), values, rows.dense, begin, name, "training needs a number"
+            )
+            columns.append(values)
+    ids = [(file, values) for file in rows.categorical for values in file.read(begin, end)]
+    largest = []
+    for j, (name, (file, values)) in enumerate(zip(source.categorical, ids, strict=True)):
+        size = sizes[j] if sizes else None
+        values = _checked_ids(values, size, settings.modulo, file, begin, name)
+        largest.append(int(values.max(initial=0)))
+        columns.append(values)
+    schema = TableSchema(source.label, source.dense, source.categorical, (1,) * len(ids)).arrow
+    size = write_part(
+        pa.Table.from_arrays([to_arrow(c) for c in columns], schema=schema), root / part.file
+    )
+    result = {
+        "rows": end - begin,
+        "positives": int(np.count_nonzero(label)),
+        "bytes": size,
+        "largest": largest,
+    }
+    write_json(record, result)
+    return result
+
+
+def _checked_ids(
+    values: np.ndarray, size: int | None, modulo: bool, file: ArrayFile, begin: int, name: str
+) -> np.ndarray:
+    """int32, each below ``size``."""
+    if modulo:
+        return np.mod(values.astype(np.int64), size).astype(np.int32)
+    _refuse(
+        values < 0, values, file, begin, name,
+        "ids are not negative; raw hashes can be taken modulo the table sizes: --modulo with "
+        "--num_embeddings_per_feature",
+    )  # fmt: skip
+    if size is None:
+        remedy = (
+            "raw hashes are no ids: run TorchRec's contiguous preprocessing, or `python -m etl "
+            "run` on the raw log, or use --modulo with --num_embeddings_per_feature"
+        )
+    else:
+        remedy = (
+            f"the table has {size} rows: set --num_embeddings_per_feature, or leave it to the data"
+        )
+    _refuse(values > (_LARGEST_ID if size is None else size - 1), values, file, begin, name, remedy)
+    return values.astype(np.int32)
+
+
+def _refuse(
+    wrong: np.ndarray, values: np.ndarray, file: ArrayFile, begin: int, name: str, remedy: str
+) -> None:
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise BadInputError(f"{file.path}: row {begin + row}: column {name}: {values[row]}", remedy)
+
+
+def _manifest(
+    source: ArraySource, schema: TableSchema, record: dict, parts: list[_Part], results: list[dict]
+) -> dict[str, Any]:
+    """As that of a run (:func:`etl.manifest.make_manifest`), without a workflow."""
+    splits = {
+        split: {"rows": 0, "positives": 0, "missing": {}, "out_of_vocabulary": {}}
+        for split in SPLITS
+    }
+    by_day: dict[str, dict[str, int]] = {}
+    for part, result in zip(parts, results, strict=True):
+        day = by_day.setdefault(str(part.rows.day), {"rows": 0, "positives": 0})
+        for counts in (splits[part.rows.split], day):
+            counts["rows"] += result["rows"]
+            counts["positives"] += result["positives"]
+    rows = {
+        str(file.path): {"in": file.rows, "out": file.rows, "rejected": 0}
+        for one in source.sets
+        for file in one.files
+    }
+    days = {str(file.path): one.day for one in source.sets for file in one.files}
+    total = sum(result["rows"] for result in results)
+    return {
+        "format_version": MANIFEST_VERSION,
+        "settings": record["settings"],
+        "inputs": [
+            {"day": days[path], "path": path, "fingerprint": fingerprint, "rows": rows[path]}
+            for path, fingerprint in record["inputs"].items()
+        ],
+        "rows": {"in": total, "out": total, "rejected": 0},
+        "splits": splits,
+        "by_day": by_day,
+        "num_embeddings_per_feature": schema.num_embeddings_per_feature,
+        "workflow_digest": None,
+        "versions": record["versions"],
+        "files": [
+            {"file": part.file, "rows": result["rows"], "bytes": result["bytes"]}
+            for part, result in zip(parts, results, strict=True)
+        ],
+    }

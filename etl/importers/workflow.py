@@ -1,0 +1,338 @@
+"""A workflow that NVTabular 23.08 pickled → a saved workflow of this project.
+
+Opening a pickle runs the code in it; nothing here can make that safe. So it takes a flag, and says
+aloud what it does. What is written is no pickle.
+
+Taken over are Categorify (ids stay what they are) and dense columns that are filled and then
+normalized, or put into a logarithm as ours, or both; see :mod:`workflows.graph`. Before the result
+gets its name, both workflows transform the same rows, and must agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import nvt_compat  # noqa: F401
+
+import numpy as np
+import nvtabular
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from nvtabular import ops
+
+import workflows
+from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.files.atomic import fsync_directory
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
+from workflows.graph import nodes_of
+from workflows.vocabulary import FittedVocabulary
+from workflows.writer import Fitted, write_workflow
+
+log = logging.getLogger(__name__)
+
+_NOT_OURS = "fit a workflow with `python -m etl run`; this one goes on working in NVTabular"
+#: What dense columns may go through between FillMissing and Normalize.
+_LOGARITHM = (ops.Clip, ops.LambdaOp, ops.LogOp)
+
+
+def import_workflow(
+    source: Path, target: Path, *, trust_pickle: bool, spec: str | None = None
+) -> workflows.WorkflowDescription:
+    """Convert ``source/workflow.pkl`` into ``target/workflow``.
+
+    Args:
+        source: a directory that NVTabular's ``Workflow.save`` wrote.
+        target: the directory ``workflow`` is made in it.
+        trust_pickle: run the code in the pickle.
+        spec: name or path of a spec of the raw rows; its columns are those of the workflow. Without
+            it, vocabularies of integers are taken for raw type ``int``, of text for ``string``.
+
+    Raises:
+        BadInputError: the pickle is not trusted, or cannot be opened.
+        SchemaError: an operator, or a setting of it, that our graph does not have.
+        OutputError: ``target/workflow`` is there, or cannot be written.
+    """
+    workflow = _open(source, trust_pickle)
+    found = _spec(workflow, load_spec(spec) if spec else None)
+    path, unchecked = target / "workflow", target / ".workflow.unchecked"
+    if path.exists():
+        raise OutputError(f"{path}: exists", "choose another --output_path, or remove it")
+    shutil.rmtree(unchecked, ignore_errors=True)
+    try:
+        try:
+            write_workflow(unchecked, found, _fitted(workflow, found))
+        except (KeyError, OSError, pa.ArrowException) as error:
+            raise BadInputError(
+                f"{source}: a vocabulary cannot be taken over: {error}",
+                "copy the whole directory that Workflow.save wrote",
+            ) from error
+        _compare(workflow, found, unchecked)
+        os.replace(unchecked, path)
+        fsync_directory(target)
+    finally:
+        shutil.rmtree(unchecked, ignore_errors=True)
+    return workflows.inspect(path)
+
+
+def _open(source: Path, trust_pickle: bool) -> nvtabular.Workflow:
+    file = source / "workflow.pkl"
+    if not trust_pickle:
+        raise BadInputError(
+            f"{file}: a pickle; to open it is to run the code in it, whatever that does",
+            "if you trust where it comes from: --trust_pickle",
+        )
+    log.warning("%s: --trust_pickle is set: running the code in this pickle", file)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Loading workflow generated")
+            workflow = nvtabular.Workflow.load(str(source))
+    except Exception as error:  # whatever the code in a pickle raises
+        raise BadInputError(
+            f"{file}: cannot be opened: {type(error).__name__}: {error}",
+            "it needs the packages and modules it was saved with",
+        ) from error
+    if not isinstance(workflow, nvtabular.Workflow) or not workflow.output_schema:
+        raise BadInputError(f"{file}: no fitted NVTabular Workflow", "fit it, and save it again")
+    return workflow
+
+
+def _spec(workflow: nvtabular.Workflow, given: FeatureSpec | None) -> FeatureSpec:
+    """The spec whose graph is that of the workflow, and whose vocabularies have its policies."""
+    labels, dense, categorical, transforms = [], [], [], {}
+    for name in workflow.output_schema.column_names:
+        chain = _chain(workflow.output_node, name)
+        if not chain:
+            labels.append(name)
+        elif isinstance(chain[-1], ops.Categorify):
+            categorical.append(_categorical(workflow, name, chain))
+        else:
+            column, transforms[name] = _dense(workflow, name, chain)
+            dense.append(column)
+    if len(labels) > 1:
+        raise SchemaError(
+            f"columns {', '.join(labels)} pass through as they are; one of them is the label",
+            _NOT_OURS,
+        )
+    if len(set(transforms.values())) > 1:
+        raise SchemaError(f"dense columns go through different chains: {transforms}", _NOT_OURS)
+    transform = next(iter(transforms.values()), "log_normalize")
+    if given is None:
+        label = labels[0] if labels else "label"
+        return FeatureSpec(label, tuple(dense), tuple(categorical), transform)
+    return _merged(given, labels, dense, categorical, transform)
+
+
+def _merged(
+    given: FeatureSpec, labels: list[str], dense: list, categorical: list, transform: str
+) -> FeatureSpec:
+    """The given spec with the workflow's policies."""
+    found = {column.name: column for column in [*dense, *categorical]}
+    names = [*given.dense_names, *given.categorical_names]
+    if set(names) != set(found) or (labels and labels != [given.label]):
+        differing = sorted(set(names) ^ set(found)) or [given.label]
+        raise SchemaError(
+            f"the spec and the workflow differ in columns: {', '.join(differing[:5])}",
+            "give the spec of the rows that the workflow was fitted on",
+        )
+    kinds = {column.name for column in dense}
+    if set(given.dense_names) != kinds:
+        raise SchemaError(
+            f"dense in the spec or in the workflow alone: "
+            f"{', '.join(sorted(set(given.dense_names) ^ kinds)[:5])}",
+            "give the spec of the rows that the workflow was fitted on",
+        )
+    for column in given.categorical:
+        text = found[column.name].raw == "string"
+        if text != (column.raw == "string"):
+            raise SchemaError(
+                f"column {column.name}: {column.raw} in the spec, its vocabulary is "
+                f"{'text' if text else 'integers'}",
+                'raw = "string" is for text, hex32 or int for integers',
+            )
+    return dataclasses.replace(
+        given,
+        dense=tuple(
+            dataclasses.replace(column, fill=found[column.name].fill) for column in given.dense
+        ),
+        categorical=tuple(
+            dataclasses.replace(found[column.name], raw=column.raw) for column in given.categorical
+        ),
+        dense_transform=transform,
+    )
+
+
+def _chain(node, name: str) -> list:
+    """The operators that a column goes through, first to last; those that only add tags aside."""
+    parents = [
+        parent
+        for parent in node.parents_with_dependencies
+        if name in parent.output_schema.column_names
+    ]
+    if len(parents) > 1:
+        parents = parents[:1]
+    before = _chain(parents[0], name) if parents else []
+    if type(node.op).__module__.startswith("merlin.dag") or isinstance(node.op, ops.AddMetadata):
+        return before
+    if not parents:
+        raise SchemaError(
+            f"column {name}: {type(node.op).__name__} makes it of other columns", _NOT_OURS
+        )
+    return [*before, node.op]
+
+
+def _categorical(workflow: nvtabular.Workflow, name: str, chain: list) -> CategoricalColumn:
+    *before, op = chain
+    if before:
+        raise SchemaError(
+            f"column {name}: {type(before[0]).__name__} before Categorify; here categories go to "
+            "Categorify as they are",
+            _NOT_OURS,
+        )
+
+    def setting(value) -> int:
+        return int((value.get(name) if isinstance(value, dict) else value) or 0)
+
+    if name in op.storage_name or op.encode_type != "joint" or op.single_table:
+        raise SchemaError(
+            f"column {name}: Categorify with column groups or a single table", _NOT_OURS
+        )
+    if setting(op.num_buckets):
+        raise SchemaError(
+            f"column {name}: Categorify(num_buckets={setting(op.num_buckets)}); rare values would "
+            "get other ids here, for they are hashed otherwise",
+            _NOT_OURS,
+        )
+    if name not in op.categories:
+        raise SchemaError(f"column {name}: Categorify is not fitted", "fit it, and save it again")
+    kind = pq.read_schema(op.categories[name]).field(name).type
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return CategoricalColumn(
+        name,
+        raw="int" if number else "string",
+        multi_hot=bool(workflow.input_schema[name].is_list),
+        freq_threshold=setting(op.freq_threshold),
+        max_table_size=setting(op.max_size),
+    )
+
+
+def _dense(workflow: nvtabular.Workflow, name: str, chain: list) -> tuple[DenseColumn, str]:
+    """The column, and which of our transforms it goes through, to judge by the operators."""
+    fill, *rest = chain
+    if not isinstance(fill, ops.FillMissing) or fill.add_binary_cols:
+        what = (
+            f"{type(fill).__name__} first" if type(fill) is not ops.FillMissing else "FillMissing"
+        )
+        raise SchemaError(f"column {name}: {what}; here, FillMissing without flags is", _NOT_OURS)
+    normalized = bool(rest) and isinstance(rest[-1], ops.Normalize)
+    logarithm = rest[:-1] if normalized else rest
+    for op in logarithm:
+        if not isinstance(op, _LOGARITHM):
+            raise SchemaError(f"column {name}: {type(op).__name__} in its chain", _NOT_OURS)
+    if not rest:
+        raise SchemaError(f"column {name}: FillMissing alone; here a transform follows", _NOT_OURS)
+    kind = workflow.input_schema[name].dtype
+    raw = "float" if kind.element_type.value == "float" else "int32"
+    value = float(fill.fill_val)
+    column = DenseColumn(name, fill=int(value) if value.is_integer() else value, raw=raw)
+    if normalized:
+        return column, "log_normalize" if logarithm else "normalize"
+    return column, "log"
+
+
+def _fitted(workflow: nvtabular.Workflow, spec: FeatureSpec) -> Fitted:
+    """Means, deviations and vocabularies, in the order of their ids.
+
+    How many rows were null or out of vocabulary is not among what ``Workflow.save`` writes.
+    """
+    statistics = {}
+    for node in nodes_of(workflow, ops.Normalize):
+        for name, mean in node.op.means.items():
+            std = float(node.op.stds[name])
+            statistics[name] = {"mean": float(mean), "std": 0.0 if math.isnan(std) else std}
+    files = {}
+    for node in nodes_of(workflow, ops.Categorify):
+        files |= node.op.categories
+    vocabularies = {}
+    for column in spec.categorical:
+        table = pq.read_table(files[column.name])
+        kind = pa.string() if column.raw == "string" else pa.int64()
+        values = table[column.name].cast(kind).combine_chunks()
+        counts = table[f"{column.name}_size"].cast(pa.int64()).to_numpy()
+        vocabularies[column.name] = FittedVocabulary(
+            values if column.raw == "string" else values.to_numpy(),
+            counts,
+            {"null": 0, "oov": 0, "unique": int(counts.sum())},
+        )
+    return Fitted(statistics, vocabularies)
+
+
+def _compare(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path) -> None:
+    """Both workflows transform the same rows: known, unknown and missing values."""
+    frame = _probe(spec, path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="LogOp: ")  # of values that we made up
+        theirs = workflow.transform(frame.copy())
+    ours = workflows.load(path).transform(frame.copy())
+    for column in spec.categorical:
+        one, other = (_flat(each[column.name]) for each in (theirs, ours))
+        if not np.array_equal(one, other):
+            raise SchemaError(
+                f"column {column.name}: ids differ, for example {one[one != other][:1]} there, "
+                f"{other[one != other][:1]} here"
+                if len(one) == len(other)
+                else f"column {column.name}: lists of other lengths",
+                _NOT_OURS,
+            )
+    for name in spec.dense_names:
+        one, other = (each[name].to_numpy().astype(np.float64) for each in (theirs, ours))
+        wrong = np.isfinite(one) & ~np.isclose(one, other, rtol=1e-4, atol=1e-5)
+        if wrong.any() or not np.isfinite(one).any():
+            at = int(np.argmax(wrong))
+            operators = " >> ".join(type(op).__name__ for op in _chain(workflow.output_node, name))
+            raise SchemaError(
+                f"column {name}: {operators} makes {one[at]:g} of {frame[name][at]:g}, our "
+                f"{spec.dense_transform} makes {other[at]:g}",
+                _NOT_OURS,
+            )
+
+
+_PROBE_ROWS = 200
+
+
+def _probe(spec: FeatureSpec, path: Path) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    columns = {spec.label: np.zeros(_PROBE_ROWS, np.float32)}
+    description = workflows.inspect(path)
+    for column in spec.dense:
+        values = np.concatenate([np.arange(-2, 98), rng.integers(0, 10**6, 100)]).astype(float)
+        values[7] = np.nan
+        columns[column.name] = values
+    for column in spec.categorical:
+        file = path / description.vocabularies[column.name].file
+        known = pq.read_table(file, columns=[column.vocabulary_name])[0]
+        some = rng.integers(0, max(len(known), 1), _PROBE_ROWS) if len(known) else []
+        values: list = known.take(pa.array(some, pa.int64())).to_pylist()
+        values = (values + [None] * _PROBE_ROWS)[:_PROBE_ROWS]
+        values[3] = None
+        values[5] = "no such value" if column.raw == "string" else 2**40 + 5
+        if column.multi_hot:
+            columns[column.name] = [[one] if one is not None else [] for one in values]
+        elif column.raw == "string":
+            columns[column.name] = np.array(values, dtype=object)
+        else:
+            columns[column.name] = np.array(values, dtype=np.float64)
+    return pd.DataFrame(columns)
+
+
+def _flat(column: pd.Series) -> np.ndarray:
+    if column.dtype == object:
+        lists = column.tolist()
+        return np.concatenate([np.asarray([len(one), *one], np.int64) for one in lists])
+    return column.to_numpy().astype(np.int64)

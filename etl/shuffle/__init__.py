@@ -1,0 +1,1 @@
+"""Shuffling of the training rows in bounded memory."""

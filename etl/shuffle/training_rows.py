@@ -1,0 +1,346 @@
+"""Shuffling the rows of the training split, in bounded memory, in an order the seed alone gives.
+
+Row g of the split, counted over its parts in order, moves to position permutation(g)
+(:mod:`etl.shuffle.permutation`): one permutation of all rows (``full``), or one of each day's
+(``file``).
+The order depends on the seed and the number of rows (of each day), so not on how the parts were
+cut or made. Parts keep their names and row counts.
+
+Two passes over the files, each in threads. *Scatter* reads runs of consecutive row groups and
+writes each run's rows, sorted into buckets, as one file. *Gather* reads one bucket from all those
+files, puts its rows in order and writes the parts it covers. A bucket is some consecutive parts;
+runs and buckets are as large as each other, so that memory, the number of files and the size of
+what is read at once stay reasonable for any size of split. The state on disk::
+
+    plan.json          what to do; written first, kept by a run that continues
+    run.<i>            a run's rows, Arrow IPC messages by bucket, then where each begins
+    scattered          all runs are there: the source is not read again
+    bucket.<i>         the parts of this bucket are written
+    shuffled           all are
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clicklog.arrays import to_arrow, to_numpy
+from clicklog.errors import BadInputError, OutputError, SettingsError
+from clicklog.files.atomic import atomic_path, read_json, write_json, write_text
+from clicklog.files.validation import parse
+from etl.parquet import write_part
+from etl.shuffle.permutation import permute, round_keys
+
+#: Bytes of rows that a thread takes at once: at least, and at most (a part may be larger).
+_LEAST, _MOST = 64 << 20, 512 << 20
+#: Rows that a thread takes from a file at once should be at least so many bytes.
+_PIECE = 64 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A parquet file of the training split: path below the split root, rows, and their day."""
+
+    file: str
+    rows: int
+    day: int
+
+
+def shuffle(
+    source: Path,
+    target: Path,
+    parts: Sequence[Part],
+    *,
+    mode: str,
+    seed: int,
+    work: Path,
+    workers: int,
+    report: Callable[[float], object] = lambda rows: None,
+    bytes_at_once: int | None = None,
+) -> None:
+    """Write ``parts`` again with their rows shuffled. An interrupted call is continued by another.
+
+    Memory: for each worker two to three times the larger of ``bytes_at_once`` and the largest part.
+
+    Args:
+        source: the directory the parts' paths begin at.
+        target: where to write them, under the same paths; may be ``source``, for the sake of space:
+            no part is replaced before all have been read.
+        parts: in order; all of one schema.
+        mode: ``full``, or ``file`` to keep the days apart and in order.
+        seed: not negative.
+        work: a directory for what this function remembers; it takes about the space of the rows
+            in memory. The caller removes it, when nothing else can go wrong.
+        workers: threads; without influence on the result.
+        report: called with rows done since the last call; they sum to all rows.
+        bytes_at_once: of rows in memory, per thread; default: by the size of the split.
+
+    Raises:
+        SettingsError: an unknown mode, a negative seed.
+        BadInputError: a part is damaged or has not the rows it should have.
+        OutputError: a directory cannot be written, or holds another shuffle's state.
+    """
+    if mode not in ("file", "full"):
+        raise SettingsError(f"shuffle mode {mode!r} is unknown", "file or full")
+    if seed < 0:
+        raise SettingsError(f"seed {seed} is negative", "choose one of 0, 1, 2 …")
+    task = {"mode": mode, "seed": seed, "parts": [dataclasses.astuple(part) for part in parts]}
+    plan = _plan(source, task, work, bytes_at_once)
+    if (work / "shuffled").exists():
+        report(plan.rows)
+        return
+    if not (work / "scattered").exists():
+        scatter = functools.partial(_scatter, plan, source, work)
+        _in_threads(scatter, range(len(plan.runs)), workers, report)
+        write_text(work / "scattered", "")
+    else:
+        report(plan.rows / 2)
+    gather = functools.partial(_gather, plan, source, target, work)
+    _in_threads(gather, range(len(plan.buckets)), workers, report)
+    write_text(work / "shuffled", "")
+    for run in range(len(plan.runs)):
+        _run_file(work, run).unlink(missing_ok=True)
+
+
+@dataclasses.dataclass
+class _Plan:
+    """What to do, a function of the parts' footers; JSON-ready.
+
+    Attributes:
+        task: what :func:`shuffle` was asked for.
+        runs: consecutive row groups: [part, row group, first row, rows] each.
+        buckets: consecutive parts: [first part, last part + 1].
+    """
+
+    task: dict[str, Any]
+    runs: list[list[list[int]]]
+    buckets: list[list[int]]
+
+    def __post_init__(self) -> None:
+        self.parts = [Part(*part) for part in self.task["parts"]]
+        self.starts = np.cumsum([0] + [part.rows for part in self.parts])
+        self.rows = int(self.starts[-1])
+        # the first row of each bucket, and all rows
+        self.bounds = self.starts[[begin for begin, _ in self.buckets] + [len(self.parts)]]
+        self.segments = self._segments()
+
+    def _segments(self) -> list[tuple[int, int, np.ndarray]]:
+        """Rows [begin, end) that are permuted among themselves, and the keys."""
+        mode, seed = self.task["mode"], self.task["seed"]
+        if mode == "full":
+            return [(0, self.rows, round_keys(seed))]
+        segments = []
+        for i, part in enumerate(self.parts):
+            begin = int(self.starts[i])
+            if i and part.day == self.parts[i - 1].day:
+                begin = segments.pop()[0]
+            segments.append((begin, int(self.starts[i + 1]), round_keys(seed, 1 + part.day)))
+        return segments
+
+    def positions(self, begin: int, end: int) -> np.ndarray:
+        """Where rows [begin, end) go: int64 [end - begin]."""
+        pieces = [np.empty(0, np.int64)]
+        for first, last, keys in self.segments:
+            low, high = max(begin, first), min(end, last)
+            if low < high:
+                pieces.append(first + permute(low - first, high - first, last - first, keys))
+        return np.concatenate(pieces)
+
+
+def _plan(source: Path, task: dict, work: Path, bytes_at_once: int | None) -> _Plan:
+    """The plan in ``work``, or a new one. Row groups' sizes change when the parts are replaced."""
+    file = work / "plan.json"
+    if file.exists():
+        plan = parse(_Plan, read_json(file, "the plan of a shuffle"), file, "run with --restart")
+        if plan.task["parts"] != [list(part) for part in task["parts"]] or any(
+            plan.task[key] != task[key] for key in ("mode", "seed")
+        ):
+            raise OutputError(
+                f"{file}: a shuffle with other rows or settings began here", "run with --restart"
+            )
+        return plan
+    groups = []  # part, row group, first row, rows, bytes
+    sizes = []  # of parts
+    for i, (name, rows, _) in enumerate(task["parts"]):
+        footer = _read(source / name, pq.read_metadata)
+        if footer.num_rows != rows:
+            raise BadInputError(
+                f"{source / name}: {footer.num_rows} rows instead of {rows}",
+                "run with --restart",
+            )
+        own, row = [], 0
+        for j in range(footer.num_row_groups):
+            group = footer.row_group(j)
+            own.append([i, j, row, group.num_rows, _bytes(group)])
+            row += group.num_rows
+        groups += own
+        sizes.append(sum(group[-1] for group in own))
+    if bytes_at_once is None:
+        bytes_at_once = min(max(_LEAST, math.isqrt(sum(sizes) * _PIECE)), _MOST)
+    runs = _consecutive(groups, [group[-1] for group in groups], bytes_at_once)
+    buckets = _consecutive(range(len(sizes)), sizes, bytes_at_once)
+    plan = _Plan(
+        task,
+        [[group[:4] for group in run] for run in runs],
+        [[bucket[0], bucket[-1] + 1] for bucket in buckets],
+    )
+    write_json(file, {"task": plan.task, "runs": plan.runs, "buckets": plan.buckets})
+    return _plan(source, task, work, None)
+
+
+def _bytes(group: pq.RowGroupMetaData) -> int:
+    """Memory of a row group: 4 bytes for each value, and for each list."""
+    columns = [group.column(i) for i in range(group.num_columns)]
+    lists = sum("." in column.path_in_schema for column in columns)
+    return 4 * (sum(column.num_values for column in columns) + lists * group.num_rows)
+
+
+def _consecutive(items: Iterable, sizes: list[int], limit: int) -> list[list]:
+    """Cut into lists of up to ``limit`` in total; a larger item makes a list of its own."""
+    lists, total = [], 0
+    for item, size in zip(items, sizes, strict=True):
+        if not lists or total + size > limit:
+            lists.append([])
+            total = 0
+        lists[-1].append(item)
+        total += size
+    return lists
+
+
+def _scatter(plan: _Plan, source: Path, work: Path, run: int) -> float:
+    """Write the rows of a run by bucket; returns half of their number."""
+    groups = plan.runs[run]
+    rows = sum(group[3] for group in groups)
+    if _run_file(work, run).exists():
+        return rows / 2
+    tables = []
+    for part in sorted({group[0] for group in groups}):
+        own = [group[1] for group in groups if group[0] == part]
+        tables.append(
+            _read(
+                source / plan.parts[part].file,
+                lambda path, own=own: pq.ParquetFile(
+                    path, page_checksum_verification=True
+                ).read_row_groups(own, use_threads=False),
+            )
+        )
+    begin = int(plan.starts[groups[0][0]]) + groups[0][2]
+    positions = plan.positions(begin, begin + rows)
+    buckets = np.searchsorted(plan.bounds, positions, side="right") - 1
+    order = np.argsort(buckets.astype(np.uint32), kind="stable")
+    batch = _one_batch(
+        pa.concat_tables(tables).append_column(
+            pa.field("", pa.int64(), nullable=False), to_arrow(positions)
+        )
+    )
+    del tables
+    batch = batch.take(to_arrow(order))
+    cuts = np.searchsorted(buckets[order], np.arange(len(plan.buckets) + 1))
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    with atomic_path(_run_file(work, run)) as temporary, pa.OSFile(str(temporary), "wb") as file:
+        stream = pa.ipc.new_stream(file, batch.schema, options=options)
+        stream.write_batch(batch.slice(0, 0))  # takes the schema with it
+        offsets = [file.tell()]
+        for first, last in itertools.pairwise(cuts):
+            if first < last:
+                stream.write_batch(batch.slice(first, last - first))
+            offsets.append(file.tell())
+        stream.close()
+        file.write(np.array(offsets, "<i8").tobytes())
+    return rows / 2
+
+
+def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) -> float:
+    """Write the parts of a bucket; returns half of their rows."""
+    done = work / f"bucket.{bucket}"
+    begin, end = int(plan.bounds[bucket]), int(plan.bounds[bucket + 1])
+    if done.exists():
+        return (end - begin) / 2
+    parts = range(*plan.buckets[bucket])
+    schema = _read(source / plan.parts[parts[0]].file, pq.read_schema)
+    moving = schema.append(pa.field("", pa.int64(), nullable=False))
+    pieces = [_piece(plan, work, run, bucket, moving) for run in range(len(plan.runs))]
+    table = pa.Table.from_batches([piece for piece in pieces if piece], moving)
+    del pieces
+    positions = np.concatenate([np.empty(0, np.int64), *map(to_numpy, table[""].chunks)])
+    order = np.full(end - begin, -1)
+    order[positions - begin] = np.arange(len(positions))
+    if len(positions) != end - begin or (order < 0).any():
+        raise BadInputError(
+            f"{work}: {len(positions)} rows for the {end - begin} from row {begin}",
+            "files were changed while this ran; run with --restart",
+        )
+    batch = _one_batch(table.select(schema.names))
+    del table
+    for part in parts:
+        own = slice(*(plan.starts[part : part + 2] - begin))
+        rows = batch.take(to_arrow(order[own]))
+        write_part(pa.Table.from_batches([rows], schema), target / plan.parts[part].file)
+    write_text(done, "")
+    return (end - begin) / 2
+
+
+def _piece(
+    plan: _Plan, work: Path, run: int, bucket: int, schema: pa.Schema
+) -> pa.RecordBatch | None:
+    """The rows of a run that go to a bucket; None if there are none."""
+
+    def read(path: Path) -> pa.RecordBatch | None:
+        with open(path, "rb") as file:
+            index = 8 * (len(plan.buckets) + 1 - bucket)
+            file.seek(-index, os.SEEK_END)
+            first, last = np.frombuffer(file.read(16), "<i8").tolist()
+            file.seek(first)
+            return (
+                pa.ipc.read_record_batch(file.read(last - first), schema) if first < last else None
+            )
+
+    return _read(_run_file(work, run), read)
+
+
+def _run_file(work: Path, run: int) -> Path:
+    return work / f"run.{run}"
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+
+
+def _read(path: Path, read: Callable[[Path], Any]) -> Any:
+    try:
+        return read(path)
+    except (OSError, pa.ArrowException) as error:
+        raise BadInputError(f"{path}: cannot be read: {error}", "run with --restart") from error
+
+
+def _in_threads(work: Callable, items: Sequence, workers: int, report: Callable) -> None:
+    """Do ``work(item)`` for all; report what it returns. The first error stops the rest."""
+    lock = threading.Lock()
+
+    def one(item) -> None:
+        rows = work(item)
+        with lock:
+            report(rows)
+
+    with ThreadPoolExecutor(workers, "shuffle") as pool:
+        futures = [pool.submit(one, item) for item in items]
+        try:
+            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        for future in futures:
+            if future in finished:
+                future.result()

@@ -1,0 +1,1 @@
+"""From Python values, frames and files to rows."""

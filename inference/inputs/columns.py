@@ -1,0 +1,120 @@
+"""Columns of many Python values → arrays, at C's speed where all values are of the usual types.
+
+What is not (NumPy scalars, floats that hold integers, wrong values) is left to
+:mod:`inference.inputs.values`, value by value.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from clicklog.rows import CategoryValues, Ragged
+from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.strings import strings
+from clicklog.text.convert import LARGEST_FLOAT, Converted, Fields, convert
+from inference.inputs.values import InvalidRowError, category_values, parser
+
+_NONE = type(None)
+_RANGES = {
+    "int32": (-(2**31), 2**31 - 1, np.int32),
+    "int": (-LARGEST_INT, LARGEST_INT, np.int64),
+    "hex32": (0, 2**32 - 1, np.uint32),
+}
+
+
+def convert_values(values: list, column: DenseColumn | CategoricalColumn) -> Converted:
+    """Check and convert a column of Python values [n].
+
+    Raises:
+        InvalidRowError: a value that the column cannot hold.
+    """
+    multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
+    usual = _usual_lists(values, column.raw) if multi_hot else _usual(values, column.raw)
+    typed, missing = usual or _one_by_one(values, column, multi_hot)
+    return Converted(typed, missing, np.zeros(len(values), np.uint8), lambda row: repr(values[row]))
+
+
+def _usual(values: list, raw: str) -> tuple[Any, np.ndarray] | None:
+    """Values and which are missing, or None if there are others than the usual ones."""
+    kinds = set(map(type, values))
+    missing = np.zeros(len(values), bool)
+    if _NONE in kinds:
+        kinds.remove(_NONE)
+        missing = np.array([value is None for value in values], bool)
+        blank: Any = "" if str in kinds or raw == "string" else 0
+        values = [blank if value is None else value for value in values]
+        kinds.add(type(blank))
+    if raw in _RANGES and kinds == {int}:
+        return _integers(values, missing, *_RANGES[raw])
+    if raw == "float" and kinds and kinds <= {int, float}:
+        return _floats(values, missing)
+    if raw == "hex32" and kinds == {str}:
+        return _digits(values)
+    if raw == "string" and kinds == {str}:
+        try:
+            return strings(values), np.fromiter(map(len, values), np.int64, len(values)) == 0
+        except UnicodeEncodeError:
+            return None
+    return None
+
+
+def _integers(values: list, missing: np.ndarray, low: int, high: int, kind: type):
+    try:
+        numbers = np.array(values, np.int64)
+    except OverflowError:
+        return None
+    if numbers.min() < low or numbers.max() > high:
+        return None
+    return numbers.astype(kind), missing
+
+
+def _floats(values: list, missing: np.ndarray):
+    try:
+        numbers = np.array(values, np.float64)
+    except OverflowError:
+        return None
+    absent = np.isnan(numbers)
+    numbers[absent] = 0
+    return (numbers, missing | absent) if (np.abs(numbers) <= LARGEST_FLOAT).all() else None
+
+
+def _digits(values: list):
+    text = "".join(values)
+    if not text.isascii():
+        return None
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    data = np.frombuffer(text.encode(), np.uint8)
+    column = convert(Fields(data, ends[:-1].copy(), ends[1:]), "hex32")
+    return None if column.code.any() else (column.values, column.missing)
+
+
+def _usual_lists(values: list, raw: str) -> tuple[Ragged, np.ndarray] | None:
+    if not set(map(type, values)) <= {list, tuple, _NONE}:
+        return None
+    lists = [value or () for value in values]
+    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    usual = _usual(list(itertools.chain.from_iterable(lists)), raw)
+    if usual is None or usual[1].any():
+        return None
+    return Ragged(offsets, usual[0]), offsets[1:] == offsets[:-1]
+
+
+def _one_by_one(
+    values: list, column: DenseColumn | CategoricalColumn, multi_hot: bool
+) -> tuple[np.ndarray | CategoryValues, np.ndarray]:
+    parse = parser(column.raw, multi_hot=multi_hot)
+    parsed = []
+    for row, value in enumerate(values):
+        try:
+            parsed.append(parse(value))
+        except ValueError as error:
+            raise InvalidRowError(row, column.name, f"{value!r:.60}: {error}") from None
+    missing = np.array([value is None for value in parsed], bool)
+    blank: Any = () if multi_hot else ("" if column.raw == "string" else 0)
+    held = [blank if value is None else value for value in parsed]
+    if isinstance(column, DenseColumn):
+        return np.array(held, np.int32 if column.raw == "int32" else np.float64), missing
+    return category_values(held, column.raw, multi_hot=multi_hot), missing

@@ -1,0 +1,123 @@
+"""Columns that go from the input to the output as they are, by which rows can be told."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clicklog.arrays import to_arrow
+from clicklog.errors import BadRowError, SchemaError, SettingsError
+from clicklog.readers.lines import filesystem_of, read_stream
+from clicklog.readers.raw import Piece, header_lines
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.convert import Fields, convert
+from clicklog.text.fields import split_lines
+from clicklog.text.line_layout import split_line
+
+_HEADER_BYTES = 1 << 16
+_LONGEST_HEADER = 1 << 24
+
+
+@dataclasses.dataclass(frozen=True)
+class IdColumns:
+    """Reads named columns of a file, of the spec or not. Text gives strings, parquet its types.
+
+    Attributes:
+        names: of the columns.
+        available: all columns of the file, in order.
+    """
+
+    names: tuple[str, ...]
+    available: tuple[str, ...]
+
+    def read(self, piece: Piece, lines: np.ndarray) -> dict[str, pa.Array | pa.ChunkedArray]:
+        """By name, the values of those rows of a piece that ``lines`` (from 0) names."""
+        if not self.names:
+            return {}
+        if piece.block is not None:
+            return self._read_parquet(piece, lines)
+        slots = [self.names.index(n) if n in self.names else -1 for n in self.available]
+        found = split_lines(
+            piece.text,
+            np.array(slots, np.int32),
+            delimiter=piece.spec.input.delimiter,
+            quoted=piece.spec.input.format == "csv",
+        )
+        columns = {}
+        for k, name in enumerate(self.names):
+            fields = Fields(found.data, found.begin[k][lines], found.end[k][lines])
+            column = convert(fields, "string")
+            if column.code.any():
+                row = int(column.code.argmax())
+                line = piece.first + int(lines[row]) + 1 + header_lines(piece.spec)
+                raise BadRowError(
+                    f"{piece.path}, line {line}: column {name}: {column.show(row)}: it is no UTF-8",
+                    "correct the file, or leave that column out of --id_columns",
+                )
+            columns[name] = column.values
+        return columns
+
+    def _read_parquet(self, piece: Piece, lines: np.ndarray) -> dict[str, pa.ChunkedArray]:
+        begin, end = piece.block.begin, piece.block.end
+        filesystem, path = filesystem_of(piece.path)
+        with filesystem.open(path, "rb") as file, pq.ParquetFile(file) as parquet:
+            groups, first, at = [], begin, 0
+            for index in range(parquet.metadata.num_row_groups):
+                rows = parquet.metadata.row_group(index).num_rows
+                if at < end and begin < at + rows:
+                    first = min(first, at)
+                    groups.append(index)
+                at += rows
+            table = parquet.read_row_groups(groups, columns=list(self.names), use_threads=False)
+        table = table.slice(begin - first, end - begin)
+        if len(lines) < len(table):
+            table = table.take(to_arrow(lines))
+        return {name: table.column(name) for name in self.names}
+
+
+def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first: Piece):
+    """The columns to copy, checked. ``first`` is the first piece of the file.
+
+    Raises:
+        SchemaError: the file has no such column.
+        SettingsError: a name is asked for twice, or is one of the output's own.
+    """
+    for name in names:
+        if name in ("row", "probability", "label") or names.count(name) > 1:
+            raise SettingsError(
+                f"--id_columns {','.join(names)}: {name!r} is in the output already",
+                "leave it out",
+            )
+    if not names:
+        return IdColumns((), ())
+    available = _names(path, spec, first)
+    for name in names:
+        if available.count(name) != 1:
+            close = difflib.get_close_matches(name, available, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise SchemaError(
+                f"{path}: column {name} of --id_columns is "
+                f"{'there twice' if name in available else 'not there'}",
+                f"{hint}it has {', '.join(available[:50])}",
+            )
+    return IdColumns(names, available)
+
+
+def _names(path: str, spec: FeatureSpec, first: Piece) -> tuple[str, ...]:
+    if spec.input.format == "parquet":
+        filesystem, name = filesystem_of(path)
+        with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
+            return tuple(parquet.schema_arrow.names)
+    if not spec.input.header:
+        return tuple(spec.columns if first.label else spec.columns[1:])
+    head = b""
+    for chunk in read_stream(path, _HEADER_BYTES):
+        head += chunk
+        if b"\n" in head or len(head) >= _LONGEST_HEADER:
+            break
+    line = head.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf")
+    return tuple(split_line(line, spec))

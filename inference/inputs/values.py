@@ -1,0 +1,266 @@
+"""Python values → rows, checking each: dicts as JSON gives them, lists, columns of objects.
+
+Written for a single row: one loop over its fields, no array per column.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from clicklog.errors import BadRowError, SchemaError
+from clicklog.rows import CategoryValues, Ragged, RawRows, dense_dtype
+from clicklog.spec.columns import LARGEST_INT
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.strings import strings
+from clicklog.text.convert import LARGEST_FLOAT
+
+_HEX = re.compile(r"[0-9a-fA-F]{1,8}").fullmatch
+_MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}  # pandas', NumPy's: by name, not imported
+
+
+class InvalidRowError(BadRowError):
+    """A value that its column cannot hold.
+
+    Attributes:
+        row: index of the row, from 0.
+        column: name of the column.
+        reason: the value, and what belongs there.
+    """
+
+    def __init__(self, row: int, column: str, reason: str) -> None:
+        super().__init__(f"row {row}, column {column}: {reason}")
+        self.args = row, column, reason
+        self.row, self.column, self.reason = row, column, reason
+
+
+class MissingColumnError(SchemaError):
+    """Rows without a column that the spec has.
+
+    Attributes:
+        column: name of the column.
+        row: index of the first row that lacks it, from 0; None if all do.
+    """
+
+    def __init__(self, what: str, remedy: str, column: str, row: int | None = None) -> None:
+        super().__init__(what, remedy)
+        self.args = what, remedy, column, row
+        self.column, self.row = column, row
+
+
+def no_such_key(row: int, column: str) -> MissingColumnError:
+    """The error of a row that is a dict without a column."""
+    return MissingColumnError(
+        f"row {row} has no column {column}", "a missing value is null", column, row
+    )
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or value == "" or value == b"":
+        return True
+    return isinstance(value, float | np.floating) and math.isnan(value)
+
+
+def _integer(value: Any, low: int, high: int) -> int:
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        limit = {2: 2**11, 4: 2**24}.get(getattr(value, "itemsize", 8), 2**53)
+        if abs(value) > limit and limit < 2**53:
+            raise ValueError(f"{value.dtype} rounds integers above {limit}, use int64 or float64")
+        value = int(value)
+    if not isinstance(value, int | np.integer | np.bool_):
+        raise ValueError("an integer is needed, or nothing")
+    value = int(value)
+    if not low <= value <= high:
+        raise ValueError(f"{low} to {high} is needed, or nothing")
+    return value
+
+
+def _int32(value: Any) -> int | None:
+    if type(value) is int and -(2**31) <= value < 2**31:
+        return value
+    return None if _absent(value) else _integer(value, -(2**31), 2**31 - 1)
+
+
+def _int(value: Any) -> int | None:
+    if type(value) is int and -LARGEST_INT <= value <= LARGEST_INT:
+        return value
+    return None if _absent(value) else _integer(value, -LARGEST_INT, LARGEST_INT)
+
+
+def _hex32(value: Any) -> int | None:
+    if type(value) is str and _HEX(value):
+        return int(value, 16)
+    if _absent(value):
+        return None
+    if isinstance(value, bytes):
+        value = value.decode("ascii", "replace")
+    if isinstance(value, str):  # also numpy.str_
+        if not _HEX(value):
+            raise ValueError("1 to 8 hexadecimal digits are needed, or nothing")
+        return int(value, 16)
+    return _integer(value, 0, 2**32 - 1)
+
+
+def _float(value: Any) -> float | None:
+    if type(value) is not float or value != value:
+        if _absent(value):
+            return None
+        if not isinstance(value, int | float | np.number | np.bool_):
+            raise ValueError("a number is needed, or nothing")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if abs(number) > LARGEST_FLOAT:
+        raise ValueError("a finite number is needed, one of float32")
+    return number
+
+
+def _string(value: Any) -> str | None:
+    if type(value) is not str or not value:
+        if _absent(value):
+            return None
+        if isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError:
+                raise ValueError("it is no UTF-8") from None
+        if not isinstance(value, str):
+            raise ValueError("a string is needed, or nothing")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("it cannot be written as UTF-8") from None
+    return value
+
+
+def _absent(value: Any) -> bool:
+    if type(value).__name__ in _MISSING_TYPES:
+        return True
+    try:
+        return bool(_is_missing(value))
+    except (TypeError, ValueError):  # arrays, and what else has no truth value
+        return False
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "int32": _int32,
+    "int": _int,
+    "hex32": _hex32,
+    "float": _float,
+    "string": _string,
+}
+#: What stands in for a missing value.
+_PLACEHOLDERS = {"int32": 0, "int": 0, "hex32": 0, "float": 0.0, "string": ""}
+
+
+def parser(raw: str, *, multi_hot: bool = False) -> Callable[[Any], Any]:
+    """A function from a value to what a column of this raw type holds, None if it is missing.
+
+    It raises ValueError with the reason if the column cannot hold the value. Integers may be floats
+    without a fraction; hex32 an integer, or its digits; a list any iterable but a string.
+    """
+    one = _PARSERS[raw]
+    return _list_parser(one) if multi_hot else one
+
+
+def _list_parser(one: Callable[[Any], Any]) -> Callable[[Any], list | None]:
+    def parse(value: Any) -> list | None:
+        if _absent(value):
+            return None
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            raise ValueError("a list is needed, or nothing")
+        items = [one(item) for item in value]
+        if None in items:
+            raise ValueError("an empty value in a list")
+        return items or None
+
+    return parse
+
+
+class RowReader:
+    """Reads rows that are dicts. Made once for a spec."""
+
+    def __init__(self, spec: FeatureSpec) -> None:
+        self._spec = spec
+        self._dense = [
+            (c.name, parser(c.raw), 1 << j, _PLACEHOLDERS[c.raw]) for j, c in enumerate(spec.dense)
+        ]
+        self._categorical = [
+            (
+                c.name,
+                parser(c.raw, multi_hot=c.multi_hot),
+                1 << j,
+                () if c.multi_hot else _PLACEHOLDERS[c.raw],
+            )
+            for j, c in enumerate(spec.categorical)
+        ]
+
+    def read(self, rows: Sequence[Mapping[str, Any]]) -> RawRows:
+        """Typed columns of the rows; further keys, a label among them, are ignored.
+
+        Raises:
+            MissingColumnError: a row lacks a column.
+            InvalidRowError: a value that its column cannot hold.
+        """
+        spec, count = self._spec, len(rows)
+        dense, dense_missing = self._fields(rows, self._dense)
+        flat, missing = self._fields(rows, self._categorical)
+        numbers = np.array(dense, dense_dtype(spec)).reshape(count, len(spec.dense))
+        width = len(spec.categorical)
+        categorical: np.ndarray | list[CategoryValues]
+        if spec.tokenized:
+            categorical = np.array(flat, np.uint32).reshape(count, width).T
+        else:
+            categorical = [
+                category_values(flat[j::width], column.raw, multi_hot=column.multi_hot)
+                for j, column in enumerate(spec.categorical)
+            ]
+        return RawRows(
+            label=None,
+            dense=numbers.T,
+            dense_missing=np.array(dense_missing, np.uint64),
+            categorical=categorical,
+            categorical_missing=np.array(missing, np.uint64),
+            line=np.arange(count),
+            bad=[],
+            bad_count=0,
+            lines=count,
+        )
+
+    @staticmethod
+    def _fields(rows: Sequence[Mapping[str, Any]], columns: list) -> tuple[list, list[int]]:
+        """The values row by row, and bits of the missing ones."""
+        values: list[Any] = []
+        missing = []
+        append = values.append
+        for index, row in enumerate(rows):
+            bits = 0
+            for name, parse, bit, placeholder in columns:
+                try:
+                    value = parse(row[name])
+                except KeyError:
+                    raise no_such_key(index, name) from None
+                except ValueError as error:
+                    raise InvalidRowError(index, name, f"{row[name]!r:.60}: {error}") from None
+                if value is None:
+                    bits |= bit
+                    value = placeholder
+                append(value)
+            missing.append(bits)
+        return values, missing
+
+
+def category_values(values: list, raw: str, *, multi_hot: bool) -> CategoryValues:
+    """Parsed values as an array; lists as their items."""
+    if multi_hot:
+        offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
+        items = [item for value in values for item in value]
+        return Ragged(offsets, category_values(items, raw, multi_hot=False))
+    if raw == "string":
+        return strings(values)
+    return np.array(values, np.uint32 if raw == "hex32" else np.int64)

@@ -1,0 +1,164 @@
+"""The trained DLRM, arranged for scoring: one table of all embeddings, plain matrix products.
+
+The model is the one of :mod:`dlrm.model`, with the same weights and the same arithmetic (but for
+what float16 or int8 tables round). TorchRec
+looks tables up one by one, through a KeyedJaggedTensor with a key for each; for one row that costs
+more than everything else together. Here all tables lie one after the other in one tensor, and one
+lookup serves all columns. Nothing of TorchRec is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from clicklog.rows import Ragged
+from inference.model.tables import Table
+from workflows.compiled.workflow import Ids
+
+#: Weight [out, in] and bias [out] of a linear layer.
+Layer: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+Layers: TypeAlias = dict[str, list[Layer]]
+#: Groups of layers: those of its interaction, "top", and "bottom" if it has dense columns.
+GROUPS = tuple(
+    {"top", *interaction, *bottom}
+    for interaction in ((), ("cross_in", "cross_out"), ("branch1", "branch2"))
+    for bottom in (("bottom",), ())
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServingModel:
+    """A DLRM (Naumov et al. 2019, arXiv:1906.00091) whose tables are one.
+
+    Attributes:
+        table: the rows of all tables.
+        first: int64 [categorical columns], where each column's rows begin in ``table``.
+        layers: by group, the dense layers: "bottom", for the dense columns if there are any, each
+            followed by a ReLU; "top", above the interaction, all but the last followed by a ReLU;
+            and what the interaction is made of: nothing more for dot products; "cross_in" and
+            "cross_out", the two factors of each layer of a low-rank cross network (Wang et al.
+            2020, arXiv:2008.13535, §3.4); or "branch1" and "branch2", projections of all vectors,
+            each layer followed by a ReLU, whose products are taken.
+        pairs: int64, which products of two of V vectors are kept: i < j, as i · V + j. V is the
+            number of columns, and 1 more if there is a vector of the dense columns.
+    """
+
+    table: Table
+    first: torch.Tensor
+    layers: Layers
+    pairs: torch.Tensor
+
+    @classmethod
+    def make(cls, table: Table, sizes: tuple[int, ...], layers: Layers) -> ServingModel:
+        """Of the weights; ``sizes`` are the rows of each column's table."""
+        vectors = len(sizes) + ("bottom" in layers)
+        low, high = torch.triu_indices(vectors, vectors, offset=1)
+        first = torch.tensor([0, *sizes[:-1]], dtype=torch.int64).cumsum(0)
+        device = table.device
+        return cls(table, first.to(device), layers, (low * vectors + high).to(device))
+
+    def to(self, device: torch.device) -> ServingModel:
+        """On another device; tensors that are there already are shared."""
+
+        layers = {
+            group: [(weight.to(device), bias.to(device)) for weight, bias in some]
+            for group, some in self.layers.items()
+        }
+        table, first = self.table.to(device), self.first.to(device)
+        return ServingModel(table, first, layers, self.pairs.to(device))
+
+    def check(self, dense: int) -> None:
+        """Score a row of shapes, so that tables and layers that do not fit each other are found.
+
+        On the device "meta", where nothing is allocated: what layers of a file that is damaged
+        multiply to may be more than there is.
+
+        Args:
+            dense: how many dense columns there are.
+
+        Raises:
+            ValueError: they do not.
+        """
+        try:
+            shapes = self.to(torch.device("meta"))
+            width = self.table.values.shape[1]
+            embedded = torch.empty(1, len(self.first), width, device="meta")
+            shape = shapes.interact(torch.empty(1, dense, device="meta"), embedded).shape
+        except (RuntimeError, IndexError) as error:  # PyTorch's, and of no layers at all
+            raise ValueError(f"layers that do not fit: {str(error).splitlines()[0]}") from error
+        if shape != (1,):
+            raise ValueError(f"the last layer gives {list(shape)} numbers for one row")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.table.device
+
+    def lookup(self, ids: np.ndarray | list[Ids]) -> torch.Tensor:
+        """Embeddings, float32 [n, categorical columns, embedding dim].
+
+        Args:
+            ids: as in :class:`workflows.compiled.EncodedRows`: int32 [categorical columns, n], or
+                by column int32 [n] or lists. A list's embeddings are summed, as in training.
+
+        Raises:
+            BadInputError: the file of a mapped table was written to since it was opened.
+        """
+        for array in self.table.mapped:
+            array.check()
+        if isinstance(ids, np.ndarray):
+            rows = torch.from_numpy(ids).to(self.device).T + self.first
+            return self.table.rows(rows)
+        bags, begins, n = [], [], len(ids[0])
+        at = 0
+        for values, first in zip(ids, self.first.tolist(), strict=True):
+            offsets = np.arange(n) if not isinstance(values, Ragged) else values.offsets[:-1]
+            flat = values.values if isinstance(values, Ragged) else values
+            begins.append(offsets + at)
+            bags.append(flat + np.int64(first))
+            at += len(flat)
+        rows = torch.from_numpy(np.concatenate(bags)).to(self.device)
+        offsets = torch.from_numpy(np.concatenate(begins, dtype=np.int64)).to(self.device)
+        sums = self.table.sums(rows, offsets)
+        return sums.view(len(ids), n, -1).transpose(0, 1)
+
+    def logits(self, dense: np.ndarray, embedded: torch.Tensor) -> torch.Tensor:
+        """Logits, float32 [n], of dense columns float32 [dense columns, n] and embeddings."""
+        return self.interact(torch.from_numpy(dense).to(self.device).T, embedded)
+
+    def interact(self, x: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """As :meth:`logits`, of dense features float32 [n, dense columns]."""
+        vectors = embedded
+        if "bottom" in self.layers:
+            x = _with_relu(x, self.layers["bottom"])
+            vectors = torch.cat([x.unsqueeze(1), embedded], 1)
+        y = self._cross(x, vectors)
+        y = _with_relu(y, self.layers["top"][:-1])
+        weight, bias = self.layers["top"][-1]
+        return functional.linear(y, weight, bias).squeeze(-1)
+
+    def _cross(self, x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """The interaction of vectors [n, V, dim]; ``x`` is the first of them, or [n, 0]."""
+        if "cross_in" in self.layers:
+            y = x0 = vectors.flatten(1)
+            for inner, outer in zip(self.layers["cross_in"], self.layers["cross_out"], strict=True):
+                y = x0 * functional.linear(functional.linear(y, *inner), *outer) + y
+            return y
+        if "branch1" in self.layers:
+            flat, dim = vectors.flatten(1), vectors.shape[2]
+            one = _with_relu(flat, self.layers["branch1"]).unflatten(1, (-1, dim))
+            other = _with_relu(flat, self.layers["branch2"]).unflatten(1, (dim, -1))
+            return torch.cat([x, torch.bmm(one, other).flatten(1)], 1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        return torch.cat([x, products.index_select(1, self.pairs)], 1)
+
+
+def _with_relu(x: torch.Tensor, layers: list[Layer]) -> torch.Tensor:
+    for weight, bias in layers:
+        x = functional.linear(x, weight, bias).relu_()
+    return x

@@ -1,0 +1,1 @@
+"""Blocks on a GPU."""

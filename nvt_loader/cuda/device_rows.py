@@ -1,0 +1,207 @@
+"""Columns as tensors → blocks, by torch's operators: what a GPU does, tested on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from nvt_loader.blocks import Block, JaggedBlock, Source, empty_block
+from nvt_loader.parquet.footers import Layout
+
+#: Offsets, elements and weights of a list column.
+Lists = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceRows:
+    """Consecutive rows on a device.
+
+    Attributes:
+        rows: how many.
+        floats: float32 [rows, 1 + dense columns], the label first.
+        ids: int [rows, categorical columns that are not multi-hot].
+        lists: per multi-hot column offsets (int32 [rows + 1]), ids, and weights (float32) or None.
+    """
+
+    rows: int
+    floats: torch.Tensor
+    ids: torch.Tensor
+    lists: tuple[Lists, ...]
+
+    def slice(self, begin: int, end: int, ends: Sequence[tuple[int, int]]) -> DeviceRows:
+        """Rows [begin, end), on the same memory; ``ends`` are where their elements begin and end in
+        each list column."""
+        lists = tuple(
+            (
+                offsets[begin : end + 1] - first,
+                values[first:last],
+                None if weights is None else weights[first:last],
+            )
+            for (offsets, values, weights), (first, last) in zip(self.lists, ends, strict=True)
+        )
+        return DeviceRows(end - begin, self.floats[begin:end], self.ids[begin:end], lists)
+
+    def clone(self) -> DeviceRows:
+        """The same on memory of its own."""
+        lists = tuple(
+            (offsets, values.clone(), None if weights is None else weights.clone())
+            for offsets, values, weights in self.lists
+        )
+        return DeviceRows(self.rows, self.floats.clone(), self.ids.clone(), lists)
+
+    def split(self, sizes: Sequence[int]) -> list[DeviceRows]:
+        """So many rows after each other, each part on memory of its own."""
+        bounds = list(itertools.accumulate(sizes, initial=0))
+        parts = slices([(self, *ends) for ends in itertools.pairwise(bounds)])
+        return [part.clone() for part in parts]
+
+
+def slices(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
+    """Rows [begin, end) of each; waits for the device, once, if there are lists."""
+    if not wanted or not wanted[0][0].lists:
+        return [rows.slice(begin, end, ()) for rows, begin, end in wanted]
+    ends = [
+        offsets[at]
+        for rows, begin, end in wanted
+        for offsets, _, _ in rows.lists
+        for at in (begin, end)
+    ]
+    ends = torch.stack(ends).view(-1, 2).tolist()
+    columns = len(wanted[0][0].lists)
+    return [
+        rows.slice(begin, end, ends[i * columns : (i + 1) * columns])
+        for i, (rows, begin, end) in enumerate(wanted)
+    ]
+
+
+@dataclasses.dataclass(eq=False)
+class RowGroup:
+    """A row group that is decoded when a block needs it, together with the others it needs.
+
+    Attributes:
+        number: which, in file order.
+        decoded: its rows, once they are there.
+    """
+
+    number: int
+    decoded: DeviceRows | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingRows:
+    """Rows [begin, end) of a row group, decoded or not."""
+
+    group: RowGroup
+    begin: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.end - self.begin
+
+    def slice(self, begin: int, end: int) -> PendingRows:
+        """Rows [begin, end) of them."""
+        return PendingRows(self.group, self.begin + begin, self.begin + end)
+
+
+def cut(pending: Sequence[PendingRows]) -> list[DeviceRows]:
+    """Rows of row groups that have been decoded."""
+    return slices([(one.group.decoded, one.begin, one.end) for one in pending])
+
+
+def build_on_device(
+    layout: Layout,
+    chunks: list[DeviceRows],
+    sources: list[Source],
+    steps: int,
+    batch: int,
+    device: torch.device,
+) -> Block | JaggedBlock:
+    """The block of ``steps`` batches that the sources make together, on ``device``.
+
+    ``chunks`` are the rows of the sources, of one after the other.
+    """
+    schema = layout.schema
+    if not chunks:
+        return empty_block(layout, steps, device)
+    # which row of all chunks each row of a batch is
+    where = torch.empty((steps, batch), dtype=torch.int64, device=device)
+    base = 0
+    for source in sources:
+        rows = steps * source.width
+        if source.order is None:
+            order = torch.arange(base, base + rows, device=device)
+        else:
+            order = torch.from_numpy(source.order()).to(device) + base
+        own = order.view(steps, -1)[:, source.begin : source.end]
+        where[:, source.first : source.first + own.shape[1]] = own
+        base += rows
+    floats = torch.cat([chunk.floats for chunk in chunks])
+    ids = torch.cat([chunk.ids for chunk in chunks])
+    labels = floats[:, 0][where]
+    dense = floats[:, 1:][where]
+    if not schema.multi_hot:
+        return Block(labels, dense, ids[where].transpose(1, 2).contiguous())
+    return _jagged(layout, chunks, ids, where, labels, dense)
+
+
+def _jagged(
+    layout: Layout,
+    chunks: list[DeviceRows],
+    ids: torch.Tensor,
+    where: torch.Tensor,
+    labels: torch.Tensor,
+    dense: torch.Tensor,
+) -> JaggedBlock:
+    """All columns' ids go into one pool; each row of each column is a range of it."""
+    steps, batch = where.shape
+    schema, device = layout.schema, ids.device
+    pool, weights, lengths, starts = [], [], [], []
+    size = single = 0
+    for name in schema.categorical:
+        if name in schema.multi_hot:
+            k = schema.multi_hot.index(name)
+            first = []
+            for chunk in chunks:
+                offsets, values, own = chunk.lists[k]
+                first.append((offsets[:-1].long() + size, offsets.diff()))
+                pool.append(values)
+                if layout.weights:
+                    weights.append(
+                        torch.ones_like(values, dtype=torch.float32) if own is None else own
+                    )
+                size += len(values)
+            starts.append(torch.cat([start for start, _ in first])[where])
+            lengths.append(torch.cat([length for _, length in first])[where])
+        else:
+            values = ids[:, single]
+            single += 1
+            pool.append(values)
+            if layout.weights:
+                weights.append(torch.ones_like(values, dtype=torch.float32))
+            starts.append(where + size)
+            lengths.append(torch.ones_like(where, dtype=torch.int32))
+            size += len(values)
+    length = torch.stack(lengths, dim=1).view(-1)
+    start = torch.stack(starts, dim=1).view(-1)
+    ends = length.cumsum(0)  # int64
+    total = int(ends[-1])  # waits: in the loader's own thread
+    index = torch.repeat_interleave(start - ends + length, length, output_size=total)
+    index += torch.arange(total, device=device)
+    begins = torch.cat([ends.new_zeros(1), ends])
+    by_step = begins[:-1].view(steps, -1)
+    last = begins[by_step.shape[1] :: by_step.shape[1]]
+    offsets = torch.cat([by_step, last[:, None]], dim=1) - by_step[:, :1]
+    return JaggedBlock(
+        labels,
+        dense,
+        torch.cat(pool)[index],
+        torch.cat(weights)[index] if layout.weights else None,
+        length.view(steps, -1).to(torch.int32),
+        offsets.to(torch.int32),
+        begins[::batch].tolist(),
+    )

@@ -1,0 +1,1 @@
+"""From the footers and pages of parquet files to columns."""

@@ -1,0 +1,271 @@
+"""Rows by loops of our own, straight from the pages: what the ETL writes, and most other files.
+
+Columns of the loader's own types, one value a row, none missing; pages plain or of indices, not
+compressed or by a codec that Arrow has. All columns are read in one call without the interpreter,
+and what is checked is checked once for each dictionary, where there is one. Anything else, and
+anything that is broken, is left to :mod:`nvt_loader.parquet.arrow_rows`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nvt_loader.memory import Buffers
+from nvt_loader.parquet import pages
+from nvt_loader.parquet.checks import Checker
+from nvt_loader.parquet.chunks import Chunk, Target
+from nvt_loader.parquet.footers import Layout
+from nvt_loader.parquet.page_values import CURSOR_FIELDS, open_columns, read_into, read_rows
+
+#: Row groups whose place in their files is kept.
+ROW_GROUPS = 1024
+
+#: Encodings that footers name (of levels, RLE), and codecs, by Arrow's names for them.
+ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the columns of a row group lie that can be read here.
+
+    Attributes:
+        numbers: int64 [chunks], of the schema's columns.
+        chunks: int64 [chunks, CHUNK_FIELDS]; ADDRESS counts from the first byte that is read.
+        spans: first byte in the file and bytes of what is read, one after the other.
+        codecs: per chunk, None if it is not compressed.
+        order: int64 [chunks], the chunks in the order of the schema.
+        starts: int64 [chunks], bytes of a row in the chunks before.
+        row_bytes: bytes of a row.
+        limits: uint64 [chunks], what each column's numbers have to stay below.
+    """
+
+    numbers: np.ndarray
+    chunks: np.ndarray
+    spans: list[tuple[int, int]]
+    codecs: list[str | None]
+    order: np.ndarray
+    starts: np.ndarray
+    row_bytes: int
+    limits: np.ndarray
+
+
+class PageRows:
+    """Opens a split's row groups; safe for use by several threads."""
+
+    def __init__(self, layout: Layout, checker: Checker) -> None:
+        self._layout, self._checker = layout, checker
+        self._places: dict[int, Place | None] = {}
+        self._bytes, self._values = Buffers(), Buffers()
+
+    def open(self, row_group: int, footer: pq.FileMetaData) -> OpenRows | None:
+        """Those of a row group's columns that its footer shows to be readable here, before the
+        first row; None if there are none, or if one is not readable after all.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        place = self._place(row_group, footer)
+        if place is None:
+            return None
+        file = self._layout.row_groups[row_group].file
+        memory = self._bytes.take(sum(size for _, size in place.spans))
+        if not _read(self._layout.files[file], place.spans, memory):
+            return None
+        chunks = place.chunks.copy()
+        chunks[:, pages.ADDRESS] += memory.ctypes.data
+        found = _find_pages(chunks)
+        if found is None:
+            return None
+        table, first_page = found
+        owner: list[Any] = [] if all(place.codecs) else [memory]
+        if any(place.codecs) and not _decompress(table, first_page, place.codecs, owner):
+            return None
+        cursors = np.empty((len(chunks), CURSOR_FIELDS), np.int64)
+        largest = np.empty(len(chunks), np.uint64)
+        if not open_columns(cursors, largest, table, first_page, chunks):
+            return None
+        checked = largest >= place.limits
+        state = cursors, table, first_page, chunks
+        return OpenRows(
+            self._layout, self._checker, place, file, state, checked, owner, self._values
+        )
+
+    def _place(self, row_group: int, footer: pq.FileMetaData) -> Place | None:
+        places = self._places
+        if row_group not in places:
+            if len(places) >= ROW_GROUPS:
+                places = self._places = {}
+            places[row_group] = _find_place(self._layout, self._checker, row_group, footer)
+        return places[row_group]
+
+
+class OpenRows:
+    """Hands out the rows of a row group, from the first to the last.
+
+    Attributes:
+        numbers: int64, the schema's columns that are read here.
+        complete: whether these are all.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        checker: Checker,
+        place: Place,
+        file: int,
+        state: tuple[np.ndarray, ...],
+        checked: np.ndarray,
+        owner: list[Any],
+        buffers: Buffers,
+    ) -> None:
+        self.numbers = place.numbers
+        self.complete = len(place.numbers) == len(layout.row_bytes)
+        self._layout, self._checker, self._file = layout, checker, file
+        self._place, self._state, self._checked = place, state, checked
+        self._owner, self._buffers = owner, buffers
+        self._broken = False
+
+    def skip(self, rows: int) -> bool:
+        """Pass over the next rows; False if that cannot be done."""
+        none = np.zeros(len(self.numbers), np.int64)
+        return self._can(
+            read_rows, none, none.astype(np.uint64), *self._state, none, self._checked, rows
+        )
+
+    def read(self, rows: int) -> Chunk | None:
+        """The next rows; None if they cannot be read here.
+
+        Raises:
+            SchemaError: a number that is none, an id outside its table.
+        """
+        memory = self._buffers.take(rows * self._place.row_bytes)
+        targets = memory.ctypes.data + rows * self._place.starts
+        found = np.empty(len(self.numbers), np.int64)
+        largest = np.zeros(len(found), np.uint64)
+        if not self._can(read_rows, found, largest, *self._state, targets, self._checked, rows):
+            return None
+        addresses, none = np.zeros((2, len(self._layout.row_bytes)), np.int64)
+        addresses[self.numbers] = found
+        owner = [*self._owner, memory]
+        chunk = Chunk(rows, addresses, self._layout.row_bytes, none, none, owner)
+        for i in np.flatnonzero(largest >= self._place.limits).tolist():
+            self._checker.refuse(chunk, int(self.numbers[i]), self._file)
+        return chunk
+
+    def read_into(self, target: Target, first: int, rows: int) -> bool:
+        """Read the next rows of all columns into a block, to where a source's rows from ``first``
+        on belong; False if they cannot be read here, or are not what they have to be."""
+        where = first, rows, self._place.order, self._place.limits
+        return self._can(read_into, *target.arguments, *where, *self._state, self._checked)
+
+    def _can(self, kernel: Callable[..., bool], *arguments: object) -> bool:
+        """Whether a kernel could read its rows; after it could not once, none can."""
+        self._broken = self._broken or not kernel(*arguments)
+        return not self._broken
+
+
+def _find_place(
+    layout: Layout, checker: Checker, row_group: int, footer: pq.FileMetaData
+) -> Place | None:
+    group = layout.row_groups[row_group]
+    described = footer.row_group(group.index)
+    floats = 1 + len(layout.schema.dense)
+    found = []
+    for number, (leaf, optional) in checker.plain_leaves(footer).items():
+        column = described.column(leaf)
+        begin, size = column.data_page_offset, column.total_compressed_size
+        if column.has_dictionary_page and column.dictionary_page_offset:
+            begin = min(begin, column.dictionary_page_offset)
+        known = column.compression in CODECS and ENCODINGS.issuperset(column.encodings)
+        inside = 0 < begin <= begin + size <= layout.sizes[group.file]
+        if known and inside and column.num_values == group.rows:
+            width = int(layout.row_bytes[number])
+            codec = CODECS[column.compression]
+            chunk = [begin, size, group.rows, width, optional, number < floats, codec == "snappy"]
+            found.append((begin, number, chunk, codec))
+    if not found:
+        return None
+    found.sort()
+    spans: list[tuple[int, int]] = []
+    place = 0
+    for begin, _, chunk, _ in found:
+        if spans and begin == sum(spans[-1]):
+            spans[-1] = spans[-1][0], spans[-1][1] + chunk[pages.SIZE]
+        else:
+            spans.append((begin, chunk[pages.SIZE]))
+        chunk[pages.ADDRESS] = place
+        place += chunk[pages.SIZE]
+    numbers = np.array([number for _, number, _, _ in found])
+    chunks = np.array([chunk for _, _, chunk, _ in found], np.int64)
+    widths = chunks[:, pages.WIDTH]
+    return Place(
+        numbers,
+        chunks,
+        spans,
+        [codec for _, _, _, codec in found],
+        np.argsort(numbers),
+        np.cumsum(widths) - widths,
+        int(widths.sum()),
+        checker.limits[numbers],
+    )
+
+
+def _read(path: os.PathLike, spans: list[tuple[int, int]], memory: np.ndarray) -> bool:
+    """Read parts of a file into memory; False if it ends before."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        place = 0
+        for begin, size in spans:
+            done = 0
+            while done < size:
+                count = os.preadv(file, [memory[place + done : place + size]], begin + done)
+                if count == 0:
+                    return False
+                done += count
+            place += size
+    finally:
+        os.close(file)
+    return True
+
+
+def _find_pages(chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """The pages of column chunks, and which are each chunk's."""
+    first_page = np.empty(len(chunks) + 1, np.int64)
+    count = 8 * len(chunks)
+    while True:
+        table = np.empty((count, pages.PAGE_FIELDS), np.int64)
+        count = pages.find_pages(table, first_page, chunks)
+        if count < 0:
+            return None
+        if count <= len(table):
+            return table[:count], first_page
+
+
+def _decompress(
+    table: np.ndarray, first_page: np.ndarray, codecs: list[str | None], owner: list[Any]
+) -> bool:
+    """Decompress pages into memory that ``owner`` keeps; False if one is broken."""
+    for i, codec in enumerate(codecs):
+        if codec is None:
+            continue
+        for page in table[first_page[i] : first_page[i + 1]]:
+            size = int(page[pages.WHOLE])
+            if size == 0:
+                page[pages.BYTES] = 0
+                continue
+            source = pa.foreign_buffer(int(page[pages.BODY]), int(page[pages.BYTES]))
+            try:
+                whole = pa.decompress(source, decompressed_size=size, codec=codec)
+            except (pa.ArrowException, OSError):
+                return False
+            page[pages.BODY], page[pages.BYTES] = whole.address, whole.size
+            owner.append(whole)
+    return True

@@ -1,1 +1,0 @@
-"""Feature specs that come with this project (data only); see :func:`clicklog.spec.load_spec`."""
