@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shutil
 import time
@@ -16,10 +15,10 @@ from tqdm import tqdm
 
 from clicklog.errors import BadInputError, ClickLogError, OutputError
 from clicklog.files.atomic import read_json, write_json
+from clicklog.files.journal import refuse_changes
 from clicklog.files.validation import parse
 from clicklog.kernels import compile_seconds
 from clicklog.readers.raw import DayFile, find_days
-from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
 from etl import output, staging
 from etl.engines import choice
@@ -30,7 +29,7 @@ from etl.manifest import inputs_of, read_manifest
 from etl.plan import Plan, make_plan
 from etl.results import UnitResult
 from etl.settings import EtlSettings
-from etl.state import changes, plan_record, read_plan_record, recorded
+from etl.state import begin_or_resume, plan_record, recorded, with_defaults
 
 log = logging.getLogger(__name__)
 
@@ -50,50 +49,17 @@ def run(settings: EtlSettings) -> dict[str, Any]:
     ) as work:
         if output.is_finished(settings.output_path):
             return _already_finished(settings.output_path, now)
-        resumed = _compare(work / "plan.json", now, settings.output_path)
+        resumed = begin_or_resume(work, now, settings.output_path)
         return _Run(settings, days, work, now, resumed).all()
 
 
 def _already_finished(path: Path, now: dict[str, Any]) -> dict[str, Any]:
     manifest = read_manifest(path / output.MANIFEST_FILE)
-    before = {"settings": _with_defaults(manifest["settings"]), "inputs": inputs_of(manifest)}
+    before = with_defaults({"settings": manifest["settings"], "inputs": inputs_of(manifest)})
     now = {key: now[key] for key in before}  # other versions may read it
-    _refuse_changes(before, now, path, "choose another --output_path")
+    refuse_changes(before, now, path, "choose another --output_path")
     log.info("%s: finished already, nothing to do", path)
     return manifest
-
-
-def _compare(record: Path, now: dict[str, Any], path: Path) -> bool:
-    """Whether a run is resumed; its settings and inputs must be those of its beginning."""
-    resumed = record.exists()
-    if resumed:
-        before = read_plan_record(record)
-        before["settings"] = _with_defaults(before["settings"])
-        if now["settings"]["on_bad_rows"] == "quarantine":
-            # whatever is done had no bad rows: quarantine would have done the same
-            before["settings"]["on_bad_rows"] = "quarantine"
-        _refuse_changes(
-            before, now, path, "undo that, or discard what the run did and begin with --restart"
-        )
-        log.info("%s: going on with a run that did not finish", path)
-    write_json(record, now)
-    return resumed
-
-
-def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an earlier run, with the spec's keys that its version did not have yet."""
-    with contextlib.suppress(ClickLogError):  # a spec that is none is a change, told as such
-        spec = FeatureSpec.from_dict(settings["spec"]).to_dict()
-        return {**settings, "spec": json.loads(json.dumps(spec))}
-    return settings
-
-
-def _refuse_changes(before: dict, now: dict, path: Path, remedy: str) -> None:
-    changed = changes(before, now)
-    if changed:
-        more = [f"and {len(changed) - 8} more"] if len(changed) > 8 else []
-        listed = "".join(f"\n  {line}" for line in changed[:8] + more)
-        raise OutputError(f"{path}: begun with something else:{listed}", remedy)
 
 
 class _Run:
@@ -244,7 +210,7 @@ class _Run:
                 move_parts(self.parts, self.split_root, files)
             sizes = check_rows(plan, results, self.split_root)
             write_descriptions(self.split_root, files, description.table_schema)
-        _refuse_changes(
+        refuse_changes(
             self.record,
             plan_record(self.settings.to_dict(), self._days_now()),
             self.output,

@@ -96,7 +96,7 @@ def predict_file(
         SchemaError: an id column, or the label, is not there.
         OutputError: the output exists, or cannot be written, or an earlier run was another one.
     """
-    from inference.parts import Parts
+    from inference.parts import open_parts
 
     if output_path.exists():
         raise OutputError(f"{output_path} exists", "choose another --output, or remove it first")
@@ -111,7 +111,7 @@ def predict_file(
     key = _key(predictor, input_path, spec, ids, reject, piece_bytes)
     bar = tqdm(desc="predict", unit="rows", unit_scale=True, disable=None)
     rejected_file = output_path.with_name(f"{output_path.name}.rejected.tsv")
-    with Parts(output_path, key, resume=resume) as parts, bar:
+    with open_parts(output_path, key, resume=resume) as parts, bar:
         if parts.done:
             bar.update(parts.rows)
             log.info("%s: resumed behind row %d", output_path, parts.rows)
