@@ -18,9 +18,10 @@ from typing import Any
 
 from clicklog import charts
 from clicklog.charts import Series
+from clicklog.command_line import as_text
 from clicklog.errors import BadInputError, run_command
 from clicklog.files.atomic import write_text
-from dlrm.settings.train_settings import TrainSettings, as_text
+from dlrm.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
 METRICS_FILE = "metrics.jsonl"
