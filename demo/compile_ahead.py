@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from clicklog.errors import ClickLogError, run_command
-from etl.engines.choice import cores
+from etl.engines.hardware import cores
 
 log = logging.getLogger("demo")
 

@@ -22,7 +22,8 @@ from clicklog.readers.raw import DayFile, find_days
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
 from etl import output, staging
-from etl.engines import choice as engines
+from etl.engines import choice
+from etl.engines.hardware import cores
 from etl.finish import check_rows, move_parts, quarantine
 from etl.labels import ONE_LABEL_REMEDY, one_label_splits
 from etl.manifest import inputs_of, read_manifest
@@ -41,6 +42,7 @@ def run(settings: EtlSettings) -> dict[str, Any]:
         BadInputError, BadRowError: the input, naming file, line, column and value.
         OutputError: the output directory holds something else, or cannot be written.
     """
+    settings = choice.resolve(settings)
     days = find_days(settings.input_path, settings.days)
     now = plan_record(settings.to_dict(), days)
     with output.claimed(
@@ -110,12 +112,12 @@ class _Run:
         self.output = settings.output_path
         self.workflow = self.output / "workflow"
         self.split_root = self.output / "criteo_binary" / "split"
-        self.parts = engines.parts_root(work)
+        self.parts = choice.parts_root(work)
         self.clock = _Clock()
 
     def all(self) -> dict[str, Any]:
         with self.clock("read the input"):
-            threads = self.settings.workers or engines.cores()
+            threads = self.settings.workers or cores()
             plan = make_plan(
                 staging.staged(self.days, self.settings, self.work, threads),
                 self.settings.spec,
@@ -160,7 +162,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             if missing or not fitted:
                 with self.clock("start workers"):
-                    engine = stack.enter_context(engines.started(self.settings, self.work))
+                    engine = stack.enter_context(choice.start(self.settings, self.work))
             if not fitted:
                 with self.clock("fit"), RowsBar("fit", plan, "train") as bar:
                     self._fit(engine, plan, bar, parts_done=bool(results))
@@ -196,7 +198,7 @@ class _Run:
         except (BadInputError, KeyError):
             return None
 
-    def _fit(self, engine: engines.Engine, plan: Plan, bar: RowsBar, *, parts_done: bool) -> None:
+    def _fit(self, engine: choice.Engine, plan: Plan, bar: RowsBar, *, parts_done: bool) -> None:
         from workflows import inspect
 
         shutil.rmtree(self.workflow, ignore_errors=True)
@@ -210,7 +212,7 @@ class _Run:
             )
         write_json(self.work / "fit.json", {"digest": now})
         # Of no use any more. Deleting takes a while, which transforming need not wait for.
-        Thread(target=shutil.rmtree, args=(engines.fit_root(self.work), True)).start()
+        Thread(target=shutil.rmtree, args=(choice.fit_root(self.work), True)).start()
 
     def _shuffle(self, results: list[UnitResult]) -> None:
         from etl.shuffle.training_rows import Part, shuffle
@@ -225,7 +227,7 @@ class _Run:
                 mode=self.settings.shuffle,
                 seed=self.settings.seed,
                 work=self.work / "shuffle",
-                workers=self.settings.workers or engines.cores(),
+                workers=self.settings.workers or cores(),
                 report=bar.update,
             )
 

@@ -70,7 +70,7 @@ print(json.dumps(found))
 _CUDF = """
 import json, nvt_compat, cudf, numpy as np, pandas as pd
 from cudf.core.abc import Serializable
-from etl.engines.choice import gpu_count, gpu_memory
+from etl.engines.hardware import gpu_count, gpu_memory
 found = {"version": cudf.__version__, "sum": int(cudf.Series([1, 2]).sum()), "error": ""}
 try:
     found["gpus"] = gpu_count()

@@ -16,7 +16,7 @@ import nvt_compat  # noqa: F401
 from distributed import Client, LocalCluster
 
 from clicklog.errors import ClickLogError, SettingsError
-from etl.engines.choice import cores, gpu_count, gpu_memory
+from etl.engines.hardware import cores, gpu_count, gpu_memory
 
 #: Shares of a GPU's memory: RMM's pool, and where Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8

@@ -29,8 +29,8 @@ from clicklog.readers.raw import Block, read_block
 from clicklog.rows import RawRows, empty_rows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import FIRST_OOV_ID, FeatureSpec
-from etl.engines.choice import BLOCKS_AT_ONCE
 from etl.engines.cluster import WorkerLostError
+from etl.engines.hardware import BLOCKS_AT_ONCE
 from etl.plan import Unit
 from etl.results import UnitResult
 from etl.state import finish_unit
