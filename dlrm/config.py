@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from clicklog.command_line import as_text
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.files.validation import convert
 from clicklog.schema import LARGEST_TABLE, TableSchema
-from dlrm.settings.train_settings import INTERACTIONS, TrainSettings, as_text
+from dlrm.settings.fields import INTERACTIONS
+from dlrm.settings.train_settings import TrainSettings
 
 
 @dataclasses.dataclass(frozen=True)

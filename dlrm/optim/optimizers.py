@@ -13,7 +13,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from dlrm.model import TrainModel
 from dlrm.optim.adam import TableAdam, lookups_of
 from dlrm.optim.schedule import Rates
-from dlrm.settings.train_settings import OPTIMIZERS, TrainSettings
+from dlrm.settings.fields import OPTIMIZERS
+from dlrm.settings.train_settings import TrainSettings
 
 #: For the tables, what FBGEMM fuses into the backward of each of these classes; for the dense
 #: layers the classes themselves. FBGEMM's Adam leaves rows alone that a batch does not hold, as

@@ -17,11 +17,12 @@ from typing import Any
 
 from jinja2 import UndefinedError
 
+from clicklog.command_line import as_text
 from clicklog.errors import BadInputError, run_command
 from clicklog.files.atomic import write_text
 from clicklog.pages.charts import Chart, Series, lines
 from clicklog.pages.render import render
-from dlrm.settings.train_settings import TrainSettings, as_text
+from dlrm.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
 METRICS_FILE = "metrics.jsonl"

@@ -39,7 +39,8 @@ from dlrm.config import ModelConfig, model_config
 from dlrm.model import TrainModel, build_dlrm
 from dlrm.optim.default_rates import with_default_rates
 from dlrm.optim.optimizers import fuse_table_optimizer
-from dlrm.settings.train_settings import SHARDINGS, TrainSettings
+from dlrm.settings.fields import SHARDINGS
+from dlrm.settings.train_settings import TrainSettings
 
 GIB = 1024**3
 
