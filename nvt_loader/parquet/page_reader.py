@@ -3,7 +3,7 @@
 Columns of the loader's own types, one value a row, none missing; pages plain or of indices, not
 compressed or by a codec that Arrow has. All columns are read in one call without the interpreter,
 and what is checked is checked once for each dictionary, where there is one. Anything else, and
-anything that is broken, is left to :mod:`nvt_loader.parquet.arrow_rows`.
+anything that is broken, is left to :mod:`nvt_loader.parquet.arrow_reader`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_loader.memory import Buffers
+from nvt_loader.buffers import Buffers
 from nvt_loader.parquet import pages
 from nvt_loader.parquet.checks import Checker
-from nvt_loader.parquet.chunks import Chunk, Target
-from nvt_loader.parquet.footers import Layout
+from nvt_loader.parquet.dataset import Dataset
 from nvt_loader.parquet.page_values import CURSOR_FIELDS, open_columns, read_into, read_rows
+from nvt_loader.parquet.row_chunks import RowChunk, Target
 
 #: Row groups whose place in their files is kept.
 ROW_GROUPS = 1024
@@ -33,7 +33,7 @@ CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ColumnChunks:
     """Where the columns of a row group lie that can be read here.
 
     Attributes:
@@ -57,15 +57,15 @@ class Place:
     limits: np.ndarray
 
 
-class PageRows:
+class PageReader:
     """Opens a split's row groups; safe for use by several threads."""
 
-    def __init__(self, layout: Layout, checker: Checker) -> None:
-        self._layout, self._checker = layout, checker
-        self._places: dict[int, Place | None] = {}
+    def __init__(self, dataset: Dataset, checker: Checker) -> None:
+        self._dataset, self._checker = dataset, checker
+        self._places: dict[int, ColumnChunks | None] = {}
         self._bytes, self._values = Buffers(), Buffers()
 
-    def open(self, row_group: int, footer: pq.FileMetaData) -> OpenRows | None:
+    def open(self, row_group: int, footer: pq.FileMetaData) -> OpenRowGroup | None:
         """Those of a row group's columns that its footer shows to be readable here, before the
         first row; None if there are none, or if one is not readable after all.
 
@@ -75,9 +75,9 @@ class PageRows:
         place = self._place(row_group, footer)
         if place is None:
             return None
-        file = self._layout.row_groups[row_group].file
+        file = self._dataset.row_groups[row_group].file
         memory = self._bytes.take(sum(size for _, size in place.spans))
-        if not _read(self._layout.files[file], place.spans, memory):
+        if not _read(self._dataset.files[file], place.spans, memory):
             return None
         chunks = place.chunks.copy()
         chunks[:, pages.ADDRESS] += memory.ctypes.data
@@ -94,20 +94,20 @@ class PageRows:
             return None
         checked = largest >= place.limits
         state = cursors, table, first_page, chunks
-        return OpenRows(
-            self._layout, self._checker, place, file, state, checked, owner, self._values
+        return OpenRowGroup(
+            self._dataset, self._checker, place, file, state, checked, owner, self._values
         )
 
-    def _place(self, row_group: int, footer: pq.FileMetaData) -> Place | None:
+    def _place(self, row_group: int, footer: pq.FileMetaData) -> ColumnChunks | None:
         places = self._places
         if row_group not in places:
             if len(places) >= ROW_GROUPS:
                 places = self._places = {}
-            places[row_group] = _find_place(self._layout, self._checker, row_group, footer)
+            places[row_group] = _column_chunks(self._dataset, self._checker, row_group, footer)
         return places[row_group]
 
 
-class OpenRows:
+class OpenRowGroup:
     """Hands out the rows of a row group, from the first to the last.
 
     Attributes:
@@ -117,9 +117,9 @@ class OpenRows:
 
     def __init__(
         self,
-        layout: Layout,
+        dataset: Dataset,
         checker: Checker,
-        place: Place,
+        place: ColumnChunks,
         file: int,
         state: tuple[np.ndarray, ...],
         checked: np.ndarray,
@@ -127,8 +127,8 @@ class OpenRows:
         buffers: Buffers,
     ) -> None:
         self.numbers = place.numbers
-        self.complete = len(place.numbers) == len(layout.row_bytes)
-        self._layout, self._checker, self._file = layout, checker, file
+        self.complete = len(place.numbers) == len(dataset.row_bytes)
+        self._dataset, self._checker, self._file = dataset, checker, file
         self._place, self._state, self._checked = place, state, checked
         self._owner, self._buffers = owner, buffers
         self._broken = False
@@ -140,7 +140,7 @@ class OpenRows:
             read_rows, none, none.astype(np.uint64), *self._state, none, self._checked, rows
         )
 
-    def read(self, rows: int) -> Chunk | None:
+    def read(self, rows: int) -> RowChunk | None:
         """The next rows; None if they cannot be read here.
 
         Raises:
@@ -152,10 +152,10 @@ class OpenRows:
         largest = np.zeros(len(found), np.uint64)
         if not self._can(read_rows, found, largest, *self._state, targets, self._checked, rows):
             return None
-        addresses, none = np.zeros((2, len(self._layout.row_bytes)), np.int64)
+        addresses, none = np.zeros((2, len(self._dataset.row_bytes)), np.int64)
         addresses[self.numbers] = found
         owner = [*self._owner, memory]
-        chunk = Chunk(rows, addresses, self._layout.row_bytes, none, none, owner)
+        chunk = RowChunk(rows, addresses, self._dataset.row_bytes, none, none, owner)
         for i in np.flatnonzero(largest >= self._place.limits).tolist():
             self._checker.refuse(chunk, int(self.numbers[i]), self._file)
         return chunk
@@ -172,12 +172,12 @@ class OpenRows:
         return not self._broken
 
 
-def _find_place(
-    layout: Layout, checker: Checker, row_group: int, footer: pq.FileMetaData
-) -> Place | None:
-    group = layout.row_groups[row_group]
+def _column_chunks(
+    dataset: Dataset, checker: Checker, row_group: int, footer: pq.FileMetaData
+) -> ColumnChunks | None:
+    group = dataset.row_groups[row_group]
     described = footer.row_group(group.index)
-    floats = 1 + len(layout.schema.dense)
+    floats = 1 + len(dataset.schema.dense)
     found = []
     for number, (leaf, optional) in checker.plain_leaves(footer).items():
         column = described.column(leaf)
@@ -185,9 +185,9 @@ def _find_place(
         if column.has_dictionary_page and column.dictionary_page_offset:
             begin = min(begin, column.dictionary_page_offset)
         known = column.compression in CODECS and ENCODINGS.issuperset(column.encodings)
-        inside = 0 < begin <= begin + size <= layout.sizes[group.file]
+        inside = 0 < begin <= begin + size <= dataset.sizes[group.file]
         if known and inside and column.num_values == group.rows:
-            width = int(layout.row_bytes[number])
+            width = int(dataset.row_bytes[number])
             codec = CODECS[column.compression]
             chunk = [begin, size, group.rows, width, optional, number < floats, codec == "snappy"]
             found.append((begin, number, chunk, codec))
@@ -206,7 +206,7 @@ def _find_place(
     numbers = np.array([number for _, number, _, _ in found])
     chunks = np.array([chunk for _, _, chunk, _ in found], np.int64)
     widths = chunks[:, pages.WIDTH]
-    return Place(
+    return ColumnChunks(
         numbers,
         chunks,
         spans,

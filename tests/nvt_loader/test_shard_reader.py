@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from clicklog.errors import BadInputError
-from nvt_loader.memory import Buffers
-from nvt_loader.parquet.decode import RowReader
-from nvt_loader.plan import Piece
+from nvt_loader.buffers import Buffers
+from nvt_loader.parquet.shard_reader import ShardReader
+from nvt_loader.plan import RowGroupSlice
 
 
 @dataclasses.dataclass
@@ -32,7 +32,7 @@ class Numbers:
         return Numbers(self.begin + begin, self.begin + end)
 
 
-PIECES = [Piece(0, 0, 10), Piece(1, 10, 13), Piece(2, 13, 50)]
+PIECES = [RowGroupSlice(0, 0, 10), RowGroupSlice(1, 10, 13), RowGroupSlice(2, 13, 50)]
 
 
 def decoder(broken=None):
@@ -57,7 +57,7 @@ def taken(reader, rows):
 @pytest.mark.parametrize("sizes", [[50], [1] * 50, [7, 3, 1, 20, 19], [0, 25, 25]])
 def test_every_row_in_order(sizes, ahead):
     decode, threads = decoder()
-    reader = RowReader(decode, PIECES, 2, 4)
+    reader = ShardReader(decode, PIECES, 2, 4)
     found = []
     with concurrent.futures.ThreadPoolExecutor(3, "pool") as pool:
         for size in sizes:
@@ -72,7 +72,7 @@ def test_every_row_in_order(sizes, ahead):
 
 def test_no_more_is_decoded_than_enough():
     decode, threads = decoder()
-    reader = RowReader(decode, PIECES, 2, 4)
+    reader = ShardReader(decode, PIECES, 2, 4)
     with concurrent.futures.ThreadPoolExecutor(1, "pool") as pool:
         taken(reader, 1)
         for _ in range(5):
@@ -84,7 +84,7 @@ def test_no_more_is_decoded_than_enough():
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_error_is_for_who_takes_the_rows(ahead):
     decode, _ = decoder(broken=1)
-    reader = RowReader(decode, PIECES, 10, 100)
+    reader = ShardReader(decode, PIECES, 10, 100)
     taken(reader, 3)
     if ahead:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -92,11 +92,11 @@ def test_an_error_is_for_who_takes_the_rows(ahead):
     assert taken(reader, 7) == list(range(3, 10))  # what comes before is whole
     for _ in range(2):
         with pytest.raises(BadInputError, match="piece 1"):
-            reader.take(1)
+            list(reader.take(1))
 
 
 def test_what_is_left_while_others_decode():
-    reader = RowReader(decoder()[0], PIECES, 2, 4)
+    reader = ShardReader(decoder()[0], PIECES, 2, 4)
     end = threading.Event()
 
     def decode():
@@ -129,7 +129,7 @@ def test_a_buffer_that_another_thread_takes():
 
 
 def test_no_rows_are_left():
-    reader = RowReader(decoder()[0], PIECES, 2, 4)
+    reader = ShardReader(decoder()[0], PIECES, 2, 4)
     taken(reader, 50)
     with pytest.raises(EOFError):
-        reader.take(1)
+        list(reader.take(1))
