@@ -26,7 +26,7 @@ log = logging.getLogger("demo")
 IMPORTS = (
     ("workflows.compiled.tables", "workflows.compiled.dense"),
     ("nvt_loader.parquet.page_values", "nvt_loader.parquet.pages"),
-    ("nvt_loader.kernels", "nvt_loader.parquet.crc32"),
+    ("nvt_loader.kernels",),
 )
 #: Specs of a log of numbers in TSV, and of one in CSV with strings and lists.
 SPECS = ("criteo_1tb", "retail")

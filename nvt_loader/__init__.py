@@ -1,7 +1,7 @@
 """Training batches from the parquet that the ETL writes: one stream of batches per rank.
 
 :class:`KJTLoader` is imported on first use, because TorchRec takes seconds to import and
-:mod:`nvt_loader.plan` and :mod:`nvt_loader.parquet.footers` do without it.
+:mod:`nvt_loader.plan` and :mod:`nvt_loader.parquet.dataset` do without it.
 """
 
 from __future__ import annotations
