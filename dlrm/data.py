@@ -1,4 +1,4 @@
-"""A run's data: which rows each split has, in which batches they come."""
+"""A run's data: schema, loaders of the splits, and training batches."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from nvt_loader import KJTLoader
 
 Loader = KJTLoader | SyntheticLoader
 
-#: Rows of a synthetic valid or test set, as a share of the training set's.
+#: The rows of a synthetic valid or test set, as a share of the training set's.
 _HELD_OUT = 0.1
 
 
 def read_schema(settings: TrainSettings) -> TableSchema:
-    """The columns and table sizes of the data.
+    """Return the columns and table sizes of the data.
 
     Raises:
-        SettingsError: there are no data, or none of the ETL's.
-        BadInputError, SchemaError: their schema cannot be read.
+        SettingsError: ``binary_path`` does not hold what the ETL writes.
+        BadInputError, SchemaError: The schema cannot be read.
     """
     settings.check_data()
     if settings.dataset_type == "synthetic":
@@ -43,24 +43,24 @@ def read_schema(settings: TrainSettings) -> TableSchema:
 
 
 def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
-    """What is known to be the best that any model can reach, by split, for a synthetic log.
+    """Return the best metrics that any model can reach, by split, for a synthetic log.
 
     ``python -m etl synthesize`` writes the metrics of the true click probabilities beside its
-    log; they are those of the ETL's splits if these have as many rows and clicks.
+    log. They hold for the ETL's splits if these have as many rows and clicks.
     """
     output = Path(settings.binary_path).absolute().parent.parent
     try:
         manifest = read_json(output / "manifest.json", "the ETL's manifest")
         raw = Path(manifest["inputs"][0]["path"]).parent
         oracle = read_json(raw / "synthetic.json", "a synthetic log's description")["oracle"]
-        found = {
-            split: {name: float(one[name]) for name in ("auroc", "log_loss")}
-            for split, one in oracle.items()
-            if all(one[name] == manifest["splits"][split][name] for name in ("rows", "positives"))
+        best = {
+            split: {name: float(known[name]) for name in ("auroc", "log_loss")}
+            for split, known in oracle.items()
+            if all(known[name] == manifest["splits"][split][name] for name in ("rows", "positives"))
         }
     except (ClickLogError, LookupError, TypeError):
         return None
-    return found or None
+    return best or None
 
 
 def make_loader(
@@ -70,10 +70,10 @@ def make_loader(
     group: Group,
     batch_size: int | None = None,
 ) -> Loader:
-    """The loader of a split, for this rank.
+    """Return this rank's loader of a split.
 
     Raises:
-        SettingsError, BadInputError, SchemaError: as :class:`nvt_loader.KJTLoader`.
+        SettingsError, BadInputError, SchemaError: As :class:`nvt_loader.KJTLoader` raises them.
     """
     limits = {
         "train": settings.limit_train_batches,
@@ -132,42 +132,42 @@ def _synthetic(
         batch_size,
         rank=group.rank,
         world_size=group.world_size,
-        seed=_number(settings.seed, split),
+        seed=_seed(settings.seed, split),
         limit_batches=limit,
         device=group.device,
     )
 
 
 class TrainingBatches:
-    """Makes the batches of training's steps from the loader's.
+    """Make the batches of training steps from the loader's.
 
     Args:
-        settings: batch size, ``shuffle_batches``, seed.
-        loader: of the training set.
-        group: this rank.
+        settings: The settings of the run.
+        loader: The loader of the training set.
+        group: This rank.
     """
 
     def __init__(self, settings: TrainSettings, loader: Loader, group: Group) -> None:
         self._settings, self._group, self._loader = settings, group, loader
 
     def step(self, batch: Batch, epoch: int, i: int) -> TrainBatch:
-        """The batch of step ``i`` of an epoch, of as many rows as the other ranks' batches."""
+        """Return the batch of step ``i`` of an epoch, padded to the size of all ranks' batches."""
         ranks, last = self._group.world_size, len(self._loader) - 1
         global_size = self._settings.batch_size * ranks
-        if i == last:  # the rest of the data, however the ranks share it
+        if i == last:  # the rest of the data, which may be unevenly spread over the ranks
             global_size = min(global_size, self._loader.num_rows - i * global_size)
         size = -(-global_size // ranks)
         rows = len(batch.labels)
         if rows > size or (rows < size and i < last):
             raise RuntimeError(f"step {i}: a batch of {rows} instead of {size} rows")
         if self._settings.shuffle_batches:
-            seed = _number(self._settings.seed, "shuffle", epoch, i, self._group.rank)
+            seed = _seed(self._settings.seed, "shuffle", epoch, i, self._group.rank)
             batch = shuffled(batch, seed)
         return TrainBatch.of(batch, size, global_size)
 
 
 def shuffled(batch: Batch, seed: int) -> Batch:
-    """The rows of ``batch`` in an order that follows from ``seed``."""
+    """Return the rows of ``batch`` in a random order that follows from ``seed``."""
     rows, ids = len(batch.labels), batch.sparse_features
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
     order = order.to(batch.labels.device)
@@ -188,7 +188,7 @@ def shuffled(batch: Batch, seed: int) -> Batch:
     )
 
 
-def _number(*parts: object) -> int:
-    """A seed, 0 … 2**62 - 1, that follows from all parts."""
+def _seed(*parts: object) -> int:
+    """Return a seed, 0 … 2**62 - 1, that follows from all parts."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.launch.binding import choose_cpus
+from dlrm.launch.startup import choose_cpus
 from tests.dlrm.runs import MODEL, run_command
 
 
