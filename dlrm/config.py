@@ -10,6 +10,13 @@ from clicklog.files.validation import convert
 from clicklog.schema import LARGEST_TABLE, TableSchema
 from dlrm.settings.train_settings import INTERACTIONS, TrainSettings, as_text
 
+#: The sizes that each interaction has; those of the others are 0 or empty.
+INTERACTION_SIZES = {
+    "original": (),
+    "dcn": ("dcn_num_layers", "dcn_low_rank_dim"),
+    "projection": ("interaction_branch1_layer_sizes", "interaction_branch2_layer_sizes"),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -121,7 +128,8 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         embedding_dim=settings.embedding_dim,
         dense_arch_layer_sizes=_dense_layers(settings) if schema.dense else (),
         over_arch_layer_sizes=settings.over_arch_layer_sizes,
-        **_interaction(settings),
+        interaction_type=settings.interaction_type,
+        **{name: getattr(settings, name) for name in INTERACTION_SIZES[settings.interaction_type]},
         **_multi_hot(settings, schema),
     )
 
@@ -135,17 +143,6 @@ def _dense_layers(settings: TrainSettings) -> tuple[int, ...]:
             "the dense vector is combined with the embeddings: make the two equal",
         )
     return sizes
-
-
-def _interaction(settings: TrainSettings) -> dict[str, Any]:
-    """The interaction and its own sizes, without those of other interactions."""
-    names = {
-        "original": (),
-        "dcn": ("dcn_num_layers", "dcn_low_rank_dim"),
-        "projection": ("interaction_branch1_layer_sizes", "interaction_branch2_layer_sizes"),
-    }[settings.interaction_type]
-    sizes = {name: getattr(settings, name) for name in names}
-    return {"interaction_type": settings.interaction_type, **sizes}
 
 
 def _multi_hot(settings: TrainSettings, schema: TableSchema) -> dict[str, Any]:

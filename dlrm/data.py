@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from pathlib import Path
@@ -75,67 +76,43 @@ def make_loader(
     Raises:
         SettingsError, BadInputError, SchemaError: As :class:`nvt_loader.KJTLoader` raises them.
     """
+    training = split == "train"
+    batch_size = batch_size or settings.batch_size_of(split)
+    this_rank = {"rank": group.rank, "world_size": group.world_size, "device": group.device}
+    if settings.dataset_type == "synthetic":
+        rows = settings.synthetic_dataset_num_entries
+        make = functools.partial(
+            SyntheticLoader,
+            synthetic_schema(len(config.dense), config.num_embeddings),
+            rows if training else int(_HELD_OUT * rows),
+            batch_size,
+            seed=_seed(settings.seed, split),
+            **this_rank,
+        )
+    else:
+        memory = settings.loader_memory
+        make = functools.partial(
+            KJTLoader,
+            settings.split_path(split),
+            batch_size,
+            shuffle=settings.shuffle_training_set and training,
+            seed=settings.seed,
+            drop_last=settings.drop_last_training_batch and training,
+            table_sizes=config.num_embeddings,
+            hash_indices=settings.hash_indices,
+            undersampling_rate=settings.undersampling_rate if training else None,
+            loader_memory=None if memory is None else memory << 20,
+            **this_rank,
+        )
     limits = {
         "train": settings.limit_train_batches,
         "valid": settings.limit_val_batches,
         "test": settings.limit_test_batches,
     }
-    make = _parquet if settings.dataset_type == "parquet" else _synthetic
-    batch_size = batch_size or settings.batch_size_of(split)
-    loader = make(settings, config, split, group, batch_size, limits[split])
-    if split == "train" and settings.dataset_subset is not None and len(loader):
-        limit = math.ceil(settings.dataset_subset * len(loader))
-        loader = make(settings, config, split, group, batch_size, limit)
+    loader = make(limit_batches=limits[split])
+    if training and settings.dataset_subset is not None and len(loader):
+        loader = make(limit_batches=math.ceil(settings.dataset_subset * len(loader)))
     return loader.map(MultiHot(config).batch) if config.multi_hot_sizes else loader
-
-
-def _parquet(
-    settings: TrainSettings,
-    config: ModelConfig,
-    split: str,
-    group: Group,
-    batch_size: int,
-    limit: int | None,
-) -> KJTLoader:
-    training = split == "train"
-    memory = settings.loader_memory
-    return KJTLoader(
-        settings.split_path(split),
-        batch_size,
-        rank=group.rank,
-        world_size=group.world_size,
-        shuffle=settings.shuffle_training_set and training,
-        seed=settings.seed,
-        drop_last=settings.drop_last_training_batch and training,
-        device=group.device,
-        table_sizes=config.num_embeddings,
-        hash_indices=settings.hash_indices,
-        undersampling_rate=settings.undersampling_rate if training else None,
-        limit_batches=limit,
-        loader_memory=None if memory is None else memory << 20,
-    )
-
-
-def _synthetic(
-    settings: TrainSettings,
-    config: ModelConfig,
-    split: str,
-    group: Group,
-    batch_size: int,
-    limit: int | None,
-) -> SyntheticLoader:
-    rows = settings.synthetic_dataset_num_entries
-    schema = synthetic_schema(len(config.dense), config.num_embeddings)
-    return SyntheticLoader(
-        schema,
-        rows if split == "train" else int(_HELD_OUT * rows),
-        batch_size,
-        rank=group.rank,
-        world_size=group.world_size,
-        seed=_seed(settings.seed, split),
-        limit_batches=limit,
-        device=group.device,
-    )
 
 
 class TrainingBatches:

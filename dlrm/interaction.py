@@ -10,12 +10,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
 class Interaction(nn.Module):
-    """The dot products of all pairs of feature vectors, as
-    ``torchrec.models.dlrm.InteractionArch`` has them.
+    """The dot products of all pairs of feature vectors.
 
-    TorchRec's picks the pairs out of all products with two index tensors, whose gradient is a
-    scatter, element by element. Here whole columns are picked, and the gradient is one product of
-    matrices, of the pairs' gradients and the vectors.
+    ``torchrec.models.dlrm.InteractionArch`` computes the same. It selects the pairs from all
+    products with two index tensors, whose gradient is a scatter, element by element. Here whole
+    columns are selected, and the gradient is one product of matrices, of the pairs' gradients and
+    the vectors.
 
     Args:
         num_sparse_features: The number of categorical features, F.
@@ -53,8 +53,7 @@ class Interaction(nn.Module):
 
 
 class EmbeddingsCross(nn.Module):
-    """A cross network over embeddings, without a dense vector; see
-    ``torchrec.models.dlrm.InteractionDCNArch``.
+    """A cross network over embeddings, as TorchRec's InteractionDCNArch without a dense vector.
 
     Args:
         crossnet: The cross network, from [B, F · D] to [B, F · D].
@@ -70,8 +69,9 @@ class EmbeddingsCross(nn.Module):
 
 
 class EmbeddingsProjection(nn.Module):
-    """The products of two projections of the embeddings, without a dense vector; see
-    ``torchrec.models.dlrm.InteractionProjectionArch``.
+    """The products of two projections of the embeddings, without a dense vector.
+
+    With one, ``torchrec.models.dlrm.InteractionProjectionArch`` computes them.
 
     Args:
         interaction_branch1: The first projection, from [B, F · D] to [B, F1 · D].

@@ -12,7 +12,6 @@ import hashlib
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm.config import ModelConfig
+from dlrm.config import INTERACTION_SIZES, ModelConfig
 from dlrm.interaction import EmbeddingsCross, EmbeddingsProjection, Interaction, PooledVectors
 from dlrm.multi_hot import MultiHot
 
@@ -207,13 +206,14 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
 def _torchrec_dlrm(
     collection: EmbeddingBagCollection, config: ModelConfig, device: torch.device
 ) -> DLRM:
+    sizes = {name: getattr(config, name) for name in INTERACTION_SIZES[config.interaction_type]}
     return _CLASSES[config.interaction_type](
         embedding_bag_collection=collection,
         dense_in_features=len(config.dense),
         dense_arch_layer_sizes=list(config.dense_arch_layer_sizes),
         over_arch_layer_sizes=list(config.over_arch_layer_sizes),
         dense_device=device,
-        **_interaction_sizes(config),
+        **{name: list(x) if isinstance(x, tuple) else x for name, x in sizes.items()},
     )
 
 
@@ -253,16 +253,6 @@ def _initialize_layers(part: nn.Module) -> None:
         if isinstance(layer, nn.Linear):
             nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
-
-
-def _interaction_sizes(config: ModelConfig) -> dict[str, Any]:
-    if config.interaction_type == "dcn":
-        names = ("dcn_num_layers", "dcn_low_rank_dim")
-        return {name: getattr(config, name) for name in names}
-    if config.interaction_type == "projection":
-        names = ("interaction_branch1_layer_sizes", "interaction_branch2_layer_sizes")
-        return {name: list(getattr(config, name)) for name in names}
-    return {}
 
 
 def fill_table(
