@@ -115,32 +115,30 @@ def make_loader(
     return loader.map(MultiHot(config).batch) if config.multi_hot_sizes else loader
 
 
-class TrainingBatches:
-    """Make the batches of training steps from the loader's.
+def training_batch(
+    batch: Batch, settings: TrainSettings, loader: Loader, group: Group, epoch: int, step: int
+) -> TrainBatch:
+    """Make the batch of a training step, padded to the same size on all ranks.
 
     Args:
+        batch: The loader's batch.
         settings: The settings of the run.
         loader: The loader of the training set.
         group: This rank.
+        epoch: The epoch, from 0.
+        step: The step of the epoch, from 0.
     """
-
-    def __init__(self, settings: TrainSettings, loader: Loader, group: Group) -> None:
-        self._settings, self._group, self._loader = settings, group, loader
-
-    def step(self, batch: Batch, epoch: int, i: int) -> TrainBatch:
-        """Return the batch of step ``i`` of an epoch, padded to the size of all ranks' batches."""
-        ranks, last = self._group.world_size, len(self._loader) - 1
-        global_size = self._settings.batch_size * ranks
-        if i == last:  # the rest of the data, which may be unevenly spread over the ranks
-            global_size = min(global_size, self._loader.num_rows - i * global_size)
-        size = -(-global_size // ranks)
-        rows = len(batch.labels)
-        if rows > size or (rows < size and i < last):
-            raise RuntimeError(f"step {i}: a batch of {rows} instead of {size} rows")
-        if self._settings.shuffle_batches:
-            seed = _seed(self._settings.seed, "shuffle", epoch, i, self._group.rank)
-            batch = shuffled(batch, seed)
-        return TrainBatch.of(batch, size, global_size)
+    last = len(loader) - 1
+    global_size = settings.batch_size * group.world_size
+    if step == last:  # the rest of the data, which may be unevenly spread over the ranks
+        global_size = min(global_size, loader.num_rows - step * global_size)
+    size = -(-global_size // group.world_size)
+    rows = len(batch.labels)
+    if rows > size or (rows < size and step < last):
+        raise RuntimeError(f"step {step}: a batch of {rows} instead of {size} rows")
+    if settings.shuffle_batches:
+        batch = shuffled(batch, _seed(settings.seed, "shuffle", epoch, step, group.rank))
+    return TrainBatch.of(batch, size, global_size)
 
 
 def shuffled(batch: Batch, seed: int) -> Batch:

@@ -21,7 +21,7 @@ from dlrm.checkpoint.resume import check_may_continue, load_weights, resume_from
 from dlrm.checkpoint.store import check_destination, save_checkpoint
 from dlrm.checkpoint.writer import Checkpoints, checkpoints_in
 from dlrm.config import ModelConfig, model_config
-from dlrm.data import TrainingBatches, make_loader, read_oracle, read_schema
+from dlrm.data import make_loader, read_oracle, read_schema, training_batch
 from dlrm.evaluate import evaluate
 from dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
 from dlrm.launch.preemption import EXIT_STATUS, StopRequests
@@ -86,7 +86,6 @@ class Trainer:
         self.directory = settings.log_directory() if group.rank == 0 else None
         self.events = MetricsLog(self.directory, tensorboard=settings.tensorboard)
         self.loaders = {split: make_loader(settings, config, split, group) for split in SPLITS}
-        self.batches = TrainingBatches(settings, self.loaders["train"], group)
         self.epoch_steps = len(self.loaders["train"])
         global_batch = settings.batch_size * group.world_size
         remedy, remedy_at_chance = remedies(settings, config, global_batch, self.epoch_steps)
@@ -207,13 +206,14 @@ class Trainer:
     def _segment_batches(
         self, batches: Iterator[Batch], epoch: int, first: int, end: int
     ) -> Iterator[TrainBatch]:
+        loader = self.loaders["train"]
         for step in range(first, end):
             begin = time.perf_counter()
             batch = next(batches, None)
             self.progress.meter.waited += time.perf_counter() - begin
             if batch is None:
                 raise RuntimeError(f"the loader ended after {step} of {self.epoch_steps} steps")
-            yield self.batches.step(batch, epoch, step)
+            yield training_batch(batch, self.settings, loader, self.group, epoch, step)
 
     def _train_step(self, segment: Iterator[TrainBatch]) -> None:
         """Train the next batch, at the learning rates of this step."""

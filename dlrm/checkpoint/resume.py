@@ -156,9 +156,9 @@ def _on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args:
             error = not_read(path, raised)
         elif not isinstance(raised, ClickLogError):
             error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
-    errors = [one for one in gathered(group, error) if one]
+    errors = list(filter(None, gathered(group, error)))
     if errors:  # damage is certain only if no rank has another error
-        raise min(errors, key=lambda one: isinstance(one, BadInputError)) from cause
+        raise min(errors, key=lambda found: isinstance(found, BadInputError)) from cause
     return value
 
 

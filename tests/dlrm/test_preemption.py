@@ -61,11 +61,13 @@ def test_alone(data, whole, tmp_path, monkeypatch, caplog, what, number, step):
     assert result.steps == STEPS
     assert set(result.metrics) == {"valid", "test"}
     assert_same(tmp_path / "final", whole / "final")
-    seen = {one["step"] for one in events(tmp_path / "log", "evaluation")}
+    seen = {event["step"] for event in events(tmp_path / "log", "evaluation")}
     assert seen == {30, 60, 90}, "an evaluation that was cut short is made up for"
 
 
-def test_without_a_directory_nothing_is_kept_and_that_is_said(data, tmp_path, monkeypatch, caplog):
+def test_without_a_directory_nothing_is_kept_and_a_warning_is_logged(
+    data, tmp_path, monkeypatch, caplog
+):
     _terminate_at(monkeypatch, "set_learning_rate", 5)
     flags = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1"]
     with pytest.raises(SystemExit) as ended:
