@@ -136,7 +136,7 @@ def make_service(
     _handle_errors(app)
     describe(app, predictor.spec)
     admission = Admission(app, settings, metrics)
-    service = Service(Access(admission, keys, access_log), batcher, metrics)
+    service = Service(Access(admission, metrics, keys, access_log), batcher, metrics)
     metrics.gauge(
         "inference_requests_under_way",
         "Requests accepted and not answered yet",
