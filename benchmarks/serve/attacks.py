@@ -1,7 +1,7 @@
 """Attacks on `python -m inference serve`, over loopback, each bounded in number and time.
 
-Attackers come from 127.0.0.2, the clients beside them from 127.0.0.1. With --repositories each
-attack is made on the server of every checkout in turn, and the table has a column for each.
+Attackers use 127.0.0.2, other clients 127.0.0.1. With --repositories each attack is made on the
+server of every checkout in turn, and the table has a column for each.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from clicklog.files.atomic import write_json
 ATTACKER, OTHER = "127.0.0.2", "127.0.0.1"
 HEADER_BYTES, HALF_SENT, IDLE_SOCKETS, FILE_LIMIT, LARGE_ROWS = 60 << 20, 300, 400, 256, 4096
 _HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-#: Of an attack: what was measured → the value; None if there was nothing to measure.
+#: Results of an attack by name; None if there was nothing to measure.
 Figures = dict[str, float | None]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the attacks and print what they cost."""
+    """Make the attacks and print their effects."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve.attacks", description=__doc__)
     add = parser.add_argument
-    add("--bundle", required=True, type=Path, help="what is served")
+    add("--bundle", required=True, type=Path, help="bundle to serve")
     add("--input", required=True, help="raw rows to send, in the training log's format")
     add("--attacks", default=",".join(ATTACKS), help=f"some of {','.join(ATTACKS)} (default: all)")
     add("--repositories", default=str(ROOT), metavar="A,B", help="checkouts (default: this one)")

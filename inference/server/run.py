@@ -24,7 +24,7 @@ from inference.predictor import Predictor
 from inference.server.access import AccessLog, ApiKeys
 from inference.server.app import Service, make_service
 from inference.server.connections import Connection, Connections
-from inference.server.logs import ALWAYS, keep_short
+from inference.server.logs import ALWAYS, limit_log_rate
 from inference.server.settings import ServerSettings
 from inference.server.sockets import (
     ACCEPT_AT_ONCE,
@@ -78,7 +78,7 @@ def serve(
         from inference.server.telemetry import traced
 
         service.app = traced(service.app)
-    keep_short()
+    limit_log_rate()
     config = uvicorn.Config(
         service.app,
         log_config=None,
@@ -177,7 +177,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._drain()
-        self._service.batcher.hurry()
+        self._service.batcher.stop_delaying()
         await self._stop_accepting(sockets or [])
         end = time.monotonic() + _GRACE_S
         while self._connections.count and time.monotonic() < end:

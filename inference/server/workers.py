@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 from clicklog.errors import run_command
-from inference.server.logs import keep_short
+from inference.server.logs import limit_log_rate
 from inference.server.settings import ServerSettings
 from inference.server.sockets import listen
 
@@ -58,7 +58,7 @@ def serve_in_workers(
     Raises:
         SettingsError: The address cannot be listened on.
     """
-    keep_short()
+    limit_log_rate()
     with tempfile.TemporaryDirectory(prefix="inference-serve-") as values:
         os.environ[SHARED_VALUES] = values
         cores = len(os.sched_getaffinity(0))

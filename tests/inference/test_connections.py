@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.server.logs import OneOfAKind
+from inference.server.logs import RateLimit
 from tests.inference.serving import Server, serving
 from tests.inference.test_predictor import criteo_dicts
 from tests.logs import random_rows
@@ -167,7 +167,7 @@ def test_logs_do_not_repeat_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    handler.addFilter(OneOfAKind())
+    handler.addFilter(RateLimit())
     log = logging.Logger("test")
     log.addHandler(handler)
     for i in range(1000):
