@@ -33,19 +33,19 @@ GROUPS = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class ServingModel:
-    """A DLRM (Naumov et al. 2019, arXiv:1906.00091) whose tables are one.
+    """A DLRM (Naumov et al. 2019, arXiv:1906.00091) whose tables are joined into one.
 
     Attributes:
-        table: the rows of all tables.
-        first: int64 [categorical columns], where each column's rows begin in ``table``.
-        layers: by group, the dense layers: "bottom", for the dense columns if there are any, each
-            followed by a ReLU; "top", above the interaction, all but the last followed by a ReLU;
-            and what the interaction is made of: nothing more for dot products; "cross_in" and
-            "cross_out", the two factors of each layer of a low-rank cross network (Wang et al.
-            2020, arXiv:2008.13535, §3.4); or "branch1" and "branch2", projections of all vectors,
+        table: The rows of all tables.
+        first: Int64 [categorical columns], the first row of each column in ``table``.
+        layers: The dense layers by group. "bottom" processes the dense columns, if there are any,
+            each layer followed by a ReLU. "top" follows the interaction, all layers but the last
+            followed by a ReLU. An interaction of dot products has no layers; that of a low-rank
+            cross network has the two factors of each layer, "cross_in" and "cross_out" (Wang et
+            al. 2020, arXiv:2008.13535, §3.4); that of projections has "branch1" and "branch2",
             each layer followed by a ReLU, whose products are taken.
-        pairs: int64, which products of two of V vectors are kept: i < j, as i · V + j. V is the
-            number of columns, and 1 more if there is a vector of the dense columns.
+        pairs: Int64, the products i < j of V vectors that are used, as i · V + j. V is the number
+            of categorical columns, plus 1 if there are dense columns.
     """
 
     table: Table
@@ -150,9 +150,9 @@ class ServingModel:
             return y
         if "branch1" in self.layers:
             flat, dim = vectors.flatten(1), vectors.shape[2]
-            one = _with_relu(flat, self.layers["branch1"]).unflatten(1, (-1, dim))
-            other = _with_relu(flat, self.layers["branch2"]).unflatten(1, (dim, -1))
-            return torch.cat([x, torch.bmm(one, other).flatten(1)], 1)
+            left = _with_relu(flat, self.layers["branch1"]).unflatten(1, (-1, dim))
+            right = _with_relu(flat, self.layers["branch2"]).unflatten(1, (dim, -1))
+            return torch.cat([x, torch.bmm(left, right).flatten(1)], 1)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         return torch.cat([x, products.index_select(1, self.pairs)], 1)
 

@@ -96,14 +96,14 @@ class Admission:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
-        self._accepted: dict[str, list[_Request]] = {}
+        self._accepted: dict[_Request, None] = {}  # in their order
         self._bytes: Counter[str] = Counter()
         self._estimate = WaitEstimate()
 
     @property
     def requests(self) -> int:
         """The number of requests that were accepted and are not answered yet."""
-        return sum(map(len, self._accepted.values()))
+        return len(self._accepted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, as ASGI defines it."""
@@ -145,29 +145,22 @@ class Admission:
         Raises:
             RefusedError: It would wait too long, or there are too many.
         """
-        own = self._accepted.setdefault(request.client, [])
-        try:
-            if self._estimate.wait(request.client) > self._settings.max_wait_ms / 1e3:
+        if self._estimate.wait(request.client) > self._settings.max_wait_ms / 1e3:
+            raise too_busy()
+        if self.requests >= self._settings.max_requests:
+            counts = Counter(accepted.client for accepted in self._accepted)
+            client, most = counts.most_common(1)[0]
+            if most <= counts[request.client] + 1:
                 raise too_busy()
-            if self.requests >= self._settings.max_requests:
-                most = max(self._accepted.values(), key=len)
-                if len(most) <= len(own) + 1:
-                    raise too_busy()
-                last = most.pop()
-                if not last.deadline.expired():  # else it ends by itself
-                    last.displaced = True
-                    last.deadline.reschedule(asyncio.get_running_loop().time())
-            own.append(request)
-        finally:
-            if not own:
-                del self._accepted[request.client]
+            last = next(r for r in reversed(self._accepted) if r.client == client)
+            del self._accepted[last]
+            if not last.deadline.expired():  # else it ends by itself
+                last.displaced = True
+                last.deadline.reschedule(asyncio.get_running_loop().time())
+        self._accepted[request] = None
 
     def _remove(self, request: _Request) -> None:
-        own = self._accepted.get(request.client, [])
-        if request in own:
-            own.remove(request)
-            if not own:
-                del self._accepted[request.client]
+        self._accepted.pop(request, None)
         self._bytes[request.client] -= request.counted_bytes
         if not self._bytes[request.client]:
             del self._bytes[request.client]

@@ -171,14 +171,14 @@ def split(rows: EncodedRows, size: int) -> list[EncodedRows]:
     """Split rows into parts of up to ``size`` rows; the first keeps the counts of all."""
     if len(rows) <= size:
         return [rows]
-    none = np.zeros_like(rows.null)
+    zeros = np.zeros_like(rows.null)
     return [
         EncodedRows(
             None,
             rows.dense[:, at : at + size],
             cut_ids(rows.ids, at, at + size),
-            none if at else rows.null,
-            none if at else rows.oov,
+            zeros if at else rows.null,
+            zeros if at else rows.oov,
         )
         for at in range(0, len(rows), size)
     ]

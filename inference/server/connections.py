@@ -160,8 +160,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._discarded_bytes = 0  # of a body whose request is answered already
         self._requests = 0
-        self._events = 0  # callbacks of the parser
-        self._unparsed = 0  # bytes since the last of them
+        self._unparsed = 0  # bytes since the last callback of the parser
         self._refusal: tuple[str, RefusedError] | None = None  # why parsing was stopped
         self._state = ("", 0)
         self._since = 0.0
@@ -208,12 +207,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse data; refuse more than the limit of it that leads to no callback of the parser."""
-        events = self._events
-        super().data_received(data)
-        if self._events != events:
-            self._unparsed = 0
-            return
         self._unparsed += len(data)
+        super().data_received(data)
         if self._unparsed > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refusal = _LARGE_HEAD
             self.send_400_response("")
@@ -259,7 +254,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Start to count a head."""
-        self._events += 1
+        self._unparsed = 0
         self._requests += 1
         self._in_head, self._head_bytes, self._discarded_bytes = True, 0, 0
         super().on_message_begin()
@@ -276,14 +271,14 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def _count_head(self, size: int) -> None:
-        self._events += 1
+        self._unparsed = 0
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
             self._stop(*_LARGE_HEAD)
 
     def on_headers_complete(self) -> None:
         """Start or queue the request."""
-        self._events += 1
+        self._unparsed = 0
         if len(self.pipeline) >= MAX_QUEUED:
             self._stop("pipelining", RefusedError(400, f"more than {MAX_QUEUED} queued requests"))
         self._in_head = False
@@ -294,7 +289,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Pass a part of a body on; discard it, up to a limit, after the answer to its request."""
-        self._events += 1
+        self._unparsed = 0
         if self.cycle.response_complete:
             self._discarded_bytes += len(body)
             limit = self._all.settings.max_body_bytes
@@ -302,11 +297,6 @@ class Connection(HttpToolsProtocol):
                 error = RefusedError(413, f"a body of more than {limit} bytes, after its answer")
                 self._stop("unread body", error)
         super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """Mark the request as complete."""
-        self._events += 1
-        super().on_message_complete()
 
     def _stop(self, reason: str, error: RefusedError) -> NoReturn:
         self._refusal = reason, error

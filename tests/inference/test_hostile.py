@@ -51,7 +51,7 @@ class _Key(str):
 
 def test_a_key_that_is_twice_is_found_in_one_pass() -> None:
     keys = [_Key(i) for i in range(1000)] + [_Key(999)]
-    with pytest.raises(ValueError, match="'999' is twice"):
+    with pytest.raises(ValueError, match="'999' occurs twice"):
         server_app._unique_keys([(key, 0) for key in keys])
     assert _Key.compared < 3000
 
