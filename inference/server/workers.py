@@ -3,7 +3,8 @@
 The parent listens, starts the workers, replaces those that end, and imports neither torch nor the
 server. Workers are spawned, not forked, because a process that has run PyTorch's threads or used a
 GPU cannot be forked. All of them map the bundle, so its pages are in memory once. The first worker
-compares the bundle's files with their digests; the others are started when it is ready.
+compares the bundle's files with their digests; the others are started when it is ready. A worker
+that replaces another one compares them again.
 prometheus_client adds the counters up, in a directory that the parent removes when it ends.
 """
 
@@ -120,7 +121,8 @@ class _Parent:
 
     def _start(self) -> None:
         ours, theirs = self._context.Pipe()
-        load = functools.partial(self._load, check=not self._checked)
+        # a replacement checks, too: it may find another bundle at the same path
+        load = functools.partial(self._load, check=self._started or not self._checked)
         process = self._context.Process(
             target=_work, args=(load, self._settings, self._listener, theirs)
         )
