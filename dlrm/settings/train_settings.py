@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clicklog.errors import SettingsError
+from clicklog.etl_output import EtlOutput
 from clicklog.splits import SPLITS
 
 
@@ -349,7 +350,7 @@ class TrainSettings:
         missing = [split for split in SPLITS if not (path / split).is_dir()]
         if not missing:
             return
-        inner = path / "criteo_binary" / "split"
+        inner = EtlOutput(path).splits
         if all((inner / split).is_dir() for split in SPLITS):
             hint = f"give the directory of the splits: --binary_path {inner}"
         elif "valid" in missing and (path / "validation").is_dir():

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.errors import ClickLogError
+from clicklog.etl_output import EtlOutput
 from clicklog.schema import SCHEMA_FILE
 from etl.check.files import AGAIN, Output
 from etl.check.findings import ERROR, WARNING
-from etl.output import MANIFEST_FILE
 
 
 def check(output: Output) -> None:
@@ -78,7 +78,7 @@ def _manifest(output: Output) -> None:
     """Files, bytes and rows against the manifest, and its own sums."""
     if output.manifest is None:
         return
-    file = output.path / MANIFEST_FILE
+    file = EtlOutput(output.path).manifest
     try:
         for what in _differences(output, output.manifest):
             output.add(ERROR, "rows", *what)
@@ -111,7 +111,7 @@ def _differences(output: Output, manifest: dict[str, Any]) -> Iterator[tuple[Any
             yield name, f"{rows} rows, the manifest says {listed[name]['rows']}", AGAIN
         elif size != listed[name]["bytes"]:
             yield name, f"{size} bytes, the manifest says {listed[name]['bytes']}", AGAIN
-    file = output.path / MANIFEST_FILE
+    file = EtlOutput(output.path).manifest
     splits: Counter = Counter()
     for name, one in listed.items():
         splits[name.split("/")[0]] += one["rows"]
@@ -142,7 +142,7 @@ def _differences(output: Output, manifest: dict[str, Any]) -> Iterator[tuple[Any
 
 def _rejected(output: Output, expected: int) -> None:
     """Rows that were left out are all in ``rejected/``: a line each, below one of names."""
-    directory = output.path / "rejected"
+    directory = EtlOutput(output.path).rejected
     listed = 0
     for path in directory.glob("*.tsv"):
         with open(path, "rb") as lines:
@@ -159,7 +159,7 @@ def _rejected(output: Output, expected: int) -> None:
 
 def _workflow(output: Output) -> None:
     """The saved workflow's digests, and that it is the one the data were made with."""
-    path = output.path / "workflow"
+    path = EtlOutput(output.path).workflow
     expected = (output.manifest or {}).get("workflow_digest")
     if not path.exists():
         if expected:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clicklog.errors import SettingsError
 from clicklog.readers.raw import Block
+from etl.output import CATEGORIES, DASK, FIT, PARTS
 from etl.plan import Unit
 from etl.results import UnitResult
 
@@ -110,11 +111,11 @@ def _cpu(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     options = {"workers": settings.workers or cores(), "reject": settings.reject}
 
     def fit(blocks, path, report):
-        fitted = engine_cpu.fit(blocks, settings.spec, fit_root(work), report=report, **options)
+        fitted = engine_cpu.fit(blocks, settings.spec, work / FIT, report=report, **options)
         write_workflow(path, settings.spec, fitted, threads=options["workers"])
 
     def transform(units, path):
-        return engine_cpu.transform(units, path, parts_root(work), work, **options)
+        return engine_cpu.transform(units, path, work / PARTS, work, **options)
 
     yield Engine(fit, transform)
 
@@ -125,26 +126,16 @@ def _dask(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     from etl.engines.cluster import cluster
     from workflows import save
 
-    with cluster(settings.scheduler, settings.workers, work / "dask", work) as (client, gpu):
+    with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
         options = {"gpu": gpu, "reject": settings.reject}
 
         def fit(blocks, path, report):
             workflow = engine_dask.fit(
-                blocks, settings.spec, work / "categories", client, report=report, **options
+                blocks, settings.spec, work / CATEGORIES, client, report=report, **options
             )
             save(workflow, settings.spec, path)
 
         def transform(units, path):
-            return engine_dask.transform(units, path, parts_root(work), work, client, **options)
+            return engine_dask.transform(units, path, work / PARTS, work, client, **options)
 
         yield Engine(fit, transform)
-
-
-def fit_root(work: Path) -> Path:
-    """Where what the cpu engine has counted is until the workflow is saved."""
-    return work / "fit"
-
-
-def parts_root(work: Path) -> Path:
-    """Where parts are until all of them are there."""
-    return work / "parts"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clicklog import charts
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json, write_text
 from clicklog.splits import SPLITS
 from etl.labels import ONE_LABEL_REMEDY, one_label_splits
@@ -33,7 +34,7 @@ def write_report(path: Path, manifest: dict[str, Any], description: WorkflowDesc
         BadInputError: ``timings.json`` is not there.
     """
     data = collect(path.parent, manifest, description)
-    timings = read_json(path.parent / "timings.json", "the time that a run took")
+    timings = read_json(EtlOutput(path.parent).timings, "the time that a run took")
     write_text(path, page(manifest, description, data, timings))
 
 

@@ -20,7 +20,7 @@ class TritonPythonModel:
     """What Triton calls: ``initialize`` once, ``execute`` with the requests of a batch."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the bundle, on the GPU of an instance of KIND_GPU.
+        """Open the bundle, on the GPU of an instance of KIND_GPU, and compare its digests.
 
         Args:
             args: Triton's; ``model_instance_kind`` and ``model_instance_device_id`` are used.
@@ -32,7 +32,7 @@ class TritonPythonModel:
 
         gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
-        self._predictor = Predictor.load(HERE / "bundle", device=device)
+        self._predictor = Predictor.load(HERE / "bundle", device=device, check=True)
         self._join, self._wrong = join, (ClickLogError, ValueError)
         spec = self._predictor.spec
         self._columns = (*spec.dense, *spec.categorical)
