@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from clicklog.errors import ClickLogError, OutputError, run_command
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json, write_text
 
 log = logging.getLogger("demo")
@@ -57,12 +58,13 @@ def _run(args: argparse.Namespace) -> None:
     from demo.summary import make_summary, print_table
 
     output = _fresh(args.output)
+    etl = EtlOutput(output / "out")
     paths = {
         "raw": output / "raw",
-        "etl": output / "out",
-        "workflow": output / "out" / "workflow",
-        "parquet": output / "out" / "criteo_binary" / "split",
-        "report": output / "out" / "report.html",
+        "etl": etl.root,
+        "workflow": etl.workflow,
+        "parquet": etl.splits,
+        "report": etl.report,
         "checkpoint": output / "checkpoint",
         "training_log": output / "training_log",
         "predictions": output / "predictions.parquet",

@@ -33,7 +33,7 @@ def _loading_ours(load):
         from workflows.store import load as load_ours
 
         fs, _, [directory] = fsspec.get_fs_token_paths(str(path))
-        if _format(fs, directory) != FORMAT:
+        if _format(fs, directory) != FORMAT.name:
             return load(cls, path, client=client)
         if not isinstance(fs, LocalFileSystem):
             raise BadInputError(f"{path}: not a local directory", "copy the workflow here first")

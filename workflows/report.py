@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from workflows import nodes
-from workflows.description import FORMAT_VERSION, WorkflowDescription, inspect
+from workflows.description import FORMAT, WorkflowDescription, inspect
 from workflows.lookup import Meaning
 
 
@@ -58,11 +58,11 @@ def _times(meaning: Meaning, column: CategoricalColumn) -> str:
 
 
 def _head(path: Path, description: WorkflowDescription) -> str:
-    own = sum(file["bytes"] for file in description.files.values())
+    own = sum(entry.bytes for entry in description.files.values())
     compiled = sum(f.stat().st_size for f in (path / "compiled").rglob("*") if f.is_file())
     versions = {name: version.split()[0] for name, version in description.versions.items()}
     lines = [
-        ("workflow", f"{path} (format {FORMAT_VERSION})"),
+        ("workflow", f"{path} (format {FORMAT.version})"),
         ("digest", description.digest),
         ("written by", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("on disk", f"{_mib(own)} MiB, and {_mib(compiled)} MiB compiled"),

@@ -22,13 +22,13 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import SchemaError
+from clicklog.files.artifact import FileEntry
 from clicklog.files.atomic import (
     atomic_path,
     deferred,
     publish,
     remove,
     removed_on_error,
-    write_json,
     write_text,
 )
 from clicklog.spec.feature_spec import (
@@ -45,7 +45,6 @@ from workflows.description import (
     Vocabulary,
     WorkflowDescription,
     describe_vocabularies,
-    sha256,
 )
 from workflows.vocabulary import FittedVocabulary
 
@@ -102,7 +101,7 @@ def write_workflow(
     statistics = _statistics(spec, fitted)
     vocabularies = _vocabularies(spec, fitted)
 
-    def write_vocabulary(column: CategoricalColumn) -> dict[str, Any]:
+    def write_vocabulary(column: CategoricalColumn) -> dict[str, FileEntry]:
         described = vocabularies[column.name]
         with deferred() as own:
             files = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
@@ -126,9 +125,9 @@ def write_workflow(
         with deferred() as graph:
             write_text(path / GRAPH_FILE, _graph_text(description.graph))
         publish([*graph, *waiting])
-    files[GRAPH_FILE] = _digest_of_file(path / GRAPH_FILE)
+    files[GRAPH_FILE] = FileEntry.of(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
-    write_json(path / METADATA_FILE, description.to_dict())
+    description.write(path)
     return description
 
 
@@ -161,7 +160,7 @@ def _vocabularies(spec: FeatureSpec, fitted: Fitted) -> dict[str, Vocabulary]:
 
 def _write_vocabulary(
     path: Path, described: Vocabulary, column: CategoricalColumn, fitted: FittedVocabulary
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, FileEntry]:
     """Write a vocabulary's two files; their digests."""
     name, first_id, count = described.name, column.reserved_ids, len(fitted)
     # pandas' index is the id
@@ -191,7 +190,7 @@ def _write_vocabulary(
                 use_dictionary=False,
                 write_page_checksum=True,
             )
-            digests[file] = _digest_of_file(temporary)
+            digests[file] = FileEntry.of(temporary)
     return digests
 
 
@@ -222,10 +221,6 @@ def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
         else:
             digest.update(to_numpy(values).astype("<i8", copy=False).tobytes())
     return digest.hexdigest()
-
-
-def _digest_of_file(file: Path) -> dict[str, Any]:
-    return {"bytes": file.stat().st_size, "sha256": sha256(file)}
 
 
 def _versions() -> dict[str, str]:

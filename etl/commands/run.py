@@ -106,6 +106,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ClickLogError: whatever :func:`etl.run.run` raises, or settings that make no sense.
     """
+    from clicklog.etl_output import EtlOutput
     from clicklog.files.atomic import read_json
     from clicklog.readers.raw import parse_days
 
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace) -> None:
     manifest = etl.run.run(settings)
     rows = manifest["rows"]
     print(f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected")
-    timings = read_json(settings.output_path / "timings.json", "the run's timings")
+    timings = read_json(EtlOutput(settings.output_path).timings, "the run's timings")
     if timings["rows_per_s"]:  # not of an interrupted run
         print(f"{timings['rows_per_s']} rows/s to fit and transform")
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
