@@ -80,10 +80,12 @@ def check(settings: Any) -> None:
         value = getattr(settings, field.name)
         if value is None:
             continue
-        if rules.choices and value not in rules.choices:
-            raise SettingsError(f"--{field.name} {value}", f"one of {', '.join(rules.choices)}")
-        numbers = value if isinstance(value, tuple) else (value,)
-        wrong = [number for number in numbers if _is_number(number) and not _fits(number, rules)]
+        values = value if isinstance(value, tuple) else (value,)
+        if rules.choices and not set(values) <= set(rules.choices):
+            many = "some" if isinstance(value, tuple) else "one"
+            remedy = f"{many} of {', '.join(rules.choices)}"
+            raise SettingsError(f"--{field.name} {as_text(value)}", remedy)
+        wrong = [number for number in values if _is_number(number) and not _fits(number, rules)]
         if wrong or (value == () and rules.least > -_LARGEST):
             raise SettingsError(f"--{field.name} {as_text(value)}", _range(rules, value))
     for field, rules in fields:
@@ -238,7 +240,8 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
         options["metavar"] = rules.metavar or metavar
     required = default is dataclasses.MISSING
     if rules.positional:
-        group.add_argument(field.name, nargs=None if required else "?", **options)
+        optional = {} if required else {"nargs": "?", "default": default}
+        group.add_argument(field.name, **optional, **options)
     else:
         group.add_argument(*names, dest=field.name, action=_Once, required=required, **options)
 
@@ -251,7 +254,7 @@ def _short(value: Any) -> Any:
 
 def parse(
     parser: Parser,
-    argv: Sequence[str],
+    argv: Sequence[str] | None,
     *settings_classes: type,
     hints: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[Any]:
@@ -259,7 +262,7 @@ def parse(
 
     Args:
         parser: A parser without arguments, or with arguments that are of no dataclass.
-        argv: The command line.
+        argv: The command line; None: that of the process.
         settings_classes: Dataclasses whose declared fields are the arguments.
         hints: What to say of flags that are unknown here, by flag.
 
@@ -268,7 +271,7 @@ def parse(
             has a value that is not allowed.
     """
     add_arguments(parser, *settings_classes)
-    args, unknown = parser.parse_known_args(list(argv))
+    args, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].split("=")[0]
         close = difflib.get_close_matches(name, parser.flags(), n=1)
@@ -298,7 +301,8 @@ def run_subcommand(
         prog: How the program is called, for example ``python -m etl``.
         description: The help of the program.
         commands: Name of a subcommand → its module and its help. The module has ``SETTINGS``
-            (dataclasses), ``run``, which takes an instance of each, and perhaps ``DESCRIPTION``.
+            (dataclasses), ``run``, which takes an instance of each, and perhaps a longer
+            ``DESCRIPTION``.
         argv: The command line; None: that of the process.
 
     Returns:
@@ -306,8 +310,9 @@ def run_subcommand(
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in commands:
-        module = importlib.import_module(commands[argv[0]][0])
-        text = getattr(module, "DESCRIPTION", module.__doc__)
+        path, text = commands[argv[0]]
+        module = importlib.import_module(path)
+        text = getattr(module, "DESCRIPTION", text)
         parser = Parser(prog=f"{prog} {argv[0]}", description=text)
         return module.run(*parse(parser, argv[1:], *module.SETTINGS))
     parser = Parser(prog=prog, description=description)

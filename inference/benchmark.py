@@ -12,14 +12,14 @@ one, so that a noisy moment of the machine meets all of them.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,19 +59,38 @@ class Timing:
     batches: int
 
 
-def run_benchmark(predictor: Predictor, args: argparse.Namespace, sizes: list[int]) -> None:
-    """Measure, print a table, and write ``--json``."""
-    spec = input_spec(predictor.spec, args.input, args.format)
-    pieces = _pieces(args.input, spec, max(*sizes, 1 << 14))
-    stock = None
-    if args.workflow is not None:
+def run_benchmark(
+    predictor: Predictor,
+    path: str,
+    file_format: str | None,
+    *,
+    sizes: Sequence[int],
+    seconds: float,
+    stock: tuple[Path, Path] | None = None,
+    json: Path | None = None,
+) -> None:
+    """Measure, and print a table.
+
+    Args:
+        predictor: The predictor to measure.
+        path: The raw rows to measure with.
+        file_format: Their format; None to take the training log's, or that of the file's name.
+        sizes: The batch sizes.
+        seconds: The time for each measurement.
+        stock: The saved workflow and the checkpoint for NVTabular's system; None to leave it out.
+        json: The file to write the results to, too.
+    """
+    spec = input_spec(predictor.spec, path, file_format)
+    pieces = _pieces(path, spec, max(*sizes, 1 << 14))
+    system = None
+    if stock is not None:
         from inference.stock import Stock
 
-        stock = Stock(args.workflow, args.checkpoint, predictor.model.device)
+        system = Stock(*stock, predictor.model.device)
     timings = []
     for size in sizes:
-        timings += measure(predictor, stock, pieces, size, args.seconds)
-    bulk = measure_bulk(predictor, pieces, args.seconds)
+        timings += measure(predictor, system, pieces, size, seconds)
+    bulk = measure_bulk(predictor, pieces, seconds)
     result = {
         "machine": {
             "processor": platform.processor() or platform.machine(),
@@ -87,8 +106,8 @@ def run_benchmark(predictor: Predictor, args: argparse.Namespace, sizes: list[in
         "bulk_one_thread": bulk,
     }
     _print(timings, bulk)
-    if args.json is not None:
-        write_json(args.json, result)
+    if json is not None:
+        write_json(json, result)
 
 
 def _pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:

@@ -6,14 +6,15 @@ directories ``train``, ``valid``, ``test`` of parquet files with ``.merlin/schem
 
 from __future__ import annotations
 
-import argparse
-import os
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from clicklog.errors import SettingsError
+from clicklog import command_line
+from clicklog.command_line import flag
 from etl.check.findings import ERROR, NOTE, WARNING, Finding
+from etl.settings import threads_flag
 
 #: For the command's help.
 DESCRIPTION = (
@@ -50,19 +51,21 @@ def check(
     return sorted(output.findings, key=lambda finding: order[finding.severity])
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments; :func:`run` takes what they parse to."""
-    parser.add_argument("output", type=Path, metavar="OUT", help="the directory to check")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        metavar="N",
-        help="threads (default: the cores, here %(default)s)",
-    )
+@dataclasses.dataclass(frozen=True)
+class CheckSettings:
+    """The settings of ``python -m etl check``."""
+
+    output: Path = flag("the directory to check", metavar="OUT", positional=True)
+    workers: int = threads_flag()
+
+    def __post_init__(self) -> None:
+        command_line.check(self)
 
 
-def run(args: argparse.Namespace) -> int:
+SETTINGS = (CheckSettings,)
+
+
+def run(settings: CheckSettings) -> int:
     """Print the findings; 0 if there are none but notes, else 1.
 
     Raises:
@@ -70,15 +73,13 @@ def run(args: argparse.Namespace) -> int:
     """
     from tqdm import tqdm
 
-    if args.workers < 1:
-        raise SettingsError(f"--workers {args.workers}: at least 1")
     with tqdm(desc="check", unit="rows", unit_scale=True, disable=None) as bar:
 
         def report(rows: int, total: int) -> None:
             bar.total = total
             bar.update(rows)
 
-        findings = check(args.output, workers=args.workers, report=report)
+        findings = check(settings.output, workers=settings.workers, report=report)
     shown: Counter = Counter()
     for finding in findings:
         shown[finding.kind] += 1
@@ -91,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
     count = Counter(finding.severity for finding in findings)
     bad = count[ERROR] + count[WARNING]
     print(
-        f"{args.output}: {count[ERROR]} errors, {count[WARNING]} warnings"
+        f"{settings.output}: {count[ERROR]} errors, {count[WARNING]} warnings"
         if bad
-        else f"{args.output}: all is well"
+        else f"{settings.output}: all is well"
     )
     return 1 if bad else 0

@@ -7,7 +7,6 @@ package is tried in a process of its own, so that what crashes is reported.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -18,6 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from clicklog.command_line import flag
 from clicklog.errors import ClickLogError
 from clicklog.versions import (
     FBGEMM_CPU,
@@ -372,15 +372,21 @@ def report(findings: list[Finding]) -> str:
     return "\n".join(lines)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``python -m etl doctor``."""
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+@dataclasses.dataclass(frozen=True)
+class DoctorSettings:
+    """The settings of ``python -m etl doctor``."""
+
+    json: bool = flag("print the findings as JSON", False)
 
 
-def run(args: argparse.Namespace) -> int:
+DESCRIPTION = __doc__
+SETTINGS = (DoctorSettings,)
+
+
+def run(settings: DoctorSettings) -> int:
     """Examine, report; the exit status."""
     findings = examine()
-    if args.json:
+    if settings.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
     else:
         print(report(findings))

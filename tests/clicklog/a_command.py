@@ -14,6 +14,7 @@ class Settings:
     times: int = flag("the exit status", 0)
 
 
+DESCRIPTION = __doc__
 SETTINGS = (Settings,)
 
 

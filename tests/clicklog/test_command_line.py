@@ -39,6 +39,7 @@ class Other:
     """A second dataclass of the same command line."""
 
     output: Path = flag("what to write", metavar="OUT")
+    part: int | None = flag("which part of it", None, metavar="PART", positional=True)
 
 
 def parsed(line: str) -> Job:
@@ -122,7 +123,8 @@ def test_the_help_has_types_and_defaults():
 
 def test_several_dataclasses_of_one_command_line():
     job, other = parse(Parser(prog="job"), ["in", "--output", "out"], Job, Other)
-    assert (job.source, other.output) == (Path("in"), Path("out"))
+    assert (job.source, other) == (Path("in"), Other(Path("out")))
+    assert parse(Parser(), ["in", "3", "--output", "out"], Job, Other)[1].part == 3
 
 
 COMMANDS = {

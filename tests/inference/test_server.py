@@ -228,7 +228,7 @@ def test_draining_and_late_bodies(trained: Trained, tmp_path: Path) -> None:
         (["--timeout_s", "nan"], "--timeout_s nan"),
         (["--max_connections", "0"], "--max_connections 0"),
         (["--trusted_proxies", "10.0.0.7,x"], "--trusted_proxies 10.0.0.7,x: 'x'"),
-        (["--tls_key", "key.pem"], "--tls_key key.pem without --tls_cert"),
+        (["--tls_key", "key.pem"], "--tls_key key.pem has no effect without --tls_cert"),
         (["--tls_cert", "none.pem"], "--tls_cert none.pem: No such file"),
         (["--batch_delay_ms", "5000"], "every request would be late"),
         (["--host", "192.0.2.1"], "192.0.2.1 port 8000 cannot be listened on: .*\n.*--host"),
