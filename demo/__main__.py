@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from clicklog.command_line import Parser, check, flag, parse
+from clicklog.command_line import Parser, Settings, flag, parse
 from clicklog.errors import ClickLogError, OutputError, run_command
 from clicklog.files.atomic import write_json, write_text
 
@@ -36,7 +36,7 @@ class StageFailedError(ClickLogError):
 
 
 @dataclasses.dataclass(frozen=True)
-class DemoSettings:
+class DemoSettings(Settings):
     """The settings of the demo."""
 
     output: Path = flag("directory to write to", Path("build/demo"), metavar="DIR")
@@ -45,9 +45,6 @@ class DemoSettings:
     ranks: int | None = flag(
         "number of training processes (default: 2, or 1 on a machine with one GPU)", None, least=1
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def main(argv: list[str] | None = None) -> int:

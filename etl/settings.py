@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
 from clicklog.readers.days import parse_days
 from clicklog.spec.feature_spec import FeatureSpec, load_spec
@@ -26,90 +26,71 @@ threads_flag = functools.partial(
 )
 
 
-def _check_again(settings: EtlSettings | ImportSettings) -> None:
-    if settings.resume and settings.restart:
-        raise SettingsError("--resume and --restart are both set", "choose one")
-
-
 @dataclasses.dataclass(frozen=True)
-class EtlSettings:
+class EtlSettings(Settings):
     """The settings of a run. Each field is a flag of ``python -m etl run``.
 
     Raises:
         SettingsError: A value is not allowed, or settings contradict each other.
     """
 
+    # fmt: off
     input_path: str = flag("directory of day_0, day_1 …, or one file; local or URL", metavar="RAW")
     output_path: Path = flag("local directory, absent or empty", metavar="OUT")
     spec: FeatureSpec = flag(
-        "feature spec, a file or a name (default: that of Criteo's log)",
-        load_spec,
-        parse=load_spec,
-        metavar="TOML",
+        "feature spec, a file or a name (default: that of Criteo's log)", load_spec,
+        parse=load_spec, metavar="TOML"
     )
     days: frozenset[int] | None = flag(
-        "use these days only, for example 0-3,7 (default: all, which must have no gap)",
-        None,
-        parse=lambda text: frozenset(parse_days(text)),
-        metavar="LIST",
+        "use these days only, for example 0-3,7 (default: all, which must have no gap)", None,
+        parse=lambda text: frozenset(parse_days(text)), metavar="LIST"
     )
     limit_rows: int | None = flag("use the first N rows of each day only", None, least=1)
     block_mb: int = flag("MiB of text per unit of work", 64, least=1)
     engine: str = flag(
         "cpu: threads of this machine; dask: NVTabular, on GPUs or on a cluster; auto: dask if "
-        "there is a GPU or a --scheduler, else cpu",
-        "auto",
-        choices=ENGINES,
+        "there is a GPU or a --scheduler, else cpu", "auto", choices=ENGINES
     )
     workers: int | None = flag(
-        "number of threads or processes (default: one per core; with GPUs, one per GPU)",
-        None,
-        least=1,
+        "number of threads or processes (default: one per core; with GPUs, one per GPU)", None,
+        least=1, excludes=("scheduler",)
     )
     scheduler: str | None = flag(
         "address of a running Dask cluster to use instead of starting one", None, metavar="ADDRESS"
     )
     on_bad_rows: str = flag(
         "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
-        "error",
-        choices=ON_BAD_ROWS,
+        "error", choices=ON_BAD_ROWS
     )
     max_bad_fraction: float = flag(
         "with --on_bad_rows quarantine, stop if more than this share of all rows is malformed",
-        0.01,
-        least=0,
-        most=1,
+        0.01, least=0, most=1
     )
     shuffle: str = flag(
         "order of the training rows: as in the log, shuffled within each day, or over all days",
-        "none",
-        choices=SHUFFLES,
+        "none", choices=SHUFFLES
     )
     seed: int = flag("seed of the shuffle", 0, least=0)
     max_decompressed_gb: float | None = flag(
         "largest size of a compressed day after decompression, which takes place below OUT and is "
-        "deleted after the run (default: 4 times the size estimated from its first bytes)",
-        None,
-        above=0,
-        most=float("inf"),
+        "deleted after the run (default: 4 times the size estimated from its first bytes)", None,
+        above=0, most=float("inf")
     )
-    resume: bool = flag("continue an interrupted run in OUT; start if there is none", False)
+    resume: bool = flag(
+        "continue an interrupted run in OUT; start if there is none", False, excludes=("restart",)
+    )
     restart: bool = flag("discard an interrupted run in OUT and start again", False)
+    # fmt: on
 
     def __post_init__(self) -> None:
         # a Dask worker on another machine may have another working directory
         object.__setattr__(self, "output_path", self.output_path.absolute())
-        check(self)
-        if self.workers and self.scheduler:
-            raise SettingsError(
-                "--workers and --scheduler are both set", "the cluster has its own workers"
-            )
+        super().__post_init__()
         if self.engine == "cpu" and self.scheduler:
             raise SettingsError(
                 f"--engine cpu and --scheduler {self.scheduler} are both set",
                 "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
             )
-        _check_again(self)
 
     @property
     def reject(self) -> bool:
@@ -131,38 +112,33 @@ class EtlSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class ImportSettings:
+class ImportSettings(Settings):
     """The settings of an import. Each field is a flag of ``python -m etl import``.
 
     Raises:
         SettingsError: A value is not allowed, or settings contradict each other.
     """
 
+    # fmt: off
     input_path: Path = flag(
         "directory of day_0_dense.npy …, of train/label.bin …, or of a workflow.pkl", metavar="DIR"
     )
     output_path: Path = flag("absent or empty directory", metavar="OUT")
     num_embeddings_per_feature: tuple[int, ...] | None = flag(
         "rows of each embedding table (default: those in feature_spec.yaml, else 1 + the largest "
-        "id of the data)",
-        None,
+        "id of the data)", None
     )
     modulo: bool = flag(
         "take ids modulo these sizes, as hashes=… of TorchRec's iterator does", False
     )
     workers: int = threads_flag()
-    resume: bool = flag("continue an interrupted import", False)
+    resume: bool = flag("continue an interrupted import", False, excludes=("restart",))
     restart: bool = flag("discard an interrupted import and start again", False)
     trust_pickle: bool = flag(
         "open a workflow.pkl: this RUNS whatever code is in it; only if you trust its origin", False
     )
     spec: str | None = flag(
         "feature spec of the raw rows that a workflow.pkl was fitted on (default: from the "
-        "workflow: integers are int, text is string)",
-        None,
-        metavar="TOML",
+        "workflow: integers are int, text is string)", None, metavar="TOML"
     )
-
-    def __post_init__(self) -> None:
-        check(self)
-        _check_again(self)
+    # fmt: on

@@ -32,7 +32,7 @@ from clicklog.rows import Ragged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
 from inference.inputs.values import RowReader
-from inference.predictor import Predictor, input_spec
+from inference.predictor import Predictor
 
 _PIECE_BYTES = 2 << 20
 _MOST_ROWS = 1 << 17
@@ -61,35 +61,19 @@ class Timing:
 
 def run_benchmark(
     predictor: Predictor,
-    path: str,
-    file_format: str | None,
-    *,
+    pieces: list[Piece],
     sizes: Sequence[int],
     seconds: float,
-    stock: tuple[Path, Path] | None = None,
-    json: Path | None = None,
+    stock: Any,
+    file: Path | None,
 ) -> None:
-    """Measure, and print a table.
+    """Measure batches of all ``sizes``, print a table, and write it to a JSON file, too.
 
-    Args:
-        predictor: The predictor to measure.
-        path: The raw rows to measure with.
-        file_format: Their format; None to take the training log's, or that of the file's name.
-        sizes: The batch sizes.
-        seconds: The time for each measurement.
-        stock: The saved workflow and the checkpoint for NVTabular's system; None to leave it out.
-        json: The file to write the results to, too.
+    The other arguments are those of :func:`measure`.
     """
-    spec = input_spec(predictor.spec, path, file_format)
-    pieces = _pieces(path, spec, max(*sizes, 1 << 14))
-    system = None
-    if stock is not None:
-        from inference.stock import Stock
-
-        system = Stock(*stock, predictor.model.device)
     timings = []
     for size in sizes:
-        timings += measure(predictor, system, pieces, size, seconds)
+        timings += measure(predictor, stock, pieces, size, seconds)
     bulk = measure_bulk(predictor, pieces, seconds)
     result = {
         "machine": {
@@ -106,12 +90,12 @@ def run_benchmark(
         "bulk_one_thread": bulk,
     }
     _print(timings, bulk)
-    if json is not None:
-        write_json(json, result)
+    if file is not None:
+        write_json(file, result)
 
 
-def _pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:
-    """The first pieces of a file, with at least so many rows if it has them."""
+def first_pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:
+    """Read the first pieces of a file, with at least ``rows`` rows if it has them."""
     pieces, count = [], 0
     for piece in stream_pieces(path, spec, block_bytes=_PIECE_BYTES):
         pieces.append(piece)

@@ -29,7 +29,7 @@ from benchmarks.training_runs import (
     training_run,
 )
 from benchmarks.venvs import BUILD
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
 
 #: What none of the runs should be below the oracle by.
@@ -47,7 +47,7 @@ MODELS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvergenceSettings:
+class ConvergenceSettings(Settings):
     """The settings of the benchmark."""
 
     optimizers: tuple[str, ...] = flag("optimizers", OPTIMIZERS, choices=OPTIMIZERS)
@@ -57,7 +57,7 @@ class ConvergenceSettings:
     rows_per_day: int = flag("rows per day; 4 days are trained", 1_000_000, least=1)
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         for size in self.global_batches:
             if size % self.ranks:
                 raise SettingsError(

@@ -26,7 +26,7 @@ from benchmarks.etl.systems import DUCKDB, NVTABULAR, POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_benchmark
 from benchmarks.venvs import BUILD
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from clicklog.files.atomic import lock
 from clicklog.spec.feature_spec import load_spec
 
@@ -37,9 +37,10 @@ NVTABULAR_NAME, POLARS_STAGED = "nvtabular 23.8", "polars staged"
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchmarkSettings:
+class BenchmarkSettings(Settings):
     """The settings of the benchmark."""
 
+    # fmt: off
     input: Path | None = flag(
         "a log made by `etl synthesize` (default: make one)", None, metavar="RAW"
     )
@@ -52,9 +53,7 @@ class BenchmarkSettings:
     only: str = flag(
         "only the lines with one of these, for example 'polars,cpu TSV'", "", metavar="WORDS"
     )
-
-    def __post_init__(self) -> None:
-        check(self)
+    # fmt: on
 
 
 def main(argv: list[str] | None = None) -> int:

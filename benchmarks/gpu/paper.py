@@ -23,15 +23,16 @@ import dataclasses
 import json
 import sys
 
-from clicklog.command_line import Parser, check, flag, parse
+from clicklog.command_line import Parser, Settings, flag, parse
 from clicklog.errors import run_command
 from clicklog.synthetic.model import MLPERF_CARDINALITIES
 
 
 @dataclasses.dataclass(frozen=True)
-class Paper:
+class Paper(Settings):
     """The figures that the model computes with. Each field is a flag."""
 
+    # fmt: off
     ranks: int = flag("GPUs of one machine", 8, least=1)
     batch: int = flag("samples per rank and step", 65536, least=1)
     samples_per_s: float = flag(
@@ -53,20 +54,17 @@ class Paper:
     )
     disk_gb_s: float = flag("GB/s of the storage that all cards read from", 25.0, above=0)
     balance: str = flag(
-        "assign tables to cards by their number or by their memory",
-        "tables",
-        choices=("tables", "memory"),
+        "assign tables to cards by their number or by their memory", "tables",
+        choices=("tables", "memory")
     )
     sizes: tuple[int, ...] = flag(
         "rows of the tables (default: MLPerf's)", MLPERF_CARDINALITIES, least=1
     )
-
-    def __post_init__(self) -> None:
-        check(self)
+    # fmt: on
 
 
 @dataclasses.dataclass(frozen=True)
-class PrintSettings:
+class PrintSettings(Settings):
     """How to print the results."""
 
     json: bool = flag("print the results as JSON", False)

@@ -9,7 +9,7 @@ import logging
 import sys
 from pathlib import Path
 
-from clicklog.command_line import Parser, check, flag, parse
+from clicklog.command_line import Parser, Settings, flag, parse
 
 #: Part → the function that yields its results, and the seconds that it may take on a GPU machine.
 PARTS = {
@@ -22,9 +22,10 @@ PARTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class GpuSettings:
+class GpuSettings(Settings):
     """The settings of the benchmark, and of the process that runs one of its parts."""
 
+    # fmt: off
     device: str = flag("cuda, or cpu to try the benchmark at a small size", "cuda")
     data: Path | None = flag("where the data are made, once (default: build/bench/gpu)", None)
     rows: int = flag("rows of the parquet", 4_000_000, least=1)
@@ -35,18 +36,14 @@ class GpuSettings:
     )
     seconds: float = flag("seconds that each figure is measured for", 2.0)
     model: tuple[str, ...] = flag(
-        "more of the trainer's flags, for example for a smaller model",
-        (),
-        parse=lambda text: tuple(text.split()),
-        metavar="FLAGS",
+        "more of the trainer's flags, for example for a smaller model", (),
+        parse=lambda text: tuple(text.split()), metavar="FLAGS"
     )
-
-    def __post_init__(self) -> None:
-        check(self)
+    # fmt: on
 
 
 @dataclasses.dataclass(frozen=True)
-class PartSettings:
+class PartSettings(Settings):
     """Which part to run."""
 
     part: str = flag("the part to run", positional=True, choices=tuple(PARTS))

@@ -25,7 +25,7 @@ from benchmarks.harness import Metric, System, Table, run_benchmark
 from benchmarks.loader.data import ensure
 from benchmarks.loader.systems import DECODE, MEMCPY, NPY, OURS, PLAIN, STOCK
 from benchmarks.venvs import BUILD
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 
 METRICS = (
     Metric("samples_per_s", "M samples/s", ".2f", ratio=True, scale=1e-6),
@@ -51,7 +51,7 @@ QUIET = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchmarkSettings:
+class BenchmarkSettings(Settings):
     """The settings of the benchmark."""
 
     rows: int = flag("rows of the data to make", 4_000_000, least=1)
@@ -59,9 +59,6 @@ class BenchmarkSettings:
     seconds: float = flag("seconds that a run iterates", 2.0, above=0)
     cases: str = flag("only the cases with this in their name", "")
     systems: tuple[str, ...] = flag(f"only these systems, for example '{OURS},{STOCK}'", ())
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.harness import describe_machine, machine, run_benchmark
 from benchmarks.serve.bodies import bodies
 from benchmarks.venvs import BUILD
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
 
@@ -65,16 +65,13 @@ class Load:
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchmarkSettings:
+class BenchmarkSettings(Settings):
     """The settings of the benchmark."""
 
     bundle: Path = flag("the bundle to serve")
     input: str = flag("raw rows to send, in the training log's format", metavar="FILE")
     rows: tuple[int, ...] = flag("rows of a request", (1, 64), least=1)
     seconds: float = flag("seconds of each run", 10.0, above=0)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from benchmarks.harness import ROOT, describe_machine, machine, run_benchmark
 from benchmarks.serve.bodies import bodies
 from benchmarks.serve.clients import Clients, serving
 from benchmarks.venvs import BUILD
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
 
@@ -32,7 +32,7 @@ Figures = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class AttackSettings:
+class AttackSettings(Settings):
     """The settings of the attacks."""
 
     bundle: Path = flag("the bundle to serve", parse=lambda text: Path(text).resolve())
@@ -43,7 +43,7 @@ class AttackSettings:
     stops: int = flag("number of runs that SIGTERM ends", 20, least=1)
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if unknown := set(self.attacks) - set(ATTACKS):
             raise SettingsError(
                 f"--attacks {','.join(sorted(unknown))}", f"some of {', '.join(ATTACKS)}"

@@ -31,7 +31,7 @@ from benchmarks.training_runs import (
     training_run,
 )
 from benchmarks.venvs import BUILD
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 
 log = logging.getLogger("benchmarks")
 
@@ -43,15 +43,12 @@ _CASE = ""
 
 
 @dataclasses.dataclass(frozen=True)
-class StabilitySettings:
+class StabilitySettings(Settings):
     """The settings of the benchmark."""
 
     seeds: int = flag("number of seeds, from 0 on; a spread needs two or more", 16, least=2)
     ranks: int = flag("processes of each run", 1, least=1)
     rows_per_day: int = flag("rows of each of the 5 days of the synthetic log", 40_000, least=1)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from benchmarks.harness import Metric, System, Table, run_benchmark
 from benchmarks.train.data import ensure
 from benchmarks.train.worker import BARE, DLRM_MAIN, OURS, PIPELINED
 from benchmarks.venvs import BUILD, PeerError
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 
 METRICS = (
     Metric("samples_per_s", "samples/s", ratio=True),
@@ -33,7 +33,7 @@ TARGET = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchmarkSettings:
+class BenchmarkSettings(Settings):
     """The settings of the benchmark."""
 
     dlrm: Path | None = flag(
@@ -43,9 +43,6 @@ class BenchmarkSettings:
     steps: int = flag("number of steps that are measured", 100, least=1)
     warm_up: int = flag("number of steps before them", 20, least=0)
     repeats: int = flag("runs of each system", 3, least=1)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def main(argv: list[str] | None = None) -> int:

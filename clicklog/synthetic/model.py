@@ -22,7 +22,7 @@ import math
 
 import numpy as np
 
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 
 #: Distinct values per categorical column in MLPerf's DLRM benchmark, its cap of 40 M included.
 MLPERF_CARDINALITIES = (
@@ -77,7 +77,7 @@ _FIELDS = DENSE + CATEGORICAL + 1
 
 
 @dataclasses.dataclass(frozen=True)
-class SyntheticSettings:
+class SyntheticSettings(Settings):
     """What determines the bytes of a synthetic log. Each field is a flag of ``etl synthesize``.
 
     A log of fewer days, or of fewer rows per day, is a prefix of a longer one.
@@ -86,31 +86,24 @@ class SyntheticSettings:
         SettingsError: A value is out of its range.
     """
 
+    # fmt: off
     days: int = flag(
-        f"number of days, 1 to {CALENDAR_DAYS}; the last one becomes valid and test",
-        CALENDAR_DAYS,
-        least=1,
-        most=CALENDAR_DAYS,
+        f"number of days, 1 to {CALENDAR_DAYS}; the last one becomes valid and test", CALENDAR_DAYS,
+        least=1, most=CALENDAR_DAYS
     )
     rows_per_day: int = flag(
         "a row takes about 240 bytes", 50_000, least=1, most=BLOCK_ROWS * CALIBRATION_BLOCK
     )
     seed: int = flag("seed of the click model and of the rows", 0, least=0, most=2**63 - 1)
     cardinality_scale: float = flag(
-        f"factor on MLPerf's cardinalities above {SMALL}; 1 for the full ones",
-        0.0005,
-        above=0,
-        most=1,
+        f"factor on MLPerf's cardinalities above {SMALL}; 1 for the full ones", 0.0005, above=0,
+        most=1
     )
     base_rate: float = flag(
-        "share of clicks; Criteo's Kaggle log has 0.256, its 1 TB log 0.034",
-        0.256,
-        least=0.001,
-        most=0.999,
+        "share of clicks; Criteo's Kaggle log has 0.256, its 1 TB log 0.034", 0.256, least=0.001,
+        most=0.999
     )
-
-    def __post_init__(self) -> None:
-        check(self)
+    # fmt: on
 
     @property
     def cardinalities(self) -> tuple[int, ...]:

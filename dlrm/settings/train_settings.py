@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clicklog.command_line import as_text, check
+from clicklog.command_line import as_text
 from clicklog.errors import SettingsError
 from clicklog.splits import SPLITS
 from dlrm.settings.fields import LOGS, TrainFields
@@ -22,9 +22,8 @@ class TrainSettings(TrainFields):
     """
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         _check_layers(self)
-        _check_tables(self)
         _check_schedule(self)
         _check_run(self)
 
@@ -111,27 +110,6 @@ def _check_layers(settings: TrainSettings) -> None:
                 )
 
 
-def _check_tables(settings: TrainSettings) -> None:
-    if settings.num_embeddings is not None and settings.num_embeddings_per_feature is not None:
-        raise SettingsError(
-            "--num_embeddings and --num_embeddings_per_feature are both set",
-            "give one of them, or none: then the sizes come from the data",
-        )
-    if settings.max_table_size is None:
-        return
-    if settings.num_embeddings is not None:
-        raise SettingsError(
-            "--num_embeddings and --max_table_size are both set",
-            "the first gives every table the same size, the second is a limit: give one",
-        )
-    if not settings.hash_indices:
-        raise SettingsError(
-            f"--max_table_size {settings.max_table_size} without --hash_indices",
-            "add --hash_indices: ids beyond the limit are mapped into the table; or let the ETL "
-            "cap the vocabularies (its --max_table_size)",
-        )
-
-
 def _check_schedule(settings: TrainSettings) -> None:
     if settings.adagrad and settings.optimizer not in (None, "rowwise_adagrad"):
         raise SettingsError(
@@ -166,11 +144,6 @@ def _check_run(settings: TrainSettings) -> None:
         )
     if settings.mode == "test" and not settings.load_checkpoint_path:
         raise SettingsError("--mode test has nothing to test", "add --load_checkpoint_path")
-    if settings.dataset_subset is not None and settings.limit_train_batches is not None:
-        raise SettingsError(
-            "--dataset_subset and --limit_train_batches are both set",
-            "both shorten the epoch, one by a share, one by steps: give one",
-        )
     if settings.plan_only and settings.dataset_type == "synthetic":
         raise SettingsError(
             "--plan_only and --dataset_type synthetic",

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from clicklog import command_line
-from clicklog.command_line import flag
+from clicklog.command_line import Settings, flag
 from etl.check.findings import ERROR, NOTE, WARNING, Finding
 from etl.settings import threads_flag
 
@@ -52,14 +51,11 @@ def check(
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckSettings:
+class CheckSettings(Settings):
     """The settings of ``python -m etl check``."""
 
     output: Path = flag("the directory to check", metavar="OUT", positional=True)
     workers: int = threads_flag()
-
-    def __post_init__(self) -> None:
-        command_line.check(self)
 
 
 SETTINGS = (CheckSettings,)

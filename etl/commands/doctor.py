@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from clicklog.command_line import flag
+from clicklog.command_line import Settings, flag
 from clicklog.errors import ClickLogError
 from clicklog.versions import (
     FBGEMM_CPU,
@@ -373,7 +373,7 @@ def report(findings: list[Finding]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class DoctorSettings:
+class DoctorSettings(Settings):
     """The settings of ``python -m etl doctor``."""
 
     json: bool = flag("print the findings as JSON", False)

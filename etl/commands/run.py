@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from clicklog.command_line import flag
-from clicklog.errors import SettingsError
+from clicklog.command_line import Settings, flag
 from clicklog.spec.feature_spec import DENSE_TRANSFORMS, POLICIES, FeatureSpec
 from etl.settings import EtlSettings
 
@@ -17,42 +16,29 @@ DESCRIPTION = (
 
 
 @dataclasses.dataclass(frozen=True)
-class SpecChanges:
-    """The flags that change the feature spec.
+class RunOptions(Settings):
+    """The flags that change the feature spec, and ``--dry_run``."""
 
-    Raises:
-        SettingsError: More than one flag sets the vocabularies.
-    """
-
+    # fmt: off
     policy: str | None = flag(
-        f"vocabulary policy, one of {', '.join(POLICIES)}", None, metavar="NAME"
+        f"vocabulary policy, one of {', '.join(POLICIES)}", None, metavar="NAME",
+        excludes=("freq_threshold", "max_table_size")
     )
     freq_threshold: int | None = flag(
-        "values that occur less often are out of vocabulary", None, metavar="T"
+        "values that occur less often are out of vocabulary", None, metavar="T",
+        excludes=("max_table_size",)
     )
     max_table_size: int | None = flag(
         "largest number of rows of a table, the 3 reserved ids included; the most frequent values "
-        "are kept",
-        None,
-        metavar="M",
+        "are kept", None, metavar="M"
     )
     dense: str | None = flag("transform of the dense columns", None, choices=DENSE_TRANSFORMS)
     max_line_kb: int | None = flag(
         "largest size of a line in KiB; a longer one is a malformed row (default: the spec's, 1024 "
-        "unless set)",
-        None,
-        metavar="KB",
+        "unless set)", None, metavar="KB"
     )
-
-    def __post_init__(self) -> None:
-        names = ("policy", "freq_threshold", "max_table_size")
-        given = [
-            f"--{name} {getattr(self, name)}" for name in names if getattr(self, name) is not None
-        ]
-        if len(given) > 1:
-            raise SettingsError(
-                f"{' and '.join(given)}: each sets the size of the vocabularies", "give one of them"
-            )
+    dry_run: bool = flag("print what would be done and what it needs; write nothing", False)
+    # fmt: on
 
     def apply(self, spec: FeatureSpec) -> FeatureSpec:
         """Return the spec with the changes.
@@ -74,17 +60,10 @@ class SpecChanges:
         return spec
 
 
-@dataclasses.dataclass(frozen=True)
-class Mode:
-    """Whether to run or only to estimate."""
-
-    dry_run: bool = flag("print what would be done and what it needs; write nothing", False)
+SETTINGS = (EtlSettings, RunOptions)
 
 
-SETTINGS = (EtlSettings, SpecChanges, Mode)
-
-
-def run(settings: EtlSettings, changes: SpecChanges, mode: Mode) -> None:
+def run(settings: EtlSettings, options: RunOptions) -> None:
     """Run the ETL, or print what it would do.
 
     Raises:
@@ -92,8 +71,8 @@ def run(settings: EtlSettings, changes: SpecChanges, mode: Mode) -> None:
     """
     from clicklog.files.atomic import read_json
 
-    settings = dataclasses.replace(settings, spec=changes.apply(settings.spec))
-    if mode.dry_run:
+    settings = dataclasses.replace(settings, spec=options.apply(settings.spec))
+    if options.dry_run:
         from etl.commands.dry_run import dry_run
 
         print(dry_run(settings))

@@ -7,7 +7,7 @@ import logging
 import time
 from pathlib import Path
 
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from clicklog.synthetic.model import SyntheticSettings
 from etl.settings import threads_flag
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class SynthesizeSettings:
+class SynthesizeSettings(Settings):
     """The settings of ``python -m etl synthesize``, beside those of the log itself."""
 
     output_path: Path = flag(
@@ -27,9 +27,6 @@ class SynthesizeSettings:
         metavar="NAME|TOML",
     )
     workers: int = threads_flag()
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 SETTINGS = (SynthesizeSettings, SyntheticSettings)

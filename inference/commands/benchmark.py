@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from inference.commands.model import FORMATS, ModelSettings
 
 DESCRIPTION = "Measures latency and rows/s by batch size, beside those of Workflow.transform."
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchmarkSettings:
+class BenchmarkSettings(Settings):
     """What to measure with."""
 
     input: str = flag("raw rows to measure with", metavar="FILE")
@@ -21,24 +21,20 @@ class BenchmarkSettings:
     seconds: float = flag("time for each measurement", 2.0)
     json: Path | None = flag("write the results to this file, too", None, metavar="FILE")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 SETTINGS = (ModelSettings, BenchmarkSettings)
 
 
 def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
     """Measure, print a table, and perhaps write the results."""
-    predictor = model.load()
-    from inference.benchmark import run_benchmark
+    predictor, stock = model.load(), None
+    from inference.benchmark import first_pieces, run_benchmark
+    from inference.predictor import input_spec
 
-    run_benchmark(
-        predictor,
-        settings.input,
-        settings.format,
-        sizes=settings.batch_sizes,
-        seconds=settings.seconds,
-        stock=(model.workflow, model.checkpoint) if model.workflow else None,
-        json=settings.json,
-    )
+    spec = input_spec(predictor.spec, settings.input, settings.format)
+    pieces = first_pieces(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
+    if model.workflow is not None:
+        from inference.stock import Stock
+
+        stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
+    run_benchmark(predictor, pieces, settings.batch_sizes, settings.seconds, stock, settings.json)

@@ -5,27 +5,25 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from inference.commands.model import FORMATS, TABLES
 
 
 @dataclasses.dataclass(frozen=True)
-class BundleSettings:
+class BundleSettings(Settings):
     """What to bundle, and how its tables are stored."""
 
+    # fmt: off
     workflow: Path = flag("saved workflow", metavar="OUT/workflow")
     checkpoint: Path = flag("training checkpoint", metavar="CKPT")
     output: Path = flag("directory to make", metavar="BUNDLE")
     tables: str = flag("type of the embeddings", "float32", choices=TABLES)
     evaluate: str | None = flag(
-        "labelled raw rows: print what --tables costs in AUROC compared with float32",
-        None,
-        metavar="FILE",
+        "labelled raw rows: print what --tables costs in AUROC compared with float32", None,
+        metavar="FILE"
     )
     format: str | None = flag("format of the file of --evaluate", None, choices=FORMATS)
-
-    def __post_init__(self) -> None:
-        check(self)
+    # fmt: on
 
 
 SETTINGS = (BundleSettings,)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from clicklog.errors import OutputError
 from inference.commands.model import FORMATS
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportSettings:
+class ExportSettings(Settings):
     """What to export, and to which format."""
 
+    # fmt: off
     bundle: Path = flag("directory made by `python -m inference bundle`", metavar="BUNDLE")
     format: str = flag(
         "torch: one file that PyTorch alone runs, from raw integers to the probability; "
         "triton: a model repository for Triton Inference Server; nvidia: feature_spec.yaml and "
-        "encoded rows for NVIDIA's DLRM",
-        choices=("torch", "triton", "nvidia"),
+        "encoded rows for NVIDIA's DLRM", choices=("torch", "triton", "nvidia")
     )
     output: Path = flag("directory to make", metavar="DIR")
     compile: bool = flag(
@@ -32,9 +32,7 @@ class ExportSettings:
         "nvidia: raw rows that become test/", None, metavar="FILE", needs="--format nvidia"
     )
     input_format: str | None = flag("nvidia: format of these rows", None, choices=FORMATS)
-
-    def __post_init__(self) -> None:
-        check(self)
+    # fmt: on
 
 
 SETTINGS = (ExportSettings,)

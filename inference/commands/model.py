@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -19,13 +19,14 @@ FORMATS = ("tsv", "csv", "parquet")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelSettings:
+class ModelSettings(Settings):
     """The model to load, and where to.
 
     Raises:
         SettingsError: No model is named, or more than one.
     """
 
+    # fmt: off
     bundle: Path | None = flag(
         "directory made by `python -m inference bundle`; or:", None, metavar="BUNDLE"
     )
@@ -33,18 +34,17 @@ class ModelSettings:
     checkpoint: Path | None = flag("training checkpoint, of any world size", None, metavar="CKPT")
     device: str = flag("where the model runs: cpu, cuda, cuda:1 …", "cpu", metavar="DEVICE")
     tables: str | None = flag(
-        "type of the embeddings (default: the bundle's; float32 for a checkpoint)",
-        None,
-        choices=TABLES,
+        "type of the embeddings (default: the bundle's; float32 for a checkpoint)", None,
+        choices=TABLES
     )
     skip_digests: bool = flag(
         "open a bundle or workflow without reading its files first to compare them with their "
-        "digests; a damaged one is not noticed",
-        False,
+        "digests; a damaged one is not noticed", False
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         given = (self.bundle is not None, self.workflow is not None, self.checkpoint is not None)
         if given not in ((True, False, False), (False, True, True)):
             raise SettingsError(

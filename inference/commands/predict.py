@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from clicklog.command_line import check, flag
+from clicklog.command_line import Settings, flag
 from inference.commands.model import FORMATS, ModelSettings
 
 DESCRIPTION = (
@@ -17,31 +17,28 @@ DESCRIPTION = (
 
 
 @dataclasses.dataclass(frozen=True)
-class PredictSettings:
+class PredictSettings(Settings):
     """What to score, and where to write the scores."""
 
+    # fmt: off
     input: str = flag(
         "raw rows, with or without labels: TSV, CSV (also compressed), parquet; local or URL",
-        metavar="FILE",
+        metavar="FILE"
     )
     output: Path = flag("file to write", metavar="PARQUET")
     format: str | None = flag(
-        "format of the input (default: the training log's, or parquet if its name ends so)",
-        None,
-        choices=FORMATS,
+        "format of the input (default: the training log's, or parquet if its name ends so)", None,
+        choices=FORMATS
     )
     id_columns: tuple[str, ...] = flag("columns of the input to copy to the output", ())
     on_bad_rows: str = flag(
         "stop at the first malformed row, or write such rows to OUTPUT.rejected.tsv and continue",
-        "error",
-        choices=("error", "quarantine"),
+        "error", choices=("error", "quarantine")
     )
     workers: int | None = flag("number of threads (default: one per core)", None, least=1)
     resume: bool = flag("continue an interrupted run with this output", False)
     evaluate: bool = flag("print metrics; the rows must have labels", False)
-
-    def __post_init__(self) -> None:
-        check(self)
+    # fmt: on
 
 
 SETTINGS = (ModelSettings, PredictSettings)

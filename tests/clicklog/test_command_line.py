@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.command_line import Parser, add_arguments, check, flag, parse, run_subcommand
+from clicklog.command_line import Parser, Settings, add_arguments, flag, parse, run_subcommand
 from clicklog.errors import SettingsError
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Job(Settings):
     """Fields of every kind."""
 
     source: Path = flag("what to read", positional=True, metavar="SOURCE")
@@ -30,12 +30,9 @@ class Job:
     made: frozenset[str] = flag("letters", frozenset, parse=frozenset)
     not_a_flag: int = 7
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class Other:
+class Other(Settings):
     """A second dataclass of the same command line."""
 
     output: Path = flag("what to write", metavar="OUT")
@@ -83,6 +80,18 @@ def test_what_is_refused_and_what_to_do(line, message):
     with pytest.raises(SettingsError) as error:
         parsed(line)
     assert message in str(error.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternatives(Settings):
+    days: int | None = flag("number of days", None, excludes=("hours",))
+    hours: int | None = flag("number of hours", None)
+
+
+def test_alternatives():
+    assert Alternatives(days=3).hours is None
+    with pytest.raises(SettingsError, match="--days and --hours are both set\n  -> give only one"):
+        Alternatives(3, 0)
 
 
 def test_settings_made_in_python_are_checked_alike():

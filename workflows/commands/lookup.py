@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from clicklog.command_line import flag
+from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
-from workflows.commands.saved import SavedWorkflow
+from workflows.commands.inspect import SavedWorkflow
 
 
 @dataclasses.dataclass(frozen=True)
-class LookupSettings:
+class LookupSettings(Settings):
     """What to look up.
 
     Raises:
@@ -26,6 +26,7 @@ class LookupSettings:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.id is None) == (self.value is None):
             raise SettingsError("neither ID nor --value, or both", "give one of them")
 

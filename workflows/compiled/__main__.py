@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from clicklog.command_line import Parser, flag, parse
+from clicklog.command_line import Parser, Settings, flag, parse
 from clicklog.errors import run_command
 from workflows.compiled.builder import ARRAYS, DIRECTORY, build
 
@@ -19,7 +19,7 @@ log = logging.getLogger("workflows.compiled")
 
 
 @dataclasses.dataclass(frozen=True)
-class CompileSettings:
+class CompileSettings(Settings):
     """What to compile."""
 
     workflow: Path = flag("directory of a saved workflow", positional=True, metavar="WORKFLOW")
