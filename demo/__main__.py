@@ -27,12 +27,12 @@ log = logging.getLogger("demo")
 
 MARKER = ".demo"
 LAST_DAY = 23
-#: How far scores of the same rows may be apart, and how far the model usually is from the oracle.
+#: Largest difference of two scores of one row; largest usual difference from the oracle's AUROC.
 TOLERANCE, GAP = 1e-5, 0.02
 
 
 class StageFailedError(ClickLogError):
-    """A command of the demo ended with an error; it has said which."""
+    """A command of the demo failed; its own message names the error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +93,14 @@ def _run(settings: DemoSettings) -> None:
 
 
 def _ranks() -> int:
-    """Two, if there are GPUs for both or none: where there are some, each rank takes one."""
+    """Return 2, or 1 on a machine with one GPU: each rank needs a GPU of its own."""
     from torch import cuda
 
     return min(2, cuda.device_count() or 2)
 
 
 def _fresh(output: Path) -> Path:
-    """The output directory, emptied if an earlier demo made it."""
+    """Return the output directory, emptied if an earlier demo made it."""
     if output.exists() and any(output.iterdir()):
         if not (output / MARKER).exists():
             raise OutputError(f"{output}: not empty, and not made by the demo", "choose another")

@@ -29,19 +29,19 @@ class TrainSettings(TrainFields):
 
     @property
     def table_optimizer(self) -> str:
-        """What trains the tables: a key of ``OPTIMIZERS``."""
+        """The optimizer of the tables: a key of ``OPTIMIZERS``."""
         return table_optimizer(self.optimizer, self.adagrad)
 
     def batch_size_of(self, split: str) -> int:
-        """Samples per step and rank of a split."""
+        """Return the samples per step and rank of a split."""
         return self.batch_size if split == "train" else self.test_batch_size or self.batch_size
 
     def split_path(self, split: str) -> Path:
-        """Directory of one split: train, valid or test."""
+        """Return the directory of a split: train, valid or test."""
         return Path(self.binary_path) / split
 
     def log_directory(self) -> Path:
-        """Where the run's log goes; without a flag, one that is named by the time of the call."""
+        """Return the directory of the run's log, by default one named by the time of this call."""
         if self.log_path:
             return Path(self.log_path)
         if self.checkpoint_dir:
@@ -52,7 +52,7 @@ class TrainSettings(TrainFields):
         """Check that ``binary_path`` is what the ETL writes, before anything is loaded.
 
         Raises:
-            SettingsError: it is missing, or is something else; with a hint at what to give.
+            SettingsError: It is missing or is something else, with a hint at the right path.
         """
         if self.dataset_type == "synthetic":
             return
@@ -77,12 +77,12 @@ class TrainSettings(TrainFields):
         raise SettingsError(f"{flag}: holds no {', '.join(missing)}", hint)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form."""
+        """Return a JSON-ready form."""
         return dataclasses.asdict(self)
 
 
 def table_optimizer(optimizer: str | None, adagrad: bool) -> str:
-    """What ``--optimizer`` and ``--adagrad`` together mean: a key of ``OPTIMIZERS``."""
+    """Return the optimizer that the two flags name together: a key of ``OPTIMIZERS``."""
     return "rowwise_adagrad" if adagrad else optimizer or "sgd"
 
 

@@ -1,8 +1,4 @@
-"""``python -m etl check``: is an output what it should be? One line for each finding.
-
-It verifies what ``python -m etl run`` and ``import`` write, and training data made elsewhere:
-directories ``train``, ``valid``, ``test`` of parquet files with ``.merlin/schema.json``.
-"""
+"""``python -m etl check``: verify an output, or training data made elsewhere."""
 
 from __future__ import annotations
 
@@ -19,24 +15,25 @@ from etl.settings import threads_flag
 DESCRIPTION = (
     "Verifies what `python -m etl run` and `import` write, and training data made elsewhere: "
     "directories train, valid, test of parquet files with .merlin/schema.json. Prints a line for "
-    "each finding; exit status 0: none but notes, 1: findings, 2: nothing to check."
+    "each finding. Exit status: 0 if all findings are notes, 1 if not, 2 if there is nothing to "
+    "check."
 )
-#: Findings alike that are shown one by one; the rest is counted.
+#: The number of findings of one kind that are printed; the others are counted.
 SHOWN = 20
 
 
 def check(
     path: Path | str, *, workers: int = 1, report: Callable[[int, int], object] | None = None
 ) -> list[Finding]:
-    """Check an output directory; returns what was found, the worst first.
+    """Check an output directory, and return the findings, errors first.
 
     Args:
         path: OUT of a run, or a directory of splits, or of one split's parquet files.
-        workers: threads that read.
-        report: called with the rows read since the last call, and the rows of all files.
+        workers: The number of threads that read.
+        report: Called with the rows read since the last call, and the rows of all files.
 
     Raises:
-        BadInputError: there is nothing to check: no directory, or no parquet file.
+        BadInputError: There is nothing to check: no directory, or no parquet file.
     """
     from etl.check import files as check_files
     from etl.check import records as check_records
@@ -62,10 +59,10 @@ SETTINGS = (CheckSettings,)
 
 
 def run(settings: CheckSettings) -> int:
-    """Print the findings; 0 if there are none but notes, else 1.
+    """Print the findings; return 0 if all of them are notes, else 1.
 
     Raises:
-        BadInputError: there is nothing to check.
+        BadInputError: There is nothing to check.
     """
     from tqdm import tqdm
 

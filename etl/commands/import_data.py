@@ -1,21 +1,14 @@
-"""``python -m etl import``: take over what other tools preprocessed.
-
-TorchRec's .npy sets, TorchRec's and NVIDIA's split binary sets, and workflows that NVTabular 23.08
-pickled.
-"""
+"""``python -m etl import``: import what other tools preprocessed."""
 
 from __future__ import annotations
 
 from clicklog.errors import SettingsError
 from etl.settings import ImportSettings
 
-#: For the command's help.
 DESCRIPTION = (
-    "Takes over TorchRec's .npy sets, TorchRec's and NVIDIA's split binary sets (as parquet in "
+    "Imports TorchRec's .npy sets, TorchRec's and NVIDIA's split binary sets (as parquet in "
     "OUT) and workflows that NVTabular 23.08 pickled (as OUT/workflow)."
 )
-
-
 SETTINGS = (ImportSettings,)
 
 
@@ -66,7 +59,7 @@ def _run_arrays(settings: ImportSettings) -> None:
     from etl.importers.parts import import_arrays
 
     source = find_source(settings.input_path)
-    total = sum(one.end - one.begin for one in source.sets)
+    total = sum(rows.end - rows.begin for rows in source.sets)
     print(f"{settings.input_path}: {source.kind}, {total} rows")
     with tqdm(desc="import", total=total, unit="rows", unit_scale=True, disable=None) as bar:
         manifest = import_arrays(source, settings, bar.update)
