@@ -29,6 +29,9 @@ class Ragged:
         return len(self.offsets) - 1
 
 
+#: Bad rows of a block that are described; further ones are only counted.
+DESCRIBED_BAD_ROWS = 100
+
 #: uint32 [n] (raw hex32), int64 [n] (int), string array [n] without nulls (string), or lists.
 CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Ragged
 
@@ -62,7 +65,7 @@ class RawRows:
         dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
         dense_missing: uint64 [n], bit j set where dense column j is missing.
         categorical: by column, the values (:data:`CategoryValues`); 0, "" or the empty list where
-            missing. For specs that are ``tokenized`` uint32 [categorical columns, n].
+            missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
         categorical_missing: uint64 [n], bit j set where categorical column j is missing.
         line: int64 [n], the line each row stood on, from 0; lines of bad rows are left out.
         bad: bad rows; they are in none of the columns. Without ``reject`` the first ones only.
@@ -93,7 +96,7 @@ def dense_dtype(spec: FeatureSpec) -> type:
 def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     """No rows, with the types that rows of this spec have."""
     columns: np.ndarray | list[CategoryValues] = [_empty(column) for column in spec.categorical]
-    if spec.tokenized:
+    if spec.is_criteo_format:
         columns = np.empty((len(spec.categorical), 0), np.uint32)
     return RawRows(
         label=np.empty(0, np.uint8) if label else None,

@@ -28,8 +28,8 @@ from clicklog.readers.pieces import LongLine
 from clicklog.rows import BadRow, RawRows, with_bad_rows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.text.fast_rows import count_newlines
-from clicklog.text.line_layout import Layout, layout_of, plain_layout
-from clicklog.text.tokenizer import parse_rows
+from clicklog.text.line_layout import LineLayout, layout_of, plain_layout
+from clicklog.text.parse import parse_rows
 
 __all__ = [
     "Block",
@@ -138,7 +138,7 @@ def open_day(day: DayFile, spec: FeatureSpec) -> OpenDay:
     return OpenDay(day, spec, layout.label, min(layout.begin, day.size), day.size)
 
 
-def _layout(path: str, source: str, spec: FeatureSpec) -> Layout:
+def _layout(path: str, source: str, spec: FeatureSpec) -> LineLayout:
     size = _HEAD_BYTES
     head = read_up_to(path, 0, size)
     while spec.input.header and b"\n" not in head and len(head) == size < _LONGEST_HEADER:
@@ -147,7 +147,7 @@ def _layout(path: str, source: str, spec: FeatureSpec) -> Layout:
     return _layout_of(head, source, spec)
 
 
-def _layout_of(head: bytes, source: str, spec: FeatureSpec) -> Layout:
+def _layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     if head.startswith(_PARQUET_MAGIC):
         raise BadInputError(
             f"{source}: a parquet file, where the spec says {spec.input.format}",
@@ -253,7 +253,7 @@ def _text_rows(
 
 
 def _parse_together(
-    pieces: list[memoryview | LongLine], spec: FeatureSpec, layout: Layout, reject: bool
+    pieces: list[memoryview | LongLine], spec: FeatureSpec, layout: LineLayout, reject: bool
 ) -> RawRows:
     texts, bad, before = [], [], 0
     for piece in pieces:
@@ -264,7 +264,8 @@ def _parse_together(
             texts.append(piece)
             if len(pieces) > 1:
                 before += count_newlines(np.frombuffer(piece, np.uint8))
-    rows = _parse(texts[0] if len(texts) == 1 else b"".join(texts), spec, layout, reject)
+    text = texts[0] if len(texts) == 1 else b"".join(texts)
+    rows = parse_rows(text, spec, layout, reject=reject)
     return with_bad_rows(rows, bad) if bad else rows
 
 
@@ -279,21 +280,13 @@ def first_line(block: Block, spec: FeatureSpec) -> int:
     return 1 + count_lines(block.path, 0, block.begin)
 
 
-def _block_layout(block: Block, spec: FeatureSpec, label: bool) -> Layout:
+def _block_layout(block: Block, spec: FeatureSpec, label: bool) -> LineLayout:
     if not spec.input.header:
         return plain_layout(spec, label=label)
     layout = _layout(block.path, block.source, spec)
     if label and not layout.label:
         raise BadInputError(f"{block.source}: column {spec.label} is not in the header")
     return layout if label else layout.without_label()
-
-
-def _parse(text: bytes | memoryview, spec: FeatureSpec, layout: Layout, reject: bool) -> RawRows:
-    if spec.tokenized:
-        return parse_rows(text, spec, label=layout.label, reject=reject)
-    from clicklog.text.delimited import parse_text
-
-    return parse_text(text, spec, layout, reject=reject)
 
 
 def _raise_bad_row(rows: RawRows, source: str, first: int, unit: str = "line") -> None:
@@ -322,7 +315,7 @@ class Piece:
     first: int
     label: bool
     text: bytes | memoryview | None = None
-    layout: Layout | None = None
+    layout: LineLayout | None = None
     block: Block | None = None
     long: LongLine | None = None
 

@@ -151,8 +151,12 @@ class FeatureSpec:
         return groups
 
     @property
-    def tokenized(self) -> bool:
-        """Whether the files look like Criteo's, which a tokenizer of its own reads fastest."""
+    def is_criteo_format(self) -> bool:
+        """Whether the files are in Criteo's format, for which there is a faster parser.
+
+        They are tab-separated without a header; dense columns are int32, categorical columns hold
+        one hex32 value in each row.
+        """
         return (
             self.input.format == "tsv"
             and not self.input.header

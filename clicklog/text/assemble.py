@@ -8,11 +8,17 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.arrays import mask_to_arrow
-from clicklog.rows import BadRow, CategoryValues, Ragged, RawRows, dense_dtype
+from clicklog.rows import (
+    DESCRIBED_BAD_ROWS,
+    BadRow,
+    CategoryValues,
+    Ragged,
+    RawRows,
+    dense_dtype,
+)
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.text.convert import Converted
 from clicklog.text.field_errors import complaint
-from clicklog.text.tokenizer import DESCRIBED_BAD_ROWS
 
 
 def assemble(
@@ -71,7 +77,7 @@ def assemble(
         label=labels,
         dense=dense,
         dense_missing=missing[0],
-        categorical=np.stack(categorical) if spec.tokenized else categorical,
+        categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
         categorical_missing=missing[1],
         line=line,
         bad=[BadRow(row, blames[row][1], blames[row][0], text(row)) for row in shown],

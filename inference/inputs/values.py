@@ -213,7 +213,7 @@ class RowReader:
         numbers = np.array(dense, dense_dtype(spec)).reshape(count, len(spec.dense))
         width = len(spec.categorical)
         categorical: np.ndarray | list[CategoryValues]
-        if spec.tokenized:
+        if spec.is_criteo_format:
             categorical = np.array(flat, np.uint32).reshape(count, width).T
         else:
             categorical = [

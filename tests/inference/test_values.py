@@ -15,7 +15,7 @@ from clicklog.errors import BadRowError, SchemaError
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
 from clicklog.text.convert import LARGEST_FLOAT
-from clicklog.text.delimited import parse_text
+from clicklog.text.delimited import parse_delimited
 from clicklog.text.line_layout import plain_layout
 from inference import InvalidRowError
 from inference.inputs.frames import read_columns, read_dicts
@@ -100,7 +100,7 @@ def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -
     text = "".join(
         ",".join(_field(name, row[name]) for name in SPEC.columns[1:]) + "\n" for row in rows
     )
-    expected = plain(parse_text(text.encode(), SPEC, plain_layout(SPEC, label=False)))
+    expected = plain(parse_delimited(text.encode(), SPEC, plain_layout(SPEC, label=False)))
     digits = st.booleans()
     for row in rows:  # hexadecimal columns may be numbers or digits, missing values many things
         if row["hex"] is not None and data.draw(digits):
