@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,7 @@ class RawRows:
 
 
 def dense_dtype(spec: FeatureSpec) -> type:
-    """Of ``RawRows.dense``."""
+    """The dtype of ``RawRows.dense``: int32 if all dense columns are int32, else float64."""
     return np.int32 if all(column.raw == "int32" for column in spec.dense) else np.float64
 
 
@@ -139,5 +140,5 @@ def _empty(column: CategoricalColumn) -> CategoryValues:
     if column.raw == "string":
         values = pa.array([], pa.string())
     else:
-        values = np.empty(0, np.uint32 if column.raw == "hex32" else np.int64)
+        values = np.empty(0, RAW_TYPES[column.raw].dtype)
     return Ragged(np.zeros(1, np.int64), values) if column.multi_hot else values

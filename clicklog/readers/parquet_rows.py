@@ -18,31 +18,23 @@ from clicklog.arrays import null_mask, to_numpy
 from clicklog.errors import BadInputError
 from clicklog.readers.lines import filesystem_of
 from clicklog.rows import RawRows
-from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.strings import string_parts
 from clicklog.text.assemble import assemble
-from clicklog.text.convert import LARGEST_FLOAT, Converted, Fields, convert, of_items
+from clicklog.text.convert import Converted, Fields, convert, of_items
 from clicklog.text.field_errors import (
     BAD_INTEGER,
     BAD_LABEL,
-    BAD_UINT32,
-    BIG_INT,
-    BIG_INT32,
     EMPTY_ITEM,
-    NOT_FINITE,
     NULL_ITEM,
+    OUT_OF_RANGE,
 )
 
 #: What a value of a typed column takes at most, by which blocks are sized: encoded pages may be
 #: far smaller.
 _VALUE_BYTES = 8
-_LIMITS = {
-    "int32": (-(2**31), 2**31 - 1, BIG_INT32, np.int32),
-    "int": (-LARGEST_INT, LARGEST_INT, BIG_INT, np.int64),
-    "hex32": (0, 2**32 - 1, BAD_UINT32, np.uint32),
-    "label": (0, 1, BAD_LABEL, np.uint8),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,21 +309,16 @@ def _values(array: pa.Array, raw: str) -> Converted:
     if numbers.dtype == np.float64:
         null = null | np.isnan(numbers)
         numbers = np.where(null, 0.0, numbers)
-    if raw == "float":
-        values = numbers.astype(np.float64)
-        wrong = ~(np.abs(values) <= LARGEST_FLOAT)
-        code[wrong] = NOT_FINITE
-    else:
-        low, high, too_big, kind = _LIMITS[raw]
-        wrong = (numbers < low) | (numbers > high)
-        code[wrong] = too_big
-        if numbers.dtype == np.float64:
-            broken = ~wrong & (numbers != np.floor(numbers))
-            code[broken] = BAD_LABEL if raw == "label" else BAD_INTEGER
-            wrong |= broken
-        values = np.where(wrong, 0, numbers).astype(kind)
-        if raw == "label":
-            code[null] = BAD_LABEL
+    kind = RAW_TYPES[raw]
+    wrong = (numbers < kind.least) | (numbers > kind.most)
+    code[wrong] = OUT_OF_RANGE[raw]
+    if raw != "float" and numbers.dtype == np.float64:
+        broken = ~wrong & (numbers != np.floor(numbers))
+        code[broken] = BAD_LABEL if raw == "label" else BAD_INTEGER
+        wrong |= broken
+    values = np.where(wrong, 0, numbers).astype(kind.dtype)
+    if raw == "label":
+        code[null] = BAD_LABEL
     return Converted(values, null, code, lambda row: repr(array[row].as_py()))
 
 

@@ -45,7 +45,6 @@ from clicklog.errors import SettingsError
 from clicklog.files.validation import parse
 from clicklog.spec.columns import (
     FIRST_OOV_ID,
-    LARGEST_INT,
     NULL_ID,
     PADDING_ID,
     CategoricalColumn,
@@ -56,7 +55,6 @@ from clicklog.spec.columns import (
 __all__ = [
     "DENSE_TRANSFORMS",
     "FIRST_OOV_ID",
-    "LARGEST_INT",
     "NULL_ID",
     "PADDING_ID",
     "POLICIES",

@@ -9,7 +9,7 @@ from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.text.assemble import assemble
 from clicklog.text.convert import Converted, Fields, convert, convert_lists
-from clicklog.text.field_errors import EXPECTED, FIELD_COUNT
+from clicklog.text.field_errors import FIELD_COUNT, MESSAGES
 from clicklog.text.fields import Lines, split_lines
 from clicklog.text.line_layout import LineLayout
 
@@ -59,7 +59,7 @@ def _whole_line(lines: Lines, line: int, layout: LineLayout) -> str:
     code, where = int(lines.code[line]), int(lines.where[line])
     if code == FIELD_COUNT:
         return f"{where} fields instead of {len(layout.slots)}"
-    return f"field {where + 1}: {EXPECTED[code]}"
+    return f"field {where + 1}: {MESSAGES[code]}"
 
 
 def _convert(lines: Lines, index: int, spec: FeatureSpec, layout: LineLayout) -> Converted:

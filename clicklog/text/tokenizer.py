@@ -16,10 +16,10 @@ from clicklog.text.field_errors import (
     BAD_HEX,
     BAD_INTEGER,
     BAD_LABEL,
-    BIG_INT32,
+    BEYOND_INT32,
     FIELD_COUNT,
-    complaint,
-    shown,
+    describe_field_error,
+    quote_field,
 )
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
@@ -88,8 +88,8 @@ def _describe(
     if code == FIELD_COUNT:
         return BadRow(line, f"{column} fields instead of {len(names)}", "", text)
     name = names[column]
-    value = shown(bytes(buffer[begin:end]))
-    return BadRow(line, complaint(name, value, code), name, text)
+    value = quote_field(bytes(buffer[begin:end]))
+    return BadRow(line, describe_field_error(name, value, code), name, text)
 
 
 @compiled()
@@ -164,7 +164,7 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
             if negative:
                 value = -value
             if value != np.int32(value):
-                code = BIG_INT32 if _is_integer(buffer, digits) else BAD_INTEGER
+                code = BEYOND_INT32 if _is_integer(buffer, digits) else BAD_INTEGER
             dense[column - dense_begin, row] = np.int32(value)
             column += 1
             if code == 0 and (byte != _TAB or column == columns):

@@ -14,6 +14,7 @@ from clicklog.errors import BadRowError, SchemaError, SettingsError
 from clicklog.readers.lines import filesystem_of, read_stream
 from clicklog.readers.raw import Piece, header_lines
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.raw_types import NOT_UTF8
 from clicklog.text.convert import Fields, convert
 from clicklog.text.fields import split_lines
 from clicklog.text.line_layout import split_line
@@ -55,7 +56,7 @@ class IdColumns:
                 row = int(column.code.argmax())
                 line = piece.first + int(lines[row]) + 1 + header_lines(piece.spec)
                 raise BadRowError(
-                    f"{piece.path}, line {line}: column {name}: {column.show(row)}: it is no UTF-8",
+                    f"{piece.path}, line {line}: column {name}: {column.show(row)}: {NOT_UTF8}",
                     "correct the file, or leave that column out of --id_columns",
                 )
             columns[name] = column.values

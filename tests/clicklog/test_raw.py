@@ -201,7 +201,7 @@ def test_lines_of_csv_are_named_as_an_editor_counts_them(
     kind = {"": None, ".gz": "gzip", ".zst": "zstd"}[ending]
     with pa.output_stream(path, compression=kind) as file:
         file.write("\n".join(lines).encode())
-    with pytest.raises(BadRowError, match=r"line 14: column y: 'x': a label is 0 or 1"):
+    with pytest.raises(BadRowError, match=r"line 14: column y: 'x': expected a label of 0 or 1"):
         list(stream_rows(str(path), SMALL_CSV, block_bytes=block_bytes))
     streamed = list(stream_rows(str(path), SMALL_CSV, block_bytes=block_bytes, reject=True))
     numbers = [int(n) for numbers, _ in streamed for n in numbers]
