@@ -27,7 +27,7 @@ import torch
 
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
-from clicklog.readers.raw import Piece, stream_pieces
+from clicklog.readers.stream import UnparsedRows, stream_unparsed
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
@@ -91,10 +91,10 @@ def run_benchmark(predictor: Predictor, args: argparse.Namespace, sizes: list[in
         write_json(args.json, result)
 
 
-def _pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:
+def _pieces(path: str, spec: FeatureSpec, rows: int) -> list[UnparsedRows]:
     """The first pieces of a file, with at least so many rows if it has them."""
     pieces, count = [], 0
-    for piece in stream_pieces(path, spec, block_bytes=_PIECE_BYTES):
+    for piece in stream_unparsed(path, spec, block_bytes=_PIECE_BYTES):
         pieces.append(piece)
         count += len(piece.parse(reject=True))
         if count >= rows:
@@ -105,7 +105,7 @@ def _pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:
 
 
 def measure(
-    predictor: Predictor, stock: Any, pieces: list[Piece], size: int, seconds: float
+    predictor: Predictor, stock: Any, pieces: list[UnparsedRows], size: int, seconds: float
 ) -> list[Timing]:
     """Time all stages on batches of ``size`` rows.
 
@@ -170,7 +170,7 @@ def _timing(size: int, stage: str, seconds: list[float]) -> Timing:
 
 
 def _batches(
-    spec: FeatureSpec, pieces: list[Piece], size: int
+    spec: FeatureSpec, pieces: list[UnparsedRows], size: int
 ) -> Iterator[tuple[list[dict], RawRows]]:
     """Batches of ``size`` rows for ever, as dicts and as typed columns."""
     dicts = []
@@ -214,7 +214,9 @@ def _optional(values: list, missing: np.ndarray, bit: int) -> list:
     ]
 
 
-def measure_bulk(predictor: Predictor, pieces: list[Piece], seconds: float) -> dict[str, float]:
+def measure_bulk(
+    predictor: Predictor, pieces: list[UnparsedRows], seconds: float
+) -> dict[str, float]:
     """Rows/s of one thread in bulk: parse (file bytes → columns), encode, model; CPU seconds."""
     spent = dict.fromkeys(("parse", "encode", "model"), 0.0)
     rows = 0

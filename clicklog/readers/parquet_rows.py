@@ -125,7 +125,7 @@ def read_parquet(
     *,
     label: bool,
     reject: bool,
-    piece_rows: int | None = None,
+    chunk_rows: int | None = None,
 ) -> Iterator[RawRows]:
     """Read the rows ``[begin, end)`` in order, checking every value.
 
@@ -140,10 +140,10 @@ def read_parquet(
         spec: the columns.
         label: whether to read the label.
         reject: describe every bad row, not only the first ones.
-        piece_rows: rows read at once, at most; None: all.
+        chunk_rows: rows read at once, at most; None: all.
 
     Yields:
-        Pieces of rows; line numbers count from 0 in each.
+        Chunks of rows; line numbers count from 0 in each.
 
     Raises:
         BadInputError: the file is damaged, or a column is missing or of another type.
@@ -162,16 +162,16 @@ def read_parquet(
         groups = [i for i in range(len(ends)) if begins[i] < end and begin < ends[i]]
         at = begins[groups[0]] if groups else end
         tables = parquet.iter_batches(
-            piece_rows or max(1, end - at), row_groups=groups, columns=names, use_threads=False
+            chunk_rows or max(1, end - at), row_groups=groups, columns=names, use_threads=False
         )
-        if piece_rows is None:  # in one piece, though batches may end with row groups
+        if chunk_rows is None:  # in one chunk, though batches may end with row groups
             whole = pa.Table.from_batches(tables, pa.schema(map(parquet.schema_arrow.field, names)))
             tables = iter([whole])
         for table in tables:
-            piece = table.slice(max(begin - at, 0), max(end - max(at, begin), 0))
+            chunk = table.slice(max(begin - at, 0), max(end - max(at, begin), 0))
             at += len(table)
-            if len(piece) or piece_rows is None:
-                yield _to_rows(piece, spec, label=label, reject=reject)
+            if len(chunk) or chunk_rows is None:
+                yield _to_rows(chunk, spec, label=label, reject=reject)
 
 
 def _to_rows(table: pa.Table | pa.RecordBatch, spec: FeatureSpec, *, label: bool, reject: bool):

@@ -20,9 +20,9 @@ from clicklog.readers.raw import (
     first_line,
     open_day,
     read_block,
-    read_pieces,
-    stream_rows,
+    read_block_chunks,
 )
+from clicklog.readers.stream import stream_rows
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
 from tests.clicklog.reference_reader import LARGEST, as_lists
 
@@ -122,8 +122,8 @@ def test_parquet_is_what_was_written(tmp_path_factory, table, group_rows, data) 
     rows = read_block(block, SPEC)
     assert as_lists(rows, SPEC) == expected
     assert rows.lines == end - begin
-    pieces = list(read_pieces(block, SPEC, piece_bytes=data.draw(st.integers(1, 900))))
-    assert [row for piece in pieces for row in as_lists(piece, SPEC)] == expected
+    chunks = list(read_block_chunks(block, SPEC, chunk_bytes=data.draw(st.integers(1, 900))))
+    assert [row for chunk in chunks for row in as_lists(chunk, SPEC)] == expected
     streamed = list(stream_rows(path, SPEC, block_bytes=100)) if len(table) else []
     assert [n for numbers, _ in streamed for n in numbers] == list(range(len(table)))
 
@@ -193,7 +193,7 @@ def test_bad_values_are_named(tmp_path: Path, changed: dict, what: str) -> None:
     assert f'"{name}": '.encode() in rows.bad[0].text
     assert (rows.bad[0].column, rows.bad[0].line) == (name, 0)
     with pytest.raises(BadRowError, match="row 2: column"):
-        list(read_pieces(Block(path, 0, 3, path), SPEC, piece_bytes=1))
+        list(read_block_chunks(Block(path, 0, 3, path), SPEC, chunk_bytes=1))
     assert first_line(block, SPEC) == 2
 
 
