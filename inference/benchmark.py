@@ -27,7 +27,7 @@ import torch
 
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
-from clicklog.readers.raw import Piece, stream_pieces
+from clicklog.readers.stream import UnparsedRows, stream_unparsed
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
@@ -61,7 +61,7 @@ class Timing:
 
 def run_benchmark(
     predictor: Predictor,
-    pieces: list[Piece],
+    pieces: list[UnparsedRows],
     sizes: Sequence[int],
     seconds: float,
     stock: Any,
@@ -94,10 +94,10 @@ def run_benchmark(
         write_json(file, result)
 
 
-def first_pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:
+def first_pieces(path: str, spec: FeatureSpec, rows: int) -> list[UnparsedRows]:
     """Read the first pieces of a file, with at least ``rows`` rows if it has them."""
     pieces, count = [], 0
-    for piece in stream_pieces(path, spec, block_bytes=_PIECE_BYTES):
+    for piece in stream_unparsed(path, spec, block_bytes=_PIECE_BYTES):
         pieces.append(piece)
         count += len(piece.parse(reject=True))
         if count >= rows:
@@ -108,7 +108,7 @@ def first_pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:
 
 
 def measure(
-    predictor: Predictor, stock: Any, pieces: list[Piece], size: int, seconds: float
+    predictor: Predictor, stock: Any, pieces: list[UnparsedRows], size: int, seconds: float
 ) -> list[Timing]:
     """Time all stages on batches of ``size`` rows.
 
@@ -173,7 +173,7 @@ def _timing(size: int, stage: str, seconds: list[float]) -> Timing:
 
 
 def _batches(
-    spec: FeatureSpec, pieces: list[Piece], size: int
+    spec: FeatureSpec, pieces: list[UnparsedRows], size: int
 ) -> Iterator[tuple[list[dict], RawRows]]:
     """Batches of ``size`` rows for ever, as dicts and as typed columns."""
     dicts = []
@@ -217,7 +217,9 @@ def _optional(values: list, missing: np.ndarray, bit: int) -> list:
     ]
 
 
-def measure_bulk(predictor: Predictor, pieces: list[Piece], seconds: float) -> dict[str, float]:
+def measure_bulk(
+    predictor: Predictor, pieces: list[UnparsedRows], seconds: float
+) -> dict[str, float]:
     """Rows/s of one thread in bulk: parse (file bytes → columns), encode, model; CPU seconds."""
     spent = dict.fromkeys(("parse", "encode", "model"), 0.0)
     rows = 0

@@ -14,8 +14,8 @@ import math
 import numpy as np
 
 from clicklog.kernels import compiled
+from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.tokenizer import RawRows
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
 #: Logarithms of the small integers, which most counts are: a table look-up instead of a call.

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
 from clicklog.spec.feature_spec import CategoricalColumn
+from clicklog.spec.raw_types import as_log_text
 from clicklog.splits import SPLITS
 from workflows.dense import DENSE_SHIFT
 from workflows.description import Vocabulary, WorkflowDescription
@@ -124,7 +125,7 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
                 if hashed
                 else _shares(manifest, "out_of_vocabulary", column.name, ids.get(column.name)),
                 most=None if hashed else most,
-                top=[(_text(value, column), count, share) for value, count, share in top],
+                top=[(as_log_text(value, column.raw), count, share) for value, count, share in top],
             )
         )
     sample = _sample(split_root, manifest)
@@ -210,10 +211,6 @@ def _count(path: Path, vocabulary: Vocabulary) -> tuple[int, list[tuple[Any, int
                 break
             seen = int(running[-1])
     return most, top
-
-
-def _text(value: Any, column: CategoricalColumn) -> str:
-    return f"{value:08x}" if column.raw == "hex32" else str(value)
 
 
 def _sample(split_root: Path, manifest: dict[str, Any]) -> list[tuple[Path, int]]:

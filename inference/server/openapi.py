@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
 from inference.server.admission import PREDICT
 
-_INTEGERS = {
-    "int32": (-(2**31), 2**31 - 1),
-    "int": (-LARGEST_INT, LARGEST_INT),
-    "hex32": (0, 2**32 - 1),
-}
 _EXAMPLES = {"int32": 1, "float": 0.5, "int": 7, "hex32": "68fd1e64", "string": "a"}
 _ERRORS = {
     400: "no JSON, or an object with a key twice",
@@ -113,8 +109,8 @@ def _one(raw: str) -> dict[str, Any]:
         return {"type": "number"}
     if raw == "string":
         return {"type": "string"}
-    low, high = _INTEGERS[raw]
-    integer = {"type": "integer", "minimum": low, "maximum": high}
+    kind = RAW_TYPES[raw]
+    integer = {"type": "integer", "minimum": kind.least, "maximum": kind.most}
     if raw == "hex32":
         return {"anyOf": [{"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"}, integer]}
     return integer
