@@ -94,20 +94,20 @@ def test_bad_rows_are_named(server: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "error"),
     [
-        (b"", 400, "no JSON"),
-        (b'{"rows": [', 400, "no JSON"),
-        (b"\xff", 400, "no JSON"),
-        (b"[" * 100_000, 400, "no JSON"),
-        (b"1" * 5000, 400, "no JSON"),
+        (b"", 400, "not JSON"),
+        (b'{"rows": [', 400, "not JSON"),
+        (b"\xff", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"1" * 5000, 400, "not JSON"),
         (b"[]", 422, "'rows' or 'columns'"),
         (b'{"rows": [], "columns": {}}', 422, "'rows' or 'columns'"),
-        (b'{"rows": 3}', 422, "'rows' is no list"),
+        (b'{"rows": 3}', 422, "'rows' is not a list"),
         (b'{"rows": [null]}', 422, "invalid row"),
-        (b'{"columns": []}', 422, "'columns' is no object"),
+        (b'{"columns": []}', 422, "'columns' is not an object"),
         (b'{"columns": {"int_0": 1}}', 422, "invalid column"),
         (b'{"columns": {}}', 422, "invalid row"),
-        (json.dumps({"rows": [{}] * 101}).encode(), 413, "101 rows, at most 100"),
-        (b'{"columns": {"x": [' + b"1," * 200 + b"1]}}", 413, "201 rows, at most 100"),
+        (json.dumps({"rows": [{}] * 101}).encode(), 413, "101 rows; the limit is 100"),
+        (b'{"columns": {"x": [' + b"1," * 200 + b"1]}}", 413, "201 rows; the limit is 100"),
         (b" " * 300_000, 413, "more than 209715 bytes"),
     ],
 )
@@ -214,7 +214,7 @@ def test_draining_and_late_bodies(trained: Trained, tmp_path: Path) -> None:
             while part := connection.recv(1 << 16):
                 answer += part
         assert answer.startswith(b"HTTP/1.1 408 ")
-        assert b"no whole body in 3 s" in answer
+        assert b"the body was not complete within 3 s" in answer
         server.process.send_signal(signal.SIGTERM)
         while server.ask("/ready")[0] == 200:
             pass
