@@ -10,6 +10,8 @@ from pathlib import Path
 from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
 
+#: Environment variable of prometheus_client: the directory of the values of several processes.
+SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
 #: Largest number of milliseconds or seconds that a setting may have.
 _LONG = 1e6
 
