@@ -23,15 +23,13 @@ _REPORT_DELAY_S = 2.0
 
 
 def _train(argv: list[str]) -> None:
-    from dlrm.launch.startup import prepare_torch
+    from dlrm.launch.startup import bind_cpus, prepare_torch
     from dlrm.reporting.metrics_log import set_up_logging
     from dlrm.settings.flags import parse_settings
 
     settings = parse_settings(argv)
     set_up_logging()
     if settings.bind_cpus and not settings.plan_only:
-        from dlrm.launch.binding import bind_cpus
-
         bind_cpus()
     prepare_torch()
     if settings.plan_only:
