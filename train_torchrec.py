@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from clicklog.errors import ended
+from clicklog.errors import exit_status
 
 #: Seconds for which a rank keeps an error to itself that another rank reports: a lost connection,
 #: that of the rank that failed; what the user can mend, which most often meets all ranks, rank 0.
@@ -73,7 +73,7 @@ def _follows_from_another(error: RuntimeError) -> bool:
 
 def main(argv: list[str]) -> int:
     """Run; the exit status. An end that is no defect is told in one message."""
-    return ended(lambda: _train(argv), _report)
+    return exit_status(lambda: _train(argv), _report)
 
 
 def _report(message: str) -> None:
@@ -81,7 +81,7 @@ def _report(message: str) -> None:
     if rank:
         time.sleep(_PATIENCE)
         message = message.replace("error: ", f"error: [rank {rank}] ", 1)
-    clicklog.interrupts.say(message)
+    clicklog.interrupts.print_error(message)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaErr
 from clicklog.files.atomic import TEMPORARY, fsync_directory, read_json, write_json
 from clicklog.files.validation import parse
 from clicklog.finite import not_finite
-from clicklog.interrupts import is_memory
+from clicklog.interrupts import is_out_of_memory
 from dlrm.checkpoint.tensors import (
     PICKLE_FILE,
     TENSORS_FILE,
@@ -298,7 +298,7 @@ def is_momentary(error: BaseException | None) -> bool:
         if isinstance(error, CheckpointException):  # torch's, of what ranks failed with
             return any(is_momentary(wrapped[0]) for wrapped in error.failures.values())
         gone = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        if is_memory(error) or (isinstance(error, OSError) and error.errno and not gone):
+        if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno and not gone):
             return True
         error = error.__cause__
     return False

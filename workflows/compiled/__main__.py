@@ -18,7 +18,7 @@ log = logging.getLogger("workflows.compiled")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Compile the workflow a directory holds."""
+    """Compile the workflow in a directory."""
     parser = argparse.ArgumentParser("python -m workflows.compiled", description=__doc__)
     parser.add_argument("workflow", type=Path, help="directory of a saved workflow")
     path = parser.parse_args(arguments).workflow
