@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from clicklog.errors import ended
+from clicklog.errors import exit_status
 
 #: Seconds that a rank waits before it reports an error that another rank reports, too, so that the
 #: launcher ends it meanwhile and the error is printed once. A connection is lost because another
@@ -71,7 +71,7 @@ def _follows_from_another(error: RuntimeError) -> bool:
 
 def main(argv: list[str]) -> int:
     """Run; the exit status. An end that is no defect is told in one message."""
-    return ended(lambda: _train(argv), _report)
+    return exit_status(lambda: _train(argv), _report)
 
 
 def _report(message: str) -> None:
@@ -79,7 +79,7 @@ def _report(message: str) -> None:
     if rank:
         time.sleep(_REPORT_DELAY_S)
         message = message.replace("error: ", f"error: [rank {rank}] ", 1)
-    clicklog.interrupts.say(message)
+    clicklog.interrupts.print_error(message)
 
 
 if __name__ == "__main__":
