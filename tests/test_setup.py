@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -196,6 +197,17 @@ def test_an_audit_says_what_it_could_not_check(capsys, output, error, status, to
     spec.loader.exec_module(audit)
     assert audit.report(output, error) == status
     assert told in capsys.readouterr().out
+
+
+def test_the_checked_modules_exist_and_return_no_any():
+    """A public function that returns Any would tell its callers nothing."""
+    files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
+    for name in files:
+        path = ROOT / name
+        assert path.exists(), f"pyproject.toml, [tool.mypy] files: {name} is gone"
+        for module in path.rglob("*.py") if path.is_dir() else [path]:
+            public = re.findall(r"def ([a-z]\w*)\([^:]*\) -> Any:", module.read_text())
+            assert not public, f"{module}: {public}"
 
 
 # ------------------------------------------------------------------------------ Makefile, .ci/run
