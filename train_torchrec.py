@@ -24,7 +24,7 @@ _PATIENCE = 2.0
 
 def _train(argv: list[str]) -> None:
     from clicklog.versions import check_training_stack
-    from dlrm.launch.startup import prepare_torch
+    from dlrm.launch.startup import bind_cpus, prepare_torch
     from dlrm.reporting.metrics_log import set_up_logging
     from dlrm.settings.flags import parse_settings
 
@@ -32,8 +32,6 @@ def _train(argv: list[str]) -> None:
     check_training_stack()  # also where TorchRec is missing
     set_up_logging()
     if settings.bind_cpus and not settings.plan_only:
-        from dlrm.launch.binding import bind_cpus
-
         bind_cpus()
     prepare_torch()
     if settings.plan_only:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from clicklog.errors import ClickLogError, run_command
-from etl.engines.choice import cores
+from etl.engines.hardware import cores
 
 log = logging.getLogger("demo")
 
@@ -26,7 +26,7 @@ log = logging.getLogger("demo")
 IMPORTS = (
     ("workflows.compiled.tables", "workflows.compiled.dense"),
     ("nvt_loader.parquet.page_values", "nvt_loader.parquet.pages"),
-    ("nvt_loader.kernels", "nvt_loader.parquet.crc32"),
+    ("nvt_loader.kernels",),
 )
 #: Specs of a log of numbers in TSV, and of one in CSV with strings and lists.
 SPECS = ("criteo_1tb", "retail")

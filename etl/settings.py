@@ -8,8 +8,8 @@ from typing import Any
 
 from clicklog.errors import SettingsError
 from clicklog.spec.feature_spec import FeatureSpec
-from etl.engines.choice import ENGINES, choose
 
+ENGINES = ("auto", "cpu", "dask")
 ON_BAD_ROWS = ("error", "quarantine")
 SHUFFLES = ("none", "file", "full")
 
@@ -77,7 +77,11 @@ class EtlSettings:
             raise SettingsError("--workers and --scheduler are both set", "a cluster has its own")
         if self.resume and self.restart:
             raise SettingsError("--resume and --restart are both set", "choose one")
-        object.__setattr__(self, "engine", choose(self.engine, self.scheduler))
+        if self.engine == "cpu" and self.scheduler:
+            raise SettingsError(
+                f"--engine cpu and --scheduler {self.scheduler} are both set",
+                "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
+            )
 
     @property
     def reject(self) -> bool:

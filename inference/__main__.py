@@ -186,7 +186,7 @@ def _add_benchmark(commands) -> None:
     parser.set_defaults(function=_benchmark)
 
 
-def _load(args: argparse.Namespace):
+def _load(args: argparse.Namespace, *, check: bool = True):
     """The predictor that ``--bundle``, or ``--workflow`` and ``--checkpoint``, name."""
     given = (args.bundle is not None, args.workflow is not None, args.checkpoint is not None)
     if given not in ((True, False, False), (False, True, True)):
@@ -205,7 +205,7 @@ def _load(args: argparse.Namespace):
         args.checkpoint,
         device=args.device,
         tables=args.tables,
-        check=not args.skip_digests,
+        check=check and not args.skip_digests,
     )
 
 
@@ -282,6 +282,8 @@ def _serve(args: argparse.Namespace) -> int | None:
         return serve_in_workers(functools.partial(load, args), settings, started)
     # until there is anything to be answered; imports might swallow an exception
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if settings.reloads:  # its files have not been read yet
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         predictor = _load(args)
         from inference.server.run import serve

@@ -1,7 +1,7 @@
 """Attacks on `python -m inference serve`, over loopback, each bounded in number and time.
 
-Attackers come from 127.0.0.2, the clients beside them from 127.0.0.1. With --repositories each
-attack is made on the server of every checkout in turn, and the table has a column for each.
+Attackers use 127.0.0.2, other clients 127.0.0.1. With --repositories each attack is made on the
+server of every checkout in turn, and the table has a column for each.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from clicklog.files.atomic import write_json
 ATTACKER, OTHER = "127.0.0.2", "127.0.0.1"
 HEADER_BYTES, HALF_SENT, IDLE_SOCKETS, FILE_LIMIT, LARGE_ROWS = 60 << 20, 300, 400, 256, 4096
 _HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-#: Of an attack: what was measured → the value.
-Figures = dict[str, float]
+#: Results of an attack by name; None if there was nothing to measure.
+Figures = dict[str, float | None]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the attacks and print what they cost."""
+    """Make the attacks and print their effects."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve.attacks", description=__doc__)
     add = parser.add_argument
-    add("--bundle", required=True, type=Path, help="what is served")
+    add("--bundle", required=True, type=Path, help="bundle to serve")
     add("--input", required=True, help="raw rows to send, in the training log's format")
     add("--attacks", default=",".join(ATTACKS), help=f"some of {','.join(ATTACKS)} (default: all)")
     add("--repositories", default=str(ROOT), metavar="A,B", help="checkouts (default: this one)")
@@ -60,7 +60,8 @@ def _run(args: argparse.Namespace) -> None:
         results[name] = {str(path): ATTACKS[name](path, args) for path in repositories}
         columns = list(results[name].values())
         for figure in columns[0]:
-            values = "".join(f"{column[figure]:>14,.4g}" for column in columns)
+            found = [column[figure] for column in columns]
+            values = "".join(f"{'-':>14}" if x is None else f"{x:>14,.4g}" for x in found)
             print(f"{name + ': ' + figure:52}{values}", flush=True)
     write_json(BUILD / "attacks.json", {"machine": machine(), "results": results})
 
@@ -68,7 +69,7 @@ def _run(args: argparse.Namespace) -> None:
 def header_flood(repository: Path, args: argparse.Namespace) -> Figures:
     """One connection sends 60 MiB of short headers while another client asks for scores."""
     with serving(repository, args.bundle) as target:
-        before, sent, waits = target.peak_mib, 0, []
+        before, sent = target.peak_mib, 0
         with Clients(target, args.bodies[1], 1, OTHER) as others:
             piece = b"a: b\r\n" * 10_000
             with target.connect(ATTACKER) as connection, contextlib.suppress(OSError):
@@ -78,11 +79,10 @@ def header_flood(repository: Path, args: argparse.Namespace) -> Figures:
                     sent += len(piece)
                 connection.sendall(b"\r\n")
             time.sleep(1)
-        waits = others.seconds
         return {
             "headers sent, MiB": sent / 2**20,
             "growth of the server's memory, MiB": target.peak_mib - before,
-            "longest wait of others, s": max(waits),
+            "longest wait of others, s": max(others.seconds, default=None),
         }
 
 
@@ -180,12 +180,13 @@ def stop(repository: Path, args: argparse.Namespace) -> Figures:
 
 
 def _of_others(others: Clients) -> Figures:
-    p99 = float(np.quantile(others.seconds, 0.99)) if others.seconds else np.nan
     return {
         "requests of others": others.answers.total() + len(others.lost),
         "answered 200, share": others.share(200),
         "answered 503, share": others.share(503),
-        "p99 of others, ms": 1e3 * p99,
+        "p99 of others, ms": (
+            1e3 * float(np.quantile(others.seconds, 0.99)) if others.seconds else None
+        ),
     }
 
 

@@ -1,4 +1,4 @@
-"""Requests made of raw rows."""
+"""Request bodies made of raw rows."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from clicklog.errors import SettingsError
 
 
 def bodies(bundle: Path, path: str, sizes: Sequence[int]) -> dict[int, bytes]:
-    """Bodies for ``POST /predict`` by their number of rows.
+    """Return bodies for ``POST /predict`` by their number of rows.
 
     Args:
-        bundle: whose columns the rows have.
-        path: raw rows in the training log's format; they repeat if they are too few.
-        sizes: numbers of rows.
+        bundle: The bundle to which the rows belong.
+        path: Raw rows in the training log's format; they are repeated if they are too few.
+        sizes: The numbers of rows.
 
     Raises:
-        SettingsError: there is no well-formed row.
+        SettingsError: There is no well-formed row.
     """
     from clicklog.readers.raw import stream_pieces
     from inference.benchmark import to_dicts

