@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import clicklog.interrupts  # noqa: F401  # first, so that Ctrl-C gives one line during the other imports
 
 # isort: split
 import sys
@@ -14,11 +14,11 @@ from clicklog.errors import run_command
 COMMANDS = {
     "inspect": (
         "workflows.commands.inspect",
-        "operators, vocabularies, statistics, sizes on disk and of tables",
+        "show operators, vocabularies, statistics, sizes on disk and table sizes",
     ),
     "lookup": (
         "workflows.commands.lookup",
-        "what an id of a column stands for, or which id a value has",
+        "show what an id of a column stands for, or which id a value has",
     ),
 }
 

@@ -20,7 +20,7 @@ class LookupSettings(Settings):
     column: str = flag("name of a categorical column", metavar="COLUMN", positional=True)
     id: int | None = flag("print the value that this id has", None, metavar="ID", positional=True)
     value: str | None = flag(
-        'print the id that this value has; as in the raw log, e.g. 0a1b2c3d; "" is a missing one',
+        'print the id that this value has; as in the raw log, e.g. 0a1b2c3d; "" is a missing value',
         None,
         metavar="VALUE",
     )
@@ -37,7 +37,7 @@ SETTINGS = (SavedWorkflow, LookupSettings)
 def run(saved: SavedWorkflow, settings: LookupSettings) -> None:
     """Print what an id stands for, or which id a value has."""
     from workflows.lookup import id_of, meaning_of
-    from workflows.report import in_words
+    from workflows.report import describe_meaning
 
     saved.verify()
     meaning = (
@@ -45,4 +45,4 @@ def run(saved: SavedWorkflow, settings: LookupSettings) -> None:
         if settings.id is not None
         else id_of(saved.workflow, settings.column, settings.value)
     )
-    print(in_words(saved.workflow, settings.column, meaning))
+    print(describe_meaning(saved.workflow, settings.column, meaning))
