@@ -117,7 +117,7 @@ def test_damaged_compressed_days(tmp_path: Path, ending: str) -> None:
         path = tmp_path / name / f"{name}.{ending}"
         path.parent.mkdir()
         path.write_bytes(data)
-        with pytest.raises(BadInputError, match=f"{name}.{ending}: truncated, or not what"):
+        with pytest.raises(BadInputError, match=f"{name}.{ending}: truncated, or not of"):
             _staged(path.parent, tmp_path / "work")
         assert not list((tmp_path / "work").iterdir())
 
