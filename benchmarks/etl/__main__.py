@@ -1,16 +1,16 @@
-"""The ETL beside NVTabular, Polars and DuckDB: a raw log → vocabularies → training parquet.
+"""Compare the ETL with NVTabular, Polars and DuckDB: a raw log → vocabularies → training parquet.
 
 Every program reads the same text and writes the same values: vocabularies by falling count (ties
-by value), ids int32, dense log-normalized float32, parquet that is not compressed. Their outputs
-are compared value by value, and a program with another output counts as failed. Times are of whole
-processes, start included, but for the lines "… only", which are limits: one part of the work alone.
-The case "… a sync" is ours where each fsync takes so long: how many there are, and how many seconds
-threads wait for them that have other work. The others sync nothing.
+by value), ids int32, dense log-normalized float32, uncompressed parquet. Their outputs are compared
+value by value; a program with a different output counts as failed. Times are those of whole
+processes, including their start. Lines "… only" are limits: a part of the work alone. The case
+"… a sync" is ours on a disk whose fsync takes that long; it counts the fsyncs, and the seconds that
+working threads wait for them. The other programs do not sync.
 """
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import clicklog.interrupts  # noqa: F401  # before slow imports: Ctrl-C prints one line from here on
 
 # isort: split
 import argparse
@@ -30,6 +30,7 @@ from benchmarks.venvs import BUILD
 from clicklog.errors import run_command
 from clicklog.files.atomic import lock
 from clicklog.spec.feature_spec import load_spec
+from etl.engines.hardware import cores
 
 ETL = "TSV to parquet"
 #: Text per unit of work for the two memory lines, MiB, and how much longer the second log is.
@@ -48,13 +49,17 @@ def main(argv: list[str] | None = None) -> int:
     add(
         "--input", type=Path, metavar="RAW", help="a log made by `etl synthesize`; default: make it"
     )
-    add("--rows", type=int, default=4_000_000, help="of the log to make")
-    add("--cardinality_scale", type=float, default=0.05, help="of the log to make")
+    add("--rows", type=int, default=4_000_000, help="rows of the log to make")
+    add("--cardinality_scale", type=float, default=0.05, help="scale of the cardinalities in it")
     add("--rare", type=float, default=0.25, help="share of rare values in its largest columns")
     add("--repeats", type=int, default=3, help="runs of each system")
     add("--slow_repeats", type=int, default=1, help="runs of the slow ones (nvtabular, dask)")
-    add("--threads", type=int, default=systems.cores(), help="of every system")
-    add("--only", metavar="WORDS", help="only lines with one of these, say 'polars,cpu TSV'")
+    add("--threads", type=int, default=cores(), help="threads of every system")
+    add(
+        "--only",
+        metavar="WORDS",
+        help="only lines with one of these, as 'polars,cpu TSV'",
+    )
     args = parser.parse_args(argv)
     start_logging()
     return run_command(lambda: _run(args))
@@ -65,15 +70,19 @@ def _run(args: argparse.Namespace) -> int:
     work.mkdir(parents=True, exist_ok=True)
     with open(work / "lock", "w") as marker:
         lock(marker, work)
-        return _measured(args, work)
+        return _measure(args, work)
 
 
-def _measured(args: argparse.Namespace, work: Path) -> int:
+def _measure(args: argparse.Namespace, work: Path) -> int:
     log = _log(args, work)
     chosen = _systems(log, args.slow_repeats)
     if args.only:
         words = args.only.split(",")
-        chosen = [one for one in chosen if any(word in f"{one.name} {one.case}" for word in words)]
+        chosen = [
+            system
+            for system in chosen
+            if any(word in f"{system.name} {system.case}" for word in words)
+        ]
     table = Table(
         "etl",
         f"ETL of {log.rows:,} rows ({_megabytes(log.path):,.0f} MB of text, {DAYS} days), "
@@ -98,7 +107,7 @@ def _measured(args: argparse.Namespace, work: Path) -> int:
 
 
 def _log(args: argparse.Namespace, work: Path) -> Log:
-    """The log that was given, or one made once for these settings."""
+    """Return the given log, or one that is made once for these settings."""
     path = args.input
     if path is None:
         path = work / f"log-{args.rows}-{args.cardinality_scale:g}-{args.rare:g}"
@@ -111,7 +120,7 @@ def _log(args: argparse.Namespace, work: Path) -> Log:
 
 def _systems(log: Log, slow: int) -> list[System]:
     def bounded(times: int) -> System:
-        """A log of so many times the text of the units in work, with the same vocabularies."""
+        """Run on a log of ``times`` the text of the units in work, with the same vocabularies."""
         path = log.work / f"log_{times}x"
         head = (_UNIT_MB << 20) * log.threads // DAYS
         system = systems.ours(
@@ -151,10 +160,10 @@ def _megabytes(path: Path) -> float:
 
 
 def _compare(table: Table, log: Log) -> None:
-    """Compare the outputs of the last runs with ours; note what they have in common."""
+    """Compare the outputs of the last runs with ours, and note the result."""
     name = "ours cpu"
     if (name, ETL) not in table.runs or (name, ETL) in table.failed:
-        table.notes.append("outputs were not compared: there is none of our cpu engine")
+        table.notes.append("outputs were not compared: our cpu engine wrote none")
         return
     spec = load_spec()
     reference = systems.our_output(systems.output_of(log, name, ETL))
@@ -163,7 +172,7 @@ def _compare(table: Table, log: Log) -> None:
         ("ours dask", systems.our_output, ""),
         ("polars", systems.frames_output, ""),
         (POLARS_STAGED, systems.frames_output, ""),
-        ("duckdb", systems.frames_output, "order"),  # its joins promise none
+        ("duckdb", systems.frames_output, "order"),  # its joins do not keep it
         (NVTABULAR_NAME, systems.nvtabular_output, "ties"),
     ):
         if (system, ETL) not in table.runs or (system, ETL) in table.failed:
