@@ -133,7 +133,7 @@ class Predictor:
         return self.predict_encoded(encoded.dense, encoded.ids)
 
     @torch.inference_mode()
-    def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | Sequence[Ids]) -> np.ndarray:
+    def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
         """Probabilities float32 [n] of what the workflow makes of rows; see EncodedRows."""
         count = dense.shape[1]
         if count <= MODEL_ROWS:
@@ -144,7 +144,7 @@ class Predictor:
         ]
         return np.concatenate(pieces)
 
-    def _score(self, dense: np.ndarray, ids: np.ndarray | Sequence[Ids]) -> np.ndarray:
+    def _score(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
         logits = self.model.logits(dense, self.model.lookup(ids))
         return torch.sigmoid(logits).cpu().numpy()
 

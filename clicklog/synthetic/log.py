@@ -293,7 +293,8 @@ def _claimed(directory: Path) -> Iterator[None]:
 
 def _clear(directory: Path, *, days_are_ours: bool) -> None:
     """Delete unfinished files; raise before deleting anything if there are others."""
-    ours, others = [], []
+    ours: list[os.DirEntry[str]] = []
+    others: list[os.DirEntry[str]] = []
     for entry in os.scandir(directory):
         is_day = re.fullmatch(r"day_\d+(\.csv|\.parquet)?", entry.name) is not None
         mine = entry.name.endswith(TEMPORARY) or (is_day and days_are_ours)
