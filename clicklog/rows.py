@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,9 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+
+#: Bad rows of a block that are described; further ones are only counted.
+DESCRIBED_BAD_ROWS = 100
 
 #: uint32 [n] (raw hex32), int64 [n] (int), string array [n] without nulls (string), or lists.
 CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Ragged
@@ -62,7 +66,7 @@ class RawRows:
         dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
         dense_missing: uint64 [n], bit j set where dense column j is missing.
         categorical: by column, the values (:data:`CategoryValues`); 0, "" or the empty list where
-            missing. For specs that are ``tokenized`` uint32 [categorical columns, n].
+            missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
         categorical_missing: uint64 [n], bit j set where categorical column j is missing.
         line: int64 [n], the line each row stood on, from 0; lines of bad rows are left out.
         bad: bad rows; they are in none of the columns. Without ``reject`` the first ones only.
@@ -86,14 +90,14 @@ class RawRows:
 
 
 def dense_dtype(spec: FeatureSpec) -> type:
-    """Of ``RawRows.dense``."""
+    """The dtype of ``RawRows.dense``: int32 if all dense columns are int32, else float64."""
     return np.int32 if all(column.raw == "int32" for column in spec.dense) else np.float64
 
 
 def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     """No rows, with the types that rows of this spec have."""
     columns: np.ndarray | list[CategoryValues] = [_empty(column) for column in spec.categorical]
-    if spec.tokenized:
+    if spec.is_criteo_format:
         columns = np.empty((len(spec.categorical), 0), np.uint32)
     return RawRows(
         label=np.empty(0, np.uint8) if label else None,
@@ -136,5 +140,5 @@ def _empty(column: CategoricalColumn) -> CategoryValues:
     if column.raw == "string":
         values = pa.array([], pa.string())
     else:
-        values = np.empty(0, np.uint32 if column.raw == "hex32" else np.int64)
+        values = np.empty(0, RAW_TYPES[column.raw].dtype)
     return Ragged(np.zeros(1, np.int64), values) if column.multi_hot else values

@@ -24,7 +24,7 @@ log = logging.getLogger("demo")
 
 #: Modules that compile on import, the slowest first; a group is imported by one process.
 IMPORTS = (
-    ("workflows.compiled.tables", "workflows.compiled.dense"),
+    ("workflows.compiled.text_tables", "workflows.compiled.dense"),
     ("nvt_loader.parquet.page_values", "nvt_loader.parquet.pages"),
     ("nvt_loader.kernels", "nvt_loader.parquet.crc32"),
 )

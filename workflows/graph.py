@@ -43,14 +43,13 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Wo
     for node in nodes_of(workflow, ops.Categorify):
         node.op.out_path = str(categories_path)
         names = [name for name in node.parents[0].selector.names if name in hashed]
-        empty = {name: pd.Series([], dtype=_VALUES[hashed[name]]) for name in names}
+        empty = {
+            name: pd.Series([], dtype="object" if hashed[name] == "string" else "int64")
+            for name in names
+        }
         node.op.vocabs = node.op.process_vocabs(empty)
         node.op.clear()  # takes them over
     return workflow
-
-
-#: Values of a raw type in an empty vocabulary.
-_VALUES = {"hex32": "int64", "int": "int64", "string": "object"}
 
 
 def realize(records: list[nodes.Record], directory: Path | None = None) -> nvtabular.Workflow:

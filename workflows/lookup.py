@@ -17,11 +17,11 @@ from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.spec.feature_spec import (
     FIRST_OOV_ID,
-    LARGEST_INT,
     NULL_ID,
     PADDING_ID,
     CategoricalColumn,
 )
+from clicklog.spec.raw_types import HEX32_PATTERN, RAW_TYPES, as_log_text
 from clicklog.strings import strings
 from workflows.description import WorkflowDescription, inspect
 
@@ -71,7 +71,9 @@ def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
             rows = file.metadata.row_group(group).num_rows
             if row < rows:
                 values, counts = file.read_row_group(group).slice(row, 1).columns
-                return Meaning(number, "value", _shown(values[0].as_py(), spec), counts[0].as_py())
+                return Meaning(
+                    number, "value", as_log_text(values[0].as_py(), spec.raw), counts[0].as_py()
+                )
             row -= rows
     raise BadInputError(
         f"{Path(path) / vocabulary.file}: has no row for id {number} of column {column}",
@@ -103,7 +105,9 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
             values, counts = file.read_row_group(group).columns
             row = pc.index(values, scalar).as_py()
             if row >= 0:
-                return Meaning(first + row, "value", _shown(value, spec), counts[row].as_py())
+                return Meaning(
+                    first + row, "value", as_log_text(value, spec.raw), counts[row].as_py()
+                )
             first += len(values)
     return meaning_of(path, column, FIRST_OOV_ID + _hash(value, spec) % spec.oov_ids)
 
@@ -133,19 +137,14 @@ def _opened(file: Path) -> Iterator[pq.ParquetFile]:
 def _parsed(text: str, column: CategoricalColumn) -> int | str:
     if column.raw == "string":
         return text
-    if column.raw == "hex32":
-        value = int(text, 16) if re.fullmatch("[0-9a-fA-F]{1,8}", text) else None
-        wanted = "1 to 8 hexadecimal digits are needed"
-    else:
-        value = int(text) if re.fullmatch("[+-]?[0-9]+", text) else None
-        wanted = f"an integer of at most {LARGEST_INT} is needed"
-    if value is None or abs(value) > LARGEST_INT:
-        raise SettingsError(f"column {column.name}: {text!r}: {wanted}")
+    kind = RAW_TYPES[column.raw]
+    is_hex = column.raw == "hex32"
+    if not re.fullmatch(HEX32_PATTERN if is_hex else "[+-]?[0-9]+", text):
+        raise SettingsError(f"column {column.name}: {text!r}: {kind.syntax}")
+    value = int(text, 16 if is_hex else 10)
+    if not kind.contains(value):
+        raise SettingsError(f"column {column.name}: {text!r}: {kind.range}")
     return value
-
-
-def _shown(value: int | str, column: CategoricalColumn) -> str:
-    return f"{value:08x}" if column.raw == "hex32" else str(value)
 
 
 def _hash(value: int | str, column: CategoricalColumn) -> int:

@@ -17,7 +17,7 @@ from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
 from clicklog.errors import BadInputError
-from clicklog.readers.pieces import EndedEarlyError, LongLine, split_pieces
+from clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
 from clicklog.text.fast_rows import count_newlines
 
 _SCAN_BYTES = 8 << 20
@@ -70,10 +70,10 @@ def _shrank(path: str, size: int, wanted: int) -> BadInputError:
     )
 
 
-def read_pieces(
-    path: str, begin: int, end: int, piece_bytes: int, limit: int
+def read_chunks(
+    path: str, begin: int, end: int, chunk_bytes: int, limit: int
 ) -> Iterator[memoryview | LongLine]:
-    """The whole lines in the bytes ``[begin, end)``; see :func:`.pieces.split_pieces`.
+    """The whole lines in the bytes ``[begin, end)``; see :func:`.line_chunks.split_chunks`.
 
     Raises:
         BadInputError: the file cannot be read, or is shorter.
@@ -81,12 +81,12 @@ def read_pieces(
     with _opened(path) as file:
         file.seek(begin)
         try:
-            yield from split_pieces(file, piece_bytes, limit, begin=begin, size=end - begin)
+            yield from split_chunks(file, chunk_bytes, limit, begin=begin, size=end - begin)
         except EndedEarlyError as error:
             raise _shrank(path, error.args[0], end) from None
 
 
-def _chunks(path: str, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+def _scan(path: str, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
     with _opened(path) as file:
         file.seek(begin)
         for at in range(begin, end, _SCAN_BYTES):
@@ -100,7 +100,7 @@ def _chunks(path: str, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]
 def count_lines(path: str, begin: int, end: int) -> int:
     """Lines in the bytes ``[begin, end)``; a last line without its newline counts."""
     lines, last = 0, 10
-    for _, chunk in _chunks(path, begin, end):
+    for _, chunk in _scan(path, begin, end):
         lines += count_newlines(chunk)
         last = int(chunk[-1])
     return lines + (last != 10)
@@ -111,7 +111,7 @@ def offset_of_line(path: str, line: int, size: int, begin: int = 0) -> int:
     if line <= 0:
         return begin
     seen = 0
-    for at, chunk in _chunks(path, begin, size):
+    for at, chunk in _scan(path, begin, size):
         lines = count_newlines(chunk)
         if seen + lines >= line:
             return at + int(np.flatnonzero(chunk == 10)[line - seen - 1]) + 1
@@ -159,14 +159,14 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
             yield chunk
 
 
-def stream_pieces(path: str, piece_bytes: int, limit: int) -> Iterator[memoryview | LongLine]:
-    """The lines of a file, decompressed; see :func:`clicklog.readers.pieces.split_pieces`.
+def stream_chunks(path: str, chunk_bytes: int, limit: int) -> Iterator[memoryview | LongLine]:
+    """The lines of a file, decompressed; see :func:`.line_chunks.split_chunks`.
 
     Raises:
         BadInputError: as :func:`read_stream`.
     """
     with _stream(path) as (file, _):
-        yield from split_pieces(file, piece_bytes, limit)
+        yield from split_chunks(file, chunk_bytes, limit)
 
 
 def unpacked_head(path: str) -> tuple[bytes, int, bool]:

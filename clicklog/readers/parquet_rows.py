@@ -18,31 +18,23 @@ from clicklog.arrays import null_mask, to_numpy
 from clicklog.errors import BadInputError
 from clicklog.readers.lines import filesystem_of
 from clicklog.rows import RawRows
-from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.strings import string_parts
 from clicklog.text.assemble import assemble
-from clicklog.text.convert import LARGEST_FLOAT, Converted, Fields, convert, of_items
+from clicklog.text.convert import Converted, Fields, convert, of_items
 from clicklog.text.field_errors import (
     BAD_INTEGER,
     BAD_LABEL,
-    BAD_UINT32,
-    BIG_INT,
-    BIG_INT32,
     EMPTY_ITEM,
-    NOT_FINITE,
     NULL_ITEM,
+    OUT_OF_RANGE,
 )
 
 #: What a value of a typed column takes at most, by which blocks are sized: encoded pages may be
 #: far smaller.
 _VALUE_BYTES = 8
-_LIMITS = {
-    "int32": (-(2**31), 2**31 - 1, BIG_INT32, np.int32),
-    "int": (-LARGEST_INT, LARGEST_INT, BIG_INT, np.int64),
-    "hex32": (0, 2**32 - 1, BAD_UINT32, np.uint32),
-    "label": (0, 1, BAD_LABEL, np.uint8),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +125,7 @@ def read_parquet(
     *,
     label: bool,
     reject: bool,
-    piece_rows: int | None = None,
+    chunk_rows: int | None = None,
 ) -> Iterator[RawRows]:
     """Read the rows ``[begin, end)`` in order, checking every value.
 
@@ -148,10 +140,10 @@ def read_parquet(
         spec: the columns.
         label: whether to read the label.
         reject: describe every bad row, not only the first ones.
-        piece_rows: rows read at once, at most; None: all.
+        chunk_rows: rows read at once, at most; None: all.
 
     Yields:
-        Pieces of rows; line numbers count from 0 in each.
+        Chunks of rows; line numbers count from 0 in each.
 
     Raises:
         BadInputError: the file is damaged, or a column is missing or of another type.
@@ -170,16 +162,16 @@ def read_parquet(
         groups = [i for i in range(len(ends)) if begins[i] < end and begin < ends[i]]
         at = begins[groups[0]] if groups else end
         tables = parquet.iter_batches(
-            piece_rows or max(1, end - at), row_groups=groups, columns=names, use_threads=False
+            chunk_rows or max(1, end - at), row_groups=groups, columns=names, use_threads=False
         )
-        if piece_rows is None:  # in one piece, though batches may end with row groups
+        if chunk_rows is None:  # in one chunk, though batches may end with row groups
             whole = pa.Table.from_batches(tables, pa.schema(map(parquet.schema_arrow.field, names)))
             tables = iter([whole])
         for table in tables:
-            piece = table.slice(max(begin - at, 0), max(end - max(at, begin), 0))
+            chunk = table.slice(max(begin - at, 0), max(end - max(at, begin), 0))
             at += len(table)
-            if len(piece) or piece_rows is None:
-                yield _to_rows(piece, spec, label=label, reject=reject)
+            if len(chunk) or chunk_rows is None:
+                yield _to_rows(chunk, spec, label=label, reject=reject)
 
 
 def _to_rows(table: pa.Table | pa.RecordBatch, spec: FeatureSpec, *, label: bool, reject: bool):
@@ -317,21 +309,16 @@ def _values(array: pa.Array, raw: str) -> Converted:
     if numbers.dtype == np.float64:
         null = null | np.isnan(numbers)
         numbers = np.where(null, 0.0, numbers)
-    if raw == "float":
-        values = numbers.astype(np.float64)
-        wrong = ~(np.abs(values) <= LARGEST_FLOAT)
-        code[wrong] = NOT_FINITE
-    else:
-        low, high, too_big, kind = _LIMITS[raw]
-        wrong = (numbers < low) | (numbers > high)
-        code[wrong] = too_big
-        if numbers.dtype == np.float64:
-            broken = ~wrong & (numbers != np.floor(numbers))
-            code[broken] = BAD_LABEL if raw == "label" else BAD_INTEGER
-            wrong |= broken
-        values = np.where(wrong, 0, numbers).astype(kind)
-        if raw == "label":
-            code[null] = BAD_LABEL
+    kind = RAW_TYPES[raw]
+    wrong = (numbers < kind.least) | (numbers > kind.most)
+    code[wrong] = OUT_OF_RANGE[raw]
+    if raw != "float" and numbers.dtype == np.float64:
+        broken = ~wrong & (numbers != np.floor(numbers))
+        code[broken] = BAD_LABEL if raw == "label" else BAD_INTEGER
+        wrong |= broken
+    values = np.where(wrong, 0, numbers).astype(kind.dtype)
+    if raw == "label":
+        code[null] = BAD_LABEL
     return Converted(values, null, code, lambda row: repr(array[row].as_py()))
 
 

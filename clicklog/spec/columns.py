@@ -7,19 +7,14 @@ import sys
 from typing import Any
 
 from clicklog.errors import SettingsError
+from clicklog.spec.raw_types import CATEGORICAL_RAW_TYPES, DENSE_RAW_TYPES, RAW_TYPES
 
 #: Ids that no value of the vocabulary gets: 0 padding, 1 null, then out of vocabulary.
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
 INPUT_FORMATS = ("tsv", "csv", "parquet")
-DENSE_RAW_TYPES = ("int32", "float")
-#: hex32: unsigned 32 bit. int: signed, up to :data:`LARGEST_INT`. string: UTF-8, not empty.
-RAW_TYPES = ("hex32", "int", "string")
-#: Integers up to this size are exact in float64, as which NVTabular's pandas code holds them.
-LARGEST_INT = 2**53
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
-_LARGEST_FLOAT = sys.float_info.max
 
 #: Of a line, 1 GiB: a block is less than 2 GiB.
 MAX_LINE_KB = 1 << 20
@@ -100,12 +95,14 @@ class DenseColumn:
             raise SettingsError(
                 f"column {self.name}: raw = {self.raw!r}", f"one of {', '.join(DENSE_RAW_TYPES)}"
             )
-        fits = _is_int(self.fill) and -(2**31) <= self.fill < 2**31
-        if self.raw == "float":
-            is_number = _is_int(self.fill) or isinstance(self.fill, float)
-            fits = is_number and -_LARGEST_FLOAT <= self.fill <= _LARGEST_FLOAT
+        if self.raw == "int32":
+            fits = _is_int(self.fill) and RAW_TYPES["int32"].contains(self.fill)
+            wanted = "a 32-bit integer"
+        else:
+            fits = isinstance(self.fill, float) or _is_int(self.fill)
+            fits = fits and abs(self.fill) <= sys.float_info.max
+            wanted = "a finite number"
         if not fits:
-            wanted = "a 32-bit integer" if self.raw == "int32" else "a finite number"
             raise SettingsError(f"column {self.name}: fill = {self.fill!r}", f"give {wanted}")
 
 
@@ -128,9 +125,10 @@ class CategoricalColumn:
     hash_buckets: int = 0
 
     def __post_init__(self) -> None:
-        if self.raw not in RAW_TYPES:
+        if self.raw not in CATEGORICAL_RAW_TYPES:
             raise SettingsError(
-                f"column {self.name}: raw = {self.raw!r}", f"one of {', '.join(RAW_TYPES)}"
+                f"column {self.name}: raw = {self.raw!r}",
+                f"one of {', '.join(CATEGORICAL_RAW_TYPES)}",
             )
         for field in ("freq_threshold", "max_table_size", "num_buckets", "hash_buckets"):
             if not _is_int(getattr(self, field)):

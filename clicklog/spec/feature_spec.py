@@ -45,7 +45,6 @@ from clicklog.errors import SettingsError
 from clicklog.files.validation import parse
 from clicklog.spec.columns import (
     FIRST_OOV_ID,
-    LARGEST_INT,
     NULL_ID,
     PADDING_ID,
     CategoricalColumn,
@@ -56,7 +55,6 @@ from clicklog.spec.columns import (
 __all__ = [
     "DENSE_TRANSFORMS",
     "FIRST_OOV_ID",
-    "LARGEST_INT",
     "NULL_ID",
     "PADDING_ID",
     "POLICIES",
@@ -151,8 +149,12 @@ class FeatureSpec:
         return groups
 
     @property
-    def tokenized(self) -> bool:
-        """Whether the files look like Criteo's, which a tokenizer of its own reads fastest."""
+    def is_criteo_format(self) -> bool:
+        """Whether the files are in Criteo's format, for which there is a faster parser.
+
+        They are tab-separated without a header; dense columns are int32, categorical columns hold
+        one hex32 value in each row.
+        """
         return (
             self.input.format == "tsv"
             and not self.input.header

@@ -187,7 +187,7 @@ def _log_of(spec: FeatureSpec | None, settings: SyntheticSettings) -> _Log:
 
 def _like(spec: FeatureSpec) -> tuple[bool, list[str], list[str]]:
     """What a file shows of a spec: policies and the label's name aside."""
-    return spec.tokenized, spec.dense_names, spec.categorical_names
+    return spec.is_criteo_format, spec.dense_names, spec.categorical_names
 
 
 @contextlib.contextmanager

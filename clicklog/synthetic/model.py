@@ -22,7 +22,7 @@ import math
 
 import numpy as np
 
-from clicklog.errors import SettingsError
+from clicklog.command_line import Settings, flag
 
 #: Distinct values per categorical column in MLPerf's DLRM benchmark, its cap of 40 M included.
 MLPERF_CARDINALITIES = (
@@ -77,46 +77,33 @@ _FIELDS = DENSE + CATEGORICAL + 1
 
 
 @dataclasses.dataclass(frozen=True)
-class SyntheticSettings:
-    """What determines the bytes of a synthetic log.
+class SyntheticSettings(Settings):
+    """What determines the bytes of a synthetic log. Each field is a flag of ``etl synthesize``.
 
-    Attributes:
-        days: files ``day_0 … day_{days-1}``; a shorter log is a prefix of a longer one.
-        rows_per_day: rows of each file; a smaller one is a prefix of a larger one.
-        seed: of everything random, the planted model included.
-        cardinality_scale: factor on ``MLPERF_CARDINALITIES``; columns of up to ``SMALL`` values
-            stay as they are, and no larger one falls below ``SMALL``.
-        base_rate: share of clicked rows. The default is that of Criteo's Kaggle release (25.6 %);
-            its 1 TB release has 3.4 %.
+    A log of fewer days, or of fewer rows per day, is a prefix of a longer one.
 
     Raises:
-        SettingsError: a value is out of its range.
+        SettingsError: A value is out of its range.
     """
 
-    days: int = CALENDAR_DAYS
-    rows_per_day: int = 50_000
-    seed: int = 0
-    cardinality_scale: float = 0.0005
-    base_rate: float = 0.256
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.days <= CALENDAR_DAYS:
-            raise SettingsError(
-                f"days = {self.days}", f"a Criteo log has 1 to {CALENDAR_DAYS} days"
-            )
-        if not 1 <= self.rows_per_day <= BLOCK_ROWS * CALIBRATION_BLOCK:
-            raise SettingsError(f"rows_per_day = {self.rows_per_day}", "give at least 1 row")
-        if not 0 <= self.seed < 2**63:
-            raise SettingsError(f"seed = {self.seed}", "give an integer from 0 to 2**63 - 1")
-        if not 0 < self.cardinality_scale <= 1:
-            raise SettingsError(
-                f"cardinality_scale = {self.cardinality_scale}",
-                "give a factor above 0, and up to 1 for MLPerf's cardinalities",
-            )
-        if not 0.001 <= self.base_rate <= 0.999:
-            raise SettingsError(
-                f"base_rate = {self.base_rate}", "give a share of clicks from 0.001 to 0.999"
-            )
+    # fmt: off
+    days: int = flag(
+        f"number of days, 1 to {CALENDAR_DAYS}; the last one becomes valid and test", CALENDAR_DAYS,
+        least=1, most=CALENDAR_DAYS
+    )
+    rows_per_day: int = flag(
+        "a row takes about 240 bytes", 50_000, least=1, most=BLOCK_ROWS * CALIBRATION_BLOCK
+    )
+    seed: int = flag("seed of the click model and of the rows", 0, least=0, most=2**63 - 1)
+    cardinality_scale: float = flag(
+        f"factor on MLPerf's cardinalities above {SMALL}; 1 for the full ones", 0.0005, above=0,
+        most=1
+    )
+    base_rate: float = flag(
+        "share of clicks; Criteo's Kaggle log has 0.256, its 1 TB log 0.034", 0.256, least=0.001,
+        most=0.999
+    )
+    # fmt: on
 
     @property
     def cardinalities(self) -> tuple[int, ...]:

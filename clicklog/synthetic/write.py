@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import mask_to_arrow, to_arrow
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.strings import string_array
 from clicklog.synthetic.any_spec import HUNDREDTHS, ItemLists, SpecRows
 from clicklog.synthetic.model import MISSING_COUNT, MISSING_VALUE
@@ -144,7 +145,9 @@ def _typed_columns(rows: SpecRows, spec: FeatureSpec) -> dict[str, pa.Array]:
         if column.raw == "float":
             values = to_arrow(numbers / HUNDREDTHS)
         else:
-            values = to_arrow(np.where(numbers == MISSING_COUNT, 0, numbers).astype(np.int32))
+            values = to_arrow(
+                np.where(numbers == MISSING_COUNT, 0, numbers).astype(RAW_TYPES[column.raw].dtype)
+            )
         columns[column.name] = _nulled(values, missing)
     for values, column in zip(rows.categorical, spec.categorical, strict=True):
         if isinstance(values, ItemLists):
@@ -160,7 +163,7 @@ def _typed_columns(rows: SpecRows, spec: FeatureSpec) -> dict[str, pa.Array]:
 def _typed(codes: np.ndarray, column: CategoricalColumn) -> pa.Array:
     if column.raw == "string":
         return _texts(codes, column)
-    return to_arrow(codes.astype(np.uint32) if column.raw == "hex32" else codes)
+    return to_arrow(codes.astype(RAW_TYPES[column.raw].dtype))
 
 
 def _nulled(values: pa.Array, missing: pa.BooleanArray) -> pa.Array:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from clicklog.arrays import to_numpy
 from clicklog.kernels import compiled
 from clicklog.rows import CategoryValues, Ragged
-from clicklog.spec.columns import LARGEST_INT
+from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.strings import string_array
 from clicklog.text.field_errors import (
     BAD_FLOAT,
@@ -24,16 +24,17 @@ from clicklog.text.field_errors import (
     BAD_INTEGER,
     BAD_LABEL,
     BAD_UTF8,
-    BIG_INT,
-    BIG_INT32,
     EMPTY_ITEM,
     NOT_FINITE,
-    shown,
+    OUT_OF_RANGE,
+    quote_field,
 )
-from clicklog.text.tokenizer import HEX_DIGIT
 
-#: What is larger would be infinite in the parquet.
-LARGEST_FLOAT = float(np.finfo(np.float32).max)
+#: Value of each byte as a hexadecimal digit; 255 for bytes that are not one. A table, because
+#: branches on the digits of hashes are mispredicted half of the time.
+HEX_DIGIT = np.full(256, 255, np.uint8)
+HEX_DIGIT[48:58] = np.arange(10)
+HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,34 +67,26 @@ class Fields:
 
     def show(self, row: int) -> str:
         """One field as Python writes a string."""
-        return shown(self.data[self.begin[row] : self.end[row]].tobytes())
+        return quote_field(self.data[self.begin[row] : self.end[row]].tobytes())
 
 
 def convert(fields: Fields, raw: str) -> Converted:
-    """Convert single values of a raw type: label, int32, float, hex32, int or string.
-
-    Only a label may not be missing.
-    """
+    """Convert single values of a raw type of :data:`RAW_TYPES`. Only a label may not be missing."""
     missing = fields.begin == fields.end
     code = np.zeros(len(fields), np.uint8)
     data, begin, end = fields.data, fields.begin, fields.end
-    values: np.ndarray | pa.StringArray
     if raw == "string":
-        values = _strings(fields, code)
-    elif raw == "float":
+        return Converted(_strings(fields, code), missing, code, fields.show)
+    kind = RAW_TYPES[raw]
+    values = np.zeros(len(fields), kind.dtype)
+    if raw == "float":
         values = _floats(fields, missing, code)
     elif raw == "hex32":
-        values = np.zeros(len(fields), np.uint32)
         _parse_hex(data, begin, end, values, code)
     elif raw == "label":
-        values = np.zeros(len(fields), np.uint8)
         _parse_labels(data, begin, end, values, code)
-    elif raw == "int":
-        values = np.zeros(len(fields), np.int64)
-        _parse_ints(data, begin, end, -LARGEST_INT, LARGEST_INT, BIG_INT, values, code)
     else:
-        values = np.zeros(len(fields), np.int32)
-        _parse_ints(data, begin, end, -(2**31), 2**31 - 1, BIG_INT32, values, code)
+        _parse_ints(data, begin, end, kind.least, kind.most, OUT_OF_RANGE[raw], values, code)
     return Converted(values, missing, code, fields.show)
 
 
@@ -149,7 +142,7 @@ def _floats(fields: Fields, missing: np.ndarray, code: np.ndarray) -> np.ndarray
         numbers = np.array([float(text) for text in texts.to_pylist()])
     values = np.zeros(len(fields), np.float64)
     values[present] = numbers
-    code[np.abs(values) > LARGEST_FLOAT] = NOT_FINITE
+    code[np.abs(values) > RAW_TYPES["float"].most] = NOT_FINITE
     return values
 
 

@@ -9,13 +9,13 @@ from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.text.assemble import assemble
 from clicklog.text.convert import Converted, Fields, convert, convert_lists
-from clicklog.text.field_errors import EXPECTED, FIELD_COUNT
+from clicklog.text.field_errors import FIELD_COUNT, MESSAGES
 from clicklog.text.fields import Lines, split_lines
-from clicklog.text.line_layout import Layout
+from clicklog.text.line_layout import LineLayout
 
 
-def parse_text(
-    data: bytes | memoryview, spec: FeatureSpec, layout: Layout, *, reject: bool = False
+def parse_delimited(
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool = False
 ) -> RawRows:
     """Parse whole lines of delimited text, without a header line.
 
@@ -55,14 +55,14 @@ def parse_text(
     )
 
 
-def _whole_line(lines: Lines, line: int, layout: Layout) -> str:
+def _whole_line(lines: Lines, line: int, layout: LineLayout) -> str:
     code, where = int(lines.code[line]), int(lines.where[line])
     if code == FIELD_COUNT:
         return f"{where} fields instead of {len(layout.slots)}"
-    return f"field {where + 1}: {EXPECTED[code]}"
+    return f"field {where + 1}: {MESSAGES[code]}"
 
 
-def _convert(lines: Lines, index: int, spec: FeatureSpec, layout: Layout) -> Converted:
+def _convert(lines: Lines, index: int, spec: FeatureSpec, layout: LineLayout) -> Converted:
     begin, end = lines.begin[index], lines.end[index]
     if len(lines.code) and lines.code.any():  # of a bad line no field is looked at
         end = np.where(lines.code == 0, end, begin)

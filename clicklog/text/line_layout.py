@@ -15,7 +15,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class LineLayout:
     """Where the columns of a spec stand in the lines of a file.
 
     Attributes:
@@ -29,19 +29,19 @@ class Layout:
     label: bool
     begin: int = 0
 
-    def without_label(self) -> Layout:
+    def without_label(self) -> LineLayout:
         """The same, but for the label, which is ignored where it is there."""
         if not self.label:
             return self
-        return Layout(tuple(max(slot - 1, -1) for slot in self.slots), False, self.begin)
+        return LineLayout(tuple(max(slot - 1, -1) for slot in self.slots), False, self.begin)
 
 
-def plain_layout(spec: FeatureSpec, *, label: bool) -> Layout:
+def plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
     """Of a file without a header: the columns in spec order."""
-    return Layout(tuple(range(len(spec.columns) - (not label))), label)
+    return LineLayout(tuple(range(len(spec.columns) - (not label))), label)
 
 
-def layout_of(head: bytes, source: str, spec: FeatureSpec) -> Layout:
+def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     """What the first lines of a file say; further columns of a file with a header are ignored.
 
     Args:
@@ -65,7 +65,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> Layout:
                 f"{source}: column {name} is {problem} in the header", _where_else(name, names)
             )
     slots = tuple(columns.index(name) if name in columns else -1 for name in names)
-    return Layout(slots, spec.label in names, len(first) + 1)
+    return LineLayout(slots, spec.label in names, len(first) + 1)
 
 
 def _where_else(name: str, names: list[str]) -> str:

@@ -8,49 +8,38 @@ from __future__ import annotations
 import numpy as np
 
 from clicklog.kernels import compiled
-from clicklog.rows import BadRow, Ragged, RawRows
+from clicklog.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.convert import HEX_DIGIT
 from clicklog.text.fast_rows import count_newlines, longest_row, parse_row
 from clicklog.text.field_errors import (
     BAD_HEX,
     BAD_INTEGER,
     BAD_LABEL,
-    BIG_INT32,
+    BEYOND_INT32,
     FIELD_COUNT,
-    complaint,
-    shown,
+    describe_field_error,
+    quote_field,
 )
-
-__all__ = ["BadRow", "Ragged", "RawRows", "parse_rows"]
-
-#: Bad rows of a block that are described; further ones are only counted.
-DESCRIBED_BAD_ROWS = 100
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 #: Where a number stops to grow, however many digits follow.
 _BEYOND_INT32 = np.int64(2**40)
 
 
-def parse_rows(
+def parse_criteo(
     data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, label: bool, reject: bool = False
 ) -> RawRows:
-    """Parse whole lines.
+    """Parse whole lines of a log in Criteo's format.
 
     Args:
         data: lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
-        spec: the columns, in order. Categories are up to 8 hexadecimal digits, dense values 32-bit
-            integers, labels 0 or 1; an empty field is missing (a label may not be).
+        spec: the columns, in order; its ``is_criteo_format`` is true. Categories are up to 8
+            hexadecimal digits, dense values 32-bit integers, labels 0 or 1. An empty field is a
+            missing value, which a label may not be.
         label: whether the rows begin with the label.
         reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
-
-    Specs that are not ``tokenized`` have more raw types; see
-    :func:`clicklog.text.delimited.parse_text`.
     """
-    if not spec.tokenized:
-        from clicklog.text.delimited import parse_text
-        from clicklog.text.line_layout import plain_layout
-
-        return parse_text(data, spec, plain_layout(spec, label=label), reject=reject)
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
         buffer = np.append(buffer, np.uint8(_NEWLINE))
@@ -99,15 +88,8 @@ def _describe(
     if code == FIELD_COUNT:
         return BadRow(line, f"{column} fields instead of {len(names)}", "", text)
     name = names[column]
-    value = shown(bytes(buffer[begin:end]))
-    return BadRow(line, complaint(name, value, code), name, text)
-
-
-#: Value of each byte as a hexadecimal digit; 255: it is none. A table, because branches on the
-#: digits of hashes are mispredicted half of the time.
-HEX_DIGIT = np.full(256, 255, np.uint8)
-HEX_DIGIT[48:58] = np.arange(10)
-HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
+    value = quote_field(bytes(buffer[begin:end]))
+    return BadRow(line, describe_field_error(name, value, code), name, text)
 
 
 @compiled()
@@ -182,7 +164,7 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
             if negative:
                 value = -value
             if value != np.int32(value):
-                code = BIG_INT32 if _is_integer(buffer, digits) else BAD_INTEGER
+                code = BEYOND_INT32 if _is_integer(buffer, digits) else BAD_INTEGER
             dense[column - dense_begin, row] = np.int32(value)
             column += 1
             if code == 0 and (byte != _TAB or column == columns):

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
 from clicklog.spec.feature_spec import CategoricalColumn
+from clicklog.spec.raw_types import as_log_text
 from clicklog.splits import SPLITS
 from workflows.dense import DENSE_SHIFT
 from workflows.description import Vocabulary, WorkflowDescription
@@ -140,10 +141,7 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
                 if hashed
                 else _shares(manifest, "out_of_vocabulary", column.name, ids.get(column.name)),
                 values_for_99=None if hashed else values_for_99,
-                top=[
-                    (f"{value:08x}" if column.raw == "hex32" else str(value), count, share)
-                    for value, count, share in top
-                ],
+                top=[(as_log_text(value, column.raw), count, share) for value, count, share in top],
             )
         )
     sample = _sample_dense(split_root, manifest, spec.dense_names)

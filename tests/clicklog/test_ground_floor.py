@@ -147,7 +147,7 @@ def test_bad_specs_of_other_shapes(tmp_path: Path, text: str, message: str) -> N
 def test_shipped_specs_by_name_and_by_path(tmp_path: Path) -> None:
     assert list(shipped_specs()) == ["criteo_1tb", "criteo_kaggle", "retail"]
     assert load_spec("criteo_1tb") == load_spec()
-    assert load_spec("criteo_1tb").tokenized
+    assert load_spec("criteo_1tb").is_criteo_format
     kaggle = load_spec("criteo_kaggle")
     assert kaggle.columns == load_spec().columns
     assert {column.freq_threshold for column in kaggle.categorical} == {10}
@@ -160,7 +160,7 @@ def test_shipped_specs_by_name_and_by_path(tmp_path: Path) -> None:
 
 def test_the_retail_spec_shows_what_criteos_log_has_not() -> None:
     spec = load_spec("retail")
-    assert not spec.tokenized
+    assert not spec.is_criteo_format
     assert spec.input == InputFormat("csv", header=True, delimiter=",", list_separator="|")
     assert {column.raw for column in spec.dense} == {"int32", "float"}
     assert {column.raw for column in spec.categorical} == {"int", "string"}
@@ -181,7 +181,7 @@ def test_specs_saved_before_there_were_formats_can_be_read() -> None:
         "dense_transform": "log",
     }
     spec = FeatureSpec.from_dict(value)
-    assert spec.tokenized
+    assert spec.is_criteo_format
     assert spec.categorical == (CategoricalColumn("c", max_table_size=9, num_buckets=2),)
 
 

@@ -81,7 +81,7 @@ def run(data, tmp_path_factory):
 def test_the_page_is_whole_and_says_what_happened(run):
     found = _parsed((run / "training.html").read_text())
     assert found.tags.count("polyline") == 6 + 1 + 2, "six pictures; valid's loss, twice the oracle"
-    last = {one["split"]: one for one in events(run, "evaluation")}
+    last = {event["split"]: event for event in events(run, "evaluation")}
     for split in ("valid", "test"):
         assert f"{last[split]['auroc']:.5f}" in found.texts
     assert "0.8765" in found.texts, "the oracle"
@@ -156,9 +156,9 @@ def test_tensorboard_events(run):
         for value in event.summary.value:
             found.setdefault(value.tag, {})[event.step] = value.simple_value
         at += 16 + size
-    trained = {one["step"]: one["loss"] for one in events(run, "train")}
+    trained = {event["step"]: event["loss"] for event in events(run, "train")}
     assert found["train/loss"] == pytest.approx(trained, rel=1e-6)
-    valid = [one for one in events(run, "evaluation") if one["split"] == "valid"]
+    valid = [event for event in events(run, "evaluation") if event["split"] == "valid"]
     assert found["valid/auroc"] == pytest.approx({o["step"]: o["auroc"] for o in valid}, rel=1e-6)
 
 

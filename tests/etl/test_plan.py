@@ -16,11 +16,11 @@ from clicklog.errors import BadInputError, BadRowError
 from clicklog.readers.raw import (
     find_days,
     first_line,
-    header_lines,
     read_block,
     read_bytes,
-    stream_rows,
 )
+from clicklog.readers.stream import stream_rows
+from clicklog.readers.text_rows import header_lines
 from clicklog.spec.feature_spec import InputFormat, load_spec
 from clicklog.splits import SPLITS
 from clicklog.synthetic.log import synthesize
@@ -256,7 +256,8 @@ def test_a_header_without_the_label(logs, tmp_path: Path) -> None:
 
 def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:
     code = (
-        "import sys; from clicklog.readers.raw import find_days, stream_rows;"
+        "import sys; from clicklog.readers.raw import find_days;"
+        "from clicklog.readers.stream import stream_rows;"
         "from clicklog.spec.feature_spec import *;"
         "import etl.plan, dataclasses; spec = load_spec('retail');"
         "parquet = dataclasses.replace(spec, input=InputFormat('parquet'));"

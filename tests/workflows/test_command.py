@@ -87,10 +87,14 @@ def test_values_out_of_the_vocabulary(saved: Path) -> None:
         ("cat_0", 5, "has no id 5\n  -> its ids are 0 to 4"),
         ("cat_0", -1, "has no id -1"),
         ("city", 12, "has no id 12"),
-        ("cat_0", "xyz", "'xyz': 1 to 8 hexadecimal digits"),
-        ("cat_0", "123456789", "1 to 8 hexadecimal digits"),
-        ("user", "1.5", "an integer of at most"),
-        ("user", "9007199254740993", "an integer of at most"),
+        ("cat_0", "xyz", "'xyz': expected 1 to 8 hexadecimal digits"),
+        ("cat_0", "123456789", "expected 1 to 8 hexadecimal digits"),
+        ("user", "1.5", "'1.5': expected an integer"),
+        (
+            "user",
+            "9007199254740993",
+            "expected an integer from -9007199254740992 to 9007199254740992",
+        ),
         ("seen", "", "column seen holds lists: a missing one is an empty one"),
     ],
 )

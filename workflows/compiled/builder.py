@@ -32,7 +32,7 @@ from clicklog.files.atomic import atomic_path, together, write_json
 from clicklog.spec.feature_spec import CategoricalColumn
 from clicklog.strings import string_parts
 from clicklog.threads import in_order
-from workflows.compiled import tables
+from workflows.compiled import tables, text_tables
 from workflows.description import WorkflowDescription, inspect, verify
 
 FORMAT = "nvt-torchrec compiled workflow"
@@ -182,7 +182,7 @@ def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDesc
         if is_text:
             offsets, data = string_parts(values)
             offsets = offsets.astype(np.int64)
-            tables.insert_text(words, slots, offsets, data, first_id)
+            text_tables.insert_text(words, slots, offsets, data, first_id)
             begins.append(offsets[:-1] - offsets[0] + length)
             text.append(data[offsets[0] : offsets[-1]])
             length += len(text[-1])

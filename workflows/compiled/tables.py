@@ -3,8 +3,8 @@
 Open addressing with linear probing at a load of at most one half. A slot is
 
 * narrow: one word, ``id << 32 | value``, for values of 32 bits without sign;
-* wide: two words, the value (int64) or the hash of a string, and the id. Equal hashes are told
-  apart by the string's bytes, which lie in an array of their own.
+* wide: two words, the value (int64) or the hash of a string, and the id; for strings see
+  :mod:`workflows.compiled.text_tables`.
 
 No value has id 0 (padding), so a slot whose id is 0 is empty. Vocabularies are inserted by falling
 frequency: the frequent values lie where their hash points, and are found with one access.
@@ -30,15 +30,15 @@ import numba
 import numpy as np
 from numba import types
 
-from clicklog.hashing import murmur3_of_bytes, murmur3_of_int
+from clicklog.hashing import murmur3_of_int
 from clicklog.kernels import compiled
 from clicklog.spec.feature_spec import FIRST_OOV_ID, NULL_ID
-from workflows.compiled.intrinsics import eight_bytes, prefetch
+from workflows.compiled.intrinsics import prefetch
 
 #: Words of a table begin and end at cache lines.
 LINE_WORDS = 8
 _LEAST_SLOTS = 1 << 10
-_AHEAD = 16  # rows; 8 are slower, 32 are no faster
+AHEAD = 16  # rows; 8 are slower, 32 are no faster
 _CACHED_WORDS = 1 << 14  # a table of so many stays in the cache: nothing to prefetch
 
 #: Fields of a place, the int64 [7] that tells a kernel about one column.
@@ -49,7 +49,7 @@ PLACE_FIELDS = 7
 
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
-_NULL_ID, _OOV_ID = np.int32(NULL_ID), np.int32(FIRST_OOV_ID)
+NULL_ID32, OOV_ID32 = np.int32(NULL_ID), np.int32(FIRST_OOV_ID)
 
 
 def slots_for(values: int) -> int:
@@ -64,7 +64,7 @@ def words_for(slots: int, *, wide: bool) -> int:
 
 
 @numba.njit(forceinline=True)
-def _mix(key):
+def mix64(key):
     """A 64-bit hash of 64 bits (multiply, xor-shift: after Steele, Lea, Flood, SplitMix, 2014)."""
     x = np.uint64(key) * _M1
     x ^= x >> _HALF
@@ -73,7 +73,7 @@ def _mix(key):
 
 
 @numba.njit(forceinline=True)
-def _home(hashed, slots):
+def slot_of(hashed, slots):
     """The slot a hash points to: its upper half, scaled (Lemire 2019), so any number will do."""
     return ((hashed >> _HALF) * slots) >> _HALF
 
@@ -84,50 +84,27 @@ def _home_narrow(key, slots):
 
     One product is enough of a hash: all bits of the value are in its upper half.
     """
-    return _home(np.uint64(key) * _M1, slots - np.uint64(1)) + np.uint64(key != 0)
+    return slot_of(np.uint64(key) * _M1, slots - np.uint64(1)) + np.uint64(key != 0)
 
 
 @numba.njit(forceinline=True)
 def _home_wide(key, slots):
-    return np.uint64(2) * _home(_mix(key), slots)
+    return np.uint64(2) * slot_of(mix64(key), slots)
 
 
-@numba.njit(forceinline=True)
-def _last_bytes(data, at, end):
-    """The fewer than eight bytes ``data[at:end]`` as one word."""
-    if at + 8 <= len(data):
-        return eight_bytes(data, at) & ((np.uint64(1) << np.uint64(8 * (end - at))) - np.uint64(1))
-    word = np.uint64(0)
-    for k in range(end - at):
-        word |= np.uint64(data[at + k]) << np.uint64(8 * k)
-    return word
+WORDS = types.Array(types.uint64, 1, "C")
+READ_WORDS = types.Array(types.uint64, 1, "C", readonly=True)
+IDS = types.Array(types.int32, 1, "A")
+PLACE = types.Array(types.int64, 1, "C", readonly=True)
+TALLY = types.Array(types.int64, 1, "C")
 
 
-@numba.njit(forceinline=True)
-def _hash_text(data, begin, end):
-    hashed = np.uint64(end - begin)
-    at = begin
-    while at + 8 <= end:
-        hashed = _mix(hashed ^ eight_bytes(data, at))
-        at += 8
-    return _mix(hashed ^ _last_bytes(data, at, end))
-
-
-_WORDS = types.Array(types.uint64, 1, "C")
-_READ_WORDS = types.Array(types.uint64, 1, "C", readonly=True)
-_IDS = types.Array(types.int32, 1, "A")
-_PLACE = types.Array(types.int64, 1, "C", readonly=True)
-_TALLY = types.Array(types.int64, 1, "C")
-
-
-_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-
-
-def _read(kind: types.Type, dimensions: int = 1) -> types.Array:
+def read_only(kind: types.Type, dimensions: int = 1) -> types.Array:
+    """The type of an array that a kernel only reads; it need not be contiguous."""
     return types.Array(kind, dimensions, "A", readonly=True)
 
 
-_INSERT = types.int64(_WORDS, types.int64, _read(types.int64), types.int64)
+_INSERT = types.int64(WORDS, types.int64, read_only(types.int64), types.int64)
 
 
 @compiled(_INSERT)
@@ -138,8 +115,8 @@ def insert_narrow(words, slots, values, first_id):
     """
     size = np.uint64(slots)
     for i in range(len(values)):
-        if i + _AHEAD < len(values):
-            prefetch(words, _home_narrow(values[i + _AHEAD], size))
+        if i + AHEAD < len(values):
+            prefetch(words, _home_narrow(values[i + AHEAD], size))
         key = np.uint64(values[i])
         at = _home_narrow(key, size)
         while words[at] >> _HALF != 0:
@@ -155,10 +132,10 @@ def insert_wide(words, slots, values, first_id):
     """As :func:`insert_narrow`, for any int64."""
     size = np.uint64(slots)
     for i in range(len(values)):
-        if i + _AHEAD < len(values):
-            prefetch(words, _home_wide(values[i + _AHEAD], size))
+        if i + AHEAD < len(values):
+            prefetch(words, _home_wide(values[i + AHEAD], size))
         key = np.uint64(values[i])
-        at = _home(_mix(key), size)
+        at = slot_of(mix64(key), size)
         while words[np.uint64(2) * at + np.uint64(1)] != 0:
             if words[np.uint64(2) * at] == key:
                 return i
@@ -168,25 +145,7 @@ def insert_wide(words, slots, values, first_id):
     return -1
 
 
-@compiled(
-    types.void(_WORDS, types.int64, _read(types.int64), _BYTES, types.int64),
-)
-def insert_text(words, slots, begins, data, first_id):
-    """As :func:`insert_narrow`, for strings ``data[begins[i]:begins[i + 1]]``.
-
-    Strings with equal hashes both get a slot; whether one is there twice is not looked at.
-    """
-    size = np.uint64(slots)
-    for i in range(len(begins) - 1):
-        hashed = _hash_text(data, begins[i], begins[i + 1])
-        at = _home(hashed, size)
-        while words[np.uint64(2) * at + np.uint64(1)] != 0:
-            at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(0)
-        words[np.uint64(2) * at] = hashed
-        words[np.uint64(2) * at + np.uint64(1)] = np.uint64(first_id + i)
-
-
-@compiled(types.int64(_READ_WORDS, _PLACE))
+@compiled(types.int64(READ_WORDS, PLACE))
 def count_ids(words, place):
     """How many ids a table holds; −1 if one of them is none of its vocabulary."""
     begin, end = place[PLACE_BEGIN], place[PLACE_BEGIN] + place[PLACE_SLOTS]
@@ -201,17 +160,6 @@ def count_ids(words, place):
         found += number != 0
         wrong += (number != 0) & (number - first_id >= ids)
     return -1 if wrong else found
-
-
-@compiled(types.boolean(types.Array(types.int64, 1, "C", readonly=True), types.int64))
-def text_is_in_order(begins, length):
-    """Whether strings begin one after the other, the first at 0, and end at ``length``."""
-    if len(begins) == 0 or begins[0] != 0 or begins[-1] != length:
-        return False
-    wrong = 0
-    for i in range(1, len(begins)):
-        wrong += begins[i] < begins[i - 1]
-    return wrong == 0
 
 
 @numba.njit(forceinline=True)
@@ -262,12 +210,12 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
     first_id, ids = np.int32(place[PLACE_FIRST_ID]), np.uint32(place[PLACE_VALUES])
     shift, masked = np.uint64(bit), len(missing) > 0
     rows = len(values)
-    prefetched = max(0, rows - _AHEAD) if size * slot_words > _CACHED_WORDS else 0
+    prefetched = max(0, rows - AHEAD) if size * slot_words > _CACHED_WORDS else 0
     for i in range(prefetched):
         if wide:
-            prefetch(words, begin + _home_wide(values[i + _AHEAD], size))
+            prefetch(words, begin + _home_wide(values[i + AHEAD], size))
         else:
-            prefetch(words, begin + _home_narrow(values[i + _AHEAD], size))
+            prefetch(words, begin + _home_narrow(values[i + AHEAD], size))
         out[i] = _probe(words, begin, size, values[i], wide)
     for i in range(prefetched, rows):
         out[i] = _probe(words, begin, size, values[i], wide)
@@ -277,20 +225,20 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
     for i in range(rows):
         null = masked and (missing[i] >> shift) & np.uint64(1) != 0
         unknown = (np.uint32(out[i] - first_id) >= ids) & ~null
-        out[i] = _NULL_ID if null else (_OOV_ID if unknown else out[i])
+        out[i] = NULL_ID32 if null else (OOV_ID32 if unknown else out[i])
         nulls += null
         oov += unknown
     if oov and oov_ids > 1:
         for i in range(rows):
-            if out[i] == _OOV_ID:
+            if out[i] == OOV_ID32:
                 out[i] += np.int32(murmur3_of_int(np.int64(values[i])) % oov_ids)
     tally[0] += nulls
     tally[1] += oov
 
 
 @compiled(
-    types.void(_read(types.uint32), _read(types.uint64), types.int64, _READ_WORDS, _PLACE, _IDS,
-               _TALLY),
+    types.void(read_only(types.uint32), read_only(types.uint64), types.int64,
+               READ_WORDS, PLACE, IDS, TALLY),
 )  # fmt: skip
 def encode_hex(values, missing, bit, words, place, out, tally):
     """Ids of one column of 32-bit values.
@@ -308,7 +256,7 @@ def encode_hex(values, missing, bit, words, place, out, tally):
 
 
 @compiled(
-    types.void(_read(types.uint32, 2), _read(types.uint64), _READ_WORDS,
+    types.void(read_only(types.uint32, 2), read_only(types.uint64), READ_WORDS,
                types.Array(types.int64, 2, "C", readonly=True),
                types.Array(types.int32, 2, "C"), types.Array(types.int64, 2, "C")),
 )  # fmt: skip
@@ -321,8 +269,8 @@ def encode_hex_columns(values, missing, words, places, out, tallies):
 
 
 @compiled(
-    types.void(_read(types.int64), _read(types.uint64), types.int64, _READ_WORDS, _PLACE, _IDS,
-               _TALLY),
+    types.void(read_only(types.int64), read_only(types.uint64), types.int64, READ_WORDS, PLACE, IDS,
+               TALLY),
 )  # fmt: skip
 def encode_int(values, missing, bit, words, place, out, tally):
     """As :func:`encode_hex`, of int64; the table may be narrow or wide."""
@@ -330,81 +278,3 @@ def encode_int(values, missing, bit, words, place, out, tally):
         _encode_numbers(values, missing, bit, words, place, True, out, tally)
     else:
         _encode_numbers(values, missing, bit, words, place, False, out, tally)
-
-
-@numba.njit(forceinline=True)
-def _same_text(data, begin, end, text_begins, text, which):
-    """Whether ``data[begin:end]`` is string ``which``; never reads past the end, damaged or not."""
-    if which < 0 or which + 1 >= len(text_begins):
-        return False
-    at, text_end = text_begins[which], text_begins[which + 1]
-    # in this order: a difference of numbers that are not in order may overflow
-    if at < 0 or text_end < at or text_end > len(text) or text_end - at != end - begin:
-        return False
-    while begin + 8 <= end:
-        if eight_bytes(data, begin) != eight_bytes(text, at):
-            return False
-        begin += 8
-        at += 8
-    return _last_bytes(data, begin, end) == _last_bytes(text, at, text_end)
-
-
-@compiled(
-    types.void(_read(types.int32), _BYTES, _read(types.uint64), types.int64,
-               _READ_WORDS, _PLACE, _read(types.int64), _BYTES, _IDS, _TALLY),
-)  # fmt: skip
-def encode_text(begins, data, missing, bit, words, place, text_begins, text, out, tally):
-    """As :func:`encode_hex`, of strings ``data[begins[i]:begins[i + 1]]``.
-
-    ``text[text_begins[k]:text_begins[k + 1]]`` is string k of all vocabularies.
-    """
-    begin, size = np.uint64(place[PLACE_BEGIN]), np.uint64(place[PLACE_SLOTS])
-    end = begin + np.uint64(2) * size
-    oov_ids = np.uint32(place[PLACE_OOV_IDS])
-    first_id, ids = np.int32(place[PLACE_FIRST_ID]), np.uint32(place[PLACE_VALUES])
-    first_text = place[PLACE_TEXT] - place[PLACE_FIRST_ID]
-    shift, masked = np.uint64(bit), len(missing) > 0
-    rows = len(begins) - 1
-    hashes = np.empty(min(rows, _AHEAD), np.uint64)  # of the rows that follow, in a ring
-    for i in range(min(rows, _AHEAD)):
-        hashes[i] = _hash_text(data, begins[i], begins[i + 1])
-    nulls = 0
-    oov = 0
-    for i in range(rows):
-        hashed = hashes[i % _AHEAD]
-        if i + _AHEAD < rows:
-            later = _hash_text(data, begins[i + _AHEAD], begins[i + _AHEAD + 1])
-            hashes[i % _AHEAD] = later
-            prefetch(words, begin + np.uint64(2) * _home(later, size))
-        if masked and (missing[i] >> shift) & np.uint64(1):
-            out[i] = _NULL_ID
-            nulls += 1
-            continue
-        home = begin + np.uint64(2) * _home(hashed, size)
-        at = home
-        found = np.int32(0)
-        while words[at + np.uint64(1)] != 0:
-            candidate = np.int32(words[at + np.uint64(1)])
-            if (
-                words[at] == hashed
-                and np.uint32(candidate - first_id) < ids
-                and _same_text(
-                    data, begins[i], begins[i + 1], text_begins, text, first_text + candidate
-                )
-            ):
-                found = candidate
-                break
-            at += np.uint64(2)
-            if at == end:
-                at = begin
-            if at == home:
-                break
-        if found == 0:
-            found = _OOV_ID
-            if oov_ids > 1:
-                hashed32 = murmur3_of_bytes(data, begins[i], begins[i + 1])
-                found += np.int32(hashed32 % oov_ids)
-            oov += 1
-        out[i] = found
-    tally[0] += nulls
-    tally[1] += oov

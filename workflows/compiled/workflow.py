@@ -19,7 +19,7 @@ from clicklog.rows import CategoryValues, Ragged, RawRows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from clicklog.strings import string_parts
-from workflows.compiled import tables
+from workflows.compiled import tables, text_tables
 from workflows.compiled.builder import (
     ARRAYS,
     DIRECTORY,
@@ -135,7 +135,9 @@ class CompiledWorkflow:
         if column.raw == "string":
             begins, data = string_parts(values)
             texts = self._text_begins, self._text
-            tables.encode_text(begins, data, missing, j, self._words, place, *texts, ids, tally)
+            text_tables.encode_text(
+                begins, data, missing, j, self._words, place, *texts, ids, tally
+            )
         elif column.raw == "int":
             tables.encode_int(values, missing, j, self._words, place, ids, tally)
         else:
@@ -283,7 +285,7 @@ def _check_numbers(
     text_begins: np.ndarray,
 ) -> None:
     """Every id is one of its vocabulary, as many as it has values; strings lie in their array."""
-    if not tables.text_is_in_order(text_begins, len(text)):
+    if not text_tables.text_is_in_order(text_begins, len(text)):
         raise _damaged(path, path / DIRECTORY / "text_begins.npy", "not in order, or not of text")
     checked = set()
     for column, place in zip(spec.categorical, places, strict=True):
