@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import shutil
 import time
@@ -67,23 +68,21 @@ def _already_finished(path: Path, now: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
+@dataclasses.dataclass
 class _Run:
     """The stages of a run; each continues where an earlier process stopped."""
 
-    def __init__(
-        self,
-        settings: EtlSettings,
-        days: list[DayFile],
-        work: Path,
-        record: dict[str, Any],
-        resumed: bool,
-    ) -> None:
-        self.settings, self.days, self.work = settings, days, work
-        self.record, self.resumed = record, resumed
-        self.output = settings.output_path
+    settings: EtlSettings
+    days: list[DayFile]
+    work: Path
+    record: dict[str, Any]
+    resumed: bool
+
+    def __post_init__(self) -> None:
+        self.output = self.settings.output_path
         self.paths = EtlOutput(self.output)
         self.workflow, self.split_root = self.paths.workflow, self.paths.splits
-        self.parts = work / output.PARTS
+        self.parts = self.work / output.PARTS
         self.stage = _StageTimer()
 
     def execute(self) -> dict[str, Any]:

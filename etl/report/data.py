@@ -145,9 +145,9 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
                 top=[(as_log_text(value, column.raw), count, share) for value, count, share in top],
             )
         )
-    sample = _sample(split_root, manifest)
+    sample = _sample_dense(split_root, manifest, spec.dense_names)
     dense = []
-    for name, values in _read(sample, spec.dense_names).items():
+    for name, values in sample.items():
         after = np.sort(values)  # the transform is monotonic: raw values have the same order
         dense.append(
             Dense(
@@ -157,7 +157,7 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
                 after=_histogram(after),
             )
         )
-    return ReportData(dense, categorical, sum(rows for *_, rows in sample))
+    return ReportData(dense, categorical, max(map(len, sample.values()), default=0))
 
 
 def describe_policy(column: CategoricalColumn) -> str:
@@ -230,31 +230,22 @@ def _read_counts(path: Path, vocabulary: Vocabulary) -> tuple[int, list[tuple[An
     return needed, top
 
 
-def _sample(split_root: Path, manifest: dict[str, Any]) -> list[tuple[Path, int]]:
-    """Choose training parts at equal distances, and how many rows to take from each."""
+def _sample_dense(
+    split_root: Path, manifest: dict[str, Any], names: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Read the dense columns as float64: every n-th row of the first row group of some parts."""
     train = [part for part in manifest["files"] if part["file"].startswith("train/")]
     files = [part["file"] for part in train if part["rows"]]  # all rows of a part may be rejected
     count = min(SAMPLED_ROW_GROUPS, len(files))
-    paths = [split_root / files[i * len(files) // count] for i in range(count)]
-    rows = [pq.read_metadata(path).row_group(0).num_rows for path in paths]
-    return [(path, -(-n // _step(n))) for path, n in zip(paths, rows, strict=True)]
-
-
-def _step(rows: int) -> int:
-    """Return n where every n-th row is taken."""
-    return -(-rows // SAMPLED_ROWS)
-
-
-def _read(sample: list[tuple[Path, int]], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Read the dense columns of the sampled row groups as float64."""
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for path, _ in sample:
-        with pq.ParquetFile(path) as file:
+    samples: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for i in range(count):
+        with pq.ParquetFile(split_root / files[i * len(files) // count]) as file:
             group = file.read_row_group(0, columns=list(names), use_threads=False)
+        step = -(-group.num_rows // SAMPLED_ROWS)
         for name in names:
             values = np.concatenate(list(map(to_numpy, group[name].chunks)))
-            parts[name].append(values[:: _step(len(values))])
-    return {name: np.concatenate(own).astype(np.float64) for name, own in parts.items()}
+            samples[name].append(values[::step])
+    return {name: np.concatenate(parts).astype(np.float64) for name, parts in samples.items()}
 
 
 def undo_transform(values: np.ndarray, name: str, description: WorkflowDescription) -> np.ndarray:

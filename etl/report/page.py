@@ -59,7 +59,7 @@ def page(
         splits=SPLITS,
         dimensions=DIMENSIONS,
         files={
-            split: [one for one in manifest["files"] if one["file"].startswith(f"{split}/")]
+            split: [part for part in manifest["files"] if part["file"].startswith(f"{split}/")]
             for split in SPLITS
         },
         warnings=one_label_splits(manifest["splits"]),

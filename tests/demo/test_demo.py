@@ -58,6 +58,17 @@ def test_each_rank_has_a_gpu(monkeypatch, tmp_path: Path, gpus: int, ranks: int)
     assert seen == [ranks, 4]
 
 
+def test_the_page_shows_the_summary(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    page = (finished / "demo.html").read_text()
+    assert f"<b>{summary['rows_in']:,}</b><span>rows in</span>" in page
+    for split in ("valid", "test"):
+        assert f"{summary[f'auroc_{split}']:.4f}" in page
+        assert f"{summary[f'oracle_auroc_{split}']:.4f}" in page
+    assert page.count("<svg") == 3  # log loss, AUROC, calibration
+    assert page.count("<title>mean prediction ") == 10
+
+
 def test_wrong_scores_are_seen(finished: Path) -> None:
     paths = {
         name: Path(path)
