@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> None:
     etl = EtlOutput(output / "out")
     paths = {
         "raw": output / "raw",
-        "etl": etl.root,
+        "etl": output / "out",
         "workflow": etl.workflow,
         "parquet": etl.splits,
         "report": etl.report,

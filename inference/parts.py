@@ -79,13 +79,11 @@ class Parts:
 
     def begin(self, plan: dict[str, Any], resume: bool) -> None:
         """Find the finished parts of an earlier run with this plan, or discard them."""
-        before = None
-        if resume:
-            before = self._journal.plan(dict[str, Any], "call it without --resume")
+        remedy = "call it as before, or without --resume to begin anew"
+        before = self._journal.plan(dict[str, Any], remedy) if resume else None
         if before is None:
             self._journal.begin(plan)
             return
-        remedy = "call it as before, or without --resume to begin anew"
         refuse_changes(before, plan, self.output, remedy)
         found = self._journal.finished(_PartRecord)
         while str(self.done) in found:

@@ -238,12 +238,17 @@ def locked(marker: Path, directory: Path) -> Iterator[IO[str]]:
 def remove_temporary(directory: Path) -> None:
     """Delete what processes that were ended left half written below ``directory``."""
     for path in directory.rglob(f".*{TEMPORARY}"):
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"{path}: cannot be deleted: {error.strerror}", "make its directory writable"
-            ) from error
+        delete(path)
+
+
+def delete(path: Path) -> None:
+    """Delete a file if it exists. Raises :class:`OutputError`."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be deleted: {error.strerror}", "make its directory writable"
+        ) from error
 
 
 def write_text(path: Path | str, text: str) -> None:
