@@ -21,7 +21,9 @@ from tqdm import tqdm
 from clicklog.errors import BadInputError, BadRowError, OutputError
 from clicklog.files.atomic import atomic_path
 from clicklog.readers.lines import count_lines, read_stream, unpacked_head
-from clicklog.readers.raw import TOO_LONG_REMEDY, DayFile, check_first_rows
+from clicklog.readers.raw import DayFile
+from clicklog.readers.stream import check_first_rows
+from clicklog.readers.text_rows import TOO_LONG_REMEDY
 from etl.output import COPIES
 from etl.settings import EtlSettings
 

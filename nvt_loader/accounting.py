@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from clicklog.errors import SchemaError
 from clicklog.etl_output import EtlOutput
-from nvt_loader.parquet.footers import Layout
+from nvt_loader.parquet.dataset import Dataset
 from nvt_loader.plan import Plan
 
 REMEDY = "restore the split's files, or run the ETL again"
 
 
-def check_manifest(layout: Layout) -> None:
+def check_manifest(layout: Dataset) -> None:
     """Compare a split's footers with the ETL's ``OUT/manifest.json``, where there is one.
 
     Raises:

@@ -34,7 +34,7 @@ from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaErr
 from clicklog.files.artifact import FileEntry, Format, check_sizes
 from clicklog.files.atomic import TEMPORARY, fsync_directory
 from clicklog.finite import not_finite
-from clicklog.interrupts import is_memory
+from clicklog.interrupts import is_out_of_memory
 from dlrm.checkpoint.tensors import (
     PICKLE_FILE,
     TENSORS_FILE,
@@ -261,7 +261,7 @@ def is_momentary(error: BaseException | None) -> bool:
         if isinstance(error, CheckpointException):  # torch's, of what ranks failed with
             return any(is_momentary(wrapped[0]) for wrapped in error.failures.values())
         gone = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        if is_memory(error) or (isinstance(error, OSError) and error.errno and not gone):
+        if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno and not gone):
             return True
         error = error.__cause__
     return False

@@ -27,34 +27,13 @@ from etl import output
 from etl.importers.arrays import ArrayFile, ArraySource, RowSet
 from etl.manifest import MANIFEST_VERSION, read_manifest
 from etl.parquet import ROW_GROUP_ROWS, write_descriptions, write_part
+from etl.settings import ImportSettings
 from etl.state import begin_or_resume
 
 log = logging.getLogger(__name__)
 
 ROWS_PER_PART = 2 * ROW_GROUP_ROWS
 _LARGEST_ID = 2**31 - 2  # 1 + it still is an int32
-
-
-@dataclasses.dataclass(frozen=True)
-class ImportSettings:
-    """What an import is asked for.
-
-    Attributes:
-        input_path: where the set is.
-        output_path: absent or empty, or of an unfinished import.
-        table_sizes: rows of each table; None: those in the set, or 1 + the largest id.
-        modulo: take ids modulo the table sizes, as TorchRec's ``hashes`` does.
-        workers: threads.
-        resume, restart: what to do with an unfinished import.
-    """
-
-    input_path: Path
-    output_path: Path
-    table_sizes: tuple[int, ...] | None = None
-    modulo: bool = False
-    workers: int = 1
-    resume: bool = False
-    restart: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +100,7 @@ def import_arrays(
 
 
 def _given_sizes(source: ArraySource, settings: ImportSettings) -> tuple[int, ...] | None:
-    sizes = settings.table_sizes or source.table_sizes
+    sizes = settings.num_embeddings_per_feature or source.table_sizes
     if sizes is None:
         if settings.modulo:
             raise SettingsError("--modulo without table sizes", "set --num_embeddings_per_feature")

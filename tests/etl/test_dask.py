@@ -214,7 +214,7 @@ def test_a_cluster_that_cannot_do_it(raw: Path, tmp_path: Path, dask_client, mon
         return answer(client, function, *arguments)
 
     monkeypatch.setattr(Client, "run", told)
-    from etl.engines.choice import gpu_count
+    from etl.engines.hardware import gpu_count
 
     for given, message in (
         ({os.path.isdir: nowhere}, r"1 of 2 workers do not see .*: 127.0.0.1:1(.|\n)*share"),

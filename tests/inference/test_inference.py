@@ -197,7 +197,7 @@ def test_an_output_is_not_overwritten(trained: Trained, tmp_path: Path, capsys) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--id_columns", "cat_77"], "column cat_77 of --id_columns is not there\n.*did you mean"),
+        (["--id_columns", "cat_77"], "column cat_77 of --id_columns is missing\n.*did you mean"),
         (["--id_columns", "cat_0,cat_0"], "'cat_0' is in the output already"),
         (["--id_columns", "row"], "'row' is in the output already"),
         (["--workers", "0"], "--workers 0"),

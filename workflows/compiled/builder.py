@@ -33,7 +33,7 @@ from clicklog.files.atomic import atomic_path, output_errors, together
 from clicklog.spec.feature_spec import CategoricalColumn
 from clicklog.strings import string_parts
 from clicklog.threads import in_order
-from workflows.compiled import tables
+from workflows.compiled import tables, text_tables
 from workflows.description import WorkflowDescription, inspect, verify
 
 FORMAT = Format("nvt-torchrec compiled workflow", 2, "a compiled workflow")
@@ -140,8 +140,8 @@ class _ArrayWriter:
 
     def append(self, array: np.ndarray) -> None:
         array = np.ascontiguousarray(array, self._dtype)
-        self._file.write(array)
-        self._checksum = zlib.crc32(array, self._checksum)
+        self._file.write(array.data)
+        self._checksum = zlib.crc32(array.data, self._checksum)
         self.length += len(array)
 
     def finish(self) -> ArrayEntry:
@@ -189,7 +189,7 @@ def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDesc
         if is_text:
             offsets, data = string_parts(values)
             offsets = offsets.astype(np.int64)
-            tables.insert_text(words, slots, offsets, data, first_id)
+            text_tables.insert_text(words, slots, offsets, data, first_id)
             begins.append(offsets[:-1] - offsets[0] + length)
             text.append(data[offsets[0] : offsets[-1]])
             length += len(text[-1])

@@ -17,7 +17,7 @@ from clicklog.rows import CategoryValues, Ragged, RawRows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from clicklog.strings import string_parts
-from workflows.compiled import tables
+from workflows.compiled import tables, text_tables
 from workflows.compiled.builder import (
     ARRAYS,
     DIRECTORY,
@@ -108,7 +108,7 @@ class CompiledWorkflow:
                 for j, column in enumerate(self.spec.categorical)
             ]
             if not self.schema.multi_hot:
-                ids = np.stack(ids)
+                ids = np.stack(ids)  # type: ignore[arg-type]
         return EncodedRows(
             label=None if rows.label is None else rows.label.astype(np.float32),
             dense=dense,
@@ -134,7 +134,9 @@ class CompiledWorkflow:
         if column.raw == "string":
             begins, data = string_parts(values)
             texts = self._text_begins, self._text
-            tables.encode_text(begins, data, missing, j, self._words, place, *texts, ids, tally)
+            text_tables.encode_text(
+                begins, data, missing, j, self._words, place, *texts, ids, tally
+            )
         elif column.raw == "int":
             tables.encode_int(values, missing, j, self._words, place, ids, tally)
         else:
@@ -205,7 +207,7 @@ def _open(path: Path, name: str, arrays: dict[str, ArrayEntry], verify: bool) ->
         array = MappedArray(file, ARRAYS[name], 1)
         if len(array.values) != arrays[name].length:
             raise ValueError(f"{len(array.values)} values instead of {arrays[name].length}")
-        if verify and zlib.crc32(array.values) != arrays[name].crc32:
+        if verify and zlib.crc32(array.values.data) != arrays[name].crc32:
             raise ValueError("its checksum differs from that of the file that was written")
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(path, file, error) from error
@@ -257,7 +259,7 @@ def _check_numbers(
     text_begins: np.ndarray,
 ) -> None:
     """Check that the ids are those of the vocabulary and that the strings lie in their array."""
-    if not tables.text_is_in_order(text_begins, len(text)):
+    if not text_tables.text_is_in_order(text_begins, len(text)):
         raise _damaged(path, path / DIRECTORY / "text_begins.npy", "not in order, or not of text")
     checked = set()
     for column, place in zip(spec.categorical, places, strict=True):
