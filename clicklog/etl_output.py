@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,50 +13,27 @@ NAMES = ("criteo_binary", "workflow", "rejected", "report.html", "timings.json",
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
 class EtlOutput:
     """An output directory, which need not exist.
 
     Attributes:
-        root: its path, ``OUT``.
+        splits: the directory of ``train``, ``valid`` and ``test``.
+        workflow: the directory of the saved workflow.
+        rejected: the directory of the rows that were left out.
+        report: the page that shows what the data look like.
+        timings: how long the run took.
+        manifest: what the run read, did and wrote.
     """
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.splits = root / "criteo_binary" / "split"
+        _, *others = (root / name for name in NAMES)
+        self.workflow, self.rejected, self.report, self.timings, self.manifest = others
 
     @classmethod
     def of_splits(cls, directory: Path | str) -> EtlOutput:
         """The output whose splits are in ``directory``, if the ETL wrote them there."""
         return cls(Path(directory).absolute().parent.parent)
-
-    @property
-    def splits(self) -> Path:
-        """The directory of ``train``, ``valid`` and ``test``."""
-        return self.root / "criteo_binary" / "split"
-
-    @property
-    def workflow(self) -> Path:
-        """The directory of the saved workflow."""
-        return self.root / "workflow"
-
-    @property
-    def manifest(self) -> Path:
-        """What was read, done and written; the last file of a run."""
-        return self.root / "manifest.json"
-
-    @property
-    def report(self) -> Path:
-        """The page that shows what the data look like."""
-        return self.root / "report.html"
-
-    @property
-    def timings(self) -> Path:
-        """How long the run took."""
-        return self.root / "timings.json"
-
-    @property
-    def rejected(self) -> Path:
-        """The directory of rows that were left out."""
-        return self.root / "rejected"
 
     def manifest_value(self, key: str, kind: type[T]) -> T:
         """One value of the manifest; the rest of it may be that of another version.

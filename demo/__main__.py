@@ -66,7 +66,7 @@ def _run(settings: DemoSettings) -> None:
     etl = EtlOutput(output / "out")
     paths = {
         "raw": output / "raw",
-        "etl": etl.root,
+        "etl": output / "out",
         "workflow": etl.workflow,
         "parquet": etl.splits,
         "report": etl.report,

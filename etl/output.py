@@ -14,12 +14,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
 from clicklog.errors import BadInputError, OutputError
 from clicklog.etl_output import NAMES, EtlOutput
-from clicklog.files.atomic import locked, remove_temporary
+from clicklog.files.atomic import locked, output_errors, remove_temporary
 from clicklog.files.journal import UNITS
 
 log = logging.getLogger(__name__)
@@ -179,17 +180,13 @@ def release(output: Path) -> None:
         (output / UNFINISHED_FILE).unlink()
 
 
-@contextlib.contextmanager
-def named_errors(output: Path) -> Iterator[None]:
+def named_errors(output: Path) -> AbstractContextManager[None]:
     """Turn an OSError into an :class:`OutputError`."""
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(
-            f"{output}: cannot be written: {error.strerror or error}",
-            "free space or make it writable, then run again with --resume; or choose another "
-            "--output_path",
-        ) from error
+    return output_errors(
+        output,
+        "free space or make it writable, then run again with --resume; or choose another "
+        "--output_path",
+    )
 
 
 def _remove(output: Path, names: tuple[str, ...]) -> None:

@@ -18,8 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.errors import OutputError
-from clicklog.files.atomic import atomic_path, locked, together
+from clicklog.files.atomic import atomic_path, locked, output_errors, together
 from clicklog.files.journal import Journal, refuse_changes
 
 log = logging.getLogger(__name__)
@@ -49,13 +48,9 @@ def open_parts(output: Path, settings: dict[str, Any], *, resume: bool) -> Itera
     """
     parts = Parts(output)
     with contextlib.ExitStack() as stack:
-        try:
+        with output_errors(output):
             parts.directory.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(parts.directory / "lock", parts.directory))
-        except OSError as error:
-            raise OutputError(
-                f"{output}: cannot be written: {error.strerror}", "choose a writable place"
-            ) from error
         parts.begin({"settings": json.loads(json.dumps(settings))}, resume)  # tuples become lists
         try:
             yield parts
@@ -79,13 +74,11 @@ class Parts:
 
     def begin(self, plan: dict[str, Any], resume: bool) -> None:
         """Find the finished parts of an earlier run with this plan, or discard them."""
-        before = None
-        if resume:
-            before = self._journal.plan(dict[str, Any], "call it without --resume")
+        remedy = "call it as before, or without --resume to begin anew"
+        before = self._journal.plan(dict[str, Any], remedy) if resume else None
         if before is None:
             self._journal.begin(plan)
             return
-        remedy = "call it as before, or without --resume to begin anew"
         refuse_changes(before, plan, self.output, remedy)
         found = self._journal.finished(_PartRecord)
         while str(self.done) in found:

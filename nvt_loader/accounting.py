@@ -15,27 +15,27 @@ from nvt_loader.plan import Plan
 REMEDY = "restore the split's files, or run the ETL again"
 
 
-def check_manifest(layout: Dataset) -> None:
+def check_manifest(dataset: Dataset) -> None:
     """Compare a split's footers with the ETL's ``OUT/manifest.json``, where there is one.
 
     Raises:
         SchemaError: the split has other rows than the ETL wrote.
         BadInputError: the manifest is damaged.
     """
-    parents = layout.directory.absolute().parents
+    parents = dataset.directory.absolute().parents
     if len(parents) < 3 or parents[0].name != "split":
         return
     output = EtlOutput.of_splits(parents[0])
-    if not output.manifest.is_file() or len(layout.files) == 1 != len(
-        list(layout.directory.glob("*.parquet"))
+    if not output.manifest.is_file() or len(dataset.files) == 1 != len(
+        list(dataset.directory.glob("*.parquet"))
     ):
         return
     splits = output.manifest_value("splits", dict[str, dict[str, Any]])
-    expected = splits.get(layout.directory.name, {}).get("rows")
-    found = sum(group.rows for group in layout.row_groups)
+    expected = splits.get(dataset.directory.name, {}).get("rows")
+    found = sum(group.rows for group in dataset.row_groups)
     if expected is not None and expected != found:
         raise SchemaError(
-            f"{layout.directory}: {found} rows, but the ETL wrote {expected} ({output.manifest})",
+            f"{dataset.directory}: {found} rows, but the ETL wrote {expected} ({output.manifest})",
             REMEDY,
         )
 

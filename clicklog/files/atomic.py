@@ -62,7 +62,8 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         own = {str(written) for written in (temporary, path, *path.parents)}
         if error.filename is not None and str(error.filename) not in own:
             raise  # the error is of another file, for example of an input
-        raise _cannot_be_written(path, error) from error
+        with output_errors(path):
+            raise
     except BaseException:
         _delete(temporary)
         raise
@@ -78,11 +79,16 @@ def _delete(temporary: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _cannot_be_written(path: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"{path}: cannot be written: {error.strerror or error}",
-        "free space or choose a writable place; finished files are kept",
-    )
+@contextlib.contextmanager
+def output_errors(path: Path, remedy: str = "") -> Iterator[None]:
+    """Turn an OSError into an :class:`OutputError` of ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            remedy or "free space or choose a writable place; finished files are kept",
+        ) from error
 
 
 @contextlib.contextmanager
@@ -132,10 +138,8 @@ def publish(written: Sequence[Written]) -> None:
     try:
         _at_once(_sync_file, written)
         for temporary, path in written:
-            try:
+            with output_errors(path):
                 os.replace(temporary, path)
-            except OSError as error:
-                raise _cannot_be_written(path, error) from error
         # one path per directory: it is named if the directory cannot be synced
         _at_once(_sync_parent, {path.parent: path for _, path in written}.values())
     finally:
@@ -145,18 +149,13 @@ def publish(written: Sequence[Written]) -> None:
 
 def _sync_file(written: Written) -> None:
     temporary, path = written
-    try:
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise _cannot_be_written(path, error) from error
+    with output_errors(path), open(temporary, "rb+") as file:
+        os.fsync(file.fileno())
 
 
 def _sync_parent(path: Path) -> None:
-    try:
+    with output_errors(path):
         fsync_directory(path.parent)
-    except OSError as error:
-        raise _cannot_be_written(path, error) from error
 
 
 def _at_once(sync: Callable[[_Item], object], items: Iterable[_Item]) -> None:
@@ -238,12 +237,17 @@ def locked(marker: Path, directory: Path) -> Iterator[IO[str]]:
 def remove_temporary(directory: Path) -> None:
     """Delete what processes that were ended left half written below ``directory``."""
     for path in directory.rglob(f".*{TEMPORARY}"):
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"{path}: cannot be deleted: {error.strerror}", "make its directory writable"
-            ) from error
+        delete(path)
+
+
+def delete(path: Path) -> None:
+    """Delete a file if it exists. Raises :class:`OutputError`."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be deleted: {error.strerror}", "make its directory writable"
+        ) from error
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clicklog.errors import OutputError
-from clicklog.files.atomic import TEMPORARY, fsync_directory
+from clicklog.files.atomic import TEMPORARY, fsync_directory, output_errors
 
 
 @contextlib.contextmanager
@@ -24,19 +24,15 @@ def new_directory(path: Path) -> Iterator[Path]:
         raise OutputError(f"{path} exists", "choose another path, or remove it first")
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
-        temporary.mkdir(parents=True)
-        yield temporary
-        for file in sorted(temporary.rglob("*")):
-            if file.is_file():
-                with open(file, "rb+") as opened:
-                    os.fsync(opened.fileno())
-        os.rename(temporary, path)
-        fsync_directory(path.parent)
-    except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            "free space or choose a writable place",
-        ) from error
+        with output_errors(path):
+            shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+            temporary.mkdir(parents=True)
+            yield temporary
+            for file in sorted(temporary.rglob("*")):
+                if file.is_file():
+                    with open(file, "rb+") as opened:
+                        os.fsync(opened.fileno())
+            os.rename(temporary, path)
+            fsync_directory(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from clicklog.errors import OutputError, SettingsError
-from clicklog.files.atomic import TEMPORARY, atomic_path, locked, write_json
+from clicklog.files.atomic import TEMPORARY, atomic_path, locked, output_errors, write_json
 from clicklog.spec.feature_spec import FeatureSpec, load_spec
 from clicklog.splits import SPLITS, cut_last_day
 from clicklog.synthetic.model import (
@@ -273,14 +273,10 @@ def _claimed(directory: Path) -> Iterator[None]:
     """
     marker = directory / _MARKER
     with contextlib.ExitStack() as stack:
-        try:
+        with output_errors(directory, "choose another directory"):
             directory.mkdir(parents=True, exist_ok=True)
             fresh = not marker.exists()
             stack.enter_context(locked(marker, directory))
-        except OSError as error:
-            raise OutputError(
-                f"{directory}: cannot be written: {error.strerror}", "choose another directory"
-            ) from error
         try:
             _clear(directory, days_are_ours=not fresh)
         except OutputError:

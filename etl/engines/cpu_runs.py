@@ -26,8 +26,8 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from clicklog.errors import BadInputError, OutputError
-from clicklog.files.atomic import atomic_path, deferred, remove_temporary
+from clicklog.errors import BadInputError
+from clicklog.files.atomic import atomic_path, deferred, delete, remove_temporary
 from clicklog.files.journal import Journal
 from clicklog.strings import string_parts
 from etl.engines.counting import Counts, merge
@@ -121,15 +121,6 @@ class RunFile:
         return Counts(values, counts)
 
 
-def _delete(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"{path}: cannot be deleted: {error.strerror}", "make its directory writable"
-        ) from error
-
-
 class Runs:
     """The runs in a directory. Its methods may be called by several threads.
 
@@ -171,7 +162,7 @@ class Runs:
         files = [path for path in self._directory.glob("*.npz") if _NAME.fullmatch(path.name)]
         if before != {"key": key}:
             for path in files:
-                _delete(path)
+                delete(path)
             journal.begin({"key": key})
             return set()
         found = {tuple(map(int, _NAME.fullmatch(path.name).groups())) for path in files}
@@ -179,7 +170,7 @@ class Runs:
         end = 0
         for begin, stop in sorted(found, key=lambda blocks: (blocks[0], -blocks[1])):
             if begin < end:  # ranges are nested or apart
-                _delete(self._path((begin, stop)))
+                delete(self._path((begin, stop)))
             else:
                 kept.add((begin, stop))
                 end = stop
@@ -231,7 +222,7 @@ class Runs:
                 self._ranges.add((begin, end))
                 self._merging.discard((begin, end))
             for blocks in merged:
-                _delete(self._path(blocks))
+                delete(self._path(blocks))
 
     def _take_group(self) -> list[tuple[int, int]] | None:
         with self._lock:

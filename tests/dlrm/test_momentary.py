@@ -33,7 +33,7 @@ def _stale(file: Path, **how: str) -> str:
 @pytest.mark.parametrize(
     ("where", "fails"),
     [
-        ("dlrm.checkpoint.store._digest", _stale),
+        ("clicklog.files.artifact._digest", _stale),
         ("pathlib.Path.read_text", _stale),
         ("dlrm.checkpoint.tensors.Reader.read_data", _no_memory),
     ],

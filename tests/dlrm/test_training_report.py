@@ -101,6 +101,9 @@ def test_an_oracle_of_other_rows_is_none(run):
     oracle["valid"]["positives"] += 1
     write_json(described, {"oracle": oracle})
     assert set(read_oracle(settings)) == {"train", "test"}
+    for text in ("3", '{"oracle": 3}', '{"oracle": {"test": {"auroc": "x"}}}', "{"):
+        described.write_text(text)
+        assert read_oracle(settings) is None
     described.unlink()
     assert read_oracle(settings) is None
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from clicklog.errors import SchemaError, SettingsError
+from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader, accounting, memory
 from nvt_loader.parquet.dataset import read_dataset
@@ -252,6 +252,9 @@ def test_rows_against_the_manifest(tmp_path):
     with pytest.raises(SchemaError, match=r"130 rows, but the ETL wrote 131 \(.*manifest\.json"):
         KJTLoader(split / "train", 8, device="cpu")
     KJTLoader(split / "train" / "part.1.parquet", 8, device="cpu")  # one file is no split
+    (tmp_path / "manifest.json").write_text('{"splits": {"train": 130}}')
+    with pytest.raises(BadInputError, match=r"manifest\.json: splits: damaged: train is 130"):
+        KJTLoader(split / "train", 8, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
-from clicklog.errors import BadInputError, OutputError
+from clicklog.errors import BadInputError
 from clicklog.files.artifact import Format
-from clicklog.files.atomic import atomic_path, together
+from clicklog.files.atomic import atomic_path, output_errors, together
 from clicklog.spec.feature_spec import CategoricalColumn
 from clicklog.strings import string_parts
 from clicklog.threads import in_order
@@ -103,12 +103,8 @@ def build(
         description = inspect(path)
         verify(path, description)  # a damaged value would silently become out of vocabulary
     directory = path / DIRECTORY
-    try:
+    with output_errors(directory, "choose a writable copy"):
         (directory / PLAN_FILE).unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"{directory}: cannot be written: {error.strerror}", "choose a writable copy"
-        ) from error
     with together(), ExitStack() as stack:
         writers = {
             name: _ArrayWriter(stack, directory / name, dtype) for name, dtype in ARRAYS.items()
