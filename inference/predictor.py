@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from clicklog.errors import BadInputError, SettingsError
-from clicklog.readers.raw import stream_pieces
+from clicklog.readers.stream import stream_unparsed
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec.columns import InputFormat
 from clicklog.spec.feature_spec import FeatureSpec
@@ -136,7 +136,7 @@ class Predictor:
         return self.predict_encoded(encoded.dense, encoded.ids)
 
     @torch.inference_mode()
-    def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | Sequence[Ids]) -> np.ndarray:
+    def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
         """Return the probabilities float32 [n] of dense and ids of EncodedRows."""
         count = dense.shape[1]
         if count <= MODEL_ROWS:
@@ -147,7 +147,7 @@ class Predictor:
         ]
         return np.concatenate(scores)
 
-    def _score(self, dense: np.ndarray, ids: np.ndarray | Sequence[Ids]) -> np.ndarray:
+    def _score(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
         logits = self.model.logits(dense, self.model.lookup(ids))
         return torch.sigmoid(logits).cpu().numpy()
 
@@ -155,7 +155,7 @@ class Predictor:
         spec = input_spec(self.spec, str(path))
         pieces = [
             self.predict_rows(piece.without_label().parse())
-            for piece in stream_pieces(str(path), spec, block_bytes=_BLOCK_BYTES)
+            for piece in stream_unparsed(str(path), spec, block_bytes=_BLOCK_BYTES)
         ]
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 

@@ -1,0 +1,42 @@
+"""Directories that are whole or absent: write beside, fsync, rename."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from clicklog.errors import OutputError
+from clicklog.files.atomic import TEMPORARY, fsync_directory
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside ``path``; on success sync its files and rename it.
+
+    Raises:
+        OutputError: ``path`` exists, or cannot be written.
+    """
+    path = path.absolute()
+    if path.exists():
+        raise OutputError(f"{path} exists", "choose another path, or remove it first")
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+        temporary.mkdir(parents=True)
+        yield temporary
+        for file in sorted(temporary.rglob("*")):
+            if file.is_file():
+                with open(file, "rb+") as opened:
+                    os.fsync(opened.fileno())
+        os.rename(temporary, path)
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "free space or choose a writable place",
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,197 @@
+"""Row groups → columns on a GPU, by libcudf: to import it needs pylibcudf."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pylibcudf as plc
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from clicklog.errors import ClickLogError, SchemaError
+from nvt_loader.cuda.device_checks import DeviceChecker
+from nvt_loader.cuda.device_rows import DeviceRowGroup, DeviceRowGroupSlice, DeviceRows, ListColumn
+from nvt_loader.memory import row_bytes
+from nvt_loader.parquet.checks import FILL_REMEDY
+from nvt_loader.parquet.dataset import Dataset, check_file, check_unchanged
+from nvt_loader.parquet.decoder import FOOTERS, error_context
+from nvt_loader.plan import RowGroupSlice
+
+#: Bytes of rows that one call decodes; libcudf needs about as much besides.
+CALL_BYTES = 256 << 20
+
+
+class CudfReader:
+    """Reads whole row groups, several in one call: a call takes about as long for one as for ten.
+
+    Numbers of other types than the contract's are converted. libcudf does not verify page
+    checksums.
+    """
+
+    def __init__(self, dataset: Dataset, stream: torch.cuda.Stream) -> None:
+        """Everything is done on ``stream``, which has to be the current one."""
+        self._dataset = dataset
+        self._stream = _Stream(stream)
+        self._checker = DeviceChecker(dataset, stream.device)
+        self._lists = {*dataset.schema.multi_hot, *dataset.weights.values()}
+        self._groups: weakref.WeakValueDictionary[int, DeviceRowGroup] = (
+            weakref.WeakValueDictionary()
+        )
+        self._footers = functools.lru_cache(FOOTERS)(functools.partial(_read_footers, dataset))
+        self._together = True
+
+    def decode(self, piece: RowGroupSlice, _rows: int) -> Iterator[DeviceRowGroupSlice]:
+        """Yield the rows of a piece, of which nothing is decoded yet (a ``Decoder``)."""
+        group = self._groups.setdefault(piece.row_group, DeviceRowGroup(piece.row_group))
+        yield DeviceRowGroupSlice(group, piece.begin, piece.end)
+
+    def read(self, groups: Iterable[DeviceRowGroup]) -> None:
+        """Decode the row groups that are not yet.
+
+        Raises:
+            BadInputError: a file that cannot be read or is not what it was at planning time.
+            SchemaError: a null, a number that is none, an id outside its table.
+        """
+        wanted = {group.number: group for group in groups if group.decoded is None}
+        for numbers in self._calls(sorted(wanted)):
+            for number, rows in zip(numbers, self._read_call(numbers), strict=True):
+                wanted[number].decoded = rows
+
+    def _calls(self, numbers: list[int]) -> Iterator[list[int]]:
+        """Divide row groups among calls of at most :data:`CALL_BYTES`, if each has no more."""
+        width, own, size, groups = row_bytes(self._dataset), [], 0.0, self._dataset.row_groups
+        for number in numbers:
+            more = width * groups[number].rows
+            other = bool(own) and groups[own[-1]].file != groups[number].file
+            if own and (size + more > CALL_BYTES or (other and not self._together)):
+                yield own
+                own, size = [], 0.0
+            own.append(number)
+            size += more
+        if own:
+            yield own
+
+    def _read_call(self, numbers: list[int]) -> list[DeviceRows]:
+        if len(numbers) == 1:
+            return [self._read_together(numbers)]
+        try:
+            rows = self._read_together(numbers)
+        except ClickLogError:
+            # One by one: the error then says of which file and row group it is. If none fails
+            # alone, the files' types differ, which libcudf refuses in one call.
+            found = [self._read_together([number]) for number in numbers]
+            self._together = False
+            return found
+        return rows.split([self._dataset.row_groups[number].rows for number in numbers])
+
+    def _read_together(self, numbers: list[int]) -> DeviceRows:
+        """The rows of some row groups, one after the other. ``numbers`` rise."""
+        file = self._dataset.row_groups[numbers[0]].file
+        with error_context(self._dataset, numbers[0]):
+            columns = self._read_columns(numbers)
+            rows = self._rows(columns, self._dataset.files[file])
+            wide = {name for name, column in columns.items() if self._is_uint64(name, column)}
+            return self._checker.checked(rows, file, wide)
+
+    def _read_columns(self, numbers: list[int]) -> dict[str, Any]:
+        """libcudf's columns. Raises OSError for whatever it says of the files."""
+        files: dict[int, list[int]] = {}
+        for number in numbers:
+            group = self._dataset.row_groups[number]
+            files.setdefault(group.file, []).append(group.index)
+            check_unchanged(self._dataset, number, self._footers(group.file)[0])
+        source = plc.io.SourceInfo([str(self._dataset.files[file]) for file in files])
+        options = plc.io.parquet.ParquetReaderOptions.builder(source).build()
+        options.set_column_names(self._dataset.read_columns)
+        options.set_row_groups(list(files.values()))
+        try:
+            footers = [self._footers(file)[1] for file in files]
+            read = plc.io.parquet.read_parquet(options, self._stream, parquet_metadatas=footers)
+        except (RuntimeError, ValueError, IndexError) as error:  # libcudf's mapping
+            if "CUDA error" in str(error) or "cudaError" in str(error):
+                raise  # the device's, not the file's
+            raise OSError(str(error)) from error
+        return dict(zip(read.column_names(), read.columns, strict=True))
+
+    def _is_uint64(self, name: str, column: Any) -> bool:
+        column = column.list_view().child() if name in self._lists else column
+        return column.type().id() == plc.TypeId.UINT64
+
+    def _rows(self, columns: dict[str, Any], path: Path) -> DeviceRows:
+        schema = self._dataset.schema
+        for name, column in columns.items():
+            child = column.list_view().child() if name in self._lists else column
+            nulls = column.null_count() or child.null_count()
+            if nulls:
+                raise SchemaError(f"{path}: column {name} holds {nulls} null values", FILL_REMEDY)
+        floats = self._floats([columns[name] for name in [schema.label, *schema.dense]])
+        single = [columns[name] for name in schema.categorical if name not in self._lists]
+        ids = self._ids(single) if single else floats[:, :0].to(torch.int32)
+        lists = tuple(self._list(columns, name, path) for name in schema.multi_hot)
+        return DeviceRows(len(floats), floats, ids, lists)
+
+    def _list(self, columns: dict[str, Any], name: str, path: Path) -> ListColumn:
+        offsets, child = self._list_parts(columns[name])
+        values = self._ids([child]).view(-1)
+        own = self._dataset.weights.get(name)
+        if own is None:
+            return offsets, values, None
+        weight_offsets, weights = self._list_parts(columns[own])
+        found, needed = weight_offsets.diff(), offsets.diff()
+        if not torch.equal(found, needed):  # waits: in our own thread
+            row = int((found != needed).nonzero()[0])
+            raise SchemaError(
+                f"{path}: column {own} has {int(found[row])} weights for {int(needed[row])} ids",
+                "each id needs a weight",
+            )
+        return offsets, values, self._floats([weights]).view(-1)
+
+    def _list_parts(self, column: Any) -> tuple[torch.Tensor, Any]:
+        """Offsets (int32 [rows + 1]) and elements of a list column."""
+        view = column.list_view()
+        return self._tensor([view.offsets()]).view(-1), view.child()
+
+    def _floats(self, columns: list[Any]) -> torch.Tensor:
+        """Columns as float32 [rows, columns]."""
+        return self._stacked(columns, torch.float32)
+
+    def _ids(self, columns: list[Any]) -> torch.Tensor:
+        """Columns as int32 or int64 [rows, columns]."""
+        narrow = all(column.type().id() == plc.TypeId.INT32 for column in columns)
+        return self._stacked(columns, torch.int32 if narrow else torch.int64)
+
+    def _stacked(self, columns: list[Any], dtype: torch.dtype) -> torch.Tensor:
+        if len({column.type().id() for column in columns}) == 1:
+            return self._tensor(columns).to(dtype)
+        return torch.cat([self._tensor([column]).to(dtype) for column in columns], dim=1)
+
+    def _tensor(self, columns: list[Any]) -> torch.Tensor:
+        """Columns of one type as a tensor [rows, columns]: one copy on the device."""
+        if columns[0].size() == 0:  # of which libcudf makes no tensor
+            device = self._stream.device
+            return torch.empty(0, len(columns), dtype=torch.int32, device=device)
+        capsule = plc.interop.to_dlpack(plc.Table(columns), self._stream)
+        return from_dlpack(capsule).view(-1, len(columns))  # of one column it has one dimension
+
+
+def _read_footers(dataset: Dataset, file: int) -> tuple[pq.FileMetaData, Any]:
+    """A file's footer, as Arrow and as libcudf has it."""
+    footer = check_file(dataset, file)
+    source = plc.io.SourceInfo([str(dataset.files[file])])
+    return footer, plc.io.parquet_metadata.read_parquet_footers(source)[0]
+
+
+class _Stream:
+    """A torch stream as libcudf takes it (torch's own has ``__cuda_stream__`` only of late)."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self.device = stream.device
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream.cuda_stream

@@ -1,0 +1,171 @@
+"""Rows by pyarrow: list columns, nulls, other types, undersampling, whatever a page may hold.
+
+It is also what says what is wrong with a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from clicklog.errors import BadInputError
+from nvt_loader.kernels import plain_addresses
+from nvt_loader.parquet.checks import Checker
+from nvt_loader.parquet.dataset import REWRITE, Dataset
+from nvt_loader.parquet.row_chunks import RowChunk
+from nvt_loader.plan import RowGroupSlice, keep_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    """Where the columns are in a file's batches, and which can be taken as they are.
+
+    Attributes:
+        numbers: int64, of the schema's columns that are read.
+        indices: int64 [all columns], where those are in a batch.
+        plain: int64, numbers of the columns of the loader's own types.
+        others: numbers of those that are converted, and of the lists.
+    """
+
+    numbers: np.ndarray
+    indices: np.ndarray
+    plain: np.ndarray
+    others: list[int]
+
+
+class ArrowReader:
+    """Reads a split's columns with pyarrow; verifies the page checksums that there are."""
+
+    def __init__(self, dataset: Dataset, checker: Checker) -> None:
+        self._dataset, self._checker = dataset, checker
+
+    def chunks(
+        self, piece: RowGroupSlice, rows: int, footer: pq.FileMetaData, numbers: np.ndarray
+    ) -> Iterator[RowChunk]:
+        """The schema's columns ``numbers`` of a piece; other columns have no address.
+
+        Raises:
+            SchemaError: a null, a number that is none, an id outside its table.
+            pa.ArrowException, OSError: the file cannot be read.
+        """
+        dataset = self._dataset
+        group = dataset.row_groups[piece.row_group]
+        names = [dataset.schema.columns[i] for i in numbers.tolist()]
+        # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
+        source = pa.OSFile(str(dataset.files[group.file]))
+        file = pq.ParquetFile(
+            source, metadata=footer, pre_buffer=False, page_checksum_verification=True
+        )
+        batches = file.iter_batches(
+            min(rows, group.rows),
+            row_groups=[group.index],
+            columns=[*names, *dataset.weights.values()],
+            use_threads=False,
+        )
+        where = None
+        first = 0  # of the batch, as a row of the row group
+        for batch in self._kept(batches, piece.row_group):
+            where = where or self._columns(batch.schema, numbers)
+            begin, end = max(piece.begin - first, 0), min(piece.end - first, batch.num_rows)
+            if begin < end:
+                yield self._chunk(batch.slice(begin, end - begin), where, group.file)
+            first += batch.num_rows
+            if first >= piece.end:
+                return
+        raise BadInputError(
+            f"{dataset.files[group.file]}: row group {group.index} ends after {first} of "
+            f"{piece.end} rows",
+            REWRITE,
+        )
+
+    def _kept(self, batches: Iterator[pa.RecordBatch], row_group: int) -> Iterator[pa.RecordBatch]:
+        """The rows that undersampling keeps."""
+        if self._dataset.undersampling is None:
+            yield from batches
+            return
+        first = 0
+        keep = _sampled(self._dataset, row_group)
+        for batch in batches:
+            positive = pc.not_equal(batch.column(self._dataset.schema.label), 0)
+            mask = pc.or_(positive, pa.array(keep[first : first + batch.num_rows]))
+            first += batch.num_rows
+            yield batch.filter(mask)
+
+    def _columns(self, found: pa.Schema, numbers: np.ndarray) -> _Columns:
+        names = self._dataset.schema.columns
+        indices = np.full(len(names), -1)
+        plain, others = [], []
+        for i in numbers.tolist():
+            indices[i] = found.get_field_index(names[i])
+            is_plain = self._checker.is_plain(found.field(int(indices[i])).type, i)
+            (plain if is_plain else others).append(i)
+        return _Columns(numbers, indices, np.array(plain, np.int64), others)
+
+    def _chunk(self, batch: pa.RecordBatch, where: _Columns, file: int) -> RowChunk:
+        dataset, checker = self._dataset, self._checker
+        addresses, values, weights = np.zeros((3, len(where.indices)), np.int64)
+        # Arrow's C data interface: all addresses at once, instead of three objects for each column
+        _, exported = batch.__arrow_c_array__()
+        owner: list[Any] = [exported]
+        plain, others = where.plain, where.others
+        pointer = _capsule_pointer(exported, b"arrow_array")
+        if not plain_addresses(addresses, pointer, plain, where.indices[plain], dataset.row_bytes):
+            others = where.numbers.tolist()  # there are nulls somewhere
+        arrays = {}
+        for i in others:
+            arrays[i] = column = checker.column(batch.column(int(where.indices[i])), i, file)
+            if pa.types.is_list(column.type):
+                addresses[i] = column.buffers()[1].address + 4 * column.offset
+                values[i] = _address(column.values)
+            else:
+                addresses[i] = _address(column)
+        owner.append(arrays)
+        chunk = RowChunk(batch.num_rows, addresses, dataset.row_bytes, values, weights, owner)
+        checker.check(chunk, arrays, where.numbers, file)
+        for name, weight in dataset.weights.items():
+            i = dataset.schema.columns.index(name)
+            weights[i] = checker.weights(batch.column(weight), arrays[i], weight, owner, file)
+        return chunk
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _address(array: pa.Array) -> int:
+    data = array.buffers()[1]
+    return 0 if data is None else data.address + array.offset * array.type.bit_width // 8
+
+
+def _sampled(dataset: Dataset, row_group: int) -> np.ndarray:
+    """Which rows of a row group undersampling keeps even if they are negative: bool [rows]."""
+    rate, seed = dataset.undersampling
+    rows = dataset.row_groups[row_group].rows
+    return keep_rows(rows, rate, seed=seed, row_group=row_group)
+
+
+def count_kept(dataset: Dataset) -> Dataset:
+    """The dataset with the rows that undersampling keeps of each row group; reads all labels."""
+    label = dataset.schema.label
+    kept, number, file = [], -1, None
+    for i, group in enumerate(dataset.row_groups):
+        path = dataset.files[group.file]
+        try:
+            if group.file != number:
+                number, file = group.file, pq.ParquetFile(path, page_checksum_verification=True)
+            labels = file.read_row_group(group.index, [label], use_threads=False).column(0)
+        except (pa.ArrowException, OSError) as error:
+            raise BadInputError(
+                f"{path}: row group {group.index} cannot be decoded: {error}", REWRITE
+            ) from error
+        positive = np.asarray(labels) != 0
+        kept.append(int(np.count_nonzero(positive | _sampled(dataset, i))))
+    return dataclasses.replace(dataset, kept=tuple(kept))

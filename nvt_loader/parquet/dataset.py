@@ -1,0 +1,247 @@
+"""What lies in a split's directory, from the parquet footers alone: files, row groups, columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clicklog.errors import BadInputError, SettingsError
+from clicklog.schema import TableSchema
+from clicklog.splits import SPLITS
+from nvt_loader.parquet.columns import check_columns, find_leaves
+
+INT32 = np.dtype(np.int32)
+
+REWRITE = "restore the file, or run the ETL again"
+
+
+@dataclasses.dataclass(frozen=True)
+class RowGroup:
+    """A row group: its file (an index into :attr:`Dataset.files`), its place there, its rows."""
+
+    file: int
+    index: int
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A split on disk.
+
+    Attributes:
+        directory: of the split.
+        schema: columns and table sizes, from ``.merlin/schema.json``.
+        files: the parquet files, ``part.2`` before ``part.10``.
+        sizes: their sizes in bytes.
+        row_groups: all row groups in the order of the files.
+        weights: multi-hot column → the list column that holds its ids' weights.
+        id_dtype: of the ids that the loader hands out.
+        hash_indices: map ids outside their table into it.
+        undersampling: share of the negative rows that is kept, and the seed; None: all.
+        kept: rows of each row group that undersampling keeps.
+    """
+
+    directory: Path
+    schema: TableSchema
+    files: tuple[Path, ...]
+    sizes: tuple[int, ...]
+    row_groups: tuple[RowGroup, ...]
+    weights: dict[str, str] = dataclasses.field(default_factory=dict)
+    id_dtype: np.dtype = INT32
+    hash_indices: bool = False
+    undersampling: tuple[float, int] | None = None
+    kept: tuple[int, ...] | None = None
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows that the loader delivers of each row group: int64 [row_groups]."""
+        if self.kept is not None:
+            return np.array(self.kept, dtype=np.int64)
+        return np.array([group.rows for group in self.row_groups], dtype=np.int64)
+
+    @property
+    def jagged(self) -> bool:
+        """Whether a row may have any number of ids in some column."""
+        return bool(self.schema.multi_hot)
+
+    @property
+    def read_columns(self) -> list[str]:
+        """The columns to decode: the schema's, then the weights."""
+        return [*self.schema.columns, *self.weights.values()]
+
+    @functools.cached_property
+    def row_bytes(self) -> np.ndarray:
+        """Bytes of a row in each of the schema's columns, of a list its offset: int64 [columns]."""
+        lists = set(self.schema.multi_hot)
+        floats = [4] * (1 + len(self.schema.dense))
+        ids = [4 if name in lists else self.id_dtype.itemsize for name in self.schema.categorical]
+        return np.array(floats + ids, dtype=np.int64)
+
+    @functools.cached_property
+    def list_elements(self) -> dict[str, float]:
+        """Ids per row in each multi-hot column, on average, by the first file's footer."""
+        if not self.files or not self.jagged:
+            return {}
+        footer = pq.read_metadata(self.files[0])
+        groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+        rows = max(footer.num_rows, 1)
+        return {
+            name: sum(group.column(leaf).num_values for group in groups) / rows
+            for name, leaf in find_leaves(footer, self.schema.multi_hot).items()
+        }
+
+    def read_footer(self, path: Path) -> pq.FileMetaData:
+        """:func:`read_footer` of a file with these columns."""
+        return read_footer(path, self.schema, self.weights)
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """Counts that say what the data is, and a digest of names, sizes, row groups, columns."""
+        value = [
+            [path.name for path in self.files],
+            self.sizes,
+            [dataclasses.astuple(group) for group in self.row_groups],
+            dataclasses.astuple(self.schema),
+            sorted(self.weights.items()),
+        ]
+        return {
+            "files": len(self.files),
+            "row_groups": len(self.row_groups),
+            "rows": int(self.rows.sum()),
+            "bytes": sum(self.sizes),
+            "digest": hashlib.sha256(json.dumps(value).encode()).hexdigest(),
+        }
+
+
+def read_dataset(
+    path: Path | str, schema: TableSchema | None = None, weights: dict[str, str] | None = None
+) -> Dataset:
+    """Read a split's schema and the footers of its files (from ``_metadata`` where it is fresh).
+
+    Args:
+        path: a directory of parquet files, or one file.
+        schema: the columns; by default what ``.merlin/schema.json`` beside the files says.
+        weights: multi-hot column → the list column that holds its ids' weights.
+
+    Raises:
+        BadInputError: there is no such directory, no parquet file or no schema in it, a file has
+            no readable footer, or ``_metadata`` names a file that is gone.
+        SchemaError: a column is missing from a file, or its type cannot be converted.
+        SettingsError: weights of a column that is not multi-hot.
+    """
+    path, weights = Path(path), dict(weights or {})
+    single = path.is_file()
+    directory = path.parent if single else path
+    files = [path] if single else _files(directory)
+    schema = schema or TableSchema.read(directory)
+    for name in weights:
+        if name not in schema.multi_hot:
+            raise SettingsError(
+                f"weights for column {name}, which is not multi-hot",
+                f"multi-hot are: {', '.join(schema.multi_hot) or 'none'}",
+            )
+    collected = {} if single else _read_collected(directory, schema, weights, files)
+    row_groups = []
+    for number, file in enumerate(files):
+        rows = collected.get(file.name)
+        if rows is None:
+            footer = read_footer(file, schema, weights)
+            rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+        row_groups += [RowGroup(number, index, count) for index, count in enumerate(rows)]
+    sizes = tuple(file.stat().st_size for file in files)
+    return Dataset(directory, schema, tuple(files), sizes, tuple(row_groups), weights)
+
+
+def _files(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        raise BadInputError(f"{directory}: no such directory", _suggest(directory))
+    files = sorted(
+        (path for path in directory.glob("*.parquet") if path.name[0] not in "._"),
+        key=lambda path: [int(word) if word.isdigit() else word for word in _words(path.name)],
+    )
+    if not files:
+        raise BadInputError(f"{directory}: no parquet file in it", _suggest(directory))
+    return files
+
+
+def read_footer(path: Path, schema: TableSchema, weights: dict[str, str]) -> pq.FileMetaData:
+    """Read a file's footer and check its columns.
+
+    Raises as :func:`nvt_loader.parquet.columns.check_columns`, and :class:`BadInputError` when the
+    file has none.
+    """
+    try:
+        footer = pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise BadInputError(f"{path}: not a whole parquet file: {error}", REWRITE) from error
+    check_columns(footer.schema.to_arrow_schema(), schema, path, weights)
+    return footer
+
+
+def check_file(dataset: Dataset, number: int) -> pq.FileMetaData:
+    """A file's footer. Raises :class:`BadInputError` if the file is no longer as it was."""
+    path, size = dataset.files[number], dataset.sizes[number]
+    found = path.stat().st_size
+    if found != size:
+        raise BadInputError(
+            f"{path} has {found} bytes; it had {size} when the loader was made",
+            "the file was rewritten or cut short while in use: restore it, or start again",
+        )
+    return dataset.read_footer(path)
+
+
+def check_unchanged(dataset: Dataset, row_group: int, footer: pq.FileMetaData) -> None:
+    """Refuse a file whose row groups are no longer as planned. Raises :class:`BadInputError`."""
+    group = dataset.row_groups[row_group]
+    if group.index >= footer.num_row_groups or footer.row_group(group.index).num_rows != group.rows:
+        raise BadInputError(
+            f"{dataset.files[group.file]}: row group {group.index} has no longer {group.rows} rows",
+            "the file was rewritten while in use, or _metadata is out of date: delete _metadata",
+        )
+
+
+def _read_collected(
+    directory: Path, schema: TableSchema, weights: dict[str, str], files: list[Path]
+) -> dict[str, list[int]]:
+    """From ``_metadata``: file name → rows of its row groups, for files not written after it."""
+    path = directory / "_metadata"
+    if not path.exists():
+        return {}
+    footer = read_footer(path, schema, weights)
+    rows: dict[str, list[int]] = {}
+    for i in range(footer.num_row_groups):
+        group = footer.row_group(i)
+        rows.setdefault(group.column(0).file_path, []).append(group.num_rows)
+    missing = sorted(rows.keys() - {file.name for file in files})
+    if missing:
+        raise BadInputError(
+            f"{path} names {missing[0]}, which is not there",
+            "restore the file; if its rows are meant to be gone, delete _metadata",
+        )
+    written = path.stat().st_mtime_ns
+    fresh = {file.name for file in files if file.stat().st_mtime_ns <= written}
+    return {name: counts for name, counts in rows.items() if name in fresh}
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"(\d+)", name)
+
+
+def _suggest(directory: Path) -> str:
+    splits = [name for name in SPLITS if (directory / name).is_dir()]
+    if splits:
+        return f"name one split, as {directory / splits[0]}"
+    siblings = [name for name in SPLITS if (directory.parent / name).is_dir()]
+    if siblings:
+        # "validation" and "val" are what the split is called elsewhere
+        close = difflib.get_close_matches(directory.name, siblings, n=1, cutoff=0.4)
+        return f"did you mean {directory.parent / (close or siblings)[0]}?"
+    return "give the directory of a split that `python -m etl run` wrote, as …/split/train"

@@ -1,0 +1,288 @@
+"""Read rows from parquet pages by compiled loops: what the ETL writes, and most other files.
+
+The loops read columns of the loader's own types with one value a row, none missing, in pages that
+are plain or hold indices, not compressed or compressed by a codec that Arrow has. All columns are
+read in one call without the interpreter lock. Where there is a dictionary, its values are checked
+instead of those of each row. Anything else, and anything broken, is left to
+:mod:`nvt_loader.parquet.arrow_reader`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from isal import isal_zlib
+
+from nvt_loader.buffers import Buffers
+from nvt_loader.parquet import pages
+from nvt_loader.parquet.checks import Checker
+from nvt_loader.parquet.dataset import Dataset
+from nvt_loader.parquet.dictionary_indices import CURSOR_FIELDS
+from nvt_loader.parquet.page_values import open_columns, read_into, read_rows
+from nvt_loader.parquet.row_chunks import RowChunk, Target
+
+#: Row groups of which it is kept where their columns lie.
+ROW_GROUPS = 1024
+
+#: Encodings that footers name (of levels, RLE), and codecs, by Arrow's names for them.
+ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnChunks:
+    """The column chunks of a row group that can be read here.
+
+    Attributes:
+        numbers: int64 [chunks], which of the schema's columns each is.
+        chunks: int64 [chunks, CHUNK_FIELDS]; ADDRESS counts from the first byte that is read.
+        byte_ranges: the parts of the file to read: first byte and number of bytes.
+        codecs: the codec of each chunk, None if it is not compressed.
+        order: int64 [chunks], the chunks in the order of the schema.
+        starts: int64 [chunks], bytes of a row in the chunks before.
+        row_bytes: bytes of a row.
+        limits: uint64 [chunks], the bound that each column's numbers must stay below.
+    """
+
+    numbers: np.ndarray
+    chunks: np.ndarray
+    byte_ranges: list[tuple[int, int]]
+    codecs: list[str | None]
+    order: np.ndarray
+    starts: np.ndarray
+    row_bytes: int
+    limits: np.ndarray
+
+
+class PageReader:
+    """Opens a split's row groups. Several threads may use it at the same time."""
+
+    def __init__(self, dataset: Dataset, checker: Checker) -> None:
+        self._dataset, self._checker = dataset, checker
+        self._places: dict[int, ColumnChunks | None] = {}
+        self._bytes, self._values = Buffers(), Buffers()
+
+    def open(self, row_group: int, footer: pq.FileMetaData) -> OpenRowGroup | None:
+        """Open the columns of a row group that can be read here, before their first row.
+
+        Which ones these are follows from the footer. None if there are none, or if the pages of one
+        cannot be read after all.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        place = self._place(row_group, footer)
+        if place is None:
+            return None
+        file = self._dataset.row_groups[row_group].file
+        memory = self._bytes.take(sum(size for _, size in place.byte_ranges))
+        if not _read(self._dataset.files[file], place.byte_ranges, memory):
+            return None
+        chunks = place.chunks.copy()
+        chunks[:, pages.ADDRESS] += memory.ctypes.data
+        found = _find_pages(chunks)
+        if found is None:
+            return None
+        table, first_page = found
+        if not _verify_checksums(table, memory):
+            return None
+        owner: list[Any] = [] if all(place.codecs) else [memory]
+        if any(place.codecs) and not _decompress(table, first_page, place.codecs, owner):
+            return None
+        cursors = np.empty((len(chunks), CURSOR_FIELDS), np.int64)
+        largest = np.empty(len(chunks), np.uint64)
+        if not open_columns(cursors, largest, table, first_page, chunks):
+            return None
+        checked = largest >= place.limits
+        state = cursors, table, first_page, chunks
+        return OpenRowGroup(
+            self._dataset, self._checker, place, file, state, checked, owner, self._values
+        )
+
+    def _place(self, row_group: int, footer: pq.FileMetaData) -> ColumnChunks | None:
+        places = self._places
+        if row_group not in places:
+            if len(places) >= ROW_GROUPS:
+                places = self._places = {}
+            places[row_group] = _column_chunks(self._dataset, self._checker, row_group, footer)
+        return places[row_group]
+
+
+class OpenRowGroup:
+    """Hands out the rows of a row group, from the first to the last.
+
+    Attributes:
+        numbers: int64, the schema's columns that are read here.
+        complete: whether these are all of the schema's columns.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        checker: Checker,
+        place: ColumnChunks,
+        file: int,
+        state: tuple[np.ndarray, ...],
+        checked: np.ndarray,
+        owner: list[Any],
+        buffers: Buffers,
+    ) -> None:
+        self.numbers = place.numbers
+        self.complete = len(place.numbers) == len(dataset.row_bytes)
+        self._dataset, self._checker, self._file = dataset, checker, file
+        self._place, self._state, self._checked = place, state, checked
+        self._owner, self._buffers = owner, buffers
+        self._broken = False
+
+    def skip(self, rows: int) -> bool:
+        """Skip the next rows; False if they cannot be read here."""
+        none = np.zeros(len(self.numbers), np.int64)
+        return self._can(
+            read_rows, none, none.astype(np.uint64), *self._state, none, self._checked, rows
+        )
+
+    def read(self, rows: int) -> RowChunk | None:
+        """Read the next rows; None if they cannot be read here.
+
+        Raises:
+            SchemaError: infinity or NaN, or an id outside its table.
+        """
+        memory = self._buffers.take(rows * self._place.row_bytes)
+        targets = memory.ctypes.data + rows * self._place.starts
+        found = np.empty(len(self.numbers), np.int64)
+        largest = np.zeros(len(found), np.uint64)
+        if not self._can(read_rows, found, largest, *self._state, targets, self._checked, rows):
+            return None
+        addresses, none = np.zeros((2, len(self._dataset.row_bytes)), np.int64)
+        addresses[self.numbers] = found
+        owner = [*self._owner, memory]
+        chunk = RowChunk(rows, addresses, self._dataset.row_bytes, none, none, owner)
+        for i in np.flatnonzero(largest >= self._place.limits).tolist():
+            self._checker.refuse(chunk, int(self.numbers[i]), self._file)
+        return chunk
+
+    def read_into(self, target: Target, first: int, rows: int) -> bool:
+        """Read the next rows of all columns into a block; ``first`` is the number of the first one
+        in its source. False if they cannot be read here, or do not pass the checks."""
+        where = first, rows, self._place.order, self._place.limits
+        return self._can(read_into, *target.arguments, *where, *self._state, self._checked)
+
+    def _can(self, kernel: Callable[..., bool], *arguments: object) -> bool:
+        """Call a kernel; return whether it could read its rows. After one failure none can."""
+        self._broken = self._broken or not kernel(*arguments)
+        return not self._broken
+
+
+def _column_chunks(
+    dataset: Dataset, checker: Checker, row_group: int, footer: pq.FileMetaData
+) -> ColumnChunks | None:
+    group = dataset.row_groups[row_group]
+    described = footer.row_group(group.index)
+    floats = 1 + len(dataset.schema.dense)
+    found = []
+    for number, (leaf, optional) in checker.plain_leaves(footer).items():
+        column = described.column(leaf)
+        begin, size = column.data_page_offset, column.total_compressed_size
+        if column.has_dictionary_page and column.dictionary_page_offset:
+            begin = min(begin, column.dictionary_page_offset)
+        known = column.compression in CODECS and ENCODINGS.issuperset(column.encodings)
+        inside = 0 < begin <= begin + size <= dataset.sizes[group.file]
+        if known and inside and column.num_values == group.rows:
+            width = int(dataset.row_bytes[number])
+            codec = CODECS[column.compression]
+            chunk = [begin, size, group.rows, width, optional, number < floats, codec == "snappy"]
+            found.append((begin, number, chunk, codec))
+    if not found:
+        return None
+    found.sort()
+    byte_ranges: list[tuple[int, int]] = []
+    place = 0
+    for begin, _, chunk, _ in found:
+        if byte_ranges and begin == sum(byte_ranges[-1]):
+            byte_ranges[-1] = byte_ranges[-1][0], byte_ranges[-1][1] + chunk[pages.SIZE]
+        else:
+            byte_ranges.append((begin, chunk[pages.SIZE]))
+        chunk[pages.ADDRESS] = place
+        place += chunk[pages.SIZE]
+    numbers = np.array([number for _, number, _, _ in found])
+    chunks = np.array([chunk for _, _, chunk, _ in found], np.int64)
+    widths = chunks[:, pages.WIDTH]
+    return ColumnChunks(
+        numbers,
+        chunks,
+        byte_ranges,
+        [codec for _, _, _, codec in found],
+        np.argsort(numbers),
+        np.cumsum(widths) - widths,
+        int(widths.sum()),
+        checker.limits[numbers],
+    )
+
+
+def _read(path: os.PathLike, byte_ranges: list[tuple[int, int]], memory: np.ndarray) -> bool:
+    """Read parts of a file into memory; False if the file is too short."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        place = 0
+        for begin, size in byte_ranges:
+            done = 0
+            while done < size:
+                count = os.preadv(file, [memory[place + done : place + size]], begin + done)
+                if count == 0:
+                    return False
+                done += count
+            place += size
+    finally:
+        os.close(file)
+    return True
+
+
+def _find_pages(chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the pages of column chunks and the first page of each; None if not readable here."""
+    first_page = np.empty(len(chunks) + 1, np.int64)
+    count = 8 * len(chunks)
+    while True:
+        table = np.empty((count, pages.PAGE_FIELDS), np.int64)
+        count = pages.find_pages(table, first_page, chunks)
+        if count < 0:
+            return None
+        if count <= len(table):
+            return table[:count], first_page
+
+
+def _verify_checksums(table: np.ndarray, memory: np.ndarray) -> bool:
+    """Whether the pages in a file's bytes have the CRC-32 in their headers, where there is one."""
+    content, begin = memoryview(memory), memory.ctypes.data
+    fields = (pages.BODY, pages.BYTES, pages.CHECKSUM)
+    return all(
+        checksum < 0 or isal_zlib.crc32(content[body - begin : body - begin + size]) == checksum
+        for body, size, checksum in table[:, fields].tolist()
+    )
+
+
+def _decompress(
+    table: np.ndarray, first_page: np.ndarray, codecs: list[str | None], owner: list[Any]
+) -> bool:
+    """Decompress pages into memory that ``owner`` keeps; False if one is broken."""
+    for i, codec in enumerate(codecs):
+        if codec is None:
+            continue
+        for page in table[first_page[i] : first_page[i + 1]]:
+            size = int(page[pages.WHOLE])
+            if size == 0:
+                page[pages.BYTES] = 0
+                continue
+            source = pa.foreign_buffer(int(page[pages.BODY]), int(page[pages.BYTES]))
+            try:
+                whole = pa.decompress(source, decompressed_size=size, codec=codec)
+            except (pa.ArrowException, OSError):
+                return False
+            page[pages.BODY], page[pages.BYTES] = whole.address, whole.size
+            owner.append(whole)
+    return True
