@@ -45,9 +45,9 @@ def _usual(values: list, raw: str) -> tuple[Any, np.ndarray] | None:
         values = [blank if value is None else value for value in values]
         kinds.add(type(blank))
     if raw in ("int32", "int", "hex32") and kinds == {int}:
-        return _integers(values, missing, RAW_TYPES[raw])
+        return _numbers(np.int64, values, missing, RAW_TYPES[raw])
     if raw == "float" and kinds and kinds <= {int, float}:
-        return _floats(values, missing)
+        return _numbers(np.float64, values, missing, RAW_TYPES[raw])
     if raw == "hex32" and kinds == {str}:
         return _digits(values)
     if raw == "string" and kinds == {str}:
@@ -58,26 +58,16 @@ def _usual(values: list, raw: str) -> tuple[Any, np.ndarray] | None:
     return None
 
 
-def _integers(values: list, missing: np.ndarray, kind: RawType):
+def _numbers(dtype: type, values: list, missing: np.ndarray, kind: RawType):
     try:
-        numbers = np.array(values, np.int64)
+        numbers = np.array(values, dtype)
     except OverflowError:
         return None
+    nan = np.isnan(numbers)
+    numbers[nan] = 0
     if numbers.min() < kind.least or numbers.max() > kind.most:
         return None
-    return numbers.astype(kind.dtype), missing
-
-
-def _floats(values: list, missing: np.ndarray):
-    try:
-        numbers = np.array(values, np.float64)
-    except OverflowError:
-        return None
-    absent = np.isnan(numbers)
-    numbers[absent] = 0
-    return (
-        (numbers, missing | absent) if (np.abs(numbers) <= RAW_TYPES["float"].most).all() else None
-    )
+    return numbers.astype(kind.dtype), missing | nan
 
 
 def _digits(values: list):
@@ -112,8 +102,8 @@ def _one_by_one(
         except ValueError as error:
             raise InvalidRowError(row, column.name, f"{value!r:.60}: {error}") from None
     missing = np.array([value is None for value in parsed], bool)
-    blank: Any = () if multi_hot else RAW_TYPES[column.raw].placeholder
-    held = [blank if value is None else value for value in parsed]
+    placeholder = () if multi_hot else RAW_TYPES[column.raw].placeholder
+    filled = [placeholder if value is None else value for value in parsed]
     if isinstance(column, DenseColumn):
-        return np.array(held, RAW_TYPES[column.raw].dtype), missing
-    return category_values(held, column.raw, multi_hot=multi_hot), missing
+        return np.array(filled, RAW_TYPES[column.raw].dtype), missing
+    return category_values(filled, column.raw, multi_hot=multi_hot), missing

@@ -1,6 +1,6 @@
-"""Python values → rows, checking each: dicts as JSON gives them, lists, columns of objects.
+"""Python values → typed rows, checking each value.
 
-Written for a single row: one loop over its fields, no array per column.
+Made for few rows, as in JSON: one loop over the fields of a row, instead of an array per column.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from clicklog.rows import CategoryValues, Ragged, RawRows, dense_dtype
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.raw_types import (
     EMPTY_ITEM,
@@ -26,21 +27,23 @@ from clicklog.strings import strings
 from inference.errors import InvalidRowError, MissingColumnError
 
 _HEX = re.compile(HEX32_PATTERN).fullmatch
-_INT32, _INT, _HEX32 = RAW_TYPES["int32"], RAW_TYPES["int"], RAW_TYPES["hex32"]
-_FLOAT, _STRING = RAW_TYPES["float"], RAW_TYPES["string"]
-_MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}  # pandas', NumPy's: by name, not imported
+_INT, _HEX32, _FLOAT, _STRING = (RAW_TYPES[raw] for raw in ("int", "hex32", "float", "string"))
+#: Types of missing values of pandas and NumPy, by name because pandas is not imported.
+_MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}
 
 
 def no_such_key(row: int, column: str) -> MissingColumnError:
-    """The error of a row that is a dict without a column."""
+    """Return the error for a dict without a column."""
     return MissingColumnError(
         f"row {row} has no column {column}", "a missing value is null", column, row
     )
 
 
 def _is_missing(value: Any) -> bool:
-    if value is None or value == "" or value == b"":
+    if value is None or type(value).__name__ in _MISSING_TYPES:
         return True
+    if isinstance(value, str | bytes):
+        return not value
     return isinstance(value, float | np.floating) and math.isnan(value)
 
 
@@ -58,22 +61,21 @@ def _integer(value: Any, kind: RawType) -> int:
     return value
 
 
-def _int32(value: Any) -> int | None:
-    if type(value) is int and _INT32.least <= value <= _INT32.most:
-        return value
-    return None if _absent(value) else _integer(value, _INT32)
+def _integer_parser(kind: RawType) -> Callable[[Any], int | None]:
+    least, most = kind.least, kind.most
 
+    def parse(value: Any) -> int | None:
+        if type(value) is int and least <= value <= most:
+            return value
+        return None if _is_missing(value) else _integer(value, kind)
 
-def _int(value: Any) -> int | None:
-    if type(value) is int and _INT.least <= value <= _INT.most:
-        return value
-    return None if _absent(value) else _integer(value, _INT)
+    return parse
 
 
 def _hex32(value: Any) -> int | None:
     if type(value) is str and _HEX(value):
         return int(value, 16)
-    if _absent(value):
+    if _is_missing(value):
         return None
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
@@ -86,7 +88,7 @@ def _hex32(value: Any) -> int | None:
 
 def _float(value: Any) -> float | None:
     if type(value) is not float or value != value:
-        if _absent(value):
+        if _is_missing(value):
             return None
         if not isinstance(value, int | float | np.number | np.bool_):
             raise ValueError(_FLOAT.syntax)
@@ -101,7 +103,7 @@ def _float(value: Any) -> float | None:
 
 def _string(value: Any) -> str | None:
     if type(value) is not str or not value:
-        if _absent(value):
+        if _is_missing(value):
             return None
         if isinstance(value, bytes):
             try:
@@ -117,18 +119,9 @@ def _string(value: Any) -> str | None:
     return value
 
 
-def _absent(value: Any) -> bool:
-    if type(value).__name__ in _MISSING_TYPES:
-        return True
-    try:
-        return bool(_is_missing(value))
-    except (TypeError, ValueError):  # arrays, and what else has no truth value
-        return False
-
-
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "int32": _int32,
-    "int": _int,
+    "int32": _integer_parser(RAW_TYPES["int32"]),
+    "int": _integer_parser(_INT),
     "hex32": _hex32,
     "float": _float,
     "string": _string,
@@ -136,22 +129,22 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 
 
 def parser(raw: str, *, multi_hot: bool = False) -> Callable[[Any], Any]:
-    """A function from a value to what a column of this raw type holds, None if it is missing.
+    """Return a function that converts a value of a column of raw type ``raw``; None if missing.
 
-    It raises ValueError with the reason if the column cannot hold the value. Integers may be floats
-    without a fraction; hex32 an integer, or its digits; a list any iterable but a string.
+    It raises ValueError with the reason if the column cannot hold the value. It accepts floats
+    without a fraction as integers, integers or their digits as hex32, and any iterable except a
+    string or a mapping as a list.
     """
-    one = _PARSERS[raw]
-    return _list_parser(one) if multi_hot else one
+    return _list_parser(_PARSERS[raw]) if multi_hot else _PARSERS[raw]
 
 
-def _list_parser(one: Callable[[Any], Any]) -> Callable[[Any], list | None]:
+def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | None]:
     def parse(value: Any) -> list | None:
-        if _absent(value):
+        if _is_missing(value):
             return None
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             raise ValueError("expected a list or a missing value")
-        items = [one(item) for item in value]
+        items = [parse_item(item) for item in value]
         if None in items:
             raise ValueError(EMPTY_ITEM)
         return items or None
@@ -160,30 +153,19 @@ def _list_parser(one: Callable[[Any], Any]) -> Callable[[Any], list | None]:
 
 
 class RowReader:
-    """Reads rows that are dicts. Made once for a spec."""
+    """Reads rows that are dicts, with parsers that are made once for a spec."""
 
     def __init__(self, spec: FeatureSpec) -> None:
         self._spec = spec
-        self._dense = [
-            (c.name, parser(c.raw), 1 << j, RAW_TYPES[c.raw].placeholder)
-            for j, c in enumerate(spec.dense)
-        ]
-        self._categorical = [
-            (
-                c.name,
-                parser(c.raw, multi_hot=c.multi_hot),
-                1 << j,
-                () if c.multi_hot else RAW_TYPES[c.raw].placeholder,
-            )
-            for j, c in enumerate(spec.categorical)
-        ]
+        self._dense = [_field(j, column) for j, column in enumerate(spec.dense)]
+        self._categorical = [_field(j, column) for j, column in enumerate(spec.categorical)]
 
     def read(self, rows: Sequence[Mapping[str, Any]]) -> RawRows:
-        """Typed columns of the rows; further keys, a label among them, are ignored.
+        """Return typed columns of the rows; ignore further keys, such as the label.
 
         Raises:
-            MissingColumnError: a row lacks a column.
-            InvalidRowError: a value that its column cannot hold.
+            MissingColumnError: A row lacks a column.
+            InvalidRowError: A column cannot hold a value.
         """
         spec, count = self._spec, len(rows)
         dense, dense_missing = self._fields(rows, self._dense)
@@ -212,7 +194,7 @@ class RowReader:
 
     @staticmethod
     def _fields(rows: Sequence[Mapping[str, Any]], columns: list) -> tuple[list, list[int]]:
-        """The values row by row, and bits of the missing ones."""
+        """Return the values row by row, and for each row the bits of the missing ones."""
         values: list[Any] = []
         missing = []
         append = values.append
@@ -233,8 +215,15 @@ class RowReader:
         return values, missing
 
 
+def _field(j: int, column: DenseColumn | CategoricalColumn) -> tuple[str, Callable, int, Any]:
+    """Return name, parser, bit and placeholder of a column."""
+    multi_hot = getattr(column, "multi_hot", False)
+    placeholder = () if multi_hot else RAW_TYPES[column.raw].placeholder
+    return column.name, parser(column.raw, multi_hot=multi_hot), 1 << j, placeholder
+
+
 def category_values(values: list, raw: str, *, multi_hot: bool) -> CategoryValues:
-    """Parsed values as an array; lists as their items."""
+    """Convert parsed values to an array, or lists to :class:`Ragged`."""
     if multi_hot:
         offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
         items = [item for value in values for item in value]

@@ -59,11 +59,11 @@ def test_rows_and_sums(kind: str) -> None:
 
 def test_what_a_type_cannot_hold_is_refused() -> None:
     table = Table(torch.tensor([[1.0, 7e4]]))
-    with pytest.raises(SettingsError, match=r"beyond 65504.*\n.*int8"):
+    with pytest.raises(SettingsError, match=r"larger than 65504.*\n.*int8"):
         table.convert("float16")
     with pytest.raises(SettingsError, match=r"the tables are int8 and cannot become float16"):
         table.convert("int8").convert("float16")
-    with pytest.raises(SettingsError, match=r"beyond 65504"):
+    with pytest.raises(SettingsError, match=r"larger than 65504"):
         Table(torch.tensor([[float("nan")]])).convert("float16")
 
 
