@@ -325,10 +325,16 @@ def test_make_alone_lists_every_target(run):
 
 
 @pytest.mark.parametrize("fails", ["env", "lint", "test", "demo", "audit", "nothing"])
-def test_ci_runs_every_step_and_stops_at_the_first_failure(run, bin_dir, tmp_path, fails):
-    program(bin_dir / "make", f'echo "$1" >> {tmp_path}/called; test "$1" != {fails}')
+@pytest.mark.parametrize("newer", [True, False])
+def test_ci_runs_every_step_and_stops_at_the_first_failure(run, bin_dir, tmp_path, fails, newer):
+    program(bin_dir / "make", f'echo "$1 $2" >> {tmp_path}/called; test "$1" != {fails}')
+    program(bin_dir / "python3.12", f"exit {int(not newer)}")
     done = run(str(ROOT / ".ci" / "run"))
     steps = ["env", "lint", "test", "demo", "audit"]
-    called = (tmp_path / "called").read_text().split()
-    assert called == steps[: steps.index(fails) + 1 if fails in steps else None]
+    called = [line.split()[0] for line in (tmp_path / "called").read_text().splitlines()]
+    expected = steps[: steps.index(fails) + 1] if fails in steps else steps + ["test"] * newer
+    assert called == expected
     assert (done.returncode == 0) == (fails == "nothing")
+    if fails == "nothing":
+        last = (tmp_path / "called").read_text().splitlines()[-1]
+        assert last.strip() == ("test PYTHON=python3.12" if newer else "audit")
