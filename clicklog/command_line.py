@@ -1,9 +1,8 @@
 """Command lines made of dataclasses: each field that :func:`flag` declares is an argument.
 
-A declaration holds everything that is known of a setting: its default, its help, its range and what
-it depends on. The annotation of the field gives the type. :func:`check`, called in
-``__post_init__``, enforces the declarations, so settings that are made in Python are checked like
-those of a command line.
+A declaration holds the default, the help, the range and the dependence of a setting; the annotation
+of the field gives its type. :class:`Settings` enforces the declarations, so settings that are made
+in Python are checked like those of a command line.
 """
 
 from __future__ import annotations
@@ -27,22 +26,7 @@ _LARGEST = sys.float_info.max
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What :func:`flag` declares beside name, type and default.
-
-    Attributes:
-        text: The help. The default is appended to it, unless it names one.
-        least: The smallest number allowed; of a tuple, each number counts.
-        above: A bound below all numbers that are allowed.
-        most: The largest number allowed; ``math.inf`` allows infinity, too.
-        choices: The values allowed.
-        needs: The flag, or flag and value, without which this setting has no effect, for example
-            ``--mode train``.
-        also: A second name of the flag.
-        group: The heading of the help below which the argument stands.
-        metavar: The name of the value in the help.
-        parse: Makes the value of the text; by default, the type of the field does.
-        positional: The argument is recognized by its position instead of its name.
-    """
+    """What :func:`flag` declares beside name, type and default; see there."""
 
     text: str
     least: float = -_LARGEST
@@ -50,82 +34,83 @@ class Rules:
     most: float = _LARGEST
     choices: tuple[str, ...] = ()
     needs: str = ""
+    excludes: tuple[str, ...] = ()
     also: str = ""
     group: str = ""
     metavar: str = ""
     parse: Callable[[str], Any] | None = None
     positional: bool = False
 
+    def range(self) -> str:
+        """Describe the numbers allowed."""
+        bounds = {
+            f"at least {self.least}": self.least > -_LARGEST,
+            f"above {self.above}": self.above > -math.inf,
+            f"at most {self.most}": self.most < _LARGEST,
+        }
+        return " and ".join(text for text, is_set in bounds.items() if is_set) or "finite"
+
 
 def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
     """Declare a field of a dataclass that is also an argument of a command line.
 
     Args:
-        text: The help.
+        text: The help. The default is appended to it, unless it names one.
         default: The default, or a function that returns it. Without one the argument is required.
-        rules: The other attributes of :class:`Rules`.
+        rules: ``least``, ``above``, ``most``: bounds of a number, or of each number of a tuple
+            (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``needs``:
+            the flag, or flag and value, without which this one has no effect (``--mode train``).
+            ``excludes``: the names of the fields that must not be set beside this one.
+            ``also``: a second name. ``group``: the heading in the help. ``metavar``: the name of
+            the value in the help. ``parse``: makes the value of the text, if the type of the field
+            does not. ``positional``: the argument is recognized by its position.
     """
     given = {"default_factory" if callable(default) else "default": default}
     return dataclasses.field(**given, metadata={"rules": Rules(text, **rules)})
 
 
-def check(settings: Any) -> None:
-    """Check each field of a dataclass against its declaration.
+class Settings:
+    """Base of dataclasses that check themselves against the declarations of their fields.
 
     Raises:
         SettingsError: A value is not allowed, or has no effect beside the other values.
     """
-    fields = _declared(type(settings))
-    for field, rules in fields:
-        value = getattr(settings, field.name)
-        if value is None:
-            continue
-        if rules.choices and value not in rules.choices:
-            raise SettingsError(f"--{field.name} {value}", f"one of {', '.join(rules.choices)}")
-        numbers = value if isinstance(value, tuple) else (value,)
-        wrong = [number for number in numbers if _is_number(number) and not _fits(number, rules)]
-        if wrong or (value == () and rules.least > -_LARGEST):
-            raise SettingsError(f"--{field.name} {as_text(value)}", _range(rules, value))
-    for field, rules in fields:
-        if rules.needs and getattr(settings, field.name) != _default(field):
-            _check_need(settings, field.name, rules.needs)
+
+    def __post_init__(self) -> None:
+        fields = _declared(type(self))
+        for field, rules in fields:
+            value = getattr(self, field.name)
+            if value is not None:
+                _check_value(f"--{field.name} {as_text(value)}", value, rules)
+        given = {
+            field.name: f"--{field.name}" + ("" if value is True else f" {as_text(value)}")
+            for field, _ in fields
+            if (value := getattr(self, field.name)) != field.default
+        }
+        for field, rules in fields:
+            if field.name not in given:
+                continue
+            for other in given.keys() & set(rules.excludes):
+                raise SettingsError(
+                    f"--{field.name} and --{other} are both set", "give only one of them"
+                )
+            switch, _, value = rules.needs.removeprefix("--").partition(" ")
+            if rules.needs and (getattr(self, switch) != value if value else switch not in given):
+                raise SettingsError(
+                    f"{given[field.name]} has no effect without {rules.needs}",
+                    f"add {rules.needs}, or leave --{field.name} out",
+                )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _fits(number: float, rules: Rules) -> bool:
-    return number > rules.above and rules.least <= number <= rules.most
-
-
-def _range(rules: Rules, value: Any) -> str:
-    bounds = [
-        text
-        for text, is_set in (
-            (f"at least {rules.least}", rules.least > -_LARGEST),
-            (f"above {rules.above}", rules.above > -math.inf),
-            (f"at most {rules.most}", rules.most < _LARGEST),
-        )
-        if is_set
-    ]
-    what = "each number must be" if isinstance(value, tuple) else "it must be"
-    return f"{what} {' and '.join(bounds) or 'finite'}"
-
-
-def _check_need(settings: Any, name: str, needs: str) -> None:
-    switch, _, value = needs.removeprefix("--").partition(" ")
-    now = getattr(settings, switch)
-    default = next(
-        _default(field) for field, _ in _declared(type(settings)) if field.name == switch
-    )
-    if now == value if value else now != default:
-        return
-    given = getattr(settings, name)
-    given = "" if given is True else f" {as_text(given)}"
-    raise SettingsError(
-        f"--{name}{given} has no effect without {needs}", f"add {needs}, or leave --{name} out"
-    )
+def _check_value(given: str, value: Any, rules: Rules) -> None:
+    many = isinstance(value, tuple)
+    values = value if many else (value,)
+    if rules.choices and not set(values) <= set(rules.choices):
+        raise SettingsError(given, f"{'some' if many else 'one'} of {', '.join(rules.choices)}")
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    fit = all(v > rules.above and rules.least <= v <= rules.most for v in numbers)
+    if not fit or (value == () and rules.least > -_LARGEST):
+        raise SettingsError(given, f"{'each number' if many else 'it'} must be {rules.range()}")
 
 
 def as_text(value: Any) -> Any:
@@ -238,7 +223,8 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
         options["metavar"] = rules.metavar or metavar
     required = default is dataclasses.MISSING
     if rules.positional:
-        group.add_argument(field.name, nargs=None if required else "?", **options)
+        optional = {} if required else {"nargs": "?", "default": default}
+        group.add_argument(field.name, **optional, **options)
     else:
         group.add_argument(*names, dest=field.name, action=_Once, required=required, **options)
 
@@ -251,7 +237,7 @@ def _short(value: Any) -> Any:
 
 def parse(
     parser: Parser,
-    argv: Sequence[str],
+    argv: Sequence[str] | None,
     *settings_classes: type,
     hints: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[Any]:
@@ -259,7 +245,7 @@ def parse(
 
     Args:
         parser: A parser without arguments, or with arguments that are of no dataclass.
-        argv: The command line.
+        argv: The command line; None: that of the process.
         settings_classes: Dataclasses whose declared fields are the arguments.
         hints: What to say of flags that are unknown here, by flag.
 
@@ -268,7 +254,7 @@ def parse(
             has a value that is not allowed.
     """
     add_arguments(parser, *settings_classes)
-    args, unknown = parser.parse_known_args(list(argv))
+    args, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].split("=")[0]
         close = difflib.get_close_matches(name, parser.flags(), n=1)
@@ -298,7 +284,8 @@ def run_subcommand(
         prog: How the program is called, for example ``python -m etl``.
         description: The help of the program.
         commands: Name of a subcommand → its module and its help. The module has ``SETTINGS``
-            (dataclasses), ``run``, which takes an instance of each, and perhaps ``DESCRIPTION``.
+            (dataclasses), ``run``, which takes an instance of each, and perhaps a longer
+            ``DESCRIPTION``.
         argv: The command line; None: that of the process.
 
     Returns:
@@ -306,8 +293,9 @@ def run_subcommand(
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in commands:
-        module = importlib.import_module(commands[argv[0]][0])
-        text = getattr(module, "DESCRIPTION", module.__doc__)
+        path, text = commands[argv[0]]
+        module = importlib.import_module(path)
+        text = getattr(module, "DESCRIPTION", text)
         parser = Parser(prog=f"{prog} {argv[0]}", description=text)
         return module.run(*parse(parser, argv[1:], *module.SETTINGS))
     parser = Parser(prog=prog, description=description)

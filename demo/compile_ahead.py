@@ -24,7 +24,7 @@ log = logging.getLogger("demo")
 
 #: Modules whose import compiles, those together that need each other; the slowest first.
 IMPORTS = (
-    ("workflows.compiled.tables", "workflows.compiled.dense"),
+    ("workflows.compiled.text_tables", "workflows.compiled.dense"),
     ("nvt_loader.parquet.page_values", "nvt_loader.parquet.pages"),
     ("nvt_loader.kernels",),
 )

@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from clicklog.errors import BadInputError, SchemaError
-from clicklog.readers.raw import stream_pieces
+from clicklog.readers.stream import stream_unparsed
 from dlrm.metrics import Metrics, compute_metrics
 from inference.predictor import Predictor, input_spec
 
@@ -60,7 +60,7 @@ def compare(
     labels: list[np.ndarray] = []
     scores: dict[str, list[np.ndarray]] = {kind: [] for kind in predictors}
     with tqdm(desc="evaluate", unit="rows", unit_scale=True, disable=None) as bar:
-        for piece in stream_pieces(path, spec, block_bytes=_BLOCK_BYTES):
+        for piece in stream_unparsed(path, spec, block_bytes=_BLOCK_BYTES):
             if not piece.label:
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             rows = piece.parse()

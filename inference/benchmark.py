@@ -11,14 +11,14 @@ on the machine affects both.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,12 @@ import torch
 
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
-from clicklog.readers.raw import Piece, stream_pieces
+from clicklog.readers.stream import UnparsedRows, stream_unparsed
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
 from inference.inputs.values import RowReader
-from inference.predictor import Predictor, input_spec
+from inference.predictor import Predictor
 
 _PIECE_BYTES = 2 << 20
 _MAX_ROWS = 1 << 17
@@ -58,19 +58,22 @@ class Timing:
     batches: int
 
 
-def run_benchmark(predictor: Predictor, args: argparse.Namespace, sizes: list[int]) -> None:
-    """Measure, print a table, and write the file of ``--json``."""
-    spec = input_spec(predictor.spec, args.input, args.format)
-    pieces = _pieces(args.input, spec, max(*sizes, 1 << 14))
-    stock = None
-    if args.workflow is not None:
-        from inference.stock import Stock
+def run_benchmark(
+    predictor: Predictor,
+    pieces: list[UnparsedRows],
+    sizes: Sequence[int],
+    seconds: float,
+    stock: Any,
+    file: Path | None,
+) -> None:
+    """Measure batches of all ``sizes``, print a table, and write it to a JSON file as well.
 
-        stock = Stock(args.workflow, args.checkpoint, predictor.model.device)
+    The other arguments are those of :func:`measure`.
+    """
     timings = []
     for size in sizes:
-        timings += measure(predictor, stock, pieces, size, args.seconds)
-    bulk = measure_bulk(predictor, pieces, args.seconds)
+        timings += measure(predictor, stock, pieces, size, seconds)
+    bulk = measure_bulk(predictor, pieces, seconds)
     result = {
         "machine": {
             "processor": platform.processor() or platform.machine(),
@@ -86,14 +89,14 @@ def run_benchmark(predictor: Predictor, args: argparse.Namespace, sizes: list[in
         "bulk_one_thread": bulk,
     }
     _print(timings, bulk)
-    if args.json is not None:
-        write_json(args.json, result)
+    if file is not None:
+        write_json(file, result)
 
 
-def _pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:
+def first_pieces(path: str, spec: FeatureSpec, rows: int) -> list[UnparsedRows]:
     """Return the first pieces of a file, with at least ``rows`` rows if it has them."""
     pieces, count = [], 0
-    for piece in stream_pieces(path, spec, block_bytes=_PIECE_BYTES):
+    for piece in stream_unparsed(path, spec, block_bytes=_PIECE_BYTES):
         pieces.append(piece)
         count += len(piece.parse(reject=True))
         if count >= rows:
@@ -104,7 +107,7 @@ def _pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:
 
 
 def measure(
-    predictor: Predictor, stock: Any, pieces: list[Piece], size: int, seconds: float
+    predictor: Predictor, stock: Any, pieces: list[UnparsedRows], size: int, seconds: float
 ) -> list[Timing]:
     """Time all stages on batches of ``size`` rows.
 
@@ -169,7 +172,7 @@ def _timing(size: int, stage: str, seconds: list[float]) -> Timing:
 
 
 def _batches(
-    spec: FeatureSpec, pieces: list[Piece], size: int
+    spec: FeatureSpec, pieces: list[UnparsedRows], size: int
 ) -> Iterator[tuple[list[dict], RawRows]]:
     """Yield batches of ``size`` rows without end, as dicts and as typed columns."""
     dicts = []
@@ -213,7 +216,9 @@ def _optional(values: list, missing: np.ndarray, bit: int) -> list:
     ]
 
 
-def measure_bulk(predictor: Predictor, pieces: list[Piece], seconds: float) -> dict[str, float]:
+def measure_bulk(
+    predictor: Predictor, pieces: list[UnparsedRows], seconds: float
+) -> dict[str, float]:
     """Measure bulk scoring: rows per second of one thread's CPU time, for each stage."""
     spent = dict.fromkeys(("parse", "encode", "model"), 0.0)
     rows = 0

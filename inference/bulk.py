@@ -27,7 +27,8 @@ from tqdm import tqdm
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import OutputError, SchemaError, SettingsError
 from clicklog.readers.lines import filesystem_of
-from clicklog.readers.raw import Piece, header_lines, stream_pieces
+from clicklog.readers.stream import UnparsedRows, stream_unparsed
+from clicklog.readers.text_rows import header_lines
 from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.threads import in_order
@@ -101,7 +102,7 @@ def predict_file(
     if output_path.exists():
         raise OutputError(f"{output_path} exists", "choose another --output, or remove it first")
     spec = input_spec(predictor.spec, input_path, file_format)
-    pieces = stream_pieces(input_path, spec, block_bytes=piece_bytes)
+    pieces = stream_unparsed(input_path, spec, block_bytes=piece_bytes)
     first = next(pieces)
     if need_label and not first.label:
         raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
@@ -119,7 +120,7 @@ def predict_file(
 
         turns = itertools.cycle([predictor, *replicas])
 
-        def work(task: tuple[Predictor, Piece]) -> _Result:
+        def work(task: tuple[Predictor, UnparsedRows]) -> _Result:
             return _score(*task, ids, reject)
 
         tasks = zip(turns, left, strict=False)
@@ -132,7 +133,7 @@ def predict_file(
     return Scored(rows, rejected, rejected_file)
 
 
-def _score(predictor: Predictor, piece: Piece, ids: IdColumns, reject: bool) -> _Result:
+def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bool) -> _Result:
     rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
     columns |= ids.read(piece, rows.line)
@@ -142,7 +143,7 @@ def _score(predictor: Predictor, piece: Piece, ids: IdColumns, reject: bool) -> 
     return _Result(pa.table(columns), _describe(piece, rows))
 
 
-def _describe(piece: Piece, rows: RawRows) -> bytes:
+def _describe(piece: UnparsedRows, rows: RawRows) -> bytes:
     """Return line (from 1), reason and raw text of a piece's malformed rows."""
     begin = piece.first + 1 + header_lines(piece.spec)
     return b"".join(

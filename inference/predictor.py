@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from clicklog.errors import BadInputError, SettingsError
-from clicklog.readers.raw import stream_pieces
+from clicklog.readers.stream import stream_unparsed
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec.columns import InputFormat
 from clicklog.spec.feature_spec import FeatureSpec
@@ -155,7 +155,7 @@ class Predictor:
         spec = input_spec(self.spec, str(path))
         pieces = [
             self.predict_rows(piece.without_label().parse())
-            for piece in stream_pieces(str(path), spec, block_bytes=_BLOCK_BYTES)
+            for piece in stream_unparsed(str(path), spec, block_bytes=_BLOCK_BYTES)
         ]
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
 import contextlib
 import csv
 import dataclasses
@@ -28,11 +27,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import ROOT, describe_machine, machine, start_logging
+from benchmarks.harness import ROOT, describe_machine, machine, run_benchmark
 from benchmarks.serve.bodies import bodies
 from benchmarks.serve.clients import serving
 from benchmarks.venvs import BUILD
-from clicklog.errors import SettingsError, run_command
+from clicklog.command_line import Settings, flag
+from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
 
 log = logging.getLogger("benchmarks")
@@ -65,37 +65,34 @@ class Load:
     errors: int
 
 
+@dataclasses.dataclass(frozen=True)
+class BenchmarkSettings(Settings):
+    """The settings of the benchmark."""
+
+    bundle: Path = flag("the bundle to serve")
+    input: str = flag("raw rows to send, in the training log's format", metavar="FILE")
+    rows: tuple[int, ...] = flag("rows of a request", (1, 64), least=1)
+    seconds: float = flag("seconds of each run", 10.0, above=0)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; exit status 1 if a request failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serve",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--bundle", required=True, type=Path, help="bundle to serve")
-    add("--input", required=True, help="raw rows to send, in the training log's format")
-    add("--rows", default="1,64", help="numbers of rows in a request")
-    add("--seconds", type=float, default=10.0, help="duration of each run")
-    args = parser.parse_args(argv)
-    start_logging()
-    return run_command(lambda: _run(args))
+    return run_benchmark("serve", __doc__, BenchmarkSettings, _run, argv)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(settings: BenchmarkSettings) -> int:
     if shutil.which("hey") is None:
         raise SettingsError(
             "hey is not installed", "apt install hey, or go install github.com/rakyll/hey"
         )
-    sizes = [int(size) for size in args.rows.split(",")]
     loads = []
-    with serving(ROOT, args.bundle) as target, tempfile.TemporaryDirectory() as folder:
+    with serving(ROOT, settings.bundle) as target, tempfile.TemporaryDirectory() as folder:
         url = f"http://127.0.0.1:{target.port}"
-        for rows, content in bodies(args.bundle, args.input, sizes).items():
+        for rows, content in bodies(settings.bundle, settings.input, settings.rows).items():
             body = Path(folder) / f"{rows}.json"
             body.write_bytes(content)
-            loads += measure(url, rows, body, args.seconds)
-    print(f"inference serve over loopback, {args.seconds:g} s each; {describe_machine()}\n")
+            loads += measure(url, rows, body, settings.seconds)
+    print(f"inference serve over loopback, {settings.seconds:g} s each; {describe_machine()}\n")
     print(table(loads))
     write_json(
         BUILD / "serve.json",

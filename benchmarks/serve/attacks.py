@@ -6,8 +6,9 @@ server of every checkout in turn, and the table has a column for each.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -15,11 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import ROOT, describe_machine, machine, start_logging
+from benchmarks.harness import ROOT, describe_machine, machine, run_benchmark
 from benchmarks.serve.bodies import bodies
 from benchmarks.serve.clients import Clients, serving
 from benchmarks.venvs import BUILD
-from clicklog.errors import SettingsError, run_command
+from clicklog.command_line import Settings, flag
+from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
 
 ATTACKER, OTHER = "127.0.0.2", "127.0.0.1"
@@ -29,35 +31,42 @@ _HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\
 Figures = dict[str, float | None]
 
 
+@dataclasses.dataclass(frozen=True)
+class AttackSettings(Settings):
+    """The settings of the attacks."""
+
+    bundle: Path = flag("the bundle to serve", parse=lambda text: Path(text).resolve())
+    input: str = flag("raw rows to send, in the training log's format", metavar="FILE")
+    attacks: tuple[str, ...] = flag("the attacks to make (default: all)", ())
+    repositories: tuple[str, ...] = flag("checkouts (default: this one)", (str(ROOT),))
+    seconds: float = flag("seconds of each attack", 8.0, above=0)
+    stops: int = flag("number of runs that SIGTERM ends", 20, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if unknown := set(self.attacks) - set(ATTACKS):
+            raise SettingsError(
+                f"--attacks {','.join(sorted(unknown))}", f"some of {', '.join(ATTACKS)}"
+            )
+
+    @functools.cached_property
+    def bodies(self) -> dict[int, bytes]:
+        """Number of rows → body of a request with so many rows."""
+        return bodies(self.bundle, self.input, (1, LARGE_ROWS))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Make the attacks and print their effects."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve.attacks", description=__doc__)
-    add = parser.add_argument
-    add("--bundle", required=True, type=Path, help="bundle to serve")
-    add("--input", required=True, help="raw rows to send, in the training log's format")
-    add("--attacks", default=",".join(ATTACKS), help=f"some of {','.join(ATTACKS)} (default: all)")
-    add("--repositories", default=str(ROOT), metavar="A,B", help="checkouts (default: this one)")
-    add("--seconds", type=float, default=8.0, help="of each attack (default: 8)")
-    add("--stops", type=int, default=20, help="runs that SIGTERM ends (default: 20)")
-    args = parser.parse_args(argv)
-    start_logging()
-    return run_command(lambda: _run(args))
+    return run_benchmark("serve.attacks", __doc__, AttackSettings, _run, argv)
 
 
-def _run(args: argparse.Namespace) -> None:
-    names = args.attacks.split(",")
-    if unknown := set(names) - set(ATTACKS):
-        raise SettingsError(
-            f"--attacks {','.join(sorted(unknown))}", f"some of {', '.join(ATTACKS)}"
-        )
-    repositories = [Path(path).resolve() for path in args.repositories.split(",")]
-    args.bundle = args.bundle.resolve()
-    args.bodies = bodies(args.bundle, args.input, (1, LARGE_ROWS))
+def _run(settings: AttackSettings) -> None:
+    repositories = [Path(path).resolve() for path in settings.repositories]
     results: dict[str, dict[str, Figures]] = {}
     print(f"attacks over loopback; {describe_machine()}\n")
     print(f"{'':52}" + "".join(f"{path.name[-12:]:>14}" for path in repositories))
-    for name in names:
-        results[name] = {str(path): ATTACKS[name](path, args) for path in repositories}
+    for name in settings.attacks or ATTACKS:
+        results[name] = {str(path): ATTACKS[name](path, settings) for path in repositories}
         columns = list(results[name].values())
         for figure in columns[0]:
             found = [column[figure] for column in columns]
@@ -66,11 +75,11 @@ def _run(args: argparse.Namespace) -> None:
     write_json(BUILD / "attacks.json", {"machine": machine(), "results": results})
 
 
-def header_flood(repository: Path, args: argparse.Namespace) -> Figures:
+def header_flood(repository: Path, settings: AttackSettings) -> Figures:
     """One connection sends 60 MiB of short headers while another client asks for scores."""
-    with serving(repository, args.bundle) as target:
+    with serving(repository, settings.bundle) as target:
         before, sent = target.peak_mib, 0
-        with Clients(target, args.bodies[1], 1, OTHER) as others:
+        with Clients(target, settings.bodies[1], 1, OTHER) as others:
             piece = b"a: b\r\n" * 10_000
             with target.connect(ATTACKER) as connection, contextlib.suppress(OSError):
                 connection.sendall(_HEAD)
@@ -86,11 +95,11 @@ def header_flood(repository: Path, args: argparse.Namespace) -> Figures:
         }
 
 
-def slow_bodies(repository: Path, args: argparse.Namespace) -> Figures:
+def slow_bodies(repository: Path, settings: AttackSettings) -> Figures:
     """300 connections send half a body each, again and again, and wait."""
-    body = args.bodies[1]
+    body = settings.bodies[1]
     half = _HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body[: len(body) // 2]
-    with serving(repository, args.bundle) as target, contextlib.ExitStack() as stack:
+    with serving(repository, settings.bundle) as target, contextlib.ExitStack() as stack:
 
         def attack() -> None:
             for _ in range(HALF_SENT):
@@ -99,7 +108,7 @@ def slow_bodies(repository: Path, args: argparse.Namespace) -> Figures:
 
         attack()
         with Clients(target, body, 4, OTHER) as others:
-            end = time.monotonic() + args.seconds
+            end = time.monotonic() + settings.seconds
             while time.monotonic() < end:
                 time.sleep(2)
                 with contextlib.suppress(OSError):
@@ -107,16 +116,16 @@ def slow_bodies(repository: Path, args: argparse.Namespace) -> Figures:
         return _of_others(others)
 
 
-def idle_sockets(repository: Path, args: argparse.Namespace) -> Figures:
+def idle_sockets(repository: Path, settings: AttackSettings) -> Figures:
     """400 connections that send nothing, at a limit of 256 open files."""
     with (
-        serving(repository, args.bundle, files=FILE_LIMIT) as target,
+        serving(repository, settings.bundle, files=FILE_LIMIT) as target,
         contextlib.ExitStack() as stack,
     ):
         for _ in range(IDLE_SOCKETS):
             stack.enter_context(target.connect(ATTACKER))
         waits = []
-        end = time.monotonic() + args.seconds
+        end = time.monotonic() + settings.seconds
         while time.monotonic() < end:
             waits.append(target.health(2.0))
             time.sleep(0.2)
@@ -127,14 +136,14 @@ def idle_sockets(repository: Path, args: argparse.Namespace) -> Figures:
         }
 
 
-def slow_heads(repository: Path, args: argparse.Namespace) -> Figures:
+def slow_heads(repository: Path, settings: AttackSettings) -> Figures:
     """100 connections that send a byte of a header every half second."""
-    with serving(repository, args.bundle) as target:
+    with serving(repository, settings.bundle) as target:
         before = target.open_files
         connections = [target.connect(ATTACKER) for _ in range(100)]
         for connection in connections:
             connection.sendall(_HEAD)
-        end = time.monotonic() + max(args.seconds, 8)
+        end = time.monotonic() + max(settings.seconds, 8)
         while time.monotonic() < end:
             for connection in connections:
                 with contextlib.suppress(OSError):
@@ -146,24 +155,24 @@ def slow_heads(repository: Path, args: argparse.Namespace) -> Figures:
         return {"connections still open, of 100": left}
 
 
-def large_requests(repository: Path, args: argparse.Namespace) -> Figures:
+def large_requests(repository: Path, settings: AttackSettings) -> Figures:
     """One client sends 4,096 rows a request over 4 connections, another one row over 8."""
-    with serving(repository, args.bundle) as target:
+    with serving(repository, settings.bundle) as target:
         with (
-            Clients(target, args.bodies[LARGE_ROWS], 4, ATTACKER) as large,
-            Clients(target, args.bodies[1], 8, OTHER, pause_s=0.01) as others,
+            Clients(target, settings.bodies[LARGE_ROWS], 4, ATTACKER) as large,
+            Clients(target, settings.bodies[1], 8, OTHER, pause_s=0.01) as others,
         ):
-            time.sleep(args.seconds)
-        rows = large.answers[200] * LARGE_ROWS / args.seconds
+            time.sleep(settings.seconds)
+        rows = large.answers[200] * LARGE_ROWS / settings.seconds
         return _of_others(others) | {"rows/s of the large client": rows}
 
 
-def stop(repository: Path, args: argparse.Namespace) -> Figures:
+def stop(repository: Path, settings: AttackSettings) -> Figures:
     """SIGTERM while 16 keep-alive connections send requests."""
     lost, answered, seconds = [], 0, []
-    for _ in range(args.stops):
-        with serving(repository, args.bundle) as target:
-            with Clients(target, args.bodies[1], 16, OTHER) as clients:
+    for _ in range(settings.stops):
+        with serving(repository, settings.bundle) as target:
+            with Clients(target, settings.bodies[1], 16, OTHER) as clients:
                 time.sleep(0.7)
                 begin = time.monotonic()
                 target.process.terminate()
@@ -190,7 +199,7 @@ def _of_others(others: Clients) -> Figures:
     }
 
 
-ATTACKS: dict[str, Callable[[Path, argparse.Namespace], Figures]] = {
+ATTACKS: dict[str, Callable[[Path, AttackSettings], Figures]] = {
     "header_flood": header_flood,
     "slow_bodies": slow_bodies,
     "slow_heads": slow_heads,

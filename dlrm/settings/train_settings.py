@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clicklog.command_line import as_text, check
+from clicklog.command_line import as_text
 from clicklog.errors import SettingsError
+from clicklog.etl_output import EtlOutput
 from clicklog.splits import SPLITS
 from dlrm.settings.fields import LOGS, TrainFields
 
@@ -22,27 +23,26 @@ class TrainSettings(TrainFields):
     """
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         _check_layers(self)
-        _check_tables(self)
         _check_schedule(self)
         _check_run(self)
 
     @property
     def table_optimizer(self) -> str:
-        """What trains the tables: a key of ``OPTIMIZERS``."""
+        """The optimizer of the tables: a key of ``OPTIMIZERS``."""
         return table_optimizer(self.optimizer, self.adagrad)
 
     def batch_size_of(self, split: str) -> int:
-        """Samples per step and rank of a split."""
+        """Return the samples per step and rank of a split."""
         return self.batch_size if split == "train" else self.test_batch_size or self.batch_size
 
     def split_path(self, split: str) -> Path:
-        """Directory of one split: train, valid or test."""
+        """Return the directory of a split: train, valid or test."""
         return Path(self.binary_path) / split
 
     def log_directory(self) -> Path:
-        """Where the run's log goes; without a flag, one that is named by the time of the call."""
+        """Return the directory of the run's log, by default one named by the time of this call."""
         if self.log_path:
             return Path(self.log_path)
         if self.checkpoint_dir:
@@ -53,7 +53,7 @@ class TrainSettings(TrainFields):
         """Check that ``binary_path`` is what the ETL writes, before anything is loaded.
 
         Raises:
-            SettingsError: it is missing, or is something else; with a hint at what to give.
+            SettingsError: It is missing or is something else, with a hint at the right path.
         """
         if self.dataset_type == "synthetic":
             return
@@ -66,7 +66,7 @@ class TrainSettings(TrainFields):
         missing = [split for split in SPLITS if not (path / split).is_dir()]
         if not missing:
             return
-        inner = path / "criteo_binary" / "split"
+        inner = EtlOutput(path).splits
         if all((inner / split).is_dir() for split in SPLITS):
             hint = f"give the directory of the splits: --binary_path {inner}"
         elif "valid" in missing and (path / "validation").is_dir():
@@ -78,12 +78,12 @@ class TrainSettings(TrainFields):
         raise SettingsError(f"{flag}: holds no {', '.join(missing)}", hint)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form."""
+        """Return a JSON-ready form."""
         return dataclasses.asdict(self)
 
 
 def table_optimizer(optimizer: str | None, adagrad: bool) -> str:
-    """What ``--optimizer`` and ``--adagrad`` together mean: a key of ``OPTIMIZERS``."""
+    """Return the optimizer that the two flags name together: a key of ``OPTIMIZERS``."""
     return "rowwise_adagrad" if adagrad else optimizer or "sgd"
 
 
@@ -109,27 +109,6 @@ def _check_layers(settings: TrainSettings) -> None:
                     f"--{name} {as_text(sizes)} ends with {sizes[-1]}",
                     f"a projection makes vectors of --embedding_dim: end with a multiple of {dim}",
                 )
-
-
-def _check_tables(settings: TrainSettings) -> None:
-    if settings.num_embeddings is not None and settings.num_embeddings_per_feature is not None:
-        raise SettingsError(
-            "--num_embeddings and --num_embeddings_per_feature are both set",
-            "give one of them, or none: then the sizes come from the data",
-        )
-    if settings.max_table_size is None:
-        return
-    if settings.num_embeddings is not None:
-        raise SettingsError(
-            "--num_embeddings and --max_table_size are both set",
-            "the first gives every table the same size, the second is a limit: give one",
-        )
-    if not settings.hash_indices:
-        raise SettingsError(
-            f"--max_table_size {settings.max_table_size} without --hash_indices",
-            "add --hash_indices: ids beyond the limit are mapped into the table; or let the ETL "
-            "cap the vocabularies (its --max_table_size)",
-        )
 
 
 def _check_schedule(settings: TrainSettings) -> None:
@@ -166,11 +145,6 @@ def _check_run(settings: TrainSettings) -> None:
         )
     if settings.mode == "test" and not settings.load_checkpoint_path:
         raise SettingsError("--mode test has nothing to test", "add --load_checkpoint_path")
-    if settings.dataset_subset is not None and settings.limit_train_batches is not None:
-        raise SettingsError(
-            "--dataset_subset and --limit_train_batches are both set",
-            "both shorten the epoch, one by a share, one by steps: give one",
-        )
     if settings.plan_only and settings.dataset_type == "synthetic":
         raise SettingsError(
             "--plan_only and --dataset_type synthetic",

@@ -7,7 +7,6 @@ tried in processes of their own, so that a crash is reported like any other erro
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -24,6 +23,7 @@ try:
 except ImportError:
     pynvml = None  # reported by open_driver
 
+from clicklog.command_line import Settings, flag
 from clicklog.errors import ClickLogError
 from clicklog.versions import (
     FBGEMM_CPU,
@@ -357,15 +357,21 @@ def report(diagnoses: list[Diagnosis]) -> str:
     return "\n".join(lines)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``python -m etl doctor``."""
-    parser.add_argument("--json", action="store_true", help="print the diagnoses as JSON")
+@dataclasses.dataclass(frozen=True)
+class DoctorSettings(Settings):
+    """The settings of ``python -m etl doctor``."""
+
+    json: bool = flag("print the diagnoses as JSON", False)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check this machine and print the report; returns the exit status."""
+DESCRIPTION = __doc__
+SETTINGS = (DoctorSettings,)
+
+
+def run(settings: DoctorSettings) -> int:
+    """Check this machine and print the report; return the exit status."""
     diagnoses = examine()
-    if args.json:
+    if settings.json:
         print(json.dumps([dataclasses.asdict(diagnosis) for diagnosis in diagnoses], indent=1))
     else:
         print(report(diagnoses))

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.files.atomic import will_read
-from clicklog.readers.raw import Block, read_pieces
+from clicklog.readers.raw import Block, read_block_chunks
 from clicklog.rows import CategoryValues, Ragged
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from etl.engines.counting import Counts, count, merge
@@ -135,7 +135,7 @@ def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
     missing = np.zeros(len(columns), np.int64)
     of_pieces = [np.zeros((len(spec.dense), 4))]
     rows_read = 0
-    for rows in read_pieces(block, spec, reject=reject, piece_bytes=PIECE_BYTES):
+    for rows in read_block_chunks(block, spec, reject=reject, chunk_bytes=PIECE_BYTES):
         rows_read += len(rows)
         missing += count_bits(rows.categorical_missing, len(columns))
         for pieces, piece in zip(columns, rows.categorical, strict=True):
@@ -245,6 +245,6 @@ def transform(
 
 
 def _encode(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
-    for rows in read_pieces(block, workflow.spec, reject=reject, piece_bytes=PIECE_BYTES):
+    for rows in read_block_chunks(block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES):
         encoded = workflow.transform(rows)
         yield rows, compiled.to_table(encoded, workflow.schema), encoded.oov

@@ -14,8 +14,8 @@ import math
 import numpy as np
 
 from clicklog.kernels import compiled
+from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.tokenizer import RawRows
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
 #: Logarithms of small integers: most values are small, and a look-up is faster than a call.

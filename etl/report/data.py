@@ -15,7 +15,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
+from clicklog.etl_output import EtlOutput
 from clicklog.spec.feature_spec import CategoricalColumn
+from clicklog.spec.raw_types import as_log_text
 from clicklog.splits import SPLITS
 from workflows.dense import DENSE_SHIFT
 from workflows.description import Vocabulary, WorkflowDescription
@@ -116,10 +118,10 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
         manifest: The manifest of the run.
         description: The description of its workflow.
     """
-    split_root = output / "criteo_binary" / "split"
+    split_root = EtlOutput(output).splits
     spec = description.spec
     counted = {
-        vocabulary.name: _read_counts(output / "workflow" / vocabulary.file, vocabulary)
+        vocabulary.name: _read_counts(EtlOutput(output).workflow / vocabulary.file, vocabulary)
         for vocabulary in description.vocabularies.values()
     }
     ids = _count_ids(split_root, manifest, [c.name for c in spec.categorical if c.multi_hot])
@@ -140,10 +142,7 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
                 if hashed
                 else _shares(manifest, "out_of_vocabulary", column.name, ids.get(column.name)),
                 values_for_99=None if hashed else values_for_99,
-                top=[
-                    (f"{value:08x}" if column.raw == "hex32" else str(value), count, share)
-                    for value, count, share in top
-                ],
+                top=[(as_log_text(value, column.raw), count, share) for value, count, share in top],
             )
         )
     sample = _sample(split_root, manifest)

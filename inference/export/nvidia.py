@@ -18,9 +18,9 @@ import yaml
 from tqdm import tqdm
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.readers.raw import stream_pieces
+from clicklog.files.directories import new_directory
+from clicklog.readers.stream import stream_unparsed
 from clicklog.schema import TableSchema
-from inference.directories import new_directory
 from inference.predictor import Predictor, input_spec
 from workflows.compiled.workflow import EncodedRows
 
@@ -121,7 +121,7 @@ def _write(predictor: Predictor, path: str, file_format: str | None, directory: 
         label = create("label.bin")
         numerical = create("numerical.bin") if schema.dense else None
         ids = [create(_file(name)) for name in schema.categorical]
-        for piece in stream_pieces(path, spec, block_bytes=_BLOCK_BYTES):
+        for piece in stream_unparsed(path, spec, block_bytes=_BLOCK_BYTES):
             if not piece.label:
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             encoded = predictor.workflow.transform(piece.parse())

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
+from clicklog.spec.raw_types import RAW_TYPES
 from workflows.description import inspect
 
 _LONGEST_LIST = 4
@@ -38,9 +39,10 @@ def _dense(column: DenseColumn, count: int, rng: np.random.Generator) -> list:
 def _categories(
     column: CategoricalColumn, known: list, count: int, rng: np.random.Generator
 ) -> list:
+    kind = RAW_TYPES[column.raw]
     unseen: list = {
-        "hex32": [0, 2**32 - 1, 0x9E3779B9],
-        "int": [-LARGEST_INT, LARGEST_INT, -1, 0],
+        "hex32": [kind.least, kind.most, 0x9E3779B9],
+        "int": [kind.least, kind.most, -1, 0],
         "string": ["never seen", "é"],
     }[column.raw]
 

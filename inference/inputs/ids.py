@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_arrow
 from clicklog.errors import BadRowError, SchemaError, SettingsError
 from clicklog.readers.lines import filesystem_of, read_stream
-from clicklog.readers.raw import Piece, header_lines
+from clicklog.readers.stream import UnparsedRows
+from clicklog.readers.text_rows import header_lines
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.raw_types import NOT_UTF8
 from clicklog.text.convert import Fields, convert
 from clicklog.text.fields import split_lines
 from clicklog.text.line_layout import split_line
@@ -34,7 +36,7 @@ class IdColumns:
     names: tuple[str, ...]
     available: tuple[str, ...]
 
-    def read(self, piece: Piece, lines: np.ndarray) -> dict[str, pa.Array | pa.ChunkedArray]:
+    def read(self, piece: UnparsedRows, lines: np.ndarray) -> dict[str, pa.Array | pa.ChunkedArray]:
         """Return the values of the rows ``lines`` (from 0) of a piece, by column name."""
         if not self.names:
             return {}
@@ -55,13 +57,13 @@ class IdColumns:
                 row = int(column.code.argmax())
                 line = piece.first + int(lines[row]) + 1 + header_lines(piece.spec)
                 raise BadRowError(
-                    f"{piece.path}, line {line}: column {name}: {column.show(row)}: it is no UTF-8",
+                    f"{piece.path}, line {line}: column {name}: {column.show(row)}: {NOT_UTF8}",
                     "correct the file, or leave that column out of --id_columns",
                 )
             columns[name] = column.values
         return columns
 
-    def _read_parquet(self, piece: Piece, lines: np.ndarray) -> dict[str, pa.ChunkedArray]:
+    def _read_parquet(self, piece: UnparsedRows, lines: np.ndarray) -> dict[str, pa.ChunkedArray]:
         begin, end = piece.block.begin, piece.block.end
         filesystem, path = filesystem_of(piece.path)
         with filesystem.open(path, "rb") as file, pq.ParquetFile(file) as parquet:
@@ -79,7 +81,7 @@ class IdColumns:
         return {name: table.column(name) for name in self.names}
 
 
-def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first: Piece):
+def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first: UnparsedRows):
     """Check the names of columns to copy. ``first`` is the first piece of the file.
 
     Raises:
@@ -107,7 +109,7 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
     return IdColumns(names, available)
 
 
-def _names(path: str, spec: FeatureSpec, first: Piece) -> tuple[str, ...]:
+def _names(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[str, ...]:
     if spec.input.format == "parquet":
         filesystem, name = filesystem_of(path)
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:

@@ -11,14 +11,19 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
+
+
+def _integer(raw: str) -> Any:
+    return Annotated[int, Field(ge=RAW_TYPES[raw].least, le=RAW_TYPES[raw].most)]
+
 
 _VALUES: dict[str, Any] = {
-    "int32": Annotated[int, Field(ge=-(2**31), le=2**31 - 1)],
-    "int": Annotated[int, Field(ge=-LARGEST_INT, le=LARGEST_INT)],
-    "hex32": Annotated[str, Field(pattern="^[0-9a-fA-F]{0,8}$")]
-    | Annotated[int, Field(ge=0, le=2**32 - 1)],
+    "int32": _integer("int32"),
+    "int": _integer("int"),
+    "hex32": Annotated[str, Field(pattern="^[0-9a-fA-F]{0,8}$")] | _integer("hex32"),
     "float": float,
     "string": str,
 }

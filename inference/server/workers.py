@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from clicklog.errors import run_command
 from inference.server.logs import limit_log_rate
-from inference.server.settings import ServerSettings
+from inference.server.settings import SHARED_VALUES, ServerSettings
 from inference.server.sockets import listen
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Environment variable of prometheus_client: the directory of the values of several processes.
-SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
 _TICK_S = 0.2
 #: Seconds between two starts of the same worker.
 _PAUSE_S = 1.0

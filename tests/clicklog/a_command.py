@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
-from clicklog.command_line import flag
+from clicklog.command_line import Settings, flag
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class CommandSettings(Settings):
     """What the command is told."""
 
     times: int = flag("the exit status", 0)
 
 
-SETTINGS = (Settings,)
+DESCRIPTION = __doc__
+SETTINGS = (CommandSettings,)
 
 
-def run(settings: Settings) -> int:
+def run(settings: CommandSettings) -> int:
     """Return what was asked for."""
     return settings.times

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.command_line import Parser, add_arguments, check, flag, parse, run_subcommand
+from clicklog.command_line import Parser, Settings, add_arguments, flag, parse, run_subcommand
 from clicklog.errors import SettingsError
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Job(Settings):
     """Fields of every kind."""
 
     source: Path = flag("what to read", positional=True, metavar="SOURCE")
@@ -30,15 +30,13 @@ class Job:
     made: frozenset[str] = flag("letters", frozenset, parse=frozenset)
     not_a_flag: int = 7
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class Other:
+class Other(Settings):
     """A second dataclass of the same command line."""
 
     output: Path = flag("what to write", metavar="OUT")
+    part: int | None = flag("which part of it", None, metavar="PART", positional=True)
 
 
 def parsed(line: str) -> Job:
@@ -84,6 +82,18 @@ def test_what_is_refused_and_what_to_do(line, message):
     assert message in str(error.value)
 
 
+@dataclasses.dataclass(frozen=True)
+class Alternatives(Settings):
+    days: int | None = flag("number of days", None, excludes=("hours",))
+    hours: int | None = flag("number of hours", None)
+
+
+def test_alternatives():
+    assert Alternatives(days=3).hours is None
+    with pytest.raises(SettingsError, match="--days and --hours are both set\n  -> give only one"):
+        Alternatives(3, 0)
+
+
 def test_settings_made_in_python_are_checked_alike():
     with pytest.raises(SettingsError, match="--kind odd\n  -> one of plain, mixed"):
         Job(Path("in"), kind="odd")
@@ -122,7 +132,8 @@ def test_the_help_has_types_and_defaults():
 
 def test_several_dataclasses_of_one_command_line():
     job, other = parse(Parser(prog="job"), ["in", "--output", "out"], Job, Other)
-    assert (job.source, other.output) == (Path("in"), Path("out"))
+    assert (job.source, other) == (Path("in"), Other(Path("out")))
+    assert parse(Parser(), ["in", "3", "--output", "out"], Job, Other)[1].part == 3
 
 
 COMMANDS = {

@@ -106,7 +106,10 @@ def test_defaults_are_those_of_the_example_but_for_the_learning_rate():
         ("--test_batch_size 0", "--test_batch_size 0\n.*at least 1"),
         ("--auc_threshold 80", "--auc_threshold 80.0\n.*above 0 and at most 1"),
         ("--dataset_subset 0", "--dataset_subset 0.0\n.*above 0 and at most 1"),
-        ("--dataset_subset 0.5 --limit_train_batches 3", "both shorten the epoch"),
+        (
+            "--dataset_subset 0.5 --limit_train_batches 3",
+            "--dataset_subset and --limit_train_batches are both set",
+        ),
         ("--multi_hot_distribution_type pareto", "no effect without --multi_hot_sizes"),
         ("--synthetic_dataset_num_entries 5", "without --dataset_type synthetic"),
         (

@@ -225,8 +225,8 @@ def test_the_network_scores_any_spec_as_the_predictor(
     [
         (["--format", "torch"], r"columns of strings, .*country.*\n.*Triton"),
         (["--format", "nvidia"], r"lists in column .*recent_products.*\n.*NVIDIA"),
-        (["--format", "triton", "--compile"], "--compile with --format triton"),
-        (["--format", "torch", "--train", "x"], "--train with --format torch"),
+        (["--format", "triton", "--compile"], "--compile has no effect without --format torch"),
+        (["--format", "torch", "--train", "x"], "--train x has no effect without --format nvidia"),
     ],
 )
 def test_what_cannot_be_exported(

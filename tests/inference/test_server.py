@@ -67,11 +67,15 @@ def test_bad_rows_are_named(server: Server) -> None:
 
     for count in (2, 30):
         for column, value, reason in (
-            ("cat_3", "xyz", "'xyz': 1 to 8 hexadecimal digits are needed, or nothing"),
-            ("cat_3", -1, "-1: 0 to 4294967295 is needed, or nothing"),
-            ("int_12", "7", "'7': an integer is needed, or nothing"),
-            ("int_0", 2**31, "2147483648: -2147483648 to 2147483647 is needed, or nothing"),
-            ("int_0", [1], "[1]: an integer is needed, or nothing"),
+            ("cat_3", "xyz", "'xyz': expected 1 to 8 hexadecimal digits or a missing value"),
+            ("cat_3", -1, "-1: expected an integer from 0 to 4294967295 or a missing value"),
+            ("int_12", "7", "'7': expected an integer or a missing value"),
+            (
+                "int_0",
+                2**31,
+                "2147483648: expected an integer from -2147483648 to 2147483647 or a missing value",
+            ),
+            ("int_0", [1], "[1]: expected an integer or a missing value"),
             ("int_0", 10**400, None),
         ):
             got = refused({column: value}, count)
@@ -252,7 +256,7 @@ def test_draining_and_late_bodies(trained: Trained, tmp_path: Path) -> None:
         (["--timeout_s", "nan"], "--timeout_s nan"),
         (["--max_connections", "0"], "--max_connections 0"),
         (["--trusted_proxies", "10.0.0.7,x"], "--trusted_proxies 10.0.0.7,x: 'x'"),
-        (["--tls_key", "key.pem"], "--tls_key key.pem without --tls_cert"),
+        (["--tls_key", "key.pem"], "--tls_key key.pem has no effect without --tls_cert"),
         (["--tls_cert", "none.pem"], "--tls_cert none.pem: No such file"),
         (["--batch_delay_ms", "5000"], "every request would be late"),
         (["--host", "192.0.2.1"], "192.0.2.1 port 8000 cannot be listened on: .*\n.*--host"),
