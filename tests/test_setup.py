@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"
+ROOMS = ("clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference")
 CPU_LOCK = "requirements/cpu.txt"
 PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][0-9a-z.]*)((?: --hash=sha256:[0-9a-f]{64})+)")
 BEFORE = ("build.txt", "torch.txt", "cuda.txt")  # what is installed before a lock
@@ -208,6 +209,18 @@ def test_the_checked_modules_exist_and_return_no_any():
         for module in path.rglob("*.py") if path.is_dir() else [path]:
             public = re.findall(r"def ([a-z]\w*)\([^:]*\) -> Any:", module.read_text())
             assert not public, f"{module}: {public}"
+
+
+@pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_and_names_in_documents_exist(document):
+    text = (ROOT / document).read_text().partition("## Style")[0]
+    paths = re.findall(r"`([a-z][\w/-]*/[\w./-]+\.(?:py|toml|txt|md))`", text)
+    assert paths
+    gone = [path for path in paths if not (ROOT / path).exists() and "NAME" not in path]
+    assert not gone
+    code = "".join(path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    names = re.findall(r"`((?:[A-Z][a-z]+){2,}|[A-Z_]{6,})`", text)
+    assert [name for name in names if not re.search(rf"\b{name}\b", code)] == []
 
 
 # ------------------------------------------------------------------------------ Makefile, .ci/run
