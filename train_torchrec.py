@@ -13,8 +13,14 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from clicklog.errors import exit_status
+
+if TYPE_CHECKING:
+    from dlrm.launch.distributed import Group
+    from dlrm.settings.train_settings import TrainSettings
 
 #: Seconds that a rank waits before it reports an error that another rank reports, too, so that the
 #: launcher ends it meanwhile and the error is printed once. A connection is lost because another
@@ -43,6 +49,7 @@ def _train(argv: list[str]) -> None:
 
     from dlrm.launch.distributed import process_group
 
+    work: Callable[[TrainSettings, Group], object]
     if settings.mode == "inference_benchmark":
         from dlrm.inference_benchmark import benchmark_inference as work
     else:

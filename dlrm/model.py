@@ -227,6 +227,7 @@ class _EmbeddingsDLRM(DLRM):
         nn.Module.__init__(self)  # DLRM's makes layers for dense features
         features, dim = len(config.categorical), config.embedding_dim
         self.dense_arch = nn.Identity()
+        self.inter_arch: nn.Module
         if config.interaction_type == "dcn":
             width = features * dim
             cross = LowRankCrossNet(width, config.dcn_num_layers, config.dcn_low_rank_dim)
@@ -234,8 +235,8 @@ class _EmbeddingsDLRM(DLRM):
         elif config.interaction_type == "projection":
             sizes = config.interaction_branch1_layer_sizes, config.interaction_branch2_layer_sizes
             width = sizes[0][-1] // dim * (sizes[1][-1] // dim)
-            branches = (DenseArch(features * dim, list(layers)) for layers in sizes)
-            self.inter_arch = EmbeddingsProjection(*branches, dim)
+            first, second = (DenseArch(features * dim, list(layers)) for layers in sizes)
+            self.inter_arch = EmbeddingsProjection(first, second, dim)
         else:
             width = features * (features - 1) // 2
         self.over_arch = OverArch(width, list(config.over_arch_layer_sizes))

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"
+ROOMS = ("clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference")
 CPU_LOCK = "requirements/cpu.txt"
 PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][0-9a-z.]*)((?: --hash=sha256:[0-9a-f]{64})+)")
 BEFORE = ("build.txt", "torch.txt", "cuda.txt")  # what is installed before a lock
@@ -210,6 +211,18 @@ def test_the_checked_modules_exist_and_return_no_any():
             assert not public, f"{module}: {public}"
 
 
+@pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_and_names_in_documents_exist(document):
+    text = (ROOT / document).read_text().partition("## Style")[0]
+    paths = re.findall(r"`([a-z][\w/-]*/[\w./-]+\.(?:py|toml|txt|md))`", text)
+    assert paths
+    gone = [path for path in paths if not (ROOT / path).exists() and "NAME" not in path]
+    assert not gone
+    code = "".join(path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    names = re.findall(r"`((?:[A-Z][a-z]+){2,}|[A-Z_]{6,})`", text)
+    assert [name for name in names if not re.search(rf"\b{name}\b", code)] == []
+
+
 # ------------------------------------------------------------------------------ Makefile, .ci/run
 
 
@@ -325,10 +338,16 @@ def test_make_alone_lists_every_target(run):
 
 
 @pytest.mark.parametrize("fails", ["env", "lint", "test", "demo", "audit", "nothing"])
-def test_ci_runs_every_step_and_stops_at_the_first_failure(run, bin_dir, tmp_path, fails):
-    program(bin_dir / "make", f'echo "$1" >> {tmp_path}/called; test "$1" != {fails}')
+@pytest.mark.parametrize("newer", [True, False])
+def test_ci_runs_every_step_and_stops_at_the_first_failure(run, bin_dir, tmp_path, fails, newer):
+    program(bin_dir / "make", f'echo "$1 $2" >> {tmp_path}/called; test "$1" != {fails}')
+    program(bin_dir / "python3.12", f"exit {int(not newer)}")
     done = run(str(ROOT / ".ci" / "run"))
     steps = ["env", "lint", "test", "demo", "audit"]
-    called = (tmp_path / "called").read_text().split()
-    assert called == steps[: steps.index(fails) + 1 if fails in steps else None]
+    called = [line.split()[0] for line in (tmp_path / "called").read_text().splitlines()]
+    expected = steps[: steps.index(fails) + 1] if fails in steps else steps + ["test"] * newer
+    assert called == expected
     assert (done.returncode == 0) == (fails == "nothing")
+    if fails == "nothing":
+        last = (tmp_path / "called").read_text().splitlines()[-1]
+        assert last.strip() == ("test PYTHON=python3.12" if newer else "audit")

@@ -16,9 +16,8 @@ from workflows.vocabulary import FittedVocabulary, finish
 from workflows.writer import Fitted, write_workflow
 
 if TYPE_CHECKING:
-    import nvtabular
-
     from clicklog.spec.feature_spec import FeatureSpec
+    from workflows.store import Workflow
 
 __all__ = [
     "Fitted",
@@ -36,14 +35,14 @@ __all__ = [
 ]
 
 
-def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Workflow:
+def build(spec: FeatureSpec, categories_path: Path | str = "./") -> Workflow:
     """Return an unfitted Workflow for a feature spec; see :func:`workflows.graph.build`."""
     from workflows import graph
 
     return graph.build(spec, categories_path)
 
 
-def load(path: Path | str, *, label: bool = True) -> nvtabular.Workflow:
+def load(path: Path | str, *, label: bool = True) -> Workflow:
     """Return the fitted Workflow in a directory; see :func:`workflows.store.load`.
 
     Args:
@@ -56,7 +55,7 @@ def load(path: Path | str, *, label: bool = True) -> nvtabular.Workflow:
     return store.load(path, label=label)
 
 
-def save(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:
+def save(workflow: Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:
     """Write a fitted Workflow to a directory; see :func:`workflows.store.save`."""
     from workflows import store
 

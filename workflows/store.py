@@ -8,12 +8,11 @@ from pathlib import Path
 import nvt_compat  # noqa: F401
 
 import numpy as np
-import nvtabular
 import pyarrow as pa
 import pyarrow.parquet as pq
 from merlin.io.worker import clean_worker_cache
 from merlin.schema import ColumnSchema, Schema
-from nvtabular import ops
+from nvtabular import Workflow, ops
 
 from clicklog.errors import SchemaError
 from clicklog.files.atomic import read_json
@@ -25,7 +24,7 @@ from workflows.vocabulary import OBSERVED, FittedVocabulary, finish
 from workflows.writer import Fitted, write_workflow
 
 
-def save(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:
+def save(workflow: Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:
     """Write a fitted workflow that :func:`workflows.graph.build` made from ``spec``.
 
     Raises:
@@ -35,7 +34,7 @@ def save(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path | str) -> W
     return write_workflow(path, spec, fitted_state(workflow, spec))
 
 
-def load(path: Path | str, *, label: bool = True) -> nvtabular.Workflow:
+def load(path: Path | str, *, label: bool = True) -> Workflow:
     """Load a fitted Workflow, which can ``transform`` frames or Datasets.
 
     Every file is compared with its digest. Nothing that is read is executed: operators and
@@ -60,7 +59,7 @@ def load(path: Path | str, *, label: bool = True) -> nvtabular.Workflow:
     return workflow if label else workflow.remove_inputs([description.spec.label])
 
 
-def fitted_state(workflow: nvtabular.Workflow, spec: FeatureSpec) -> Fitted:
+def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
     """Return the fitted state of a Workflow that :func:`workflows.graph.build` made from ``spec``.
 
     Raises:

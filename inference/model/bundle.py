@@ -226,10 +226,10 @@ def _load_table(weights: Path, kind: str, rows: int) -> Table:
     ranges = _map(weights / "ranges.npy", np.float32) if kind == "int8" else None
     if len(values.values) != rows or (ranges is not None and ranges.values.shape != (rows, 2)):
         raise ValueError(f"{len(values.values)} rows instead of {rows}")
+    rows_of_table = torch.from_numpy(values.values)
     if ranges is None:
-        return Table(torch.from_numpy(values.values), mapped=(values,))
-    tensors = map(torch.from_numpy, (values.values, ranges.values))
-    return Table(*tensors, mapped=(values, ranges))
+        return Table(rows_of_table, mapped=(values,))
+    return Table(rows_of_table, torch.from_numpy(ranges.values), mapped=(values, ranges))
 
 
 def _map(file: Path, dtype: type, dimensions: int = 2) -> MappedArray:

@@ -116,9 +116,9 @@ class ServingModel:
         bags, begins, n = [], [], len(ids[0])
         at = 0
         for values, first in zip(ids, self.first.tolist(), strict=True):
-            offsets = np.arange(n) if not isinstance(values, Ragged) else values.offsets[:-1]
+            starts = np.arange(n) if not isinstance(values, Ragged) else values.offsets[:-1]
             flat = values.values if isinstance(values, Ragged) else values
-            begins.append(offsets + at)
+            begins.append(starts + at)
             bags.append(flat + np.int64(first))
             at += len(flat)
         rows = torch.from_numpy(np.concatenate(bags)).to(self.device)
