@@ -14,24 +14,24 @@ import os
 import sys
 import time
 
-from clicklog.errors import ended
+from clicklog.errors import exit_status
 
-#: Seconds for which a rank keeps an error to itself that another rank reports: a lost connection,
-#: that of the rank that failed; what the user can mend, which most often meets all ranks, rank 0.
-#: Meanwhile the launcher ends the others, and the error is read once.
-_PATIENCE = 2.0
+#: Seconds that a rank waits before it reports an error that another rank reports, too, so that the
+#: launcher ends it meanwhile and the error is printed once. A connection is lost because another
+#: rank failed; errors of input or settings mostly occur on all ranks, and rank 0 reports them.
+_REPORT_DELAY_S = 2.0
 
 
 def _train(argv: list[str]) -> None:
-    from dlrm.launch.startup import prepare_torch
+    from clicklog.versions import check_training_stack
+    from dlrm.launch.startup import bind_cpus, prepare_torch
     from dlrm.reporting.metrics_log import set_up_logging
     from dlrm.settings.flags import parse_settings
 
     settings = parse_settings(argv)
+    check_training_stack()  # also where TorchRec is missing
     set_up_logging()
     if settings.bind_cpus and not settings.plan_only:
-        from dlrm.launch.binding import bind_cpus
-
         bind_cpus()
     prepare_torch()
     if settings.plan_only:
@@ -48,7 +48,7 @@ def _train(argv: list[str]) -> None:
     else:
         from dlrm.train import train as work
 
-    gc.freeze()  # what importing made stays: a look through it takes a tenth of a second
+    gc.freeze()  # imported objects stay: a collection that visits them takes a tenth of a second
 
     @record  # the launcher shows the first error of all ranks, by the second
     def run() -> None:
@@ -57,32 +57,36 @@ def _train(argv: list[str]) -> None:
                 work(settings, group)
         except RuntimeError as error:
             if _follows_from_another(error):
-                time.sleep(_PATIENCE)
+                time.sleep(_REPORT_DELAY_S)
             raise
 
     run()
 
 
 def _follows_from_another(error: RuntimeError) -> bool:
-    """Whether another rank failed first: its connections are gone."""
+    """Tell whether another rank failed first, which closes its connections."""
     from torch.distributed import DistError
 
     text = str(error).lower()
     return isinstance(error, DistError) or "gloo" in text or "connection" in text
 
 
-def main(argv: list[str]) -> int:
-    """Run; the exit status. An end that is no defect is told in one message."""
-    return ended(lambda: _train(argv), _report)
+def main(argv: list[str] | None = None) -> int:
+    """Train, and return the exit status; errors of input or settings are one message.
+
+    Args:
+        argv: Arguments of the command line; by default those of this process.
+    """
+    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv), _report)
 
 
 def _report(message: str) -> None:
     rank = int(os.environ.get("RANK", 0))
     if rank:
-        time.sleep(_PATIENCE)
+        time.sleep(_REPORT_DELAY_S)
         message = message.replace("error: ", f"error: [rank {rank}] ", 1)
-    clicklog.interrupts.say(message)
+    clicklog.interrupts.print_error(message)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -16,6 +16,7 @@ taken within a round. A system that fails stays in the table, as failed.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import logging
@@ -30,7 +31,8 @@ from typing import Any
 
 from benchmarks.process import Run, run
 from benchmarks.venvs import BUILD
-from clicklog.errors import ClickLogError
+from clicklog.command_line import Parser, parse
+from clicklog.errors import ClickLogError, run_command
 from clicklog.files.atomic import write_json
 
 log = logging.getLogger("benchmarks")
@@ -314,3 +316,28 @@ def start_logging() -> None:
     """Say on stderr what is being run; terminated, end what is running too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+
+
+def run_benchmark(
+    name: str,
+    description: str | None,
+    settings_class: type,
+    work: Callable[[Any], int | None],
+    argv: Sequence[str] | None,
+) -> int:
+    """Run the command line of a benchmark; the exit status.
+
+    Args:
+        name: The benchmark's module below ``benchmarks``.
+        description: The help.
+        settings_class: A dataclass whose fields :func:`clicklog.command_line.flag` declares.
+        work: Runs the benchmark with the settings, and returns the exit status.
+        argv: The command line; None: that of the process.
+    """
+    parser = Parser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    start_logging()
+    return run_command(lambda: work(parse(parser, argv, settings_class)[0]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
+import dataclasses
 import logging
 import os
 import shlex
@@ -19,57 +19,64 @@ import sys
 import time
 from pathlib import Path
 
+from clicklog.command_line import Parser, Settings, flag, parse
 from clicklog.errors import ClickLogError, OutputError, run_command
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json, write_text
 
 log = logging.getLogger("demo")
 
 MARKER = ".demo"
 LAST_DAY = 23
-#: How far scores of the same rows may be apart, and how far the model usually is from the oracle.
+#: Largest difference of two scores of one row; largest usual difference from the oracle's AUROC.
 TOLERANCE, GAP = 1e-5, 0.02
 
 
 class StageFailedError(ClickLogError):
-    """A command of the demo ended with an error; it has said which."""
+    """A command of the demo failed; its own message names the error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoSettings(Settings):
+    """The settings of the demo."""
+
+    output: Path = flag("directory to write to", Path("build/demo"), metavar="DIR")
+    rows_per_day: int = flag("rows of each of the 24 days", 50_000, least=1)
+    seed: int = flag("seed of the synthetic log", 1, least=0)
+    ranks: int | None = flag(
+        "number of training processes (default: 2, or 1 on a machine with one GPU)", None, least=1
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the demo; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("build/demo"), metavar="DIR")
-    parser.add_argument("--rows_per_day", type=int, default=50_000, metavar="N")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--ranks", type=int, help="training processes (default: 2, or 1 where there is one GPU)"
-    )
 
     def run() -> None:
-        args = parser.parse_args(argv)
-        args.ranks = args.ranks or _ranks()
-        _run(args)
+        settings = parse(Parser(prog="python -m demo", description=__doc__), argv, DemoSettings)[0]
+        _run(dataclasses.replace(settings, ranks=settings.ranks or _ranks()))
 
     return run_command(run)
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(settings: DemoSettings) -> None:
     from demo.pictures import draw
     from demo.summary import make_summary, print_table
 
-    output = _fresh(args.output)
+    output = _fresh(settings.output)
+    etl = EtlOutput(output / "out")
     paths = {
         "raw": output / "raw",
-        "etl": output / "out",
-        "workflow": output / "out" / "workflow",
-        "parquet": output / "out" / "criteo_binary" / "split",
-        "report": output / "out" / "report.html",
+        "etl": etl.root,
+        "workflow": etl.workflow,
+        "parquet": etl.splits,
+        "report": etl.report,
         "checkpoint": output / "checkpoint",
         "training_log": output / "training_log",
         "predictions": output / "predictions.parquet",
         "pictures": output / "demo.png",
         "summary": output / "summary.json",
     }
-    seconds = {name: _stage(name, command) for name, command in _commands(args, paths).items()}
+    seconds = {name: _stage(name, command) for name, command in _commands(settings, paths).items()}
     begin = time.perf_counter()
     summary = make_summary(paths)
     seconds["check"] = round(time.perf_counter() - begin, 1)
@@ -88,14 +95,14 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _ranks() -> int:
-    """Two, if there are GPUs for both or none: where there are some, each rank takes one."""
+    """Return 2, or 1 on a machine with one GPU: each rank needs a GPU of its own."""
     from torch import cuda
 
     return min(2, cuda.device_count() or 2)
 
 
 def _fresh(output: Path) -> Path:
-    """The output directory, emptied if an earlier demo made it."""
+    """Return the output directory, emptied if an earlier demo made it."""
     if output.exists() and any(output.iterdir()):
         if not (output / MARKER).exists():
             raise OutputError(f"{output}: not empty, and not made by the demo", "choose another")
@@ -105,16 +112,16 @@ def _fresh(output: Path) -> Path:
     return output
 
 
-def _commands(args: argparse.Namespace, paths: dict[str, Path]) -> dict[str, list[str]]:
-    steps = args.rows_per_day * LAST_DAY // (BATCH_SIZE * args.ranks)
+def _commands(settings: DemoSettings, paths: dict[str, Path]) -> dict[str, list[str]]:
+    steps = settings.rows_per_day * LAST_DAY // (BATCH_SIZE * settings.ranks)
     return {
         "synthesize": _python(
             f"-m etl synthesize --output_path {paths['raw']} --days {LAST_DAY + 1} "
-            f"--rows_per_day {args.rows_per_day} --seed {args.seed}"
+            f"--rows_per_day {settings.rows_per_day} --seed {settings.seed}"
         ),
         "etl": _python(f"-m etl run --input_path {paths['raw']} --output_path {paths['etl']}"),
         "train": _torchx(
-            f"run -s local_cwd dist.ddp -j 1x{args.ranks} --script train_torchrec.py -- "
+            f"run -s local_cwd dist.ddp -j 1x{settings.ranks} --script train_torchrec.py -- "
             f"--binary_path {paths['parquet']}/ {TRAINING} "
             f"--validation_freq_within_epoch {max(1, steps // 8)} "
             f"--throughput_check_freq_within_epoch {max(1, steps // 20)} "

@@ -18,13 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from clicklog.errors import ClickLogError, run_command
-from etl.engines.choice import cores
+from etl.engines.hardware import cores
 
 log = logging.getLogger("demo")
 
 #: Modules whose import compiles, those together that need each other; the slowest first.
 IMPORTS = (
-    ("workflows.compiled.tables", "workflows.compiled.dense"),
+    ("workflows.compiled.text_tables", "workflows.compiled.dense"),
     ("nvt_loader.parquet.page_values", "nvt_loader.parquet.pages"),
     ("nvt_loader.kernels",),
 )

@@ -1,11 +1,13 @@
-"""The model of a run: built, spread over the ranks, with its optimizer."""
+"""Build the model of a run, shard it over the ranks, and make what trains it."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torchrec.distributed import TrainPipelineSparseDist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.keyed import CombinedOptimizer
@@ -13,7 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from dlrm.config import ModelConfig
 from dlrm.graphs import can_capture, replay_dense
 from dlrm.launch.distributed import Group
-from dlrm.model import TrainModel, build_dlrm
+from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
 from dlrm.optim.optimizers import combine_optimizers, fuse_table_optimizer
 from dlrm.settings.train_settings import TrainSettings
 from dlrm.sharding.distribute import shard_model
@@ -32,8 +34,8 @@ def build(
         The sharded model, its optimizer, and on rank 0 the plan (:func:`shard_model`).
 
     Raises:
-        SettingsError: the tables do not fit into the ranks' memory, or a constraint on the plan
-            makes no sense.
+        SettingsError: The tables do not fit into the ranks' memory, or a constraint on the plan
+            is invalid.
     """
     if group.device.type == "cpu" and group.rank == 0:
         for name in ("allow_tf32", "cuda_graphs"):
@@ -51,15 +53,57 @@ def build(
 
 
 def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
-    """Let the dense layers compute as ``allow_tf32``, ``compile_dense`` and ``cuda_graphs`` say.
+    """Apply ``allow_tf32``, ``compile_dense`` and ``cuda_graphs`` to the dense layers.
 
-    With graphs: see :func:`dlrm.graphs.replay_dense` for when.
+    :func:`dlrm.graphs.replay_dense` says when it may be called with CUDA graphs.
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
-        vars(part).pop("forward", None)  # what was set up before
+        vars(part).pop("forward", None)  # set by an earlier call
         if settings.compile_dense:
             part.forward = torch.compile(part.forward, dynamic=False)
     device = next(dlrm.over_arch.parameters()).device
     if settings.cuda_graphs and settings.mode == "train" and can_capture(device):
         replay_dense(dlrm, settings.batch_size, amp=settings.amp)
+
+
+class OneRankPipeline:
+    """Training steps of one rank, with the interface of TorchRec's pipeline.
+
+    There are no messages between ranks that could overlap with computing, and TorchRec's pipeline
+    spends time in each step on that (tracing, streams, waiting for sizes).
+
+    Attributes:
+        batches: The batches that are fetched and not trained yet: always none.
+    """
+
+    def __init__(self, model: DistributedModelParallel, optimizer: CombinedOptimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self.batches: tuple[TrainBatch, ...] = ()
+
+    def progress(self, batches: Iterator[TrainBatch]) -> StepOutput:
+        """Train the next batch, or evaluate it if the model is in evaluation mode.
+
+        Raises:
+            StopIteration: There is no next batch.
+        """
+        batch = next(batches)
+        if not self._model.training:
+            return self._model(batch)[1]
+        self._optimizer.zero_grad()
+        loss, output = self._model(batch)
+        loss.backward()
+        self._optimizer.step()
+        return output
+
+
+Pipeline = OneRankPipeline | TrainPipelineSparseDist
+
+
+def make_pipeline(
+    model: DistributedModelParallel, optimizer: CombinedOptimizer, group: Group
+) -> Pipeline:
+    """Return what trains and evaluates the model, batch by batch, on this rank."""
+    if group.world_size == 1:
+        return OneRankPipeline(model, optimizer)
+    return TrainPipelineSparseDist(model, optimizer, group.device)

@@ -1,14 +1,23 @@
-"""The shape of the model: what has to be known to build it, from settings, data or a checkpoint."""
+"""The shape of the model, from settings and data or from a checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
+from clicklog.command_line import as_text
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.files.validation import convert
 from clicklog.schema import LARGEST_TABLE, TableSchema
-from dlrm.settings.train_settings import INTERACTIONS, TrainSettings, as_text
+from dlrm.settings.fields import INTERACTIONS
+from dlrm.settings.train_settings import TrainSettings
+
+#: The sizes that each interaction has; those of the others are 0 or empty.
+INTERACTION_SIZES = {
+    "original": (),
+    "dcn": ("dcn_num_layers", "dcn_low_rank_dim"),
+    "projection": ("interaction_branch1_layer_sizes", "interaction_branch2_layer_sizes"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,26 +25,27 @@ class ModelConfig:
     """The shape of a DLRM.
 
     Attributes:
-        dense: names of the dense features, in the order of the columns of ``dense_features``. There
-            may be none: then the model has no layers for them, and embeddings meet each other only.
-        categorical: names of the categorical features: the keys of the KeyedJaggedTensor.
-        num_embeddings: rows of each feature's table.
-        embedding_dim: width of all tables.
-        dense_arch_layer_sizes: layers for the dense features; the last is ``embedding_dim``. Empty
-            without dense features.
-        over_arch_layer_sizes: two or more layers above the interaction; the last is 1.
-        interaction_type: how dense features and embeddings meet: "original" (dot products of all
-            pairs, Naumov et al. 2019), "dcn" (low-rank cross network, Wang et al. 2020) or
+        dense: The names of the dense features, in the order of the columns of ``dense_features``.
+            Without any, the model has no layers for them and the interaction no dense vector.
+        categorical: The names of the categorical features: the keys of the KeyedJaggedTensor.
+        num_embeddings: The rows of each feature's table.
+        embedding_dim: The width of all tables.
+        dense_arch_layer_sizes: The layers for the dense features; the last is ``embedding_dim``.
+            Empty without dense features.
+        over_arch_layer_sizes: The layers above the interaction, at least two; the last is 1.
+        interaction_type: How dense features and embeddings are combined: "original" (dot products
+            of all pairs, Naumov et al. 2019), "dcn" (low-rank cross network, Wang et al. 2020) or
             "projection" (products of two projections).
-        dcn_num_layers, dcn_low_rank_dim: of the cross network; 0 without one.
-        interaction_branch1_layer_sizes, interaction_branch2_layer_sizes: of the projections;
-            empty without them.
-        multi_hot_sizes: ids per row of each categorical feature that are made of its one id
-            (:mod:`dlrm.multi_hot`); empty: the data are taken as they are.
-        multi_hot_distribution_type: of those ids.
+        dcn_num_layers: The layers of the cross network; 0 without one.
+        dcn_low_rank_dim: The rank of its weights; 0 without one.
+        interaction_branch1_layer_sizes: The layers of the first projection; empty without one.
+        interaction_branch2_layer_sizes: The layers of the second projection; empty without one.
+        multi_hot_sizes: The ids per row that are made from the one id of each categorical feature
+            (:mod:`dlrm.multi_hot`). Empty: the ids are those of the data.
+        multi_hot_distribution_type: The distribution of those ids.
 
     Raises:
-        SchemaError: these do not make a DLRM.
+        SchemaError: The values do not make a DLRM.
     """
 
     dense: tuple[str, ...]
@@ -82,19 +92,19 @@ class ModelConfig:
 
     @property
     def table_names(self) -> list[str]:
-        """The tables' names, ``t_<feature>`` as in TorchRec's examples."""
+        """The names of the tables, ``t_<feature>`` as in TorchRec's examples."""
         return [f"t_{name}" for name in self.categorical]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; :meth:`from_dict` reads it."""
+        """Return a JSON-ready dict, which :meth:`from_dict` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, value: Any) -> ModelConfig:
-        """Inverse of :meth:`to_dict`.
+        """Read what :meth:`to_dict` returned.
 
         Raises:
-            SchemaError: keys are missing, unknown or hold something else.
+            SchemaError: A key is missing or unknown, or its value is of another type.
         """
         try:
             return convert(cls, value)
@@ -103,15 +113,15 @@ class ModelConfig:
 
 
 def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
-    """The model that ``settings`` ask for on the data that ``schema`` describes.
+    """Return the model that ``settings`` ask for on the data that ``schema`` describes.
 
-    Table sizes come from the data unless they were given.
+    Table sizes come from the data unless the settings hold them.
 
     Raises:
-        SettingsError: a given table is too small for the ids in the data, or the number of given
-            sizes is not the number of categorical columns; the layers for the dense columns do not
-            end with the width of the embeddings.
-        SchemaError: the data have too few columns for the interaction.
+        SettingsError: A given table is too small for the ids in the data, the number of given
+            sizes is not the number of categorical columns, or the layers for the dense columns do
+            not end with the width of the embeddings.
+        SchemaError: The data have too few columns for the interaction.
     """
     return ModelConfig(
         dense=schema.dense,
@@ -120,7 +130,8 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         embedding_dim=settings.embedding_dim,
         dense_arch_layer_sizes=_dense_layers(settings) if schema.dense else (),
         over_arch_layer_sizes=settings.over_arch_layer_sizes,
-        **_interaction(settings),
+        interaction_type=settings.interaction_type,
+        **{name: getattr(settings, name) for name in INTERACTION_SIZES[settings.interaction_type]},
         **_multi_hot(settings, schema),
     )
 
@@ -131,20 +142,9 @@ def _dense_layers(settings: TrainSettings) -> tuple[int, ...]:
         raise SettingsError(
             f"--dense_arch_layer_sizes {as_text(sizes)} ends with {sizes[-1]}, but "
             f"--embedding_dim is {settings.embedding_dim}",
-            "DLRM lets the dense features interact with the embeddings: make the two equal",
+            "the dense vector is combined with the embeddings: make the two equal",
         )
     return sizes
-
-
-def _interaction(settings: TrainSettings) -> dict[str, Any]:
-    """The interaction, and the sizes of its own; of the others, none."""
-    names = {
-        "original": (),
-        "dcn": ("dcn_num_layers", "dcn_low_rank_dim"),
-        "projection": ("interaction_branch1_layer_sizes", "interaction_branch2_layer_sizes"),
-    }[settings.interaction_type]
-    sizes = {name: getattr(settings, name) for name in names}
-    return {"interaction_type": settings.interaction_type, **sizes}
 
 
 def _multi_hot(settings: TrainSettings, schema: TableSchema) -> dict[str, Any]:
@@ -153,14 +153,14 @@ def _multi_hot(settings: TrainSettings, schema: TableSchema) -> dict[str, Any]:
         return {}
     if schema.multi_hot:
         raise SettingsError(
-            f"--multi_hot_sizes, but the data have lists of ids already: {schema.multi_hot[0]}",
-            "leave the flag out: they are trained on as they are",
+            f"--multi_hot_sizes, but column {schema.multi_hot[0]} of the data holds lists of ids",
+            "leave the flag out: the lists are trained on as they are",
         )
     if len(sizes) != len(schema.categorical):
         raise SettingsError(
             f"--multi_hot_sizes has {len(sizes)} sizes, but the data has "
             f"{len(schema.categorical)} categorical columns",
-            "give one for each",
+            "give a size for each column",
         )
     return {
         "multi_hot_sizes": sizes,
@@ -198,6 +198,6 @@ def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...
 
 
 def _limited(sizes: tuple[int, ...], settings: TrainSettings) -> tuple[int, ...]:
-    """No table larger than ``max_table_size``; the loader maps ids beyond it into the table."""
+    """Limit the sizes to ``max_table_size``; the loader maps ids beyond it into the table."""
     limit = settings.max_table_size
     return sizes if limit is None else tuple(min(size, limit) for size in sizes)

@@ -1,4 +1,4 @@
-"""Evaluation: every row of a split once, metrics over all ranks, training left undisturbed."""
+"""Evaluation of every row of a split once, over all ranks, without an effect on training."""
 
 from __future__ import annotations
 
@@ -7,40 +7,39 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import torch
 from torchrec.datasets.utils import Batch
-from torchrec.distributed import TrainPipelineSparseDist
 
 from clicklog.errors import SettingsError
+from dlrm.build import Pipeline
 from dlrm.launch.distributed import Group, gather_rows
 from dlrm.metrics import Metrics, compute_metrics
 from dlrm.model import Scorer, TrainBatch
-from dlrm.pipeline import OneRank
 from nvt_loader import KJTLoader
 
 
 def evaluate(
-    pipeline: OneRank | TrainPipelineSparseDist,
+    pipeline: Pipeline,
     model: torch.nn.Module,
     loader: KJTLoader,
     batch_size: int,
     group: Group,
     after_step: Callable[[], None] = lambda: None,
 ) -> Metrics | None:
-    """Metrics of ``model`` over all rows of ``loader`` on all ranks (collective).
+    """Compute the metrics of ``model`` over all rows of ``loader`` on all ranks (collective).
 
     Args:
-        pipeline: the training pipeline. It must be empty: batches that it had fetched for
+        pipeline: The training pipeline. It must be empty: batches that it had fetched for
             training would be evaluated instead of trained.
-        model: the model in the pipeline; it is in training mode before and after.
-        loader: of the split.
-        batch_size: that the loader was made with.
-        group: this rank.
-        after_step: called after each batch.
+        model: The model in the pipeline; it is in training mode before and after.
+        loader: The loader of the split.
+        batch_size: The batch size of the loader.
+        group: This rank.
+        after_step: A function that is called after each batch.
 
     Returns:
         The metrics on rank 0, None on the others.
 
     Raises:
-        SettingsError: a prediction is not finite (on rank 0).
+        SettingsError: A prediction is not finite (on rank 0).
     """
     if pipeline.batches:
         raise RuntimeError("evaluation would take batches that the pipeline fetched for training")
@@ -60,30 +59,30 @@ def evaluate(
     rows = torch.zeros(0, 2)
     if logits:
         rows = torch.stack([torch.cat(logits), torch.cat(labels)], dim=1)
-    everything = gather_rows(group, rows.cpu().numpy())
-    if everything is None:
+    all_rows = gather_rows(group, rows.cpu().numpy())
+    if all_rows is None:
         return None
-    bad = np.count_nonzero(~np.isfinite(everything[:, 0]))
+    bad = np.count_nonzero(~np.isfinite(all_rows[:, 0]))
     if bad:
         raise SettingsError(
-            f"{bad} of {len(everything)} predictions are not finite",
+            f"{bad} of {len(all_rows)} predictions are not finite",
             "training diverged: lower --learning_rate; or the data hold values that are not finite",
         )
-    return compute_metrics(everything[:, 0], everything[:, 1])
+    return compute_metrics(all_rows[:, 0], all_rows[:, 1])
 
 
 def _batches(loader: KJTLoader, batch_size: int, group: Group) -> Iterator[TrainBatch]:
-    """A fresh iterator of batches, equally large on all ranks; their loss is a plain sum."""
-    left = loader.num_rows
+    """Yield batches of one pass, equally large on all ranks; their loss is a plain sum."""
+    remaining = loader.num_rows
     for batch in loader:
-        size = min(batch_size, -(-left // group.world_size))
-        left -= size * group.world_size
+        size = min(batch_size, -(-remaining // group.world_size))
+        remaining -= size * group.world_size
         yield TrainBatch.of(batch, size, 1)
 
 
 @torch.inference_mode()
 def score(model: Scorer, loader: Iterable[Batch]) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and labels (float32 [N] each) of an unsharded model, in the order of the rows."""
+    """Return logits and labels (float32 [N] each) of an unsharded model, in row order."""
     logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
     for batch in loader:
         logits.append(model(batch.dense_features, batch.sparse_features).cpu().numpy())

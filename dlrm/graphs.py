@@ -1,4 +1,4 @@
-"""The dense layers' part of a training step, replayed as CUDA graphs.
+"""Replay the dense layers' part of a training step as CUDA graphs.
 
 ``torch.cuda.make_graphed_callables`` captures what has the same shapes in every step. Lookups and
 messages between ranks stay outside: how many ids there are differs from step to step.
@@ -17,25 +17,26 @@ from torchrec.models.dlrm import DLRM
 
 
 def can_capture(device: torch.device) -> bool:
-    """Whether there are CUDA graphs on ``device``."""
+    """Return whether ``device`` has CUDA graphs."""
     return device.type == "cuda"
 
 
 def replay_dense(dlrm: DLRM, batch_size: int, *, amp: bool) -> None:
-    """Let training steps of ``batch_size`` samples replay the dense layers, not launch them.
+    """Make training steps of ``batch_size`` samples replay the dense layers as CUDA graphs.
 
-    Evaluation and smaller batches compute as before. The parts without weights do, too: a graph
-    reads its inputs where they lay when it was captured, so DLRM's dot products would have all
-    pooled vectors copied first. What the layers save for their backward stays allocated.
+    Evaluation and smaller batches launch their kernels as before, and so do the parts without
+    weights: a graph reads its inputs at the addresses of the capture, so all pooled vectors would
+    be copied there before DLRM's dot products. What the layers save for their backward stays
+    allocated.
 
-    Call it on the stream that training runs on, while no other thread uses the device; after the
-    layers got the forward that they keep, and before they are wrapped in DDP, whose hooks cannot
-    be captured.
+    Call it on the stream that training runs on, while no other thread uses the device, after the
+    layers got their final forward (see :func:`dlrm.build.set_up_dense`), and before they are
+    wrapped in DDP, whose hooks cannot be captured.
 
     Args:
-        dlrm: its dense layers are on a device for which :func:`can_capture` holds.
-        batch_size: of a rank.
-        amp: the steps run under autocast to bfloat16.
+        dlrm: The model; its dense layers are on a device for which :func:`can_capture` is true.
+        batch_size: The samples of a step on this rank.
+        amp: Whether the steps run under autocast to bfloat16.
     """
     device = next(dlrm.over_arch.parameters()).device
     weight = next(dlrm.dense_arch.parameters(), None)
@@ -55,9 +56,9 @@ def replay_dense(dlrm: DLRM, batch_size: int, *, amp: bool) -> None:
 
 @torch.no_grad()
 def _parts(dlrm: DLRM, dense: torch.Tensor) -> list[tuple[nn.Module, tuple[torch.Tensor, ...]]]:
-    """What is captured, with inputs such as it gets in training."""
+    """The parts that are captured, with inputs of the shapes that they get in training."""
 
-    def launched(part: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+    def output_of(part: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
         # not compiled: only for the shape and the dtype
         return type(part).forward(part, *inputs).requires_grad_()
 
@@ -65,8 +66,8 @@ def _parts(dlrm: DLRM, dense: torch.Tensor) -> list[tuple[nn.Module, tuple[torch
     vectors = torch.zeros(len(dense), sparse.F, sparse.D, device=dense.device, requires_grad=True)
     parts, bottom = [], dense
     if list(dlrm.dense_arch.parameters()):
-        parts, bottom = [(dlrm.dense_arch, (dense,))], launched(dlrm.dense_arch, dense)
-    top = launched(dlrm.inter_arch, bottom, vectors)
+        parts, bottom = [(dlrm.dense_arch, (dense,))], output_of(dlrm.dense_arch, dense)
+    top = output_of(dlrm.inter_arch, bottom, vectors)
     if list(dlrm.inter_arch.parameters()):
         parts.append((dlrm.inter_arch, (bottom, vectors)))
     return [*parts, (dlrm.over_arch, (top,))]
@@ -75,21 +76,21 @@ def _parts(dlrm: DLRM, dense: torch.Tensor) -> list[tuple[nn.Module, tuple[torch
 def _warm_up(parts: list[tuple[nn.Module, tuple[torch.Tensor, ...]]]) -> None:
     """Compile, load kernels and choose among them.
 
-    ``make_graphed_callables`` would do so on a stream of its own and keep the nodes by which the
-    last part's weights get their gradients. Those belong to the stream on which they were made:
-    there DDP would copy gradients that the training stream goes on to send.
+    ``make_graphed_callables`` would do so on a stream of its own and keep the autograd nodes that
+    accumulate the gradients of the last part's weights. These nodes run on the stream on which they
+    were made: DDP would copy gradients there while the training stream already sends them.
     """
     for part, inputs in parts:
-        wanted = [one for one in (*inputs, *part.parameters()) if one.requires_grad]
+        tensors = [tensor for tensor in (*inputs, *part.parameters()) if tensor.requires_grad]
         for _ in range(3):
             output = part(*inputs)
-            torch.autograd.grad(output, wanted, torch.empty_like(output))
+            torch.autograd.grad(output, tensors, torch.empty_like(output))
 
 
 @contextlib.contextmanager
 def _capturing(device: torch.device) -> Iterator[None]:
-    """Capture on the current stream, and let nothing of earlier graphs be freed meanwhile."""
-    gc.collect()  # else they would free later what new ones use: the workspaces of the stream
+    """Capture on the current stream, and free nothing of earlier graphs meanwhile."""
+    gc.collect()  # else they would later free what the new ones use: the stream's workspaces
     gc.disable()
     before = torch.cuda.graph.default_capture_stream
     torch.cuda.graph.default_capture_stream = torch.cuda.current_stream(device)
@@ -101,7 +102,7 @@ def _capturing(device: torch.device) -> Iterator[None]:
 
 
 class _Captured(nn.Module):
-    """The weights and the present forward of a part, whose own is replaced afterwards."""
+    """The weights and the present forward of a part, whose forward is replaced afterwards."""
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
@@ -112,18 +113,18 @@ class _Captured(nn.Module):
 
 
 class _Forward:
-    """The forward of a part: a replay where the inputs are such as were captured."""
+    """The forward of a part: a replay if the inputs have the captured shapes and dtypes."""
 
     def __init__(
         self, part: nn.Module, replay: nn.Module, inputs: tuple[torch.Tensor, ...]
     ) -> None:
         self._part, self._launch, self._replay = part, part.forward, replay
         self._names = tuple(inspect.signature(part.forward).parameters)
-        self._captured = [(one.shape, one.dtype) for one in inputs]
+        self._captured = [(tensor.shape, tensor.dtype) for tensor in inputs]
 
     def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         inputs += tuple(named[name] for name in self._names[len(inputs) :])
-        alike = [(one.shape, one.dtype) for one in inputs] == self._captured
-        if alike and self._part.training and torch.is_grad_enabled():
+        replayable = [(tensor.shape, tensor.dtype) for tensor in inputs] == self._captured
+        if replayable and self._part.training and torch.is_grad_enabled():
             return self._replay(*inputs)
         return self._launch(*inputs)

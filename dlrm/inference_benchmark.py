@@ -33,14 +33,17 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Latency:
-    """What was measured at one batch size.
+    """The measurements of one batch size.
 
     Attributes:
-        batch_size: rows that are scored at once.
-        batches: that were measured.
-        mean_ms, p50_ms, p95_ms, p99_ms: of the time from a batch on the device to its logits.
-        samples_per_s: rows over the sum of these times.
-        auroc: of the rows that were scored; None if all labels are equal.
+        batch_size: The rows that are scored at once.
+        batches: The number of measured batches.
+        mean_ms: The mean time from a batch on the device to its logits.
+        p50_ms: The median of these times.
+        p95_ms: Their 95th percentile.
+        p99_ms: Their 99th percentile.
+        samples_per_s: The scored rows over the sum of these times.
+        auroc: The AUROC of the scored rows; None if all labels are equal.
     """
 
     batch_size: int
@@ -56,11 +59,11 @@ class Latency:
 def benchmark_inference(settings: TrainSettings, group: Group) -> list[Latency]:
     """Score the test set at each of ``inference_benchmark_batch_sizes``; log a table and events.
 
-    Without ``load_checkpoint_path`` the weights are those that training begins with.
+    Without ``load_checkpoint_path`` the weights are the initial weights of training.
 
     Raises:
-        SettingsError: there are several processes, or other model settings than the checkpoint's.
-        BadInputError, SchemaError: the data or the checkpoint cannot be read, or do not fit.
+        SettingsError: There are several processes, or other model settings than the checkpoint's.
+        BadInputError, SchemaError: The data or the checkpoint cannot be read, or do not match.
     """
     if group.world_size > 1:
         raise SettingsError(
@@ -70,16 +73,16 @@ def benchmark_inference(settings: TrainSettings, group: Group) -> list[Latency]:
     scorer, config = _model(settings, schema, group.device)
     set_up_dense(scorer.dlrm, settings)
     events = MetricsLog(settings.log_directory())
-    found = []
+    latencies = []
     for size in settings.inference_benchmark_batch_sizes:
         loader = make_loader(settings, config, "test", group, batch_size=size)
         if not len(loader):
             raise BadInputError(f"{settings.split_path('test')}: no rows to score")
-        one = _measure(scorer, loader, size, settings)
-        events.write("inference", **dataclasses.asdict(one))
-        found.append(one)
-    log.info("%s", _table(found))
-    return found
+        latency = _measure(scorer, loader, size, settings)
+        events.write("inference", **dataclasses.asdict(latency))
+        latencies.append(latency)
+    log.info("%s", _table(latencies))
+    return latencies
 
 
 def _model(
@@ -90,7 +93,7 @@ def _model(
         if (config.dense, config.categorical) != (schema.dense, schema.categorical):
             raise SchemaError(
                 f"{settings.load_checkpoint_path}: trained on other columns than those of the data",
-                "give the data that it was trained on",
+                "give the data that the checkpoint was trained on",
             )
         return scorer, config
     config = model_config(settings, schema)
@@ -112,11 +115,11 @@ def _measure(scorer: Scorer, loader: Loader, size: int, settings: TrainSettings)
     for i, batch in enumerate(itertools.islice(_full_batches(loader, size), warm_up + steps)):
         begin = _now(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.amp):
-            found = scorer(batch.dense_features, batch.sparse_features)
+            output = scorer(batch.dense_features, batch.sparse_features)
         end = _now(device)
         if i >= warm_up:
             seconds.append(end - begin)
-            logits.append(found.float().cpu().numpy())
+            logits.append(output.float().cpu().numpy())
             labels.append(batch.labels.cpu().numpy())
     p50, p95, p99 = 1e3 * np.percentile(seconds, [50, 95, 99])
     return Latency(
@@ -132,7 +135,10 @@ def _measure(scorer: Scorer, loader: Loader, size: int, settings: TrainSettings)
 
 
 def _full_batches(loader: Loader, size: int) -> Iterator[Batch]:
-    """Batches without end: the data again and again, without their last rows if there are more."""
+    """Repeat the data without end, each time without a last batch that is not full.
+
+    A first batch that is not full is the only one, and used.
+    """
     while True:
         for i, batch in enumerate(loader):
             if len(batch.labels) == size or not i:
@@ -145,12 +151,12 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _table(found: list[Latency]) -> str:
+def _table(latencies: list[Latency]) -> str:
     lines = ["  batch    mean ms     p50 ms     p95 ms     p99 ms     samples/s    AUROC"]
-    for one in found:
-        area = "–" if one.auroc is None else f"{one.auroc:.5f}"
+    for row in latencies:
+        area = "–" if row.auroc is None else f"{row.auroc:.5f}"
         lines.append(
-            f"{one.batch_size:7,} {one.mean_ms:10.3f} {one.p50_ms:10.3f} {one.p95_ms:10.3f} "
-            f"{one.p99_ms:10.3f} {one.samples_per_s:13,.0f} {area:>8}"
+            f"{row.batch_size:7,} {row.mean_ms:10.3f} {row.p50_ms:10.3f} {row.p95_ms:10.3f} "
+            f"{row.p99_ms:10.3f} {row.samples_per_s:13,.0f} {area:>8}"
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What TorchRec's DLRM does between tables and top layers, without its copies and scatters."""
+"""The layers of TorchRec's DLRM between tables and top layers, without its copies and scatters."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 
 class Interaction(nn.Module):
-    """The dot products of all pairs of feature vectors, as
-    ``torchrec.models.dlrm.InteractionArch`` has them.
+    """The dot products of all pairs of feature vectors.
 
-    TorchRec's picks the pairs out of all products with two index tensors, whose gradient is a
-    scatter, element by element. Here whole columns are picked, and the gradient is one product of
-    matrices, of the pairs' gradients and the vectors.
+    ``torchrec.models.dlrm.InteractionArch`` computes the same. It selects the pairs from all
+    products with two index tensors, whose gradient is a scatter, element by element. Here whole
+    columns are selected, and the gradient is one product of matrices, of the pairs' gradients and
+    the vectors.
 
     Args:
-        num_sparse_features: F.
-        dense: whether there is a dense vector.
+        num_sparse_features: The number of categorical features, F.
+        dense: Whether there is a dense vector.
     """
 
     def __init__(self, num_sparse_features: int, *, dense: bool = True) -> None:
@@ -28,22 +28,22 @@ class Interaction(nn.Module):
         vectors = num_sparse_features + dense
         low, high = torch.triu_indices(vectors, vectors, offset=1)
         self.register_buffer("pairs", low * vectors + high, persistent=False)
-        # which pair each product is of; those of a vector with itself, of one more
+        # the pair of each product; a product of a vector with itself gets the pair after the last
         of_pair = torch.full((vectors, vectors), len(low))
         of_pair[low, high] = of_pair[high, low] = torch.arange(len(low))
         self.register_buffer("of_pair", of_pair.flatten(), persistent=False)
 
     def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
-        """The dense vector and the products.
+        """Return the dense vector and the products.
 
         Args:
-            dense_features: [B, D]; without a dense vector [B, 0].
-            sparse_features: [B, F, D].
+            dense_features: The dense vectors [B, D]; without a dense vector [B, 0].
+            sparse_features: The embeddings [B, F, D].
 
         Returns:
-            [B, D + F (F + 1) / 2]: the dense vector, then the products of vectors i < j by rising
-            i, then j; vector 0 is the dense one. Of the dense vector's dtype. Without one,
-            [B, F (F - 1) / 2], the products alone.
+            [B, D + F (F + 1) / 2]: The dense vector, then the products of vectors i < j by rising
+            i, then j, in the dense vector's dtype; vector 0 is the dense one. Without a dense
+            vector, [B, F (F - 1) / 2]: the products alone.
         """
         if not self._dense:
             return _Pairs.apply(sparse_features, self.pairs, self.of_pair)
@@ -53,11 +53,10 @@ class Interaction(nn.Module):
 
 
 class EmbeddingsCross(nn.Module):
-    """A cross network over embeddings, without a dense vector; see
-    ``torchrec.models.dlrm.InteractionDCNArch``.
+    """A cross network over embeddings, as TorchRec's InteractionDCNArch without a dense vector.
 
     Args:
-        crossnet: takes and gives [B, F · D].
+        crossnet: The cross network, from [B, F · D] to [B, F · D].
     """
 
     def __init__(self, crossnet: nn.Module) -> None:
@@ -65,35 +64,35 @@ class EmbeddingsCross(nn.Module):
         self.crossnet = crossnet
 
     def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
-        """[B, F · D], of ``sparse_features`` [B, F, D]; ``dense_features`` are [B, 0]."""
+        """Return [B, F · D] for ``sparse_features`` [B, F, D]; ``dense_features`` are [B, 0]."""
         return self.crossnet(sparse_features.flatten(1))
 
 
 class EmbeddingsProjection(nn.Module):
-    """The products of two projections of the embeddings, without a dense vector; see
-    ``torchrec.models.dlrm.InteractionProjectionArch``.
+    """The products of two projections of the embeddings, without a dense vector.
+
+    With one, ``torchrec.models.dlrm.InteractionProjectionArch`` computes them.
 
     Args:
-        interaction_branch1, interaction_branch2: take [B, F · D], give multiples F1 and F2 of D.
-        dim: D.
+        interaction_branch1: The first projection, from [B, F · D] to [B, F1 · D].
+        interaction_branch2: The second projection, from [B, F · D] to [B, F2 · D].
+        dim: The width of the embeddings, D.
     """
 
     def __init__(
         self, interaction_branch1: nn.Module, interaction_branch2: nn.Module, dim: int
     ) -> None:
         super().__init__()
-        self.interaction_branch1, self.interaction_branch2 = (
-            interaction_branch1,
-            interaction_branch2,
-        )
+        self.interaction_branch1 = interaction_branch1
+        self.interaction_branch2 = interaction_branch2
         self._dim = dim
 
     def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
-        """[B, F1 · F2], of ``sparse_features`` [B, F, D]; ``dense_features`` are [B, 0]."""
+        """Return [B, F1 · F2] for ``sparse_features`` [B, F, D]; ``dense_features`` are [B, 0]."""
         flat = sparse_features.flatten(1)
-        one = self.interaction_branch1(flat).unflatten(1, (-1, self._dim))
-        other = self.interaction_branch2(flat).unflatten(1, (self._dim, -1))
-        return torch.bmm(one, other).flatten(1)
+        first = self.interaction_branch1(flat).unflatten(1, (-1, self._dim))
+        second = self.interaction_branch2(flat).unflatten(1, (self._dim, -1))
+        return torch.bmm(first, second).flatten(1)
 
 
 class _Pairs(torch.autograd.Function):
@@ -121,10 +120,10 @@ class _Pairs(torch.autograd.Function):
 
 
 class PooledVectors(SparseArch):
-    """TorchRec's ``SparseArch``, which hands on what the lookup wrote instead of copying it twice.
+    """TorchRec's ``SparseArch``, which returns the lookup's output instead of copying it twice.
 
     Args:
-        embedding_bag_collection: the tables, all of one width D.
+        embedding_bag_collection: The tables, all of one width D.
     """
 
     def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
@@ -132,12 +131,12 @@ class PooledVectors(SparseArch):
         self.in_order = _InOrder(self.sparse_feature_names, self.D)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """The features' vectors [B, F, D], in the order of the tables' configuration."""
+        """Return the features' vectors [B, F, D], in the order of the tables' configuration."""
         return self.in_order(self.embedding_bag_collection(features))
 
 
 class _InOrder(nn.Module):
-    """A module of its own: TorchRec's pipeline traces what has sharded tables inside."""
+    """A module of its own, because TorchRec's pipeline traces modules that hold sharded tables."""
 
     def __init__(self, names: list[str], dim: int) -> None:
         super().__init__()

@@ -10,20 +10,21 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """What an evaluation found.
+    """The metrics of an evaluation.
 
     Attributes:
-        samples, positives: rows evaluated, and those of them with label 1.
-        auroc: area under the ROC curve; None if all labels are equal.
-        log_loss: mean binary cross-entropy in nats; None without samples.
-        normalized_entropy: log loss over that of always predicting the mean label (He et al. 2014,
-            "Practical Lessons from Predicting Clicks on Ads at Facebook", §2); below 1 is better
-            than that; None if all labels are equal.
-        accuracy: share of rows where (probability >= 0.5) is the label; None without samples.
-        positive_rate: mean label; None without samples.
-        mean_prediction: mean probability; None without samples.
-        calibration: mean prediction over mean label (ibid.): 1 is right, above 1 predicts too many
-            clicks; None without a positive label.
+        samples: The number of evaluated rows.
+        positives: The number of these rows with label 1.
+        auroc: The area under the ROC curve; None if all labels are equal.
+        log_loss: The mean binary cross-entropy in nats; None without samples.
+        normalized_entropy: The log loss over that of always predicting the mean label (He et al.
+            2014, "Practical Lessons from Predicting Clicks on Ads at Facebook", §2): below 1 is
+            better than that. None if all labels are equal.
+        accuracy: The share of rows where (probability >= 0.5) is the label; None without samples.
+        positive_rate: The mean label; None without samples.
+        mean_prediction: The mean probability; None without samples.
+        calibration: The mean prediction over the mean label (ibid.): above 1, too many clicks are
+            predicted. None without a positive label.
     """
 
     samples: int
@@ -37,22 +38,22 @@ class Metrics:
     calibration: float | None
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """JSON-ready form."""
+        """Return a JSON-ready dict."""
         return dataclasses.asdict(self)
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> float | None:
-    """Area under the ROC curve, exact, equal scores counted half.
+    """Compute the exact area under the ROC curve; pairs of equal scores count half.
 
-    The Mann-Whitney statistic: the share of pairs (positive, negative) in which the positive has
-    the higher score. It is summed in integers, so it is exact up to 2**62 pairs.
+    It is the Mann-Whitney statistic: the share of pairs (positive, negative) in which the positive
+    has the higher score. The sums are integers, so it is exact up to 2**62 pairs.
 
     Args:
-        scores: [N], any monotone score, such as logits.
-        labels: [N], 0 or 1.
+        scores: Any monotone scores [N], such as logits.
+        labels: The labels [N], 0 or 1.
 
     Returns:
-        None if there is no positive or no negative.
+        The area; None if there is no positive or no negative.
     """
     order = np.argsort(scores)
     scores = scores[order]
@@ -64,13 +65,13 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     negatives_up_to = last_of_group + 1 - positives_up_to
     positives = np.diff(positives_up_to, prepend=0)
     negatives = np.diff(negatives_up_to, prepend=0)
-    # twice the pairs won: negatives below count 2, those of the same score count 1
+    # twice the pairs won: a negative with a lower score counts 2, one with the same score 1
     won = int(np.sum(positives * (2 * negatives_up_to - negatives)))
     return won / (2 * int(positives_up_to[-1]) * int(negatives_up_to[-1]))
 
 
 def compute_metrics(logits: np.ndarray, labels: np.ndarray) -> Metrics:
-    """All metrics of ``logits`` [N] against ``labels`` [N] (0 or 1), summed in float64."""
+    """Compute all metrics of ``logits`` [N] and ``labels`` [N] (0 or 1), summed in float64."""
     logits = np.asarray(logits)
     labels = np.asarray(labels)
     samples = len(labels)

@@ -1,8 +1,8 @@
 """The model: TorchRec's DLRM, with initial weights that depend on the seed alone.
 
 The same seed gives the same weights on any device, for any number of ranks and any sharding plan:
-dense layers are drawn on the CPU, and tables in blocks of rows, each from a generator of its own,
-so that a shard is filled without making the whole table.
+dense layers are initialized on the CPU, and tables in blocks of rows, each with a generator of its
+own, so that a shard is initialized without making the whole table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +23,14 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm.config import ModelConfig
+from dlrm.config import INTERACTION_SIZES, ModelConfig
 from dlrm.interaction import EmbeddingsCross, EmbeddingsProjection, Interaction, PooledVectors
 from dlrm.multi_hot import MultiHot
 
-#: Rows of a table that are drawn from one generator. Part of the definition of the initial weights.
+#: The rows of a table that one generator initializes. The initial weights depend on it.
 BLOCK_ROWS = 65536
-#: Threads that draw, each a block at a time, on a share of the cores of a machine's ranks.
-_FILLING = max(
+#: The threads that initialize blocks: this rank's share of the machine's cores.
+_INIT_THREADS = max(
     1, min(16, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 )
 
@@ -43,8 +42,8 @@ class TrainBatch(Batch):
     """One rank's batch of a step.
 
     Attributes:
-        rows: how many samples it holds; what follows them is padding.
-        global_size: how many samples all ranks have together.
+        rows: The number of samples in it; padding rows follow them.
+        global_size: The number of samples of all ranks together.
     """
 
     rows: int = 0
@@ -52,10 +51,10 @@ class TrainBatch(Batch):
 
     @classmethod
     def of(cls, batch: Batch, size: int, global_size: int) -> TrainBatch:
-        """``batch`` padded to ``size`` rows, so that all ranks have equally many.
+        """Pad ``batch`` to ``size`` rows, so that all ranks have equally many.
 
         Row-wise sharded tables scatter their sums in equal parts. A padding row has no ids, so it
-        touches no table; :class:`TrainModel` leaves it out of the loss.
+        reads no table; :class:`TrainModel` leaves it out of the loss.
         """
         rows = len(batch.labels)
         if rows == size:
@@ -74,11 +73,11 @@ class TrainBatch(Batch):
         return cls(dense, padded, pad(batch.labels, (0, more)), rows, global_size)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> TrainBatch:
-        """The batch on ``device``."""
+        """Copy the batch to ``device``."""
         return self._with(super().to(device, non_blocking))
 
     def pin_memory(self) -> TrainBatch:
-        """The batch in page-locked memory."""
+        """Copy the batch to page-locked memory."""
         return self._with(super().pin_memory())
 
     def _with(self, batch: Batch) -> TrainBatch:
@@ -93,7 +92,7 @@ class TrainBatch(Batch):
 
 @dataclasses.dataclass
 class StepOutput:
-    """What one step gives back, detached: the scaled loss, and logits and labels [rows]."""
+    """The results of one step, detached: the scaled loss, and logits and labels [rows]."""
 
     loss: torch.Tensor
     logits: torch.Tensor
@@ -111,7 +110,7 @@ class TrainModel(nn.Module):
     """
 
     def __init__(self, dlrm: DLRM, world_size: int, amp: bool = False) -> None:
-        """``amp``: compute the dense layers in bfloat16; loss and weights stay float32."""
+        """With ``amp`` the dense layers compute in bfloat16; loss and weights stay float32."""
         super().__init__()
         self.dlrm = dlrm
         self.world_size = world_size
@@ -119,7 +118,7 @@ class TrainModel(nn.Module):
         self._device_type = next(dlrm.over_arch.parameters()).device.type
 
     def forward(self, batch: TrainBatch) -> tuple[torch.Tensor, StepOutput]:
-        """Loss (scalar) to run backward on, and the detached outputs."""
+        """Return the loss (scalar) to run backward on, and the detached outputs."""
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._amp):
             logits = self.dlrm(batch.dense_features, batch.sparse_features)
         logits = logits.squeeze(-1)[: batch.rows].float()
@@ -134,12 +133,13 @@ class Scorer(nn.Module):
     """An unsharded DLRM for scoring in one process, in the column order of its configuration.
 
     Attributes:
-        dlrm: the model.
-        tables: float32 [rows of all tables, D]: each table's weight is some rows of it.
+        dlrm: The model.
+        tables: The weights of all tables, float32 [rows of all tables, D]; each table's weight is
+            a slice of it.
     """
 
     def __init__(self, dlrm: DLRM, config: ModelConfig, device: torch.device | str) -> None:
-        """The tables of ``dlrm`` get memory on ``device``, all in one piece, not initialized."""
+        """Allocate the tables of ``dlrm`` on ``device``, as one tensor, not initialized."""
         super().__init__()
         self.dlrm = dlrm
         self.tables = torch.empty(sum(config.num_embeddings), config.embedding_dim, device=device)
@@ -152,15 +152,15 @@ class Scorer(nn.Module):
     def forward(
         self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
     ) -> torch.Tensor:
-        """Logits.
+        """Compute the logits.
 
         Args:
-            dense_features: float32 [B, number of dense features].
-            sparse_features: the ids, as the loader has them; keys as in
+            dense_features: The dense features, float32 [B, number of dense features].
+            sparse_features: The ids as the loader yields them, with the keys of
                 ``ModelConfig.categorical``.
 
         Returns:
-            float32 [B].
+            The logits, float32 [B].
         """
         if self._multi_hot:
             sparse_features = self._multi_hot.ids(sparse_features)
@@ -168,10 +168,10 @@ class Scorer(nn.Module):
 
 
 def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> DLRM:
-    """A DLRM whose dense layers are initialized on ``device`` and whose tables hold no memory yet.
+    """Build a DLRM whose dense layers are initialized, on ``device``, and whose tables are not.
 
-    The tables are on the meta device: sharding or :class:`Scorer` gives them memory. With
-    ``device="meta"`` nothing has any.
+    The tables are on the meta device: sharding or :class:`Scorer` allocates them. With
+    ``device="meta"`` nothing is allocated.
     """
     meta = torch.device("meta")
     tables = [
@@ -186,18 +186,18 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
         )
     ]
     collection = EmbeddingBagCollection(tables=tables, device=meta)
-    drawn_on = meta if torch.device(device) == meta else torch.device("cpu")
+    initial_device = meta if torch.device(device) == meta else torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if config.dense:
-            model = _torchrec_dlrm(collection, config, drawn_on)
+            model = _torchrec_dlrm(collection, config, initial_device)
         else:
-            with drawn_on:
+            with initial_device:
                 model = _EmbeddingsDLRM(config)
         if config.interaction_type == "original":
             model.inter_arch = Interaction(len(config.categorical), dense=bool(config.dense))
         for part in (model.dense_arch, model.inter_arch, model.over_arch):
-            _draw_layers(part)
+            _initialize_layers(part)
             part.to(device)
     model.sparse_arch = PooledVectors(collection)
     return model
@@ -206,19 +206,22 @@ def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str
 def _torchrec_dlrm(
     collection: EmbeddingBagCollection, config: ModelConfig, device: torch.device
 ) -> DLRM:
+    sizes = {name: getattr(config, name) for name in INTERACTION_SIZES[config.interaction_type]}
     return _CLASSES[config.interaction_type](
         embedding_bag_collection=collection,
         dense_in_features=len(config.dense),
         dense_arch_layer_sizes=list(config.dense_arch_layer_sizes),
         over_arch_layer_sizes=list(config.over_arch_layer_sizes),
         dense_device=device,
-        **_interaction_sizes(config),
+        **{name: list(x) if isinstance(x, tuple) else x for name, x in sizes.items()},
     )
 
 
 class _EmbeddingsDLRM(DLRM):
-    """A DLRM for data without dense features, but for its tables: nothing below the interaction,
-    and no dense vector in it. ``dense_features`` are [B, 0]."""
+    """A DLRM for data without dense features, before its tables are added.
+
+    It has no layers below the interaction and no dense vector in it; ``dense_features`` are [B, 0].
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         nn.Module.__init__(self)  # DLRM's makes layers for dense features
@@ -238,13 +241,13 @@ class _EmbeddingsDLRM(DLRM):
         self.over_arch = OverArch(width, list(config.over_arch_layer_sizes))
 
 
-def _draw_layers(part: nn.Module) -> None:
-    """Draw the weights of ``part``'s linear layers; biases are 0.
+def _initialize_layers(part: nn.Module) -> None:
+    """Initialize the linear layers of ``part``: normal weights, biases of 0.
 
-    Normal with variance 2/(inputs + outputs) (Glorot & Bengio 2010, equation 12), as in DLRM's
+    Their variance is 2/(inputs + outputs) (Glorot & Bengio 2010, equation 12), as in DLRM's
     published code. The default of torch.nn.Linear, which TorchRec's DLRM keeps, has a third of
-    that or less: over several layers the logits hardly depend on the sample, and the first tens
-    of steps on large batches go by before anything is learned.
+    that or less: after several layers the logits hardly depend on the sample, and the first tens
+    of steps on large batches teach the model nothing.
     """
     for layer in part.modules():
         if isinstance(layer, nn.Linear):
@@ -252,30 +255,20 @@ def _draw_layers(part: nn.Module) -> None:
             nn.init.zeros_(layer.bias)
 
 
-def _interaction_sizes(config: ModelConfig) -> dict[str, Any]:
-    if config.interaction_type == "dcn":
-        names = ("dcn_num_layers", "dcn_low_rank_dim")
-        return {name: getattr(config, name) for name in names}
-    if config.interaction_type == "projection":
-        names = ("interaction_branch1_layer_sizes", "interaction_branch2_layer_sizes")
-        return {name: list(getattr(config, name)) for name in names}
-    return {}
-
-
 def fill_table(
     shard: torch.Tensor, table: str, rows: int, dim: int, seed: int, offsets: tuple[int, int]
 ) -> None:
-    """Write the initial weights of (a part of) a table into ``shard``, in threads.
+    """Write the initial weights of a table, or of a shard of it, in threads.
 
     They are uniform in ±1/sqrt(rows), as DLRM's (Naumov et al. 2019, and its published code).
 
     Args:
-        shard: [m, n] part of the table, filled in place.
-        table: the table's name, which selects its random numbers.
-        rows: rows of the whole table.
-        dim: width of the whole table.
-        seed: of the run.
-        offsets: first row and first column of the shard in the table.
+        shard: The shard [m, n], filled in place.
+        table: The table's name, which selects its random numbers.
+        rows: The rows of the whole table.
+        dim: The width of the whole table.
+        seed: The seed of the run.
+        offsets: The first row and the first column of the shard in the table.
     """
     first, column = offsets
     bound = 1 / math.sqrt(rows)
@@ -289,7 +282,7 @@ def fill_table(
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
         values = torch.empty(height, dim).uniform_(-bound, bound, generator=generator)
         low, high = max(first, begin), min(end, begin + height)
-        # NumPy copies in this thread; torch would start threads of its own for each of these
+        # NumPy copies in this thread; torch would start further threads in each
         mine = np.ascontiguousarray(
             values.numpy()[low - begin : high - begin, column : column + shard.shape[1]]
         )
@@ -297,9 +290,9 @@ def fill_table(
         if stream is None:
             np.copyto(part.numpy(), mine)
             return
-        with torch.cuda.stream(stream):  # behind what was begun there; a thread has its own
+        with torch.cuda.stream(stream):  # the caller's, not that of this thread
             part.copy_(torch.from_numpy(mine))
 
-    with ThreadPoolExecutor(_FILLING) as pool:
+    with ThreadPoolExecutor(_INIT_THREADS) as pool:
         for _ in pool.map(fill, range(first // BLOCK_ROWS, -(-end // BLOCK_ROWS))):
             pass

@@ -1,9 +1,8 @@
-"""Several ids per row, made of one: heavier lookups for benchmarks, from any one-hot data.
+"""Make several ids per row out of one, for benchmarks of multi-hot lookups on one-hot data.
 
-facebookresearch/dlrm draws, for every row of every table, the further ids once and keeps them: as
-much memory as the ids of all tables times their sizes. Here they are a function of column and id,
-computed when a batch is used, so nothing is kept, every rank, epoch and evaluation sees the same
-ids, and so does a model that is loaded to score.
+facebookresearch/dlrm draws the additional ids once for every row of every table and keeps them in
+memory. Here they are a hash of column and id, computed when a batch is used, so nothing is kept,
+and every rank, epoch, evaluation and loaded model gets the same ids.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.config import ModelConfig
 
-#: Of the Pareto distribution of the further ids (type II, scale 1), as dlrm_main has it.
+#: The shape of dlrm_main's Pareto distribution (type II, scale 1) of the additional ids.
 _ALPHA = 0.25
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as SplitMix64 adds it (Steele et al. 2014)
 _MIX = ((30, -4658895280553007687), (27, -7723592293110705685))
 
 
 class MultiHot:
-    """Makes ``multi_hot_sizes[f]`` ids of the one id that feature f has in each row.
+    """Make ``multi_hot_sizes[f]`` ids out of the one id that feature f has in each row.
 
-    The first is the id itself; the others are drawn, by a hash of (f, id, number), from all rows
-    of the table: evenly, or as ``floor(x) mod rows`` with x from the Pareto distribution.
+    The first is the id itself. The others follow from a hash of (f, id, number) and are uniform
+    over the rows of the table, or ``floor(x) mod rows`` with x from the Pareto distribution.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -37,17 +36,17 @@ class MultiHot:
         self._rows = torch.tensor(config.num_embeddings)[self._feature].unsqueeze(1)
 
     def batch(self, batch: Batch) -> Batch:
-        """The same rows with all their ids. The batch must have one id per feature and row."""
+        """Return the batch with all ids; it must have one id per feature and row."""
         return Batch(batch.dense_features, self.ids(batch.sparse_features), batch.labels)
 
-    def ids(self, one: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The ids of all features, on the device and in the dtype of ``one``."""
-        values = one.values()
-        keys, rows = one.keys(), one.stride()
+    def ids(self, one_hot: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Return all ids of all features, on the device and in the dtype of ``one_hot``."""
+        values = one_hot.values()
+        keys, rows = one_hot.keys(), one_hot.stride()
         self._to(values.device)
         ids = values.view(len(keys), rows).long()[self._feature]
-        further = self._drawn(ids) % self._rows
-        ids = torch.where((self._number == 0).unsqueeze(1), ids, further).to(values.dtype)
+        additional = self._hashes(ids) % self._rows
+        ids = torch.where((self._number == 0).unsqueeze(1), ids, additional).to(values.dtype)
         parts = torch.split(ids, list(self._sizes))
         lengths = torch.tensor(self._sizes, dtype=torch.int32, device=values.device)
         return KeyedJaggedTensor(
@@ -57,8 +56,8 @@ class MultiHot:
             stride=rows,
         )
 
-    def _drawn(self, ids: torch.Tensor) -> torch.Tensor:
-        """One number ≥ 0 per slot and row, int64 [slots, rows]."""
+    def _hashes(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return a number ≥ 0 per slot and row, int64 [slots, rows]."""
         slot = (self._feature * 1_000_003 + self._number).unsqueeze(1)
         mixed = _mix(_mix(ids) + slot * _GOLDEN)
         if not self._pareto:
@@ -73,12 +72,12 @@ class MultiHot:
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finalizer; int64 wraps around as uint64 does."""
+    """Apply SplitMix64's finalizer; int64 overflows as uint64 does."""
     for shift, factor in _MIX:
         values = (values ^ _shifted(values, shift)) * factor
     return values ^ _shifted(values, 31)
 
 
 def _shifted(values: torch.Tensor, by: int) -> torch.Tensor:
-    """Right by ``by`` bits, with zeros from the left."""
+    """Shift right by ``by`` bits, filling with zeros."""
     return (values >> by) & ((1 << (64 - by)) - 1)

@@ -1,7 +1,7 @@
 """Random rows in memory, for measuring training without a disk, a decoder or data.
 
-Nothing can be learned from them: features and labels are independent. A few batches are drawn
-once, on the device, and come again and again.
+Features and labels are independent, so nothing can be learned from them. A few batches are made
+once, on the device, and repeated.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from clicklog.errors import SettingsError
 from clicklog.schema import TableSchema
 
-#: Batches that are drawn; facebookresearch/dlrm keeps ten.
+#: The number of different batches, as in facebookresearch/dlrm.
 POOL = 10
-#: Share of the rows with label 1.
+#: The share of the rows with label 1.
 _CLICKS = 0.25
 
 
 class SyntheticLoader:
-    """Batches of one rank, with the interface of :class:`nvt_loader.KJTLoader` that training uses.
+    """One rank's batches, with the methods of :class:`nvt_loader.KJTLoader` that training uses.
 
     Args:
-        schema: names of the columns and sizes of the tables.
-        rows: of an epoch, over all ranks; rounded down to full steps, but at least one.
-        batch_size: rows of a batch of this rank.
-        rank, world_size: this process among all.
-        seed: of the rows; each rank has its own.
-        limit_batches: end an epoch after so many steps.
-        device: where the batches are.
+        schema: The names of the columns and the sizes of the tables.
+        rows: The rows of an epoch, over all ranks; rounded down to full steps, but at least one.
+        batch_size: The rows of a batch on this rank.
+        rank: This rank.
+        world_size: The number of ranks.
+        seed: The seed of the rows; ranks have different rows.
+        limit_batches: The most steps of an epoch, if any.
+        device: The device of the batches.
     """
 
     def __init__(
@@ -76,31 +77,31 @@ class SyntheticLoader:
         )
 
     def map(self, function: Callable[[Batch], Batch]) -> SyntheticLoader:
-        """Apply ``function`` to the batches; the loader itself."""
+        """Apply ``function`` to the batches and return the loader."""
         self._pool = [function(batch) for batch in self._pool]
         return self
 
     def __len__(self) -> int:
-        """Steps of an epoch."""
+        """Return the steps of an epoch."""
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """The next epoch, or the rest of one that a state is of."""
+        """Iterate over the next epoch, or over the rest of the one of a loaded state."""
         first, self._first = self._first, 0
         return (self._pool[i % len(self._pool)] for i in range(first, self._steps))
 
     def check_epoch(self) -> None:
-        """Nothing that could be missing: no row is read."""
+        """Do nothing: no row is read that could be missing."""
 
     def state_dict(self, trained_steps: int) -> dict[str, Any]:
-        """Where training is in an epoch."""
+        """Return how far training is in an epoch."""
         return {"synthetic_rows": self.num_rows, "step": trained_steps % self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next epoch begin at the step that ``state`` says.
+        """Begin the next epoch at the step of ``state``.
 
         Raises:
-            SettingsError: the state is of other data.
+            SettingsError: The state is of other data.
         """
         if state.get("synthetic_rows") != self.num_rows:
             raise SettingsError(
@@ -111,7 +112,7 @@ class SyntheticLoader:
 
 
 def synthetic_schema(dense: int, table_sizes: tuple[int, ...]) -> TableSchema:
-    """``int_0 …`` and ``cat_0 …``, as in the Criteo logs."""
+    """Return a schema with the columns ``int_0 …`` and ``cat_0 …``, as in the Criteo logs."""
     return TableSchema(
         "label",
         tuple(f"int_{i}" for i in range(dense)),

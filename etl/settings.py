@@ -1,83 +1,96 @@
-"""What a run of the ETL is asked for."""
+"""The settings of the ETL's commands ``run`` and ``import``."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 from pathlib import Path
 from typing import Any
 
+from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
-from clicklog.spec.feature_spec import FeatureSpec
-from etl.engines.choice import ENGINES, choose
+from clicklog.readers.days import parse_days
+from clicklog.spec.feature_spec import FeatureSpec, load_spec
 
+ENGINES = ("auto", "cpu", "dask")
 ON_BAD_ROWS = ("error", "quarantine")
 SHUFFLES = ("none", "file", "full")
 
+#: Declares the number of threads of a command.
+threads_flag = functools.partial(
+    flag,
+    "number of threads (default: one per core)",
+    lambda: len(os.sched_getaffinity(0)),
+    least=1,
+)
+
 
 @dataclasses.dataclass(frozen=True)
-class EtlSettings:
-    """What a run is asked for.
+class EtlSettings(Settings):
+    """The settings of a run. Each field is a flag of ``python -m etl run``.
 
-    Attributes:
-        input_path: directory of the days, local or remote.
-        output_path: local directory, absent or empty.
-        spec: the columns, vocabulary policies and dense transform.
-        days: which days to use; None: all there are, without a gap.
-        limit_rows: use the first so many lines of each day only.
-        block_mb: MiB of text per unit of work.
-        engine: ``cpu``, ``dask``, or ``auto``: dask where there is a GPU or a scheduler.
-        workers: threads of the cpu engine, processes of dask; None: one per GPU, or per core.
-        scheduler: address of a running Dask cluster to use instead of starting one.
-        on_bad_rows: ``error``: stop at the first; ``quarantine``: keep them in ``rejected/``.
-        max_bad_fraction: of all rows, that may be put there.
-        shuffle: the order of the training rows: as in the log, or by ``seed``, within each day
-            (``file``) or over the ``full`` split.
-        seed: of the shuffle.
-        max_decompressed_gb: of text that a compressed day may become; None: by its first bytes.
-        resume: finish what an interrupted run began.
-        restart: discard what an interrupted run did.
+    Raises:
+        SettingsError: A value is not allowed, or settings contradict each other.
     """
 
-    input_path: str
-    output_path: Path
-    spec: FeatureSpec
-    days: frozenset[int] | None = None
-    limit_rows: int | None = None
-    block_mb: int = 64
-    engine: str = "auto"
-    workers: int | None = None
-    scheduler: str | None = None
-    on_bad_rows: str = "error"
-    max_bad_fraction: float = 0.01
-    shuffle: str = "none"
-    seed: int = 0
-    max_decompressed_gb: float | None = None
-    resume: bool = False
-    restart: bool = False
+    # fmt: off
+    input_path: str = flag("directory of day_0, day_1 …, or one file; local or URL", metavar="RAW")
+    output_path: Path = flag("local directory, absent or empty", metavar="OUT")
+    spec: FeatureSpec = flag(
+        "feature spec, a file or a name (default: that of Criteo's log)", load_spec,
+        parse=load_spec, metavar="TOML"
+    )
+    days: frozenset[int] | None = flag(
+        "use these days only, for example 0-3,7 (default: all, which must have no gap)", None,
+        parse=lambda text: frozenset(parse_days(text)), metavar="LIST"
+    )
+    limit_rows: int | None = flag("use the first N rows of each day only", None, least=1)
+    block_mb: int = flag("MiB of text per unit of work", 64, least=1)
+    engine: str = flag(
+        "cpu: threads of this machine; dask: NVTabular, on GPUs or on a cluster; auto: dask if "
+        "there is a GPU or a --scheduler, else cpu", "auto", choices=ENGINES
+    )
+    workers: int | None = flag(
+        "number of threads or processes (default: one per core; with GPUs, one per GPU)", None,
+        least=1, excludes=("scheduler",)
+    )
+    scheduler: str | None = flag(
+        "address of a running Dask cluster to use instead of starting one", None, metavar="ADDRESS"
+    )
+    on_bad_rows: str = flag(
+        "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
+        "error", choices=ON_BAD_ROWS
+    )
+    max_bad_fraction: float = flag(
+        "with --on_bad_rows quarantine, stop if more than this share of all rows is malformed",
+        0.01, least=0, most=1
+    )
+    shuffle: str = flag(
+        "order of the training rows: as in the log, shuffled within each day, or over all days",
+        "none", choices=SHUFFLES
+    )
+    seed: int = flag("seed of the shuffle", 0, least=0)
+    max_decompressed_gb: float | None = flag(
+        "largest size of a compressed day after decompression, which takes place below OUT and is "
+        "deleted after the run (default: 4 times the size estimated from its first bytes)", None,
+        above=0, most=float("inf")
+    )
+    resume: bool = flag(
+        "continue an interrupted run in OUT; start if there is none", False, excludes=("restart",)
+    )
+    restart: bool = flag("discard an interrupted run in OUT and start again", False)
+    # fmt: on
 
     def __post_init__(self) -> None:
-        # workers of another cluster may run elsewhere
+        # a Dask worker on another machine may have another working directory
         object.__setattr__(self, "output_path", self.output_path.absolute())
-        for name, least in (("limit_rows", 1), ("block_mb", 1), ("workers", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise SettingsError(f"--{name} {value}: at least {least}")
-        for name, allowed in (
-            ("engine", ENGINES), ("on_bad_rows", ON_BAD_ROWS), ("shuffle", SHUFFLES)
-        ):  # fmt: skip
-            if getattr(self, name) not in allowed:
-                raise SettingsError(
-                    f"--{name} {getattr(self, name)}", f"one of {', '.join(allowed)}"
-                )
-        if not 0 <= self.max_bad_fraction <= 1:
-            raise SettingsError(f"--max_bad_fraction {self.max_bad_fraction}: from 0 to 1")
-        if self.max_decompressed_gb is not None and not self.max_decompressed_gb > 0:
-            raise SettingsError(f"--max_decompressed_gb {self.max_decompressed_gb}: more than 0")
-        if self.workers and self.scheduler:
-            raise SettingsError("--workers and --scheduler are both set", "a cluster has its own")
-        if self.resume and self.restart:
-            raise SettingsError("--resume and --restart are both set", "choose one")
-        object.__setattr__(self, "engine", choose(self.engine, self.scheduler))
+        super().__post_init__()
+        if self.engine == "cpu" and self.scheduler:
+            raise SettingsError(
+                f"--engine cpu and --scheduler {self.scheduler} are both set",
+                "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
+            )
 
     @property
     def reject(self) -> bool:
@@ -85,7 +98,7 @@ class EtlSettings:
         return self.on_bad_rows == "quarantine"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form, without what cannot change the result."""
+        """Return a JSON-ready form, without settings that cannot change the result."""
         return {
             "spec": self.spec.to_dict(),
             "days": None if self.days is None else sorted(self.days),
@@ -96,3 +109,36 @@ class EtlSettings:
             "shuffle": self.shuffle,
             "seed": self.seed,
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportSettings(Settings):
+    """The settings of an import. Each field is a flag of ``python -m etl import``.
+
+    Raises:
+        SettingsError: A value is not allowed, or settings contradict each other.
+    """
+
+    # fmt: off
+    input_path: Path = flag(
+        "directory of day_0_dense.npy …, of train/label.bin …, or of a workflow.pkl", metavar="DIR"
+    )
+    output_path: Path = flag("absent or empty directory", metavar="OUT")
+    num_embeddings_per_feature: tuple[int, ...] | None = flag(
+        "rows of each embedding table (default: those in feature_spec.yaml, else 1 + the largest "
+        "id of the data)", None
+    )
+    modulo: bool = flag(
+        "take ids modulo these sizes, as hashes=… of TorchRec's iterator does", False
+    )
+    workers: int = threads_flag()
+    resume: bool = flag("continue an interrupted import", False, excludes=("restart",))
+    restart: bool = flag("discard an interrupted import and start again", False)
+    trust_pickle: bool = flag(
+        "open a workflow.pkl: this RUNS whatever code is in it; only if you trust its origin", False
+    )
+    spec: str | None = flag(
+        "feature spec of the raw rows that a workflow.pkl was fitted on (default: from the "
+        "workflow: integers are int, text is string)", None, metavar="TOML"
+    )
+    # fmt: on

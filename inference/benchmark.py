@@ -1,25 +1,24 @@
-"""Latency and throughput of scoring by batch size, beside what stock NVTabular would take.
+"""Latency and throughput of scoring by batch size, compared with NVTabular and TorchRec.
 
-In one process, on the same rows, in turn: every system does a batch, then every system the next
-one, so that a noisy moment of the machine meets all of them.
+Both systems score the same rows in one process. They take turns batch by batch, so that other load
+on the machine affects both.
 
-- *ours*: rows as dicts (JSON's form) → ``Predictor.predict``; and its stages one by one: read
-  (dicts → typed columns), encode (→ ids and dense features), lookup (→ embeddings), dense (the
-  rest of the model).
-- *stock*: the same rows as a pandas frame, made beforehand → the genuine ``Workflow.transform`` →
-  a KeyedJaggedTensor → TorchRec's DLRM with the same weights.
+- *ours*: rows as dicts (as in JSON) → ``Predictor.predict``; and its stages: read (dicts → typed
+  columns), encode (→ ids and dense features), lookup (→ embeddings), dense (the rest of the model).
+- *stock*: the same rows as a pandas frame, made beforehand → NVTabular's ``Workflow.transform`` → a
+  KeyedJaggedTensor → TorchRec's DLRM with the same weights.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,27 +26,27 @@ import torch
 
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
-from clicklog.readers.raw import Piece, stream_pieces
+from clicklog.readers.stream import UnparsedRows, stream_unparsed
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
 from inference.inputs.values import RowReader
-from inference.predictor import Predictor, input_spec
+from inference.predictor import Predictor
 
 _PIECE_BYTES = 2 << 20
-_MOST_ROWS = 1 << 17
+_MAX_ROWS = 1 << 17
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """One stage at one batch size.
+    """The times of one stage at one batch size.
 
     Attributes:
-        batch: rows of a batch.
-        stage: what was timed.
-        p50: milliseconds a batch; p90 and p99 likewise.
-        rows_per_s: rows of a batch over the median.
-        batches: how many were timed.
+        batch: Rows in a batch.
+        stage: Name of the stage.
+        p50: Median time of a batch in milliseconds; p90 and p99 likewise.
+        rows_per_s: Rows in a batch divided by the median time.
+        batches: Number of batches timed.
     """
 
     batch: int
@@ -59,19 +58,22 @@ class Timing:
     batches: int
 
 
-def run_benchmark(predictor: Predictor, args: argparse.Namespace, sizes: list[int]) -> None:
-    """Measure, print a table, and write ``--json``."""
-    spec = input_spec(predictor.spec, args.input, args.format)
-    pieces = _pieces(args.input, spec, max(*sizes, 1 << 14))
-    stock = None
-    if args.workflow is not None:
-        from inference.stock import Stock
+def run_benchmark(
+    predictor: Predictor,
+    pieces: list[UnparsedRows],
+    sizes: Sequence[int],
+    seconds: float,
+    stock: Any,
+    file: Path | None,
+) -> None:
+    """Measure batches of all ``sizes``, print a table, and write it to a JSON file as well.
 
-        stock = Stock(args.workflow, args.checkpoint, predictor.model.device)
+    The other arguments are those of :func:`measure`.
+    """
     timings = []
     for size in sizes:
-        timings += measure(predictor, stock, pieces, size, args.seconds)
-    bulk = measure_bulk(predictor, pieces, args.seconds)
+        timings += measure(predictor, stock, pieces, size, seconds)
+    bulk = measure_bulk(predictor, pieces, seconds)
     result = {
         "machine": {
             "processor": platform.processor() or platform.machine(),
@@ -87,34 +89,34 @@ def run_benchmark(predictor: Predictor, args: argparse.Namespace, sizes: list[in
         "bulk_one_thread": bulk,
     }
     _print(timings, bulk)
-    if args.json is not None:
-        write_json(args.json, result)
+    if file is not None:
+        write_json(file, result)
 
 
-def _pieces(path: str, spec: FeatureSpec, rows: int) -> list[Piece]:
-    """The first pieces of a file, with at least so many rows if it has them."""
+def first_pieces(path: str, spec: FeatureSpec, rows: int) -> list[UnparsedRows]:
+    """Return the first pieces of a file, with at least ``rows`` rows if it has them."""
     pieces, count = [], 0
-    for piece in stream_pieces(path, spec, block_bytes=_PIECE_BYTES):
+    for piece in stream_unparsed(path, spec, block_bytes=_PIECE_BYTES):
         pieces.append(piece)
         count += len(piece.parse(reject=True))
         if count >= rows:
             break
     if not count:
-        raise SettingsError(f"{path}: no well-formed row", "there is nothing to measure with")
+        raise SettingsError(f"{path}: no well-formed row", "pass a file with valid rows")
     return pieces
 
 
 def measure(
-    predictor: Predictor, stock: Any, pieces: list[Piece], size: int, seconds: float
+    predictor: Predictor, stock: Any, pieces: list[UnparsedRows], size: int, seconds: float
 ) -> list[Timing]:
     """Time all stages on batches of ``size`` rows.
 
     Args:
-        predictor: to be measured.
-        stock: an :class:`inference.stock.Stock`, or None to do without.
-        pieces: where rows are taken from, again and again if they are few.
-        size: rows of a batch.
-        seconds: how long to go on; the stock system is given as much time, and one batch at least.
+        predictor: The predictor to measure.
+        stock: The baseline, an :class:`inference.stock.Stock`; None to measure without it.
+        pieces: The rows, which are repeated if they are too few.
+        size: Rows in a batch.
+        seconds: Time for the predictor, and for the baseline, which scores one batch at least.
     """
     taken: dict[str, list[float]] = {}
     batches = _batches(predictor.spec, pieces, size)
@@ -170,12 +172,12 @@ def _timing(size: int, stage: str, seconds: list[float]) -> Timing:
 
 
 def _batches(
-    spec: FeatureSpec, pieces: list[Piece], size: int
+    spec: FeatureSpec, pieces: list[UnparsedRows], size: int
 ) -> Iterator[tuple[list[dict], RawRows]]:
-    """Batches of ``size`` rows for ever, as dicts and as typed columns."""
+    """Yield batches of ``size`` rows without end, as dicts and as typed columns."""
     dicts = []
     for piece in pieces:
-        dicts += to_dicts(piece.parse(reject=True), spec, limit=_MOST_ROWS - len(dicts))
+        dicts += to_dicts(piece.parse(reject=True), spec, limit=_MAX_ROWS - len(dicts))
     dicts *= -(-size // len(dicts))
     reader = RowReader(spec)
     for at in itertools.cycle(range(0, len(dicts) - size + 1, size)):
@@ -184,7 +186,7 @@ def _batches(
 
 
 def to_dicts(rows: RawRows, spec: FeatureSpec, *, limit: int) -> list[dict[str, Any]]:
-    """Parsed rows as JSON would bring them: hex32 as its digits, missing values as None."""
+    """Convert parsed rows to dicts as in JSON: hex32 as digits, missing values as None."""
     columns = {}
     for j, column in enumerate(spec.dense):
         values = rows.dense[j][:limit].astype(np.int64 if column.raw == "int32" else np.float64)
@@ -210,12 +212,14 @@ def _plain(values: Any, raw: str) -> list:
 def _optional(values: list, missing: np.ndarray, bit: int) -> list:
     absent = ((missing >> np.uint64(bit)) & np.uint64(1)).tolist()
     return [
-        None if gone else value for value, gone in zip(values, absent[: len(values)], strict=True)
+        None if bit else value for value, bit in zip(values, absent[: len(values)], strict=True)
     ]
 
 
-def measure_bulk(predictor: Predictor, pieces: list[Piece], seconds: float) -> dict[str, float]:
-    """Rows/s of one thread in bulk: parse (file bytes → columns), encode, model; CPU seconds."""
+def measure_bulk(
+    predictor: Predictor, pieces: list[UnparsedRows], seconds: float
+) -> dict[str, float]:
+    """Measure bulk scoring: rows per second of one thread's CPU time, for each stage."""
     spent = dict.fromkeys(("parse", "encode", "model"), 0.0)
     rows = 0
     threads = torch.get_num_threads()

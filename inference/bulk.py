@@ -1,8 +1,9 @@
-"""Scoring files of any size: pieces go through parsing, encoding and the model in threads.
+"""Scoring of files of any size, in threads and in bounded memory.
 
-A piece is some megabytes of the input. Threads take whole pieces, all heavy work runs without the
-interpreter lock, and the scores are put back in the order of the rows. Memory is bounded by the
-pieces under way and one part (:mod:`inference.parts`). Scores do not depend on the threads.
+The input is cut into pieces of some megabytes. Each thread parses, encodes and scores whole pieces,
+mostly without the interpreter lock, and the scores are put back in the order of the rows. Memory is
+bounded by the pieces in work and one part (:mod:`inference.parts`). Scores do not depend on the
+number of threads.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tqdm import tqdm
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import OutputError, SchemaError, SettingsError
 from clicklog.readers.lines import filesystem_of
-from clicklog.readers.raw import Piece, header_lines, stream_pieces
+from clicklog.readers.stream import UnparsedRows, stream_unparsed
+from clicklog.readers.text_rows import header_lines
 from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.threads import in_order
@@ -38,13 +40,13 @@ from inference.predictor import Predictor, input_spec
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 4 << 20
-#: Pieces of a part: what is done again at most after an interruption.
+#: Pieces in a part: the most that is scored again after an interruption.
 PART_PIECES = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """What :func:`predict_file` did: rows scored, rows rejected and the file that has them."""
+    """Result of :func:`predict_file`: rows scored, rows rejected and the file with the rejected."""
 
     rows: int
     rejected: int
@@ -73,35 +75,34 @@ def predict_file(
 ) -> Scored:
     """Score a raw log, with or without labels, in bounded memory.
 
-    The output has a row for each row of the input, in its order: ``row`` int64 (from 0; a header is
-    none), the columns asked for, ``probability`` float32, and ``label`` uint8 if the input has it.
+    The output has a row for each row of the input, in its order: ``row`` int64 (from 0, without
+    the header), ``id_columns``, ``probability`` float32, and ``label`` uint8 if the input has it.
 
     Args:
-        predictor: the workflow and the model.
-        input_path: tab- or comma-separated text, also compressed, or parquet; local or remote.
-        output_path: parquet file; appears when it is whole.
-        replicas: the same on further devices, which take pieces in turn.
-        file_format: of the input: tsv, csv or parquet; None: as the training log, but parquet where
-            the file is called so.
-        id_columns: columns of the input to copy.
-        reject: write malformed rows to ``OUTPUT.rejected.tsv`` instead of stopping at the first.
-        need_label: refuse an input without labels.
-        workers: threads; None: as many as there are cores.
-        resume: go on behind the last part of an earlier run with the same arguments, if there was
-            one.
-        piece_bytes: of the input that are scored at once.
+        predictor: The workflow and the model.
+        input_path: Tab- or comma-separated text, also compressed, or parquet; local or remote.
+        output_path: Parquet file, which appears when it is complete.
+        replicas: The predictor on further devices, which take pieces in turn.
+        file_format: Format of the input: tsv, csv or parquet; None for that of the training log, or
+            parquet if the path ends so.
+        id_columns: Columns of the input to copy.
+        reject: Write malformed rows to ``OUTPUT.rejected.tsv`` instead of stopping at the first.
+        need_label: Refuse an input without labels.
+        workers: Number of threads; None for the number of cores.
+        resume: Continue after the last part of an earlier run with the same arguments, if any.
+        piece_bytes: Bytes of the input in a piece.
 
     Raises:
-        BadInputError, BadRowError: the input, naming file, line, column and value.
-        SchemaError: an id column, or the label, is not there.
-        OutputError: the output exists, or cannot be written, or an earlier run was another one.
+        BadInputError, BadRowError: The input is missing or malformed.
+        SchemaError: An id column, or the label, is missing.
+        OutputError: The output exists or cannot be written, or the earlier run had other arguments.
     """
-    from inference.parts import Parts
+    from inference.parts import open_parts
 
     if output_path.exists():
         raise OutputError(f"{output_path} exists", "choose another --output, or remove it first")
     spec = input_spec(predictor.spec, input_path, file_format)
-    pieces = stream_pieces(input_path, spec, block_bytes=piece_bytes)
+    pieces = stream_unparsed(input_path, spec, block_bytes=piece_bytes)
     first = next(pieces)
     if need_label and not first.label:
         raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
@@ -111,28 +112,28 @@ def predict_file(
     key = _key(predictor, input_path, spec, ids, reject, piece_bytes)
     bar = tqdm(desc="predict", unit="rows", unit_scale=True, disable=None)
     rejected_file = output_path.with_name(f"{output_path.name}.rejected.tsv")
-    with Parts(output_path, key, resume=resume) as parts, bar:
+    with open_parts(output_path, key, resume=resume) as parts, bar:
         if parts.done:
             bar.update(parts.rows)
-            log.info("%s: resumed behind row %d", output_path, parts.rows)
+            log.info("%s: resumed after row %d", output_path, parts.rows)
         left = itertools.islice(pieces, parts.done * PART_PIECES, None)
 
         turns = itertools.cycle([predictor, *replicas])
 
-        def work(task: tuple[Predictor, Piece]) -> _Result:
+        def work(task: tuple[Predictor, UnparsedRows]) -> _Result:
             return _score(*task, ids, reject)
 
         tasks = zip(turns, left, strict=False)
         with _one_torch_thread():
             for part in _chunks(in_order(work, tasks, workers, "predict"), PART_PIECES, bar):
-                parts.add([one.table for one in part], b"".join(one.rejected for one in part))
+                parts.add([r.table for r in part], b"".join(r.rejected for r in part))
         rows, rejected = parts.finish(rejected_file)
     if rejected:
         log.warning("%s: %d malformed rows left out: %s", input_path, rejected, rejected_file)
     return Scored(rows, rejected, rejected_file)
 
 
-def _score(predictor: Predictor, piece: Piece, ids: IdColumns, reject: bool) -> _Result:
+def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bool) -> _Result:
     rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
     columns |= ids.read(piece, rows.line)
@@ -142,8 +143,8 @@ def _score(predictor: Predictor, piece: Piece, ids: IdColumns, reject: bool) -> 
     return _Result(pa.table(columns), _describe(piece, rows))
 
 
-def _describe(piece: Piece, rows: RawRows) -> bytes:
-    """Line (from 1), reason and raw text of a piece's bad rows."""
+def _describe(piece: UnparsedRows, rows: RawRows) -> bytes:
+    """Return line (from 1), reason and raw text of a piece's malformed rows."""
     begin = piece.first + 1 + header_lines(piece.spec)
     return b"".join(
         b"%d\t%s\t%s\n"
@@ -154,7 +155,7 @@ def _describe(piece: Piece, rows: RawRows) -> bytes:
 
 @contextlib.contextmanager
 def _one_torch_thread() -> Iterator[None]:
-    """Our threads take pieces; PyTorch's own in each of them would only be in the way."""
+    """Set PyTorch to one thread: pieces are scored in parallel already."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -183,7 +184,7 @@ def _key(
     reject: bool,
     piece_bytes: int,
 ) -> dict[str, Any]:
-    """What the parts depend on."""
+    """Return everything that the parts depend on."""
     filesystem, name = filesystem_of(path)
     info = filesystem.info(name)
     state = {
@@ -200,7 +201,7 @@ def _key(
 
 
 def _digest(predictor: Predictor) -> str:
-    """Of the dense layers: trained together with the tables, they tell models apart."""
+    """Return a digest of the dense layers, which differ between models as the tables do."""
     table = predictor.model.table
     digest = hashlib.sha256(f"{table.kind} {tuple(table.values.shape)}".encode())
     for layer in itertools.chain(*predictor.model.layers.values()):
@@ -210,14 +211,14 @@ def _digest(predictor: Predictor) -> str:
 
 
 def evaluate_file(path: Path) -> Metrics:
-    """Metrics of a file that :func:`predict_file` wrote; takes about 60 bytes of memory a row.
+    """Return the metrics of a file that :func:`predict_file` wrote, with 60 bytes of memory a row.
 
     Raises:
-        SettingsError: it has no labels.
+        SettingsError: The file has no labels.
     """
     with pq.ParquetFile(path) as file:
         if "label" not in file.schema_arrow.names:
-            raise SettingsError(f"{path}: there are no labels", "leave --evaluate out")
+            raise SettingsError(f"{path}: no labels", "leave out --evaluate")
         table = file.read(columns=["probability", "label"])
     probabilities = np.concatenate([to_numpy(c) for c in table["probability"].chunks])
     labels = np.concatenate([to_numpy(c) for c in table["label"].chunks])

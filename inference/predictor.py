@@ -1,4 +1,4 @@
-"""One saved workflow and one trained model, put together."""
+"""A saved workflow and a trained model, which together score raw rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from clicklog.errors import BadInputError, SettingsError
-from clicklog.readers.raw import stream_pieces
+from clicklog.readers.stream import stream_unparsed
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec.columns import InputFormat
 from clicklog.spec.feature_spec import FeatureSpec
@@ -25,21 +25,21 @@ from workflows import compiled
 from workflows.compiled.workflow import Ids
 from workflows.description import inspect, verify
 
-#: Rows that go through the model at once: bounds the memory of its activations.
+#: Rows that the model scores at once; bounds the memory of its activations.
 MODEL_ROWS = 8192
-#: Rows from which on a column at a time is faster than a row at a time.
+#: From this number of rows on, reading column by column is faster than row by row.
 MANY_ROWS = 16
 _BLOCK_BYTES = 16 << 20
 
 
 class Predictor:
-    """Scores raw rows as the model would have scored them in training's evaluation.
+    """Scores raw rows as the evaluation in training scores them. Made by :meth:`load`.
 
-    Thread-safe: nothing is changed by scoring. Made by :meth:`load`.
+    Thread-safe, because scoring changes nothing.
 
     Attributes:
-        workflow: encodes rows; on the CPU.
-        model: scores what was encoded.
+        workflow: Encodes rows, on the CPU.
+        model: Scores encoded rows.
     """
 
     def __init__(self, workflow: compiled.CompiledWorkflow, model: ServingModel) -> None:
@@ -59,20 +59,19 @@ class Predictor:
         """Open a bundle, or a saved workflow and a training checkpoint.
 
         Args:
-            path: of the bundle; with ``checkpoint``, of the saved workflow.
-            checkpoint: directory of a training checkpoint, of any world size. It is read into
-                memory; a bundle is mapped, which takes no time.
-            device: where the model goes; it must hold all tables. Rows are encoded on the CPU.
-            tables: the type that embeddings are kept in: float32, float16 (half the memory) or
-                int8 (a quarter and 8 bytes a row); None: the bundle's, float32 of a checkpoint.
-            check: read all files of the bundle or workflow first, compare their digests, and check
-                every id and offset in them. A checkpoint's are always compared.
+            path: Directory of the bundle; with ``checkpoint``, of the saved workflow.
+            checkpoint: Directory of a training checkpoint of any world size. It is read into
+                memory, whereas a bundle is mapped.
+            device: Device of the model, which must hold all tables. Rows are encoded on the CPU.
+            tables: Type of the embeddings: float32, float16 (half the memory) or int8 (a quarter,
+                and 8 bytes a row). None for the bundle's type, or float32 for a checkpoint.
+            check: Read all files of the bundle or workflow, compare them with their digests, and
+                check every id and offset in them. A checkpoint's digests are always compared.
 
         Raises:
-            BadInputError: one of them is missing or damaged.
-            SchemaError: they do not belong together.
-            SettingsError: there is no such device, or the bundle's tables are of another type
-                already.
+            BadInputError: A file is missing or damaged.
+            SchemaError: Workflow and model do not belong together.
+            SettingsError: The device cannot be used, or the bundle's tables cannot be converted.
         """
         if tables is not None and tables not in KINDS:
             raise SettingsError(f"tables {tables!r}", f"one of {', '.join(KINDS)}")
@@ -80,7 +79,7 @@ class Predictor:
         if checkpoint is None:
             if not is_bundle(path) and (Path(path) / "metadata.json").is_file():
                 raise BadInputError(
-                    f"{path}: a saved workflow, no bundle", "pass a checkpoint, too"
+                    f"{path}: a saved workflow, not a bundle", "also pass a checkpoint"
                 )
             return cls(*_with_tables(*read_bundle(path, device, check=check), tables))
         if check:
@@ -91,7 +90,11 @@ class Predictor:
         return cls(*_with_tables(workflow, model, tables))
 
     def on(self, device: torch.device | str) -> Predictor:
-        """The same, with the model on another device. Raises SettingsError if there is none."""
+        """Return this predictor with its model on another device.
+
+        Raises:
+            SettingsError: The device cannot be used.
+        """
         return Predictor(self.workflow, self.model.to(usable(device)))
 
     @property
@@ -100,51 +103,51 @@ class Predictor:
         return self.workflow.spec
 
     def predict(self, rows: Any) -> np.ndarray:
-        """Probabilities of a click.
+        """Return the probabilities of a click.
 
         Args:
-            rows: any of: a list of dicts, one for each row; a frame (pandas, Polars, …) or Arrow
-                table; a dict of arrays or lists, one for each column; the path of a file in the
-                spec's format, or of a parquet file. Columns go by name, further ones (a label
-                among them) are ignored. Missing are None, NaN, NA, an empty string or list.
-                Integers may be held by floats that hold them exactly, hex32 also by their digits,
-                lists by lists or arrays.
+            rows: A list of dicts, one for each row; a frame (pandas, Polars, …) or Arrow table; a
+                dict of arrays or lists, one for each column; or the path of a file in the spec's
+                format or of a parquet file. Columns are found by name, and further ones (such as
+                the label) are ignored. Missing values are None, NaN, NA, an empty string or list.
+                Integers may also be floats without a fraction, hex32 their digits, and lists
+                arrays.
 
         Returns:
-            float32 [rows], in their order.
+            Float32 [rows], in their order.
 
         Raises:
-            SchemaError: a column is missing, or of a type that cannot hold its raw type.
-            InvalidRowError: a value that its column cannot hold, with row and column.
-            BadInputError, BadRowError: a file that is missing or malformed.
+            SchemaError: A column is missing, or has a type that cannot hold its raw type.
+            InvalidRowError: A column cannot hold a value.
+            BadInputError, BadRowError: A file is missing or malformed.
         """
         return self.predict_rows(self.read(rows)) if not _is_path(rows) else self._file(rows)
 
     def read(self, rows: Any) -> RawRows:
-        """Rows in memory as typed columns; takes and raises what :meth:`predict` does."""
+        """Convert rows in memory to typed columns; see :meth:`predict`."""
         if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
             read_few = len(rows) < MANY_ROWS
             return self._reader.read(rows) if read_few else read_dicts(rows, self.spec)
         return read_columns(rows, self.spec)
 
     def predict_rows(self, rows: RawRows) -> np.ndarray:
-        """Probabilities float32 [n] of parsed rows, with or without labels."""
+        """Return the probabilities float32 [n] of parsed rows, with or without labels."""
         encoded = self.workflow.transform(rows)
         return self.predict_encoded(encoded.dense, encoded.ids)
 
     @torch.inference_mode()
-    def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | Sequence[Ids]) -> np.ndarray:
-        """Probabilities float32 [n] of what the workflow makes of rows; see EncodedRows."""
+    def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
+        """Return the probabilities float32 [n] of dense and ids of EncodedRows."""
         count = dense.shape[1]
         if count <= MODEL_ROWS:
             return self._score(dense, ids) if count else np.empty(0, np.float32)
-        pieces = [
+        scores = [
             self._score(dense[:, at : at + MODEL_ROWS], cut_ids(ids, at, at + MODEL_ROWS))
             for at in range(0, count, MODEL_ROWS)
         ]
-        return np.concatenate(pieces)
+        return np.concatenate(scores)
 
-    def _score(self, dense: np.ndarray, ids: np.ndarray | Sequence[Ids]) -> np.ndarray:
+    def _score(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
         logits = self.model.logits(dense, self.model.lookup(ids))
         return torch.sigmoid(logits).cpu().numpy()
 
@@ -152,7 +155,7 @@ class Predictor:
         spec = input_spec(self.spec, str(path))
         pieces = [
             self.predict_rows(piece.without_label().parse())
-            for piece in stream_pieces(str(path), spec, block_bytes=_BLOCK_BYTES)
+            for piece in stream_unparsed(str(path), spec, block_bytes=_BLOCK_BYTES)
         ]
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 
@@ -169,12 +172,13 @@ def _is_path(rows: Any) -> bool:
 
 
 def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> FeatureSpec:
-    """The spec for a file, whatever format the training log had.
+    """Return the spec for a file, which may have another format than the training log.
 
     Args:
-        spec: the workflow's.
-        path: parquet is known by the ending of the name.
-        file_format: tsv, csv or parquet; None: the spec's, but for files that are called parquet.
+        spec: The workflow's spec.
+        path: Path of the file.
+        file_format: tsv, csv or parquet; None for the spec's format, or parquet if the path ends
+            so.
     """
     if file_format is None and path.endswith((".parquet", ".pq")):
         file_format = "parquet"
@@ -186,7 +190,7 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
 
 
 def cut_ids(ids: np.ndarray | Sequence[Ids], begin: int, end: int) -> np.ndarray | list[Ids]:
-    """The ids of some rows."""
+    """Return the ids of the rows from ``begin`` to ``end``."""
     if isinstance(ids, np.ndarray):
         return ids[:, begin:end]
     return [_cut_column(column, begin, end) for column in ids]

@@ -1,4 +1,4 @@
-"""Scoring as one would without this project: the benchmark's other side, and the tests' reference.
+"""Scoring without this project: the baseline of the benchmark, and the reference of tests.
 
 Frame → ``nvtabular.Workflow.transform`` → KeyedJaggedTensor → TorchRec's DLRM.
 """
@@ -26,7 +26,7 @@ Timed = Callable[[str, Callable[[], Any]], Any]
 
 
 class Stock:
-    """The genuine Workflow and the plain model."""
+    """NVTabular's Workflow and TorchRec's model."""
 
     def __init__(self, workflow: Path, checkpoint: Path, device: torch.device) -> None:
         description = inspect(workflow)
@@ -36,11 +36,11 @@ class Stock:
         self._model, _ = load_model(checkpoint, device)
 
     def frame(self, rows: RawRows) -> pd.DataFrame:
-        """The frame that the Workflow takes, without labels."""
+        """Return the frame that the Workflow transforms, without labels."""
         return to_frame(rows, self.spec)
 
     def predict(self, frame: pd.DataFrame, timed: Timed) -> np.ndarray:
-        """Probabilities float32 [n]; ``timed`` runs a stage and takes its time."""
+        """Return probabilities float32 [n]; ``timed`` runs a stage and measures its time."""
         features = timed("  Workflow.transform", lambda: self._workflow.transform(frame))
         return timed("  plain model", lambda: self._score(features))
 
@@ -52,7 +52,7 @@ class Stock:
 
 
 def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-    """What a Workflow made, as the model takes it: dense float32 [n, columns], and the ids."""
+    """Convert a Workflow's output to the model's inputs: dense float32 [n, columns], and ids."""
     values, lengths = [], []
     for name in schema.categorical:
         column = features[name]
@@ -68,4 +68,4 @@ def to_tensors(features: pd.DataFrame, schema: Any) -> tuple[torch.Tensor, Keyed
         lengths=torch.from_numpy(np.concatenate(lengths)),
     )
     dense = features[list(schema.dense)].to_numpy(np.float32)
-    return torch.from_numpy(np.array(dense)), sparse  # a copy: pandas hands out read-only ones
+    return torch.from_numpy(np.array(dense)), sparse  # a copy: pandas' array may be read-only

@@ -1,76 +1,31 @@
-"""Look into a saved workflow."""
+"""Show the contents of a saved workflow."""
 
 from __future__ import annotations
 
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
 import sys
-from pathlib import Path
 
+from clicklog.command_line import run_subcommand
 from clicklog.errors import run_command
+
+#: Subcommand → its module and its help.
+COMMANDS = {
+    "inspect": (
+        "workflows.commands.inspect",
+        "operators, vocabularies, statistics, sizes on disk and of tables",
+    ),
+    "lookup": (
+        "workflows.commands.lookup",
+        "what an id of a column stands for, or which id a value has",
+    ),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status."""
-    return run_command(lambda: _run(argv))
-
-
-def _run(argv: list[str] | None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m workflows", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    inspect = commands.add_parser(
-        "inspect", help="operators, vocabularies, statistics, sizes on disk and of tables"
-    )
-    inspect.add_argument("workflow", type=Path, metavar="OUT/workflow")
-    inspect.set_defaults(function=_inspect)
-    lookup = commands.add_parser(
-        "lookup", help="what an id of a column stands for, or which id a value has"
-    )
-    lookup.add_argument("workflow", type=Path, metavar="OUT/workflow")
-    lookup.add_argument("column", metavar="COLUMN", help="name of a categorical column")
-    asked = lookup.add_mutually_exclusive_group(required=True)
-    asked.add_argument("id", type=int, nargs="?", metavar="ID")
-    asked.add_argument(
-        "--value", metavar="VALUE", help='as in the raw log, e.g. 0a1b2c3d; "" is a missing one'
-    )
-    lookup.set_defaults(function=_lookup)
-    for command in (inspect, lookup):
-        command.add_argument(
-            "--skip_digests",
-            action="store_true",
-            help="do not read all files first to compare them with their digests",
-        )
-    args = parser.parse_args(argv)
-    args.function(args)
-
-
-def _verify(args: argparse.Namespace) -> None:
-    if not args.skip_digests:
-        from workflows.description import inspect, verify
-
-        verify(args.workflow, inspect(args.workflow))
-
-
-def _inspect(args: argparse.Namespace) -> None:
-    from workflows.report import report
-
-    _verify(args)
-    print(report(args.workflow))
-
-
-def _lookup(args: argparse.Namespace) -> None:
-    from workflows.lookup import id_of, meaning_of
-    from workflows.report import in_words
-
-    _verify(args)
-    meaning = (
-        meaning_of(args.workflow, args.column, args.id)
-        if args.value is None
-        else id_of(args.workflow, args.column, args.value)
-    )
-    print(in_words(args.workflow, args.column, meaning))
+    """Run a subcommand and return the exit status."""
+    return run_command(lambda: run_subcommand("python -m workflows", __doc__, COMMANDS, argv))
 
 
 if __name__ == "__main__":

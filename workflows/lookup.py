@@ -1,4 +1,4 @@
-"""What an id of a saved workflow stands for, and which id a value has. Reads no NVTabular."""
+"""Find what an id of a saved workflow stands for, and which id a value has; without NVTabular."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.spec.feature_spec import (
     FIRST_OOV_ID,
-    LARGEST_INT,
     NULL_ID,
     PADDING_ID,
     CategoricalColumn,
 )
+from clicklog.spec.raw_types import HEX32_PATTERN, RAW_TYPES, as_log_text
 from clicklog.strings import strings
 from workflows.description import WorkflowDescription, inspect
 
 
 @dataclasses.dataclass(frozen=True)
 class Meaning:
-    """What an id stands for.
+    """The meaning of an id.
 
     Attributes:
         id: the id.
         kind: ``padding``, ``null``, ``oov`` (out of vocabulary, or hashed) or ``value``.
-        value: as it stands in a raw log; None unless ``kind`` is ``value``.
-        count: how often it occurred in the training days, in all columns of its vocabulary; None
-            where nobody counted: padding, and the ids of hashed columns.
+        value: the value as in a raw log; None unless ``kind`` is ``value``.
+        count: number of occurrences in the training days, in all columns of the vocabulary; None
+            where they are not counted: padding, and the ids of hashed columns.
     """
 
     id: int
@@ -45,11 +45,11 @@ class Meaning:
 
 
 def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
-    """What an id of a column stands for.
+    """Return what an id of a column stands for.
 
     Raises:
-        BadInputError: no saved workflow there, or a damaged one.
-        SettingsError: no such column, or an id that its table has not.
+        BadInputError: there is no saved workflow, or it is damaged.
+        SettingsError: there is no such column, or its table has no such id.
     """
     description = inspect(path)
     spec, vocabulary = _column(description, column), description.vocabularies[column]
@@ -61,49 +61,59 @@ def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
     if number == PADDING_ID:
         return Meaning(number, "padding")
     if number == NULL_ID:
-        return Meaning(number, "null", count=observed and observed["null"])
+        return Meaning(number, "null", count=observed["null"] if observed else None)
     if number < spec.reserved_ids:
-        alone = observed is not None and spec.oov_ids == 1
-        return Meaning(number, "oov", count=observed["oov"] if alone else None)
+        alone = spec.oov_ids == 1
+        return Meaning(number, "oov", count=observed["oov"] if observed and alone else None)
     row = number - spec.reserved_ids
     with _opened(Path(path) / vocabulary.file) as file:
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
             if row < rows:
                 values, counts = file.read_row_group(group).slice(row, 1).columns
-                return Meaning(number, "value", _shown(values[0].as_py(), spec), counts[0].as_py())
+                return Meaning(
+                    number, "value", as_log_text(values[0].as_py(), spec.raw), counts[0].as_py()
+                )
             row -= rows
     raise BadInputError(
-        f"{Path(path) / vocabulary.file}: has no row for id {number} of column {column}",
+        f"{Path(path) / vocabulary.file}: no row for id {number} of column {column}",
         "copy the whole workflow directory again, or fit it again",
     )
 
 
 def id_of(path: Path | str, column: str, text: str) -> Meaning:
-    """The id of a value, written as in a raw log ("" is a missing one), and what it stands for.
+    """Return the id of a value and its meaning.
+
+    Args:
+        path: the workflow's directory.
+        column: name of a categorical column.
+        text: the value as in a raw log; "" is a missing value.
 
     Raises:
-        BadInputError: no saved workflow there, or a damaged one.
-        SettingsError: no such column, or a text that is no value of it, or no id: a missing list.
+        BadInputError: there is no saved workflow, or it is damaged.
+        SettingsError: there is no such column, the text is not a value of it, or the value has no
+            id because a missing list is an empty list.
     """
     description = inspect(path)
     spec, vocabulary = _column(description, column), description.vocabularies[column]
     if not text and spec.multi_hot:
         raise SettingsError(
-            f"column {column} holds lists: a missing one is an empty one, and has no id",
-            "ask for a value of a list",
+            f"column {column} holds lists: a missing list is an empty list and has no id",
+            "pass a value of a list",
         )
     if not text:
         return meaning_of(path, column, NULL_ID)
     value = _parsed(text, spec)
-    scalar = (strings([value]) if spec.raw == "string" else to_arrow(np.array([value])))[0]
+    scalar = (strings([str(value)]) if spec.raw == "string" else to_arrow(np.array([value])))[0]
     first = spec.reserved_ids
     with _opened(Path(path) / vocabulary.file) as file:
         for group in range(file.num_row_groups):
             values, counts = file.read_row_group(group).columns
             row = pc.index(values, scalar).as_py()
             if row >= 0:
-                return Meaning(first + row, "value", _shown(value, spec), counts[row].as_py())
+                return Meaning(
+                    first + row, "value", as_log_text(value, spec.raw), counts[row].as_py()
+                )
             first += len(values)
     return meaning_of(path, column, FIRST_OOV_ID + _hash(value, spec) % spec.oov_ids)
 
@@ -133,19 +143,14 @@ def _opened(file: Path) -> Iterator[pq.ParquetFile]:
 def _parsed(text: str, column: CategoricalColumn) -> int | str:
     if column.raw == "string":
         return text
-    if column.raw == "hex32":
-        value = int(text, 16) if re.fullmatch("[0-9a-fA-F]{1,8}", text) else None
-        wanted = "1 to 8 hexadecimal digits are needed"
-    else:
-        value = int(text) if re.fullmatch("[+-]?[0-9]+", text) else None
-        wanted = f"an integer of at most {LARGEST_INT} is needed"
-    if value is None or abs(value) > LARGEST_INT:
-        raise SettingsError(f"column {column.name}: {text!r}: {wanted}")
+    kind = RAW_TYPES[column.raw]
+    is_hex = column.raw == "hex32"
+    if not re.fullmatch(HEX32_PATTERN if is_hex else "[+-]?[0-9]+", text):
+        raise SettingsError(f"column {column.name}: {text!r}: {kind.syntax}")
+    value = int(text, 16 if is_hex else 10)
+    if not kind.contains(value):
+        raise SettingsError(f"column {column.name}: {text!r}: {kind.range}")
     return value
-
-
-def _shown(value: int | str, column: CategoricalColumn) -> str:
-    return f"{value:08x}" if column.raw == "hex32" else str(value)
 
 
 def _hash(value: int | str, column: CategoricalColumn) -> int:

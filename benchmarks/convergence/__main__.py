@@ -12,12 +12,13 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
+import dataclasses
+import functools
 import itertools
 import shutil
 import sys
 
-from benchmarks.harness import Metric, Table, start_logging
+from benchmarks.harness import Metric, Table, run_benchmark
 from benchmarks.training_runs import (
     METRICS,
     SMALL_MODEL,
@@ -28,7 +29,8 @@ from benchmarks.training_runs import (
     training_run,
 )
 from benchmarks.venvs import BUILD
-from clicklog.errors import SettingsError, run_command
+from clicklog.command_line import Settings, flag
+from clicklog.errors import SettingsError
 
 #: What none of the runs should be below the oracle by.
 TARGET = 0.02
@@ -44,44 +46,54 @@ MODELS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class ConvergenceSettings(Settings):
+    """The settings of the benchmark."""
+
+    optimizers: tuple[str, ...] = flag("optimizers", OPTIMIZERS, choices=OPTIMIZERS)
+    global_batches: tuple[int, ...] = flag("global batches", (256, 2048, 16384, 65536), least=1)
+    models: tuple[str, ...] = flag("models", tuple(MODELS), choices=tuple(MODELS))
+    ranks: int = flag("processes of each run", 1, least=1)
+    rows_per_day: int = flag("rows per day; 4 days are trained", 1_000_000, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size in self.global_batches:
+            if size % self.ranks:
+                raise SettingsError(
+                    f"--global_batches {size} with --ranks {self.ranks}",
+                    "give multiples of the ranks",
+                )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; exit status 1 if a run failed."""
     own, flags = split_flags(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.convergence",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--optimizers", default=",".join(OPTIMIZERS), help="comma separated (default: all)")
-    add("--global_batches", default="256,2048,16384,65536", help="(default: %(default)s)")
-    add("--models", default=",".join(MODELS), help="comma separated (default: all)")
-    add("--ranks", type=int, default=1, help="processes of each run (default: 1)")
-    add("--rows_per_day", type=int, default=1_000_000, help="4 days are trained (default: 1 M)")
-    args = parser.parse_args(own)
-    start_logging()
-    return run_command(lambda: _run(args, flags))
+    work = functools.partial(_run, flags=flags)
+    return run_benchmark("convergence", __doc__, ConvergenceSettings, work, own)
 
 
-def _run(args: argparse.Namespace, flags: list[str]) -> int:
-    optimizers = _names("--optimizers", args.optimizers, OPTIMIZERS)
-    models = _names("--models", args.models, tuple(MODELS))
+def _run(settings: ConvergenceSettings, flags: list[str]) -> int:
     refuse(flags, ("--binary_path", "--optimizer", "--adagrad", "--batch_size", "--log_path"))
-    split = make_data(args.rows_per_day)
+    split = make_data(settings.rows_per_day)
     logs = BUILD / "convergence"
     shutil.rmtree(logs, ignore_errors=True)
     metrics = (METRICS[0], Metric("gap", "below oracle", ".5f"), *METRICS[1:])
-    title = f"Test AUROC after one epoch of {4 * args.rows_per_day:,} rows, {args.ranks} ranks"
+    title = (
+        f"Test AUROC after one epoch of {4 * settings.rows_per_day:,} rows, {settings.ranks} ranks"
+    )
     table = Table("convergence", title, metrics, base="")
     systems, oracle = [], None
-    for model, batch, optimizer in itertools.product(models, _batches(args), optimizers):
+    for model, batch, optimizer in itertools.product(
+        settings.models, settings.global_batches, settings.optimizers
+    ):
         case = f"{model}, B={batch}"
         own = [
             *("--binary_path", str(split), "--optimizer", optimizer),
-            *("--batch_size", str(batch // args.ranks), *MODELS[model], *flags),
+            *("--batch_size", str(batch // settings.ranks), *MODELS[model], *flags),
         ]
         directory = logs / f"{model}-{batch}-{optimizer}"
-        systems.append((training_run(optimizer, case, own, directory, args.ranks), directory))
+        systems.append((training_run(optimizer, case, own, directory, settings.ranks), directory))
     table.measure([system for system, _ in systems], repeats=1)
     for system, directory in systems:
         for one in table.outputs(system.name, system.case):
@@ -104,29 +116,6 @@ def _notes(oracle: float | None, behind: dict[tuple[str, str], float]) -> list[s
         return []
     found = [f"{' '.join(key)}: {gap:.4f} below" for key, gap in behind.items()]
     return [f"oracle {oracle:.5f}; more than {TARGET} below it: {'; '.join(found) or 'none'}"]
-
-
-def _names(flag: str, text: str, known: tuple[str, ...]) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in known:
-            raise SettingsError(f"{flag} {name}", f"one of {', '.join(known)}")
-    return names
-
-
-def _batches(args: argparse.Namespace) -> list[int]:
-    try:
-        sizes = [int(part) for part in args.global_batches.split(",")]
-    except ValueError:
-        raise SettingsError(
-            f"--global_batches {args.global_batches}", "numbers, by commas"
-        ) from None
-    for size in sizes:
-        if size < 1 or size % args.ranks:
-            raise SettingsError(
-                f"--global_batches {size} with --ranks {args.ranks}", "give multiples of the ranks"
-            )
-    return sizes
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
 import dataclasses
 import logging
 import shutil
@@ -25,9 +24,9 @@ from benchmarks.etl.log import DAYS, make_log, repeat_head, rows_of
 from benchmarks.etl.slow_disk import DELAY_S
 from benchmarks.etl.systems import DUCKDB, NVTABULAR, POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, compare
-from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, start_logging
+from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_benchmark
 from benchmarks.venvs import BUILD
-from clicklog.errors import run_command
+from clicklog.command_line import Settings, flag
 from clicklog.files.atomic import lock
 from clicklog.spec.feature_spec import load_spec
 
@@ -37,42 +36,44 @@ _UNIT_MB, _FACTOR = 8, 20
 NVTABULAR_NAME, POLARS_STAGED = "nvtabular 23.8", "polars staged"
 
 
+@dataclasses.dataclass(frozen=True)
+class BenchmarkSettings(Settings):
+    """The settings of the benchmark."""
+
+    # fmt: off
+    input: Path | None = flag(
+        "a log made by `etl synthesize` (default: make one)", None, metavar="RAW"
+    )
+    rows: int = flag("rows of the log to make", 4_000_000, least=1)
+    cardinality_scale: float = flag("cardinality_scale of the log to make", 0.05)
+    rare: float = flag("share of rare values in the largest columns of the log to make", 0.25)
+    repeats: int = flag("runs of each system", 3, least=1)
+    slow_repeats: int = flag("runs of the slow systems (nvtabular, dask)", 1, least=1)
+    threads: int = flag("threads of every system", systems.cores, least=1)
+    only: str = flag(
+        "only the lines with one of these, for example 'polars,cpu TSV'", "", metavar="WORDS"
+    )
+    # fmt: on
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; exit status 1 if a system failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.etl",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add(
-        "--input", type=Path, metavar="RAW", help="a log made by `etl synthesize`; default: make it"
-    )
-    add("--rows", type=int, default=4_000_000, help="of the log to make")
-    add("--cardinality_scale", type=float, default=0.05, help="of the log to make")
-    add("--rare", type=float, default=0.25, help="share of rare values in its largest columns")
-    add("--repeats", type=int, default=3, help="runs of each system")
-    add("--slow_repeats", type=int, default=1, help="runs of the slow ones (nvtabular, dask)")
-    add("--threads", type=int, default=systems.cores(), help="of every system")
-    add("--only", metavar="WORDS", help="only lines with one of these, say 'polars,cpu TSV'")
-    args = parser.parse_args(argv)
-    start_logging()
-    return run_command(lambda: _run(args))
+    return run_benchmark("etl", __doc__, BenchmarkSettings, _run, argv)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(settings: BenchmarkSettings) -> int:
     work = BUILD / "etl"
     work.mkdir(parents=True, exist_ok=True)
     with open(work / "lock", "w") as marker:
         lock(marker, work)
-        return _measured(args, work)
+        return _measured(settings, work)
 
 
-def _measured(args: argparse.Namespace, work: Path) -> int:
-    log = _log(args, work)
-    chosen = _systems(log, args.slow_repeats)
-    if args.only:
-        words = args.only.split(",")
+def _measured(settings: BenchmarkSettings, work: Path) -> int:
+    log = _log(settings, work)
+    chosen = _systems(log, settings.slow_repeats)
+    if settings.only:
+        words = settings.only.split(",")
         chosen = [one for one in chosen if any(word in f"{one.name} {one.case}" for word in words)]
     table = Table(
         "etl",
@@ -88,7 +89,7 @@ def _measured(args: argparse.Namespace, work: Path) -> int:
         ],
         base="polars",
     )
-    table.measure(chosen, repeats=args.repeats)
+    table.measure(chosen, repeats=settings.repeats)
     logging.getLogger("benchmarks").info("comparing what they wrote")
     _compare(table, log)
     table.print()
@@ -97,16 +98,16 @@ def _measured(args: argparse.Namespace, work: Path) -> int:
     return 1 if table.failed else 0
 
 
-def _log(args: argparse.Namespace, work: Path) -> Log:
+def _log(settings: BenchmarkSettings, work: Path) -> Log:
     """The log that was given, or one made once for these settings."""
-    path = args.input
+    path = settings.input
     if path is None:
-        path = work / f"log-{args.rows}-{args.cardinality_scale:g}-{args.rare:g}"
-        make_log(path, args.rows, args.cardinality_scale, args.rare)
+        path = work / f"log-{settings.rows}-{settings.cardinality_scale:g}-{settings.rare:g}"
+        make_log(path, settings.rows, settings.cardinality_scale, settings.rare)
     out = work / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    return Log(path, rows_of(path), out, args.threads)
+    return Log(path, rows_of(path), out, settings.threads)
 
 
 def _systems(log: Log, slow: int) -> list[System]:

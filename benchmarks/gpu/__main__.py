@@ -15,17 +15,18 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
+import dataclasses
 import json
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu.worker import PARTS, add_arguments
-from benchmarks.harness import Metric, Table, start_logging
+from benchmarks.gpu.worker import PARTS, GpuSettings
+from benchmarks.harness import Metric, Table, run_benchmark
 from benchmarks.process import Run, run
 from benchmarks.venvs import BUILD
-from clicklog.errors import SettingsError, run_command
+from clicklog.command_line import as_text, flag
+from clicklog.errors import SettingsError
 
 METRICS = (
     Metric("rows_per_s", "M rows/s", ".3f", ratio=True, scale=1e-6),
@@ -37,37 +38,31 @@ METRICS = (
 LEAST_LOADER, LEAST_TRAINING, LEAST_SAMPLES, LEAST_TEXT = 0.8, 0.97, 4.1e6, 3.0
 
 
+@dataclasses.dataclass(frozen=True)
+class BenchmarkSettings(GpuSettings):
+    """The settings of the benchmark."""
+
+    parts: tuple[str, ...] = flag("the parts to run", tuple(PARTS), choices=tuple(PARTS))
+    limit: float | None = flag("seconds that each part may take", None, above=0)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; exit status 1 if a part failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--parts", default=",".join(PARTS), help="of: %(default)s")
-    parser.add_argument("--limit", type=float, help="seconds that each part may take")
-    add_arguments(parser)
-    args = parser.parse_args(argv)
-    start_logging()
-    return run_command(lambda: _run(args))
+    return run_benchmark("gpu", __doc__, BenchmarkSettings, _run, argv)
 
 
-def _run(args: argparse.Namespace) -> int:
-    parts = args.parts.split(",")
-    for part in parts:
-        if part not in PARTS:
-            raise SettingsError(f"--parts {part}", f"some of {', '.join(PARTS)}")
-    if args.device != "cpu" and not _has_gpu():
+def _run(settings: BenchmarkSettings) -> int:
+    if settings.device != "cpu" and not _has_gpu():
         raise SettingsError(
             "torch sees no GPU here", "python -m etl doctor says why; --device cpu to try it"
         )
-    table = Table("gpu", f"On {args.device}, {args.rows:,} rows", METRICS, base="limit")
-    for part in parts:
-        _measure(part, args, table)
-    if args.device != "cpu":
+    table = Table("gpu", f"On {settings.device}, {settings.rows:,} rows", METRICS, base="limit")
+    for part in settings.parts:
+        _measure(part, settings, table)
+    if settings.device != "cpu":
         table.notes += _notes(table)
     table.print()
-    print(f"written to {table.write(parts=parts)}")
+    print(f"written to {table.write(parts=settings.parts)}")
     return 1 if table.failed else 0
 
 
@@ -77,16 +72,16 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _measure(part: str, args: argparse.Namespace, table: Table) -> None:
+def _measure(part: str, settings: BenchmarkSettings, table: Table) -> None:
     """Run a part in a process of its own, and put what it found into the table."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results")
         command = [sys.executable, "-m", "benchmarks.gpu.worker", part, "--results", results]
-        data = args.data or BUILD / f"gpu-{args.device}"
+        data = settings.data or BUILD / f"gpu-{settings.device}"
         for name in ("device", "rows", "log_rows", "max_table_rows", "batch_sizes", "seconds"):
-            command += [f"--{name}={getattr(args, name)}"]
-        command += [f"--data={data}", f"--model={args.model}"]
-        done = run(command, timeout=args.limit or PARTS[part][1])
+            command += [f"--{name}={as_text(getattr(settings, name))}"]
+        command += [f"--data={data}", f"--model={' '.join(settings.model)}"]
+        done = run(command, timeout=settings.limit or PARTS[part][1])
         lines = results.read_text().splitlines() if results.exists() else []
     for line in lines:
         found = json.loads(line)

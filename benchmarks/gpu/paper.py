@@ -21,45 +21,53 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 
+from clicklog.command_line import Parser, Settings, flag, parse
+from clicklog.errors import run_command
 from clicklog.synthetic.model import MLPERF_CARDINALITIES
 
 
 @dataclasses.dataclass(frozen=True)
-class Paper:
-    """What the model is told.
+class Paper(Settings):
+    """The figures that the model computes with. Each field is a flag."""
 
-    Attributes:
-        ranks: GPUs of one machine.
-        batch: samples per rank and step.
-        samples_per_s: what one card trains, at this batch size, with all tables (measured).
-        lookup_share: of that time, what is spent on tables (measured; a profile shows it).
-        link_gb_s: GB/s that a card sends while it receives as much, as advertised.
-        link_share: of it that NCCL reaches in an all-to-all.
-        dim: of the embeddings.
-        embedding_bytes: of a number in a message.
-        id_bytes: of an id in a message.
-        dense_parameters: of the dense layers.
-        text_gb_s: of raw text that one card's ETL does (measured); 0 leaves the ETL out.
-        disk_gb_s: of the storage that all cards read from.
-        balance: what the tables are dealt by: "tables" or "memory".
-        sizes: rows of the tables.
-    """
+    # fmt: off
+    ranks: int = flag("GPUs of one machine", 8, least=1)
+    batch: int = flag("samples per rank and step", 65536, least=1)
+    samples_per_s: float = flag(
+        "what one card trains, at this batch size, with all tables (measured)", 4.1e6, above=0
+    )
+    lookup_share: float = flag(
+        "share of that time spent on tables (measured; a profile shows it)", 0.4, least=0, most=1
+    )
+    link_gb_s: float = flag(
+        "GB/s that a card sends while it receives as much, as advertised", 450.0, above=0
+    )
+    link_share: float = flag("share of it that NCCL reaches in an all-to-all", 0.7, above=0)
+    dim: int = flag("width of the embeddings", 128, least=1)
+    embedding_bytes: int = flag("bytes of a number in a message", 4, least=1)
+    id_bytes: int = flag("bytes of an id in a message", 4, least=1)
+    dense_parameters: int = flag("number of parameters of the dense layers", 2_368_897, least=0)
+    text_gb_s: float = flag(
+        "GB/s of raw text of one card's ETL (measured); 0 leaves the ETL out", 0.0, least=0
+    )
+    disk_gb_s: float = flag("GB/s of the storage that all cards read from", 25.0, above=0)
+    balance: str = flag(
+        "assign tables to cards by their number or by their memory", "tables",
+        choices=("tables", "memory")
+    )
+    sizes: tuple[int, ...] = flag(
+        "rows of the tables (default: MLPerf's)", MLPERF_CARDINALITIES, least=1
+    )
+    # fmt: on
 
-    ranks: int = 8
-    batch: int = 65536
-    samples_per_s: float = 4.1e6
-    lookup_share: float = 0.4
-    link_gb_s: float = 450.0
-    link_share: float = 0.7
-    dim: int = 128
-    embedding_bytes: int = 4
-    id_bytes: int = 4
-    dense_parameters: int = 2_368_897
-    text_gb_s: float = 0.0
-    disk_gb_s: float = 25.0
-    balance: str = "tables"
-    sizes: tuple[int, ...] = MLPERF_CARDINALITIES
+
+@dataclasses.dataclass(frozen=True)
+class PrintSettings(Settings):
+    """How to print the results."""
+
+    json: bool = flag("print the results as JSON", False)
 
 
 def deal(sizes: tuple[int, ...], ranks: int, balance: str) -> list[list[int]]:
@@ -137,28 +145,15 @@ def _text(paper: Paper, found: dict) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Print the model for the numbers given."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m benchmarks.gpu.paper",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for field in dataclasses.fields(Paper):
-        if field.name == "sizes":
-            continue
-        options = {"type": type(field.default), "default": field.default}
-        if field.name == "balance":
-            options["choices"] = ("tables", "memory")
-        parser.add_argument(f"--{field.name}", help="(default: %(default)s)", **options)
-    parser.add_argument("--sizes", help="rows of the tables, comma separated (default: MLPerf's)")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    values = vars(parser.parse_args(argv))
-    as_json, sizes = values.pop("json"), values.pop("sizes")
-    if sizes:
-        values["sizes"] = tuple(int(size) for size in sizes.split(","))
-    paper = Paper(**values)
+    paper, settings = parse(parser, argv, Paper, PrintSettings)
     found = predict(paper)
-    print(json.dumps(found) if as_json else _text(paper, found))
+    print(json.dumps(found) if settings.json else _text(paper, found))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.data import ensure_log
 from benchmarks.gpu.measure import Result
-from clicklog.readers.raw import stream_pieces
+from clicklog.readers.stream import stream_unparsed
 from dlrm.launch.distributed import process_group
 from dlrm.settings.flags import parse_settings
 from dlrm.train import train
@@ -42,7 +42,7 @@ def scoring(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
         train(settings, group)
     predictor = Predictor.load(base / "out" / "workflow", base / "checkpoint", device=device)
     path = str(log / "day_2")
-    pieces = [next(iter(stream_pieces(path, predictor.spec, block_bytes=_PIECE_BYTES)))]
+    pieces = [next(iter(stream_unparsed(path, predictor.spec, block_bytes=_PIECE_BYTES)))]
     for size in SIZES:
         for timing in measure(predictor, None, pieces, size, args.seconds):
             yield {

@@ -18,12 +18,11 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from benchmarks.gpu.data import ensure_parquet
 from benchmarks.gpu.loader import our_loaders
 from benchmarks.gpu.measure import Result, settle
-from dlrm.build import build, set_up_dense
+from dlrm.build import OneRankPipeline, build, set_up_dense
 from dlrm.config import model_config
 from dlrm.data import read_schema
 from dlrm.launch.distributed import process_group
 from dlrm.model import TrainBatch, TrainModel
-from dlrm.pipeline import OneRank
 from dlrm.settings.flags import parse_settings
 from dlrm.settings.train_settings import TrainSettings
 from nvt_loader import KJTLoader
@@ -137,7 +136,7 @@ def _train(
             waited += time.perf_counter() - begin
             yield batch
 
-    pipeline = OneRank(model, optimizer)
+    pipeline = OneRankPipeline(model, optimizer)
     stream = timed()
     for _ in range(_WARM):
         pipeline.progress(stream)

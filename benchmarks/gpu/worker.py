@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import importlib
 import json
 import logging
 import sys
 from pathlib import Path
+
+from clicklog.command_line import Parser, Settings, flag, parse
 
 #: Part → the function that yields its results, and the seconds that it may take on a GPU machine.
 PARTS = {
@@ -19,29 +21,39 @@ PARTS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What both this process and the one that starts it take."""
-    add = parser.add_argument
-    add("--device", default="cuda", help="cuda, or cpu to try the benchmark at a small size")
-    add("--data", type=Path, help="where the data are made, once (default: build/bench/gpu)")
-    add("--rows", type=int, default=4_000_000, help="of the parquet")
-    add("--log_rows", type=int, default=3_000_000, help="of the raw log")
-    add("--max_table_rows", type=int, default=40_000_000, help="of MLPerf's tables")
-    add("--batch_sizes", default="8192,16384,32768,65536", help="of loader and training")
-    add("--seconds", type=float, default=2.0, help="that a figure is measured for")
-    add("--model", default="", help="more of the trainer's flags, for a smaller model say")
+@dataclasses.dataclass(frozen=True)
+class GpuSettings(Settings):
+    """The settings of the benchmark, and of the process that runs one of its parts."""
+
+    # fmt: off
+    device: str = flag("cuda, or cpu to try the benchmark at a small size", "cuda")
+    data: Path | None = flag("where the data are made, once (default: build/bench/gpu)", None)
+    rows: int = flag("rows of the parquet", 4_000_000, least=1)
+    log_rows: int = flag("rows of the raw log", 3_000_000, least=1)
+    max_table_rows: int = flag("largest number of rows of MLPerf's tables", 40_000_000, least=1)
+    batch_sizes: tuple[int, ...] = flag(
+        "batch sizes of loader and training", (8192, 16384, 32768, 65536), least=1
+    )
+    seconds: float = flag("seconds that each figure is measured for", 2.0)
+    model: tuple[str, ...] = flag(
+        "more of the trainer's flags, for example for a smaller model", (),
+        parse=lambda text: tuple(text.split()), metavar="FLAGS"
+    )
+    # fmt: on
+
+
+@dataclasses.dataclass(frozen=True)
+class PartSettings(Settings):
+    """Which part to run."""
+
+    part: str = flag("the part to run", positional=True, choices=tuple(PARTS))
+    results: Path = flag("file for the results, one on each line")
 
 
 def main() -> None:
     """Run the part that the arguments name, until it ends or its time is over."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--results", type=Path, required=True, help="a line for each result")
-    add_arguments(parser)
-    args = parser.parse_args()
-    args.batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
-    args.model = args.model.split()
-    args.data.mkdir(parents=True, exist_ok=True)
+    settings, part = parse(Parser(), None, GpuSettings, PartSettings)
+    settings.data.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     from dlrm.launch.startup import prepare_torch
 
@@ -50,14 +62,14 @@ def main() -> None:
 
     from benchmarks.gpu.measure import describe
 
-    device = torch.device(args.device)
+    device = torch.device(settings.device)
     if device.type == "cuda":
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
-    module, name = PARTS[args.part][0].split(":")
+    module, name = PARTS[part.part][0].split(":")
     count = 0
-    with open(args.results, "a") as out:
-        for result in getattr(importlib.import_module(module), name)(args, device):
+    with open(part.results, "a") as out:
+        for result in getattr(importlib.import_module(module), name)(settings, device):
             print(json.dumps(result), file=out, flush=True)  # kept if the time runs out
             count += 1
     print(json.dumps({"results": count, "versions": describe(device)}))

@@ -16,16 +16,16 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import Metric, System, Table, start_logging
+from benchmarks.harness import Metric, System, Table, run_benchmark
 from benchmarks.loader.data import ensure
 from benchmarks.loader.systems import DECODE, MEMCPY, NPY, OURS, PLAIN, STOCK
 from benchmarks.venvs import BUILD
-from clicklog.errors import run_command
+from clicklog.command_line import Settings, flag
 
 METRICS = (
     Metric("samples_per_s", "M samples/s", ".2f", ratio=True, scale=1e-6),
@@ -50,34 +50,33 @@ PEAKS = [*SIZES, "shuffled B=2048", "int64 B=2048"]
 QUIET = 0.1
 
 
+@dataclasses.dataclass(frozen=True)
+class BenchmarkSettings(Settings):
+    """The settings of the benchmark."""
+
+    rows: int = flag("rows of the data to make", 4_000_000, least=1)
+    repeats: int = flag("runs of our loader and of Merlin's; the others run once", 2, least=1)
+    seconds: float = flag("seconds that a run iterates", 2.0, above=0)
+    cases: str = flag("only the cases with this in their name", "")
+    systems: tuple[str, ...] = flag(f"only these systems, for example '{OURS},{STOCK}'", ())
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; exit status 1 if a system failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.loader",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--rows", type=int, default=4_000_000, help="of the data to make")
-    add("--repeats", type=int, default=2, help="runs of the loader and of Merlin's; of others, one")
-    add("--seconds", type=float, default=2.0, help="that a run iterates")
-    add("--cases", metavar="TEXT", default="", help="only cases with this in their name")
-    add("--systems", metavar="LIST", help=f"only these, for example '{OURS},{STOCK}'")
-    args = parser.parse_args(argv)
-    start_logging()
-    return run_command(lambda: _run(args))
+    return run_benchmark("loader", __doc__, BenchmarkSettings, _run, argv)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(settings: BenchmarkSettings) -> int:
     data = BUILD / "loader-data"
-    ensure(data, args.rows)
-    chosen = [system for system in _systems(data, args.seconds) if args.cases in system.case]
-    if args.systems:
-        names = [name.strip() for name in args.systems.split(",")]
-        chosen = [system for system in chosen if system.name in names]
-    title = f"Loading {args.rows:,} Criteo-shaped rows"
+    ensure(data, settings.rows)
+    chosen = [
+        system for system in _systems(data, settings.seconds) if settings.cases in system.case
+    ]
+    if settings.systems:
+        chosen = [system for system in chosen if system.name in settings.systems]
+    title = f"Loading {settings.rows:,} Criteo-shaped rows"
     table = Table("loader", title, METRICS, base=STOCK)
-    table.measure(chosen, repeats=args.repeats)
+    table.measure(chosen, repeats=settings.repeats)
     table.notes += _notes(table)
     table.print()
     print(f"written to {table.write()}")

@@ -1,9 +1,9 @@
-"""Load on `python -m inference serve`, over loopback, by `hey` (Debian: apt install hey).
+"""Load test of `python -m inference serve`, over loopback, by `hey` (Debian: apt install hey).
 
-For each number of rows a request: first as many requests as 1 and 32 clients can get answered,
-then twice the rate that 32 got, from 512 connections, as overload. "ms" are of answers with scores
-(200); those with 503 are what the server sheds; anything else is an error, and makes the exit
-status 1. hey runs on the same cores, so a server of its own would do more.
+For each number of rows in a request: 1 and 32 clients that each wait for the answer, then twice the
+rate of the 32 clients, from 512 connections, as overload. Latencies (ms) are those of scored
+requests (200); 503 means shed load; any other answer is an error and makes the exit status 1. hey
+runs on the same cores as the server, which would answer more without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
 import contextlib
 import csv
 import dataclasses
@@ -23,16 +22,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import describe_machine, machine, start_logging
+from benchmarks.harness import ROOT, describe_machine, machine, run_benchmark
 from benchmarks.serve.bodies import bodies
+from benchmarks.serve.clients import serving
 from benchmarks.venvs import BUILD
-from clicklog.errors import SettingsError, run_command
+from clicklog.command_line import Settings, flag
+from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
 
 log = logging.getLogger("benchmarks")
@@ -42,16 +42,17 @@ CLIENTS, OVERLOAD_CONNECTIONS, PROCESSES = 32, 512, 8
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What one run of hey saw.
+    """The result of one load.
 
     Attributes:
-        rows: of a request.
-        case: which load.
-        offered_per_s: requests sent a second.
-        scored_per_s: requests answered with scores a second.
-        shed_per_s: requests answered with 503 a second.
-        p50_ms: of those with scores; p99 likewise.
-        errors: requests with another answer, or none.
+        rows: Number of rows in a request.
+        case: Name of the load.
+        offered_per_s: Requests sent per second.
+        scored_per_s: Requests answered with scores per second.
+        shed_per_s: Requests answered with 503 per second.
+        p50_ms: Median latency of scored requests; None if there were none.
+        p99_ms: Likewise the 99th percentile.
+        errors: Number of requests with another answer or none.
     """
 
     rows: int
@@ -59,41 +60,39 @@ class Load:
     offered_per_s: float
     scored_per_s: float
     shed_per_s: float
-    p50_ms: float
-    p99_ms: float
+    p50_ms: float | None
+    p99_ms: float | None
     errors: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkSettings(Settings):
+    """The settings of the benchmark."""
+
+    bundle: Path = flag("the bundle to serve")
+    input: str = flag("raw rows to send, in the training log's format", metavar="FILE")
+    rows: tuple[int, ...] = flag("rows of a request", (1, 64), least=1)
+    seconds: float = flag("seconds of each run", 10.0, above=0)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; exit status 1 if a request failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serve",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--bundle", required=True, type=Path, help="what is served")
-    add("--input", required=True, help="raw rows to send, in the training log's format")
-    add("--rows", default="1,64", help="of a request")
-    add("--seconds", type=float, default=10.0, help="of each run")
-    args = parser.parse_args(argv)
-    start_logging()
-    return run_command(lambda: _run(args))
+    return run_benchmark("serve", __doc__, BenchmarkSettings, _run, argv)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(settings: BenchmarkSettings) -> int:
     if shutil.which("hey") is None:
         raise SettingsError(
-            "there is no hey", "apt install hey, or go install github.com/rakyll/hey"
+            "hey is not installed", "apt install hey, or go install github.com/rakyll/hey"
         )
-    sizes = [int(size) for size in args.rows.split(",")]
     loads = []
-    with _serving(args.bundle) as url, tempfile.TemporaryDirectory() as folder:
-        for rows, content in bodies(args.bundle, args.input, sizes).items():
+    with serving(ROOT, settings.bundle) as target, tempfile.TemporaryDirectory() as folder:
+        url = f"http://127.0.0.1:{target.port}"
+        for rows, content in bodies(settings.bundle, settings.input, settings.rows).items():
             body = Path(folder) / f"{rows}.json"
             body.write_bytes(content)
-            loads += measure(url, rows, body, args.seconds)
-    print(f"inference serve over loopback, {args.seconds:g} s each; {describe_machine()}\n")
+            loads += measure(url, rows, body, settings.seconds)
+    print(f"inference serve over loopback, {settings.seconds:g} s each; {describe_machine()}\n")
     print(table(loads))
     write_json(
         BUILD / "serve.json",
@@ -102,21 +101,8 @@ def _run(args: argparse.Namespace) -> int:
     return int(any(load.errors for load in loads))
 
 
-@contextlib.contextmanager
-def _serving(bundle: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "inference", "serve", "--bundle", str(bundle), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            url = server.stdout.readline().strip().removeprefix("serving on ")
-            if not url:
-                raise SettingsError(f"{bundle}: no server", "see its message above")
-            yield url
-        finally:
-            server.terminate()
-
-
 def measure(url: str, rows: int, body: Path, seconds: float) -> list[Load]:
-    """One client, several, and twice what several got, in turn."""
+    """Measure one client, several clients, and twice the rate of the several clients."""
     hey = Hey(url, body)
     hey.run(min(seconds, 2), CLIENTS)
     loads = []
@@ -130,20 +116,20 @@ def measure(url: str, rows: int, body: Path, seconds: float) -> list[Load]:
 
 @dataclasses.dataclass(frozen=True)
 class Hey:
-    """The load generator, for one address and body. Results are its CSV: a line an answer."""
+    """The load generator, for one address and body. It returns CSV with a line for each answer."""
 
     url: str
     body: Path
 
     def run(self, seconds: float, clients: int) -> str:
-        """Clients that each send the next request when the last is answered."""
+        """Run clients that each send the next request when the last one is answered."""
         with self._start("-c", clients, "-z", f"{seconds}s") as process:
             return process.communicate()[0]
 
     def run_at_rate(self, seconds: float, rate: float) -> tuple[list[str], int]:
-        """So many requests a second, whatever is answered; also how many that made.
+        """Send ``rate`` requests per second, whatever is answered. Also return their number.
 
-        The workers of one hey send at the same moment, so there are several, one after another.
+        The workers of one hey send at the same moment, so several are started at intervals.
         """
         workers = OVERLOAD_CONNECTIONS // PROCESSES
         period = OVERLOAD_CONNECTIONS / rate  # of each worker
@@ -165,45 +151,48 @@ class Hey:
 
 
 def summarize(texts: list[str], rows: int, case: str, sent: int | None = None) -> Load:
-    """What hey's CSV says.
+    """Summarize hey's CSV.
 
     Args:
-        texts: of each hey: seconds, status, when it was sent … of each answer.
-        rows: of a request.
-        case: which load.
-        sent: requests that should be there; None: those that are.
+        texts: CSV of each hey, with a line for each answer.
+        rows: Number of rows in a request.
+        case: Name of the load.
+        sent: Number of requests sent; None for the number of answers.
     """
-    answers = [one for text in texts for one in csv.DictReader(io.StringIO(text))]
+    answers = [line for text in texts for line in csv.DictReader(io.StringIO(text))]
     if not answers:
-        raise SettingsError("hey got no answer at all", "see the server's log")
-    status = np.array([int(one["status-code"]) for one in answers])
-    took = np.array([float(one["response-time"]) for one in answers])
-    begun = np.array([float(one["offset"]) for one in answers])
+        raise SettingsError("hey received no answer", "see the server's log")
+    status = np.array([int(line["status-code"]) for line in answers])
+    took = np.array([float(line["response-time"]) for line in answers])
+    begun = np.array([float(line["offset"]) for line in answers])
     lasted = float((begun + took).max())
     scored, shed = status == 200, status == 503
-    p50, p99 = np.quantile(took[scored], (0.5, 0.99)) * 1e3 if scored.any() else (np.nan, np.nan)
+    p50, p99 = None, None
+    if scored.any():
+        p50, p99 = np.quantile(took[scored] * 1e3, (0.5, 0.99)).tolist()
     return Load(
         rows=rows,
         case=case,
         offered_per_s=(sent or len(answers)) / lasted,
         scored_per_s=int(scored.sum()) / lasted,
         shed_per_s=int(shed.sum()) / lasted,
-        p50_ms=float(p50),
-        p99_ms=float(p99),
+        p50_ms=p50,
+        p99_ms=p99,
         errors=int((~scored & ~shed).sum()) + max(0, (sent or 0) - len(answers)),
     )
 
 
 def table(loads: list[Load]) -> str:
-    """As it is printed."""
+    """Format the loads as a table."""
     heading = f"{'rows':>5}  {'load':14}{'offered/s':>10}{'scored/s':>10}{'rows/s':>10}"
     lines = [f"{heading}{'503/s':>8}{'p50 ms':>8}{'p99 ms':>8}{'errors':>8}"]
     for rows, group in itertools.groupby(loads, lambda load: load.rows):
         for load in group:
+            p50, p99 = ("-" if ms is None else f"{ms:.1f}" for ms in (load.p50_ms, load.p99_ms))
             lines.append(
                 f"{rows:>5}  {load.case:14}{load.offered_per_s:>10,.0f}{load.scored_per_s:>10,.0f}"
-                f"{load.scored_per_s * rows:>10,.0f}{load.shed_per_s:>8,.0f}{load.p50_ms:>8.1f}"
-                f"{load.p99_ms:>8.1f}{load.errors:>8}"
+                f"{load.scored_per_s * rows:>10,.0f}{load.shed_per_s:>8,.0f}{p50:>8}"
+                f"{p99:>8}{load.errors:>8}"
             )
     return "\n".join(lines)
 

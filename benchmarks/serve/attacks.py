@@ -1,13 +1,14 @@
 """Attacks on `python -m inference serve`, over loopback, each bounded in number and time.
 
-Attackers come from 127.0.0.2, the clients beside them from 127.0.0.1. With --repositories each
-attack is made on the server of every checkout in turn, and the table has a column for each.
+Attackers use 127.0.0.2, other clients 127.0.0.1. With --repositories each attack is made on the
+server of every checkout in turn, and the table has a column for each.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -15,61 +16,70 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import ROOT, describe_machine, machine, start_logging
+from benchmarks.harness import ROOT, describe_machine, machine, run_benchmark
 from benchmarks.serve.bodies import bodies
 from benchmarks.serve.clients import Clients, serving
 from benchmarks.venvs import BUILD
-from clicklog.errors import SettingsError, run_command
+from clicklog.command_line import Settings, flag
+from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
 
 ATTACKER, OTHER = "127.0.0.2", "127.0.0.1"
 HEADER_BYTES, HALF_SENT, IDLE_SOCKETS, FILE_LIMIT, LARGE_ROWS = 60 << 20, 300, 400, 256, 4096
 _HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-#: Of an attack: what was measured → the value.
-Figures = dict[str, float]
+#: Results of an attack by name; None if there was nothing to measure.
+Figures = dict[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackSettings(Settings):
+    """The settings of the attacks."""
+
+    bundle: Path = flag("the bundle to serve", parse=lambda text: Path(text).resolve())
+    input: str = flag("raw rows to send, in the training log's format", metavar="FILE")
+    attacks: tuple[str, ...] = flag("the attacks to make (default: all)", ())
+    repositories: tuple[str, ...] = flag("checkouts (default: this one)", (str(ROOT),))
+    seconds: float = flag("seconds of each attack", 8.0, above=0)
+    stops: int = flag("number of runs that SIGTERM ends", 20, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if unknown := set(self.attacks) - set(ATTACKS):
+            raise SettingsError(
+                f"--attacks {','.join(sorted(unknown))}", f"some of {', '.join(ATTACKS)}"
+            )
+
+    @functools.cached_property
+    def bodies(self) -> dict[int, bytes]:
+        """Number of rows → body of a request with so many rows."""
+        return bodies(self.bundle, self.input, (1, LARGE_ROWS))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the attacks and print what they cost."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve.attacks", description=__doc__)
-    add = parser.add_argument
-    add("--bundle", required=True, type=Path, help="what is served")
-    add("--input", required=True, help="raw rows to send, in the training log's format")
-    add("--attacks", default=",".join(ATTACKS), help=f"some of {','.join(ATTACKS)} (default: all)")
-    add("--repositories", default=str(ROOT), metavar="A,B", help="checkouts (default: this one)")
-    add("--seconds", type=float, default=8.0, help="of each attack (default: 8)")
-    add("--stops", type=int, default=20, help="runs that SIGTERM ends (default: 20)")
-    args = parser.parse_args(argv)
-    start_logging()
-    return run_command(lambda: _run(args))
+    """Make the attacks and print their effects."""
+    return run_benchmark("serve.attacks", __doc__, AttackSettings, _run, argv)
 
 
-def _run(args: argparse.Namespace) -> None:
-    names = args.attacks.split(",")
-    if unknown := set(names) - set(ATTACKS):
-        raise SettingsError(
-            f"--attacks {','.join(sorted(unknown))}", f"some of {', '.join(ATTACKS)}"
-        )
-    repositories = [Path(path).resolve() for path in args.repositories.split(",")]
-    args.bundle = args.bundle.resolve()
-    args.bodies = bodies(args.bundle, args.input, (1, LARGE_ROWS))
+def _run(settings: AttackSettings) -> None:
+    repositories = [Path(path).resolve() for path in settings.repositories]
     results: dict[str, dict[str, Figures]] = {}
     print(f"attacks over loopback; {describe_machine()}\n")
     print(f"{'':52}" + "".join(f"{path.name[-12:]:>14}" for path in repositories))
-    for name in names:
-        results[name] = {str(path): ATTACKS[name](path, args) for path in repositories}
+    for name in settings.attacks or ATTACKS:
+        results[name] = {str(path): ATTACKS[name](path, settings) for path in repositories}
         columns = list(results[name].values())
         for figure in columns[0]:
-            values = "".join(f"{column[figure]:>14,.4g}" for column in columns)
+            found = [column[figure] for column in columns]
+            values = "".join(f"{'-':>14}" if x is None else f"{x:>14,.4g}" for x in found)
             print(f"{name + ': ' + figure:52}{values}", flush=True)
     write_json(BUILD / "attacks.json", {"machine": machine(), "results": results})
 
 
-def header_flood(repository: Path, args: argparse.Namespace) -> Figures:
+def header_flood(repository: Path, settings: AttackSettings) -> Figures:
     """One connection sends 60 MiB of short headers while another client asks for scores."""
-    with serving(repository, args.bundle) as target:
-        before, sent, waits = target.peak_mib, 0, []
-        with Clients(target, args.bodies[1], 1, OTHER) as others:
+    with serving(repository, settings.bundle) as target:
+        before, sent = target.peak_mib, 0
+        with Clients(target, settings.bodies[1], 1, OTHER) as others:
             piece = b"a: b\r\n" * 10_000
             with target.connect(ATTACKER) as connection, contextlib.suppress(OSError):
                 connection.sendall(_HEAD)
@@ -78,19 +88,18 @@ def header_flood(repository: Path, args: argparse.Namespace) -> Figures:
                     sent += len(piece)
                 connection.sendall(b"\r\n")
             time.sleep(1)
-        waits = others.seconds
         return {
             "headers sent, MiB": sent / 2**20,
             "growth of the server's memory, MiB": target.peak_mib - before,
-            "longest wait of others, s": max(waits),
+            "longest wait of others, s": max(others.seconds, default=None),
         }
 
 
-def slow_bodies(repository: Path, args: argparse.Namespace) -> Figures:
+def slow_bodies(repository: Path, settings: AttackSettings) -> Figures:
     """300 connections send half a body each, again and again, and wait."""
-    body = args.bodies[1]
+    body = settings.bodies[1]
     half = _HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body[: len(body) // 2]
-    with serving(repository, args.bundle) as target, contextlib.ExitStack() as stack:
+    with serving(repository, settings.bundle) as target, contextlib.ExitStack() as stack:
 
         def attack() -> None:
             for _ in range(HALF_SENT):
@@ -99,7 +108,7 @@ def slow_bodies(repository: Path, args: argparse.Namespace) -> Figures:
 
         attack()
         with Clients(target, body, 4, OTHER) as others:
-            end = time.monotonic() + args.seconds
+            end = time.monotonic() + settings.seconds
             while time.monotonic() < end:
                 time.sleep(2)
                 with contextlib.suppress(OSError):
@@ -107,16 +116,16 @@ def slow_bodies(repository: Path, args: argparse.Namespace) -> Figures:
         return _of_others(others)
 
 
-def idle_sockets(repository: Path, args: argparse.Namespace) -> Figures:
+def idle_sockets(repository: Path, settings: AttackSettings) -> Figures:
     """400 connections that send nothing, at a limit of 256 open files."""
     with (
-        serving(repository, args.bundle, files=FILE_LIMIT) as target,
+        serving(repository, settings.bundle, files=FILE_LIMIT) as target,
         contextlib.ExitStack() as stack,
     ):
         for _ in range(IDLE_SOCKETS):
             stack.enter_context(target.connect(ATTACKER))
         waits = []
-        end = time.monotonic() + args.seconds
+        end = time.monotonic() + settings.seconds
         while time.monotonic() < end:
             waits.append(target.health(2.0))
             time.sleep(0.2)
@@ -127,14 +136,14 @@ def idle_sockets(repository: Path, args: argparse.Namespace) -> Figures:
         }
 
 
-def slow_heads(repository: Path, args: argparse.Namespace) -> Figures:
+def slow_heads(repository: Path, settings: AttackSettings) -> Figures:
     """100 connections that send a byte of a header every half second."""
-    with serving(repository, args.bundle) as target:
+    with serving(repository, settings.bundle) as target:
         before = target.open_files
         connections = [target.connect(ATTACKER) for _ in range(100)]
         for connection in connections:
             connection.sendall(_HEAD)
-        end = time.monotonic() + max(args.seconds, 8)
+        end = time.monotonic() + max(settings.seconds, 8)
         while time.monotonic() < end:
             for connection in connections:
                 with contextlib.suppress(OSError):
@@ -146,24 +155,24 @@ def slow_heads(repository: Path, args: argparse.Namespace) -> Figures:
         return {"connections still open, of 100": left}
 
 
-def large_requests(repository: Path, args: argparse.Namespace) -> Figures:
+def large_requests(repository: Path, settings: AttackSettings) -> Figures:
     """One client sends 4,096 rows a request over 4 connections, another one row over 8."""
-    with serving(repository, args.bundle) as target:
+    with serving(repository, settings.bundle) as target:
         with (
-            Clients(target, args.bodies[LARGE_ROWS], 4, ATTACKER) as large,
-            Clients(target, args.bodies[1], 8, OTHER, pause_s=0.01) as others,
+            Clients(target, settings.bodies[LARGE_ROWS], 4, ATTACKER) as large,
+            Clients(target, settings.bodies[1], 8, OTHER, pause_s=0.01) as others,
         ):
-            time.sleep(args.seconds)
-        rows = large.answers[200] * LARGE_ROWS / args.seconds
+            time.sleep(settings.seconds)
+        rows = large.answers[200] * LARGE_ROWS / settings.seconds
         return _of_others(others) | {"rows/s of the large client": rows}
 
 
-def stop(repository: Path, args: argparse.Namespace) -> Figures:
+def stop(repository: Path, settings: AttackSettings) -> Figures:
     """SIGTERM while 16 keep-alive connections send requests."""
     lost, answered, seconds = [], 0, []
-    for _ in range(args.stops):
-        with serving(repository, args.bundle) as target:
-            with Clients(target, args.bodies[1], 16, OTHER) as clients:
+    for _ in range(settings.stops):
+        with serving(repository, settings.bundle) as target:
+            with Clients(target, settings.bodies[1], 16, OTHER) as clients:
                 time.sleep(0.7)
                 begin = time.monotonic()
                 target.process.terminate()
@@ -180,16 +189,17 @@ def stop(repository: Path, args: argparse.Namespace) -> Figures:
 
 
 def _of_others(others: Clients) -> Figures:
-    p99 = float(np.quantile(others.seconds, 0.99)) if others.seconds else np.nan
     return {
         "requests of others": others.answers.total() + len(others.lost),
         "answered 200, share": others.share(200),
         "answered 503, share": others.share(503),
-        "p99 of others, ms": 1e3 * p99,
+        "p99 of others, ms": (
+            1e3 * float(np.quantile(others.seconds, 0.99)) if others.seconds else None
+        ),
     }
 
 
-ATTACKS: dict[str, Callable[[Path, argparse.Namespace], Figures]] = {
+ATTACKS: dict[str, Callable[[Path, AttackSettings], Figures]] = {
     "header_flood": header_flood,
     "slow_bodies": slow_bodies,
     "slow_heads": slow_heads,

@@ -1,4 +1,4 @@
-"""Requests made of raw rows."""
+"""Request bodies made of raw rows."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from clicklog.errors import SettingsError
 
 
 def bodies(bundle: Path, path: str, sizes: Sequence[int]) -> dict[int, bytes]:
-    """Bodies for ``POST /predict`` by their number of rows.
+    """Return bodies for ``POST /predict`` by their number of rows.
 
     Args:
-        bundle: whose columns the rows have.
-        path: raw rows in the training log's format; they repeat if they are too few.
-        sizes: numbers of rows.
+        bundle: The bundle to which the rows belong.
+        path: Raw rows in the training log's format; they are repeated if they are too few.
+        sizes: The numbers of rows.
 
     Raises:
-        SettingsError: there is no well-formed row.
+        SettingsError: There is no well-formed row.
     """
-    from clicklog.readers.raw import stream_pieces
+    from clicklog.readers.stream import stream_unparsed
     from inference.benchmark import to_dicts
     from workflows import compiled
 
     spec = compiled.load(bundle / "workflow").spec
     rows: list[dict] = []
-    for piece in stream_pieces(path, spec, block_bytes=1 << 20):
+    for piece in stream_unparsed(path, spec, block_bytes=1 << 20):
         rows += to_dicts(piece.parse(reject=True), spec, limit=max(sizes) - len(rows))
         if len(rows) >= max(sizes):
             break

@@ -1,4 +1,4 @@
-"""Servers to attack, and the well-behaved clients beside the attack."""
+"""A server in a process of its own, and clients that send requests to it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Target:
     """A running server.
 
     Attributes:
-        process: its process, or that of its workers' parent.
-        port: on 127.0.0.1.
+        process: The server's process, or the parent process of its workers.
+        port: Its port on 127.0.0.1.
     """
 
     def __init__(self, process: subprocess.Popen, port: int, log: Path) -> None:
@@ -36,7 +36,7 @@ class Target:
 
     @property
     def log_bytes(self) -> int:
-        """Written to stderr so far."""
+        """Bytes written to stderr so far."""
         return self._log.stat().st_size
 
     @property
@@ -48,15 +48,15 @@ class Target:
 
     @property
     def open_files(self) -> int:
-        """Its file descriptors."""
+        """The number of file descriptors."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
-        """A connection from an address of this machine."""
+        """Connect from an address of this machine."""
         return socket.create_connection(("127.0.0.1", self.port), _PATIENCE_S, (source, 0))
 
     def health(self, timeout_s: float) -> float | None:
-        """Seconds until ``GET /health`` is answered; None if it is not."""
+        """Return the seconds until ``GET /health`` is answered; None if it is not."""
         begin = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
@@ -71,7 +71,7 @@ class Target:
 
 @contextlib.contextmanager
 def serving(repository: Path, bundle: Path, *flags: str, files: int = 0) -> Iterator[Target]:
-    """The server of a checkout; ``files``: its limit of open files."""
+    """Run the server of a checkout, with a limit of open files if ``files`` is not 0."""
 
     def limit() -> None:
         if files:
@@ -90,7 +90,8 @@ def serving(repository: Path, bundle: Path, *flags: str, files: int = 0) -> Iter
         try:
             url = process.stdout.readline().strip()
             if not url:
-                raise SettingsError(f"{repository}: no server", Path(log.name).read_text())
+                reason = Path(log.name).read_text()
+                raise SettingsError(f"{repository}: the server did not start", reason)
             yield Target(process, int(url.rpartition(":")[2]), Path(log.name))
         finally:
             process.send_signal(signal.SIGTERM)
@@ -103,13 +104,13 @@ def serving(repository: Path, bundle: Path, *flags: str, files: int = 0) -> Iter
 
 
 class Clients:
-    """Threads that each send a request when the last one is answered.
+    """Threads that each send the next request when the last one is answered.
 
     Attributes:
-        answers: how many of each status.
-        seconds: that each answer with status 200 took.
-        lost: requests that were sent and got no answer.
-        ends: connections that ended as announced, or before a request was sent on them.
+        answers: Number of answers by status.
+        seconds: Seconds that each answer with status 200 took.
+        lost: Errors of requests that were sent and not answered.
+        ends: Number of connections that ended as announced, or before a request was sent on them.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Clients:
             thread.join(2 * _PATIENCE_S)
 
     def share(self, status: int) -> float:
-        """Of all requests, those that were answered with a status."""
+        """Return the fraction of all requests that were answered with a status."""
         return self.answers[status] / max(1, self.answers.total() + len(self.lost))
 
     def _run(self) -> None:
@@ -144,16 +145,16 @@ class Clients:
                     "127.0.0.1", self._target.port, _PATIENCE_S, (self._source, 0)
                 )
                 connection.connect()
-            except OSError:  # nobody listens: nothing was sent
+            except OSError:  # no listener: nothing was sent
                 if self._target.process.poll() is not None:
                     return
                 time.sleep(0.01)
                 continue
             with contextlib.closing(connection):
-                self._keep_asking(connection)
+                self._send_requests(connection)
                 self.ends += 1
 
-    def _keep_asking(self, connection: http.client.HTTPConnection) -> None:
+    def _send_requests(self, connection: http.client.HTTPConnection) -> None:
         while not self._stop.is_set():
             begin = time.perf_counter()
             try:

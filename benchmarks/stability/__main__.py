@@ -12,14 +12,15 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
+import dataclasses
+import functools
 import logging
 import shutil
 import statistics
 import sys
 from typing import Any
 
-from benchmarks.harness import Table, start_logging
+from benchmarks.harness import Table, run_benchmark
 from benchmarks.training_runs import (
     METRICS,
     SMALL_MODEL,
@@ -30,7 +31,7 @@ from benchmarks.training_runs import (
     training_run,
 )
 from benchmarks.venvs import BUILD
-from clicklog.errors import SettingsError, run_command
+from clicklog.command_line import Settings, flag
 
 log = logging.getLogger("benchmarks")
 
@@ -41,41 +42,40 @@ _FLAGS = [
 _CASE = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class StabilitySettings(Settings):
+    """The settings of the benchmark."""
+
+    seeds: int = flag("number of seeds, from 0 on; a spread needs two or more", 16, least=2)
+    ranks: int = flag("processes of each run", 1, least=1)
+    rows_per_day: int = flag("rows of each of the 5 days of the synthetic log", 40_000, least=1)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; exit status 1 if a run failed."""
     own, flags = split_flags(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.stability",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--seeds", type=int, default=16, help="how many, from 0 on (default: 16)")
-    add("--ranks", type=int, default=1, help="processes of each run (default: 1)")
-    add("--rows_per_day", type=int, default=40_000, help="of the synthetic log, 5 days")
-    args = parser.parse_args(own)
-    start_logging()
-    return run_command(lambda: _run(args, flags))
+    work = functools.partial(_run, flags=flags)
+    return run_benchmark("stability", __doc__, StabilitySettings, work, own)
 
 
-def _run(args: argparse.Namespace, flags: list[str]) -> int:
-    if args.seeds < 2:
-        raise SettingsError(f"--seeds {args.seeds}", "a spread needs two or more")
+def _run(settings: StabilitySettings, flags: list[str]) -> int:
     refuse(flags, ("--seed", "--log_path"))
     if not any(flag.split("=")[0] == "--binary_path" for flag in flags):
-        flags = [*(flags or _FLAGS), "--binary_path", str(make_data(args.rows_per_day))]
+        flags = [*(flags or _FLAGS), "--binary_path", str(make_data(settings.rows_per_day))]
     logs = BUILD / "stability"
     shutil.rmtree(logs, ignore_errors=True)
     table = Table("stability", "Test AUROC by seed", METRICS, base="")
     runs = [
         training_run(
-            _name(seed), _CASE, [*flags, "--seed", str(seed)], logs / str(seed), args.ranks
+            _name(seed), _CASE, [*flags, "--seed", str(seed)], logs / str(seed), settings.ranks
         )
-        for seed in range(args.seeds)
+        for seed in range(settings.seeds)
     ]
     table.measure(runs, repeats=1)
     found = [
-        value for seed in range(args.seeds) for value in table.values(_name(seed), _CASE, "auroc")
+        value
+        for seed in range(settings.seeds)
+        for value in table.values(_name(seed), _CASE, "auroc")
     ]
     summary: dict[str, Any] = {}
     if len(found) > 1:

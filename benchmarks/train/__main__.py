@@ -1,10 +1,10 @@
 """Training beside dlrm_main.py and a bare loop: the same small DLRM, the same rows, plain SGD.
 
-"dlrm_main" is facebookresearch/dlrm's, run unmodified from a checkout that --dlrm names (git clone
-https://github.com/facebookresearch/dlrm); it needs what this project's environment has. It reads
-NumPy arrays into memory, we decode parquet. "bare loop" is forward, backward and optimizer of our
-model over one batch that is there; "ready batch, pipelined" the same through TorchRec's pipeline.
-Rates are over --steps steps after --warm_up. On a busy machine trust samples per CPU second.
+"dlrm_main" is facebookresearch/dlrm's, run unmodified from the checkout that --dlrm names (git
+clone https://github.com/facebookresearch/dlrm), in this project's environment. It reads NumPy
+arrays into memory; our trainer decodes parquet. "bare loop" is forward, backward and optimizer of
+our model over one batch in memory; "ready batch, pipelined" the same through TorchRec's pipeline.
+Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
-from benchmarks.harness import Metric, System, Table, start_logging
+from benchmarks.harness import Metric, System, Table, run_benchmark
 from benchmarks.train.data import ensure
 from benchmarks.train.worker import BARE, DLRM_MAIN, OURS, PIPELINED
 from benchmarks.venvs import BUILD, PeerError
-from clicklog.errors import run_command
+from clicklog.command_line import Settings, flag
 
 METRICS = (
     Metric("samples_per_s", "samples/s", ratio=True),
@@ -28,35 +28,35 @@ METRICS = (
     Metric("step_ms", "step ms", ".1f"),
     Metric("peak_rss_mb", "peak MB"),
 )
-#: Of the bare loop's speed, that we must reach.
+#: The share of the bare loop's speed that our trainer must reach.
 TARGET = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkSettings(Settings):
+    """The settings of the benchmark."""
+
+    dlrm: Path | None = flag(
+        "checkout of facebookresearch/dlrm; without one, dlrm_main is left out", None
+    )
+    batch_sizes: tuple[int, ...] = flag("batch sizes", (2048,), least=1)
+    steps: int = flag("number of steps that are measured", 100, least=1)
+    warm_up: int = flag("number of steps before them", 20, least=0)
+    repeats: int = flag("runs of each system", 3, least=1)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; exit status 1 if a system failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--dlrm", type=Path, help="checkout of facebookresearch/dlrm; without it, it is left out")
-    add("--batch_sizes", default="2048", help="comma separated (default: 2048)")
-    add("--steps", type=int, default=100, help="that are measured (default: 100)")
-    add("--warm_up", type=int, default=20, help="steps before them (default: 20)")
-    add("--repeats", type=int, default=3, help="runs of each system (default: 3)")
-    args = parser.parse_args(argv)
-    start_logging()
-    return run_command(lambda: _run(args))
+    return run_benchmark("train", __doc__, BenchmarkSettings, _run, argv)
 
 
-def _run(args: argparse.Namespace) -> int:
-    sizes = list(map(int, args.batch_sizes.split(",")))
+def _run(settings: BenchmarkSettings) -> int:
+    sizes = settings.batch_sizes
     data = BUILD / "train-data"
-    ensure(data, max(sizes) * (args.warm_up + args.steps + 2))
-    systems = [one for size in sizes for one in _systems(args, data, size)]
+    ensure(data, max(sizes) * (settings.warm_up + settings.steps + 2))
+    systems = [system for size in sizes for system in _systems(settings, data, size)]
     table = Table("train", "Training a small DLRM in one process", METRICS, base=BARE)
-    table.measure(systems, repeats=args.repeats)
+    table.measure(systems, repeats=settings.repeats)
     for size in sizes:
         table.notes += _notes(table, f"B={size}")
     table.print()
@@ -64,15 +64,15 @@ def _run(args: argparse.Namespace) -> int:
     return 1 if table.failed else 0
 
 
-def _systems(args: argparse.Namespace, data: Path, size: int) -> list[System]:
-    names = [BARE, PIPELINED, OURS, *([DLRM_MAIN] if args.dlrm else [])]
+def _systems(settings: BenchmarkSettings, data: Path, size: int) -> list[System]:
+    names = [BARE, PIPELINED, OURS, *([DLRM_MAIN] if settings.dlrm else [])]
     found = []
     for name in names:
         command = [sys.executable, "-m", "benchmarks.train.worker", name, "--data", data]
-        command += ["--batch_size", size, "--warm_up", args.warm_up, "--steps", args.steps]
+        command += ["--batch_size", size, "--warm_up", settings.warm_up, "--steps", settings.steps]
         if name == DLRM_MAIN:
-            command += ["--checkout", args.dlrm.absolute()]
-        prepare = (lambda: _check(args.dlrm)) if name == DLRM_MAIN else (lambda: None)
+            command += ["--checkout", settings.dlrm.absolute()]
+        prepare = (lambda: _check(settings.dlrm)) if name == DLRM_MAIN else (lambda: None)
         found.append(System(name, f"B={size}", list(map(str, command)), prepare=prepare))
     return found
 
@@ -84,17 +84,17 @@ def _check(checkout: Path) -> None:
 
 
 def _notes(table: Table, case: str) -> list[str]:
-    """What was asked for, and what came."""
+    """State whether the targets are reached."""
     notes = []
     for key, by in (("samples_per_s", "s"), ("samples_per_cpu_s", "CPU s")):
         bare = table.ratio(OURS, case, key)
         if bare is not None:
-            said = "reached" if bare >= TARGET else "MISSED"
-            notes.append(f"{case}: samples/{by} {bare:.2f} x {BARE}: {said} (>= {TARGET})")
+            outcome = "reached" if bare >= TARGET else "MISSED"
+            notes.append(f"{case}: samples/{by} {bare:.2f} x {BARE}: {outcome} (>= {TARGET})")
         own, theirs = table.median(OURS, case, key), table.median(DLRM_MAIN, case, key)
         if own and theirs:
-            said = "reached" if own >= theirs else "MISSED"
-            notes.append(f"{case}: samples/{by} {own / theirs:.2f} x {DLRM_MAIN}: {said} (>= 1)")
+            outcome = "reached" if own >= theirs else "MISSED"
+            notes.append(f"{case}: samples/{by} {own / theirs:.2f} x {DLRM_MAIN}: {outcome} (>= 1)")
     return notes
 
 

@@ -25,7 +25,7 @@ _HELD_OUT_ROWS = 20_000
 
 
 def ensure(root: Path, rows: int) -> None:
-    """Make ``root/split/{train,valid,test}`` and ``root/npy``, unless they are there."""
+    """Make ``root/split/{train,valid,test}`` and ``root/npy``, unless they exist."""
     done = root / "done"
     if done.is_file() and done.read_text() == f"{rows} 1":
         return

@@ -1,9 +1,8 @@
-"""Trains with one system in this process; prints its speed as one JSON line.
+"""Train with one system in this process, and print its speed as one JSON line.
 
-The programs run as they are, by their command lines. What is timed is from one call of
-``progress`` of a pipeline (TorchRec's, or ours for one rank), which both of them make once per
-training step, to another: everything that a step costs, loading, learning rate and reports
-included.
+The programs run unchanged, by their command lines. Both call ``progress`` of a pipeline
+(TorchRec's, or ours for one rank) once per training step. The time between two calls is measured:
+all that a step costs, including loading, learning rate and reports.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dlrm.launch.startup import prepare_torch
 OURS, DLRM_MAIN = "ours", "dlrm_main"
 BARE, PIPELINED = "bare loop", "ready batch, pipelined"
 SYSTEMS = (OURS, DLRM_MAIN, BARE, PIPELINED)
-#: The model: small enough that what is not arithmetic shows, on a machine of few cores.
+#: The model: small, so that the cost of everything but arithmetic is visible on few cores.
 MODEL = {
     "embedding_dim": "16",
     "dense_arch_layer_sizes": "64,16",
@@ -41,21 +40,21 @@ MODEL = {
 
 
 class Stamps:
-    """When each training step began: wall clock and CPU time of the process, all threads."""
+    """The times at which training steps began: wall clock, and CPU time of all threads."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []
         self.cpu: list[float] = []
 
     def take(self) -> None:
-        """A step begins."""
+        """Record the begin of a step."""
         self.wall.append(time.perf_counter())
         self.cpu.append(time.process_time())
 
     def result(self, warm_up: int, steps: int, batch_size: int) -> dict[str, Any]:
-        """Speed over ``steps`` steps after the first ``warm_up``."""
+        """Return the speed over ``steps`` steps after the first ``warm_up``."""
         if len(self.wall) <= warm_up + steps:
-            raise RuntimeError(f"{len(self.wall)} steps began, {warm_up + steps + 1} were to")
+            raise RuntimeError(f"{len(self.wall)} steps began, not {warm_up + steps + 1}")
         wall, cpu = (stamps[warm_up : warm_up + steps + 1] for stamps in (self.wall, self.cpu))
         samples = steps * batch_size
         return {
@@ -66,7 +65,7 @@ class Stamps:
 
 
 def main() -> None:
-    """Measure what the arguments say."""
+    """Measure one system."""
     parser = argparse.ArgumentParser()
     add = parser.add_argument
     add("system", choices=SYSTEMS)
@@ -84,7 +83,7 @@ def main() -> None:
 
 
 def _flags(args: argparse.Namespace) -> list[str]:
-    """What both programs are told."""
+    """The flags of both programs."""
     values = MODEL | {
         "batch_size": str(args.batch_size),
         "limit_train_batches": str(args.warm_up + args.steps + 1),
@@ -95,7 +94,7 @@ def _flags(args: argparse.Namespace) -> list[str]:
 
 
 def _count_steps(stamps: Stamps, pipeline: type) -> None:
-    """Take a stamp at each training step of a pipeline, whoever calls it."""
+    """Take a stamp at each training step of the class ``pipeline``."""
     progress: Callable = pipeline.progress
 
     def stamped(self: Any, batches: Any) -> Any:
@@ -108,9 +107,9 @@ def _count_steps(stamps: Stamps, pipeline: type) -> None:
 
 def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
     import train_torchrec
-    from dlrm.pipeline import OneRank
+    from dlrm.build import OneRankPipeline
 
-    _count_steps(stamps, OneRank)
+    _count_steps(stamps, OneRankPipeline)
     with tempfile.TemporaryDirectory() as log:
         flags = ["--binary_path", str(args.data / "split"), "--log_path", log]
         status = train_torchrec.main([*_flags(args), *flags])
@@ -119,7 +118,7 @@ def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
 
 
 def _dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
-    """As ``torchx run … --script dlrm_main.py`` starts one process of it."""
+    """Run dlrm_main as ``torchx run … --script dlrm_main.py`` does for one process."""
     from torchrec.distributed import TrainPipelineSparseDist
 
     script = args.checkout / "torchrec_dlrm" / "dlrm_main.py"
@@ -132,13 +131,13 @@ def _dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
     data = ["--dataset_name", "criteo_kaggle"]
     data += ["--in_memory_binary_criteo_path", str(args.data / "npy")]
     sys.argv = [str(script), *_flags(args), *data]
-    sys.path.insert(0, str(script.parent))  # it imports its neighbours by their names
+    sys.path.insert(0, str(script.parent))  # for its imports of files beside it
     runpy.run_path(str(script), run_name="__main__")
 
 
 @contextlib.contextmanager
 def _ready(args: argparse.Namespace) -> Iterator[tuple[Any, Any, Any]]:
-    """Our model, its optimizer, and one batch."""
+    """Yield our model, its optimizer, and one batch."""
     from dlrm.build import build
     from dlrm.config import model_config
     from dlrm.data import make_loader, read_schema
@@ -155,7 +154,7 @@ def _ready(args: argparse.Namespace) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
-    """Forward, backward and optimizer; nothing else."""
+    """Run forward, backward and optimizer only."""
     with _ready(args) as (model, optimizer, batch):
         for _ in range(args.warm_up + args.steps + 1):
             stamps.take()
@@ -166,7 +165,7 @@ def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
 
 
 def _pipelined(args: argparse.Namespace, stamps: Stamps) -> None:
-    """The same batch through TorchRec's pipeline, which training uses on several ranks."""
+    """Run the same batch through TorchRec's pipeline, which training uses on several ranks."""
     from torchrec.distributed import TrainPipelineSparseDist
 
     with _ready(args) as (model, optimizer, batch):

@@ -1,4 +1,4 @@
-"""Converted columns → rows: bad ones out, and described."""
+"""Make rows of converted columns, and describe the bad rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.arrays import mask_to_arrow
-from clicklog.rows import BadRow, CategoryValues, Ragged, RawRows, dense_dtype
+from clicklog.rows import (
+    DESCRIBED_BAD_ROWS,
+    BadRow,
+    CategoryValues,
+    Ragged,
+    RawRows,
+    dense_dtype,
+)
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.text.convert import Converted
-from clicklog.text.field_errors import complaint
-from clicklog.text.tokenizer import DESCRIBED_BAD_ROWS
+from clicklog.text.field_errors import describe_field_error
 
 
 def assemble(
@@ -25,27 +31,28 @@ def assemble(
     label: bool,
     reject: bool,
 ) -> RawRows:
-    """Make rows of their columns.
+    """Make rows of columns; bad rows are left out and described.
 
     Args:
         spec: the columns.
-        columns: one by one in spec order; the label first, if there is one.
-        wrong: rows that are wrong as a whole, and what is wrong.
-        text: the raw text of a row.
-        rows: how many there are, bad ones included.
+        columns: the columns in spec order; the label first, if there is one.
+        wrong: error messages of rows that are malformed as a whole, by row.
+        text: returns the raw text of a row.
+        rows: number of rows, bad ones included.
         label: whether there is a label.
         reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
     """
     names = spec.columns if label else spec.columns[1:]
-    blames: dict[int, tuple[str, str]] = {row: ("", what) for row, what in wrong.items()}
+    errors: dict[int, tuple[str, str]] = {row: ("", what) for row, what in wrong.items()}
     labels = None
     dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[CategoryValues] = []
     missing = np.zeros((2, rows), np.uint64)
     for position, (name, column) in enumerate(zip(names, columns, strict=True)):
         for row in np.flatnonzero(column.code).tolist():
-            if row not in blames:  # the first wrong field of a row stands for it
-                blames[row] = name, complaint(name, column.show(row), int(column.code[row]))
+            if row not in errors:  # the first wrong field of a row is described
+                what = describe_field_error(name, column.show(row), int(column.code[row]))
+                errors[row] = name, what
         j = position - label
         if j < 0:
             labels = column.values
@@ -57,25 +64,25 @@ def assemble(
         else:
             categorical.append(column.values)
     line = np.arange(rows, dtype=np.int64)
-    if blames:
+    if errors:
         good = np.ones(rows, bool)
-        good[list(blames)] = False
+        good[list(errors)] = False
         labels = None if labels is None else labels[good]
-        # not by [:, good], which would leave rows that are not contiguous, slower to read and a
-        # type of its own, to be compiled for
+        # [:, good] would give arrays that are not contiguous: slower to read, and another type,
+        # for which kernels would be compiled again
         dense, missing = (np.compress(good, two, axis=1) for two in (dense, missing))
         line = line[good]
         categorical = [_take(values, good) for values in categorical]
-    shown = sorted(blames) if reject else sorted(blames)[:DESCRIBED_BAD_ROWS]
+    shown = sorted(errors) if reject else sorted(errors)[:DESCRIBED_BAD_ROWS]
     return RawRows(
         label=labels,
         dense=dense,
         dense_missing=missing[0],
-        categorical=np.stack(categorical) if spec.tokenized else categorical,
+        categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
         categorical_missing=missing[1],
         line=line,
-        bad=[BadRow(row, blames[row][1], blames[row][0], text(row)) for row in shown],
-        bad_count=len(blames),
+        bad=[BadRow(row, errors[row][1], errors[row][0], text(row)) for row in shown],
+        bad_count=len(errors),
         lines=rows,
     )
 

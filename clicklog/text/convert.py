@@ -1,7 +1,7 @@
-"""Fields of text → values of a raw type, checking each.
+"""Convert fields of text to values of a raw type, checking each.
 
-A field is a stretch of bytes; an empty one is missing. The loops are compiled by numba without the
-interpreter lock; what is rare (numbers beyond float64, bytes that are no UTF-8) is left to Python.
+A field is a range of bytes; an empty field is a missing value. Numba compiles the loops, which run
+without the interpreter lock. Rare cases (numbers beyond float64, invalid UTF-8) are left to Python.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from clicklog.arrays import to_numpy
 from clicklog.kernels import compiled
 from clicklog.rows import CategoryValues, Ragged
-from clicklog.spec.columns import LARGEST_INT
+from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.strings import string_array
 from clicklog.text.field_errors import (
     BAD_FLOAT,
@@ -24,16 +24,17 @@ from clicklog.text.field_errors import (
     BAD_INTEGER,
     BAD_LABEL,
     BAD_UTF8,
-    BIG_INT,
-    BIG_INT32,
     EMPTY_ITEM,
     NOT_FINITE,
-    shown,
+    OUT_OF_RANGE,
+    quote_field,
 )
-from clicklog.text.tokenizer import HEX_DIGIT
 
-#: What is larger would be infinite in the parquet.
-LARGEST_FLOAT = float(np.finfo(np.float32).max)
+#: Value of each byte as a hexadecimal digit; 255 for bytes that are not one. A table, because
+#: branches on the digits of hashes are mispredicted half of the time.
+HEX_DIGIT = np.full(256, 255, np.uint8)
+HEX_DIGIT[48:58] = np.arange(10)
+HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Converted:
     Attributes:
         values: see :class:`clicklog.rows.RawRows`; 0, "" or an empty list where missing or wrong.
         missing: bool [n].
-        code: uint8 [n], 0 or what is wrong.
-        show: the offending value of a row with a code, as Python writes it.
+        code: uint8 [n], 0 or the code of an error, see :mod:`clicklog.text.field_errors`.
+        show: returns the wrong value of a row with a code, as Python writes it.
     """
 
     values: CategoryValues
@@ -65,35 +66,27 @@ class Fields:
         return len(self.begin)
 
     def show(self, row: int) -> str:
-        """One field as Python writes a string."""
-        return shown(self.data[self.begin[row] : self.end[row]].tobytes())
+        """Return the field of a row as Python writes a string."""
+        return quote_field(self.data[self.begin[row] : self.end[row]].tobytes())
 
 
 def convert(fields: Fields, raw: str) -> Converted:
-    """Convert single values of a raw type: label, int32, float, hex32, int or string.
-
-    Only a label may not be missing.
-    """
+    """Convert single values of a raw type of :data:`RAW_TYPES`. Only a label may not be missing."""
     missing = fields.begin == fields.end
     code = np.zeros(len(fields), np.uint8)
     data, begin, end = fields.data, fields.begin, fields.end
-    values: np.ndarray | pa.StringArray
     if raw == "string":
-        values = _strings(fields, code)
-    elif raw == "float":
+        return Converted(_strings(fields, code), missing, code, fields.show)
+    kind = RAW_TYPES[raw]
+    values = np.zeros(len(fields), kind.dtype)
+    if raw == "float":
         values = _floats(fields, missing, code)
     elif raw == "hex32":
-        values = np.zeros(len(fields), np.uint32)
         _parse_hex(data, begin, end, values, code)
     elif raw == "label":
-        values = np.zeros(len(fields), np.uint8)
         _parse_labels(data, begin, end, values, code)
-    elif raw == "int":
-        values = np.zeros(len(fields), np.int64)
-        _parse_ints(data, begin, end, -LARGEST_INT, LARGEST_INT, BIG_INT, values, code)
     else:
-        values = np.zeros(len(fields), np.int32)
-        _parse_ints(data, begin, end, -(2**31), 2**31 - 1, BIG_INT32, values, code)
+        _parse_ints(data, begin, end, kind.least, kind.most, OUT_OF_RANGE[raw], values, code)
     return Converted(values, missing, code, fields.show)
 
 
@@ -109,10 +102,10 @@ def convert_lists(fields: Fields, raw: str, separator: str) -> Converted:
 
 
 def of_items(offsets: np.ndarray, items: Converted) -> Converted:
-    """Lists from their converted items; a row has the code of its first wrong item."""
+    """Make lists of converted items; a row has the code of its first wrong item."""
     lengths = np.diff(offsets)
     code = np.zeros(len(lengths), np.uint8)
-    wrong = np.flatnonzero(items.code)[::-1]  # so that the first one of a row is written last
+    wrong = np.flatnonzero(items.code)[::-1]  # reversed: the first item of a row is written last
     rows = np.searchsorted(offsets, wrong, side="right") - 1
     code[rows] = items.code[wrong]
     item_of = dict(zip(rows.tolist(), wrong.tolist(), strict=True))
@@ -139,7 +132,7 @@ def _strings(fields: Fields, code: np.ndarray) -> pa.StringArray:
 
 
 def _floats(fields: Fields, missing: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """float64, rounded correctly."""
+    """Parse fields as float64, correctly rounded."""
     _check_floats(fields.data, fields.begin, fields.end, code)
     present = ~missing & (code == 0)
     texts = string_array(*_gather(fields.data, fields.begin[present], fields.end[present]))
@@ -149,13 +142,13 @@ def _floats(fields: Fields, missing: np.ndarray, code: np.ndarray) -> np.ndarray
         numbers = np.array([float(text) for text in texts.to_pylist()])
     values = np.zeros(len(fields), np.float64)
     values[present] = numbers
-    code[np.abs(values) > LARGEST_FLOAT] = NOT_FINITE
+    code[np.abs(values) > RAW_TYPES["float"].most] = NOT_FINITE
     return values
 
 
 @compiled()
 def _gather(data, begin, end):
-    """The fields one after the other: int32 offsets [n + 1] and bytes."""
+    """Copy the fields one after the other: int32 offsets [n + 1] and bytes."""
     offsets = np.zeros(len(begin) + 1, np.int32)
     for i in range(len(begin)):
         offsets[i + 1] = offsets[i] + (end[i] - begin[i])
@@ -182,7 +175,7 @@ def _parse_ints(data, begin, end, low, high, too_big, values, code):
         digits = at
         while at < stop and np.uint8(data[at] - 48) < 10:
             value = value * 10 + np.int64(data[at] - 48)
-            big |= value >= 2**59  # remembered: further digits would wrap around
+            big |= value >= 2**59  # kept, because further digits would wrap around
             value &= 2**59 - 1
             at += 1
         if at < stop or at == digits:
@@ -231,7 +224,7 @@ def _digits(data, at, stop):
 
 @compiled()
 def _check_floats(data, begin, end, code):
-    """Whether fields read as ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?`` with digits D."""
+    """Set a code for fields other than ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``, where D is a digit."""
     for i in range(len(begin)):
         at, stop = begin[i], end[i]
         if at == stop:
@@ -259,7 +252,7 @@ def _check_floats(data, begin, end, code):
 
 @compiled()
 def _count_items(data, begin, end, separator):
-    """Offsets int64 [n + 1] of the items: one more than separators, none in an empty field."""
+    """Return offsets int64 [n + 1] of the items: separators + 1 in a field, 0 in an empty one."""
     offsets = np.zeros(len(begin) + 1, np.int64)
     for i in range(len(begin)):
         items = 0 if begin[i] == end[i] else 1

@@ -1,33 +1,44 @@
-"""What can be wrong with a field, as codes that compiled loops can set, and in words."""
+"""What can be wrong with a field: codes, which compiled loops can set, and messages."""
 
 from __future__ import annotations
 
-BAD_LABEL, BAD_INTEGER, BIG_INT32, BIG_INT, BAD_HEX, BAD_FLOAT, NOT_FINITE = range(1, 8)
-BAD_UTF8, EMPTY_ITEM, NULL_ITEM, BAD_UINT32, OPEN_QUOTE, AFTER_QUOTE, FIELD_COUNT = range(8, 15)
+from clicklog.spec import raw_types
+from clicklog.spec.raw_types import RAW_TYPES
 
-#: What belongs there, by code.
-EXPECTED = {
-    BAD_LABEL: "a label is 0 or 1",
-    BAD_INTEGER: "an integer is needed, or nothing",
-    BIG_INT32: "it does not fit 32 bits",
-    BIG_INT: "integers up to ±2**53 are read",
-    BAD_HEX: "1 to 8 hexadecimal digits are needed, or nothing",
-    BAD_FLOAT: "a number is needed, or nothing",
-    NOT_FINITE: "a finite number is needed, one of float32",
-    BAD_UTF8: "it is no UTF-8",
-    EMPTY_ITEM: "an empty value in a list",
-    NULL_ITEM: "a null value in a list",
-    BAD_UINT32: "0 to 4294967295 is needed, or nothing",
+BAD_LABEL, BAD_INTEGER, BEYOND_INT32, BEYOND_INT, BEYOND_UINT32, BAD_HEX, BAD_FLOAT = range(1, 8)
+NOT_FINITE, BAD_UTF8, EMPTY_ITEM, NULL_ITEM, OPEN_QUOTE, AFTER_QUOTE, FIELD_COUNT = range(8, 15)
+
+#: The code of a number outside of a raw type's limits.
+OUT_OF_RANGE = {
+    "label": BAD_LABEL,
+    "int32": BEYOND_INT32,
+    "float": NOT_FINITE,
+    "hex32": BEYOND_UINT32,
+    "int": BEYOND_INT,
+}
+#: By code, except for FIELD_COUNT, whose message needs the numbers of fields.
+MESSAGES = {
+    BAD_LABEL: RAW_TYPES["label"].syntax,
+    BAD_INTEGER: RAW_TYPES["int"].syntax,
+    BEYOND_INT32: RAW_TYPES["int32"].range,
+    BEYOND_INT: RAW_TYPES["int"].range,
+    BEYOND_UINT32: RAW_TYPES["hex32"].range,
+    BAD_HEX: RAW_TYPES["hex32"].syntax,
+    BAD_FLOAT: RAW_TYPES["float"].syntax,
+    NOT_FINITE: raw_types.NOT_FINITE,
+    BAD_UTF8: raw_types.NOT_UTF8,
+    EMPTY_ITEM: raw_types.EMPTY_ITEM,
+    NULL_ITEM: raw_types.NULL_ITEM,
     OPEN_QUOTE: "its quote is not closed on this line",
     AFTER_QUOTE: "text after the closing quote",
 }
 
 
-def complaint(column: str, value: str, code: int) -> str:
-    """One line about a field; ``value`` is what stands in it, as Python writes it."""
-    return f"column {column}: {value}: {EXPECTED[code]}"
+def describe_field_error(column: str, value: str, code: int) -> str:
+    """One line about a field; ``value`` is its content, as :func:`quote_field` returns it."""
+    return f"column {column}: {value}: {MESSAGES[code]}"
 
 
-def shown(value: bytes) -> str:
+def quote_field(field: bytes) -> str:
     """The beginning of a field as Python writes a string."""
-    return repr(value[:40].decode("utf-8", "replace"))
+    return repr(field[:40].decode("utf-8", "replace"))

@@ -1,6 +1,6 @@
-"""From the bytes of a Criteo-like log to typed columns, checking every field.
+"""Parse the bytes of a log in Criteo's format to typed columns, checking every field.
 
-One pass, compiled by numba without the interpreter lock: threads of one process parse in parallel.
+One compiled pass without the interpreter lock, so that threads parse in parallel.
 """
 
 from __future__ import annotations
@@ -8,49 +8,38 @@ from __future__ import annotations
 import numpy as np
 
 from clicklog.kernels import compiled
-from clicklog.rows import BadRow, Ragged, RawRows
+from clicklog.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.convert import HEX_DIGIT
 from clicklog.text.fast_rows import count_newlines, longest_row, parse_row
 from clicklog.text.field_errors import (
     BAD_HEX,
     BAD_INTEGER,
     BAD_LABEL,
-    BIG_INT32,
+    BEYOND_INT32,
     FIELD_COUNT,
-    complaint,
-    shown,
+    describe_field_error,
+    quote_field,
 )
 
-__all__ = ["BadRow", "Ragged", "RawRows", "parse_rows"]
-
-#: Bad rows of a block that are described; further ones are only counted.
-DESCRIBED_BAD_ROWS = 100
-
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
-#: Where a number stops to grow, however many digits follow.
+#: Numbers stop growing here, however many digits follow.
 _BEYOND_INT32 = np.int64(2**40)
 
 
-def parse_rows(
+def parse_criteo(
     data: bytes | memoryview | np.ndarray, spec: FeatureSpec, *, label: bool, reject: bool = False
 ) -> RawRows:
-    """Parse whole lines.
+    """Parse whole lines of a log in Criteo's format.
 
     Args:
         data: lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
-        spec: the columns, in order. Categories are up to 8 hexadecimal digits, dense values 32-bit
-            integers, labels 0 or 1; an empty field is missing (a label may not be).
+        spec: the columns, in order; its ``is_criteo_format`` is true. Categories are up to 8
+            hexadecimal digits, dense values 32-bit integers, labels 0 or 1. An empty field is a
+            missing value, which a label may not be.
         label: whether the rows begin with the label.
         reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
-
-    Specs that are not ``tokenized`` have more raw types; see
-    :func:`clicklog.text.delimited.parse_text`.
     """
-    if not spec.tokenized:
-        from clicklog.text.delimited import parse_text
-        from clicklog.text.line_layout import plain_layout
-
-        return parse_text(data, spec, plain_layout(spec, label=label), reject=reject)
     buffer = np.frombuffer(data, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
         buffer = np.append(buffer, np.uint8(_NEWLINE))
@@ -66,7 +55,7 @@ def parse_rows(
     columns = (labels, dense, categorical, missing, line)
     longest = longest_row(dense_count, categorical_count)
     rows, bad_count = _parse(buffer, label, longest, *columns, bad)
-    if reject and bad_count > len(bad):  # so rare that parsing twice is the cheaper way
+    if reject and bad_count > len(bad):  # rare enough to parse twice
         bad = np.zeros((bad_count, 7), np.int64)
         _parse(buffer, label, longest, *columns, bad)
     names = spec.columns if label else spec.columns[1:]
@@ -99,26 +88,17 @@ def _describe(
     if code == FIELD_COUNT:
         return BadRow(line, f"{column} fields instead of {len(names)}", "", text)
     name = names[column]
-    value = shown(bytes(buffer[begin:end]))
-    return BadRow(line, complaint(name, value, code), name, text)
-
-
-#: Value of each byte as a hexadecimal digit; 255: it is none. A table, because branches on the
-#: digits of hashes are mispredicted half of the time.
-HEX_DIGIT = np.full(256, 255, np.uint8)
-HEX_DIGIT[48:58] = np.arange(10)
-HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
+    value = quote_field(bytes(buffer[begin:end]))
+    return BadRow(line, describe_field_error(name, value, code), name, text)
 
 
 @compiled()
 def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_line, bad):
-    """Fill the columns; (rows, bad rows). ``buffer`` ends with a newline.
+    """Fill the columns; return the numbers of rows and bad rows. ``buffer`` ends with a newline.
 
-    Common rows are parsed by :func:`clicklog.text.fast_rows.parse_row`, which may read ``longest``
-    bytes; all others, and those near the end, byte by byte.
-
-    The common forms of a field are parsed in line; calls are for the rest, because each costs as
-    much as a field (numba counts references to the buffer).
+    :func:`clicklog.text.fast_rows.parse_row` parses the usual rows and may read ``longest`` bytes;
+    all others, and those near the end, are parsed byte by byte. Here the usual forms of a field are
+    parsed inline: a call costs as much as a field, because Numba counts references to the buffer.
     """
     dense_begin = 1 if has_label else 0
     categorical_begin = dense_begin + dense.shape[0]
@@ -182,7 +162,7 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
             if negative:
                 value = -value
             if value != np.int32(value):
-                code = BIG_INT32 if _is_integer(buffer, digits) else BAD_INTEGER
+                code = BEYOND_INT32 if _is_integer(buffer, digits) else BAD_INTEGER
             dense[column - dense_begin, row] = np.int32(value)
             column += 1
             if code == 0 and (byte != _TAB or column == columns):
@@ -216,7 +196,7 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
             at = field if code else at + 1
         missing[1, row] = mask
         if code == 0:
-            # the last field may have ended with \r\n: `at` is past its first byte
+            # after a last field that ends with \r\n, `at` is at the \n
             if buffer[at - 1] == _RETURN:
                 at += 1
             row_line[row] = line
@@ -230,7 +210,7 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
 
 @compiled()
 def _next_field(buffer, at, last, otherwise):
-    """0 if the field ends at ``at`` as it should; else an error code."""
+    """Return 0 if the field ends at ``at``; else an error code."""
     byte = buffer[at]
     if byte == _NEWLINE or (byte == _RETURN and buffer[at + 1] == _NEWLINE):
         return 0 if last else FIELD_COUNT
@@ -241,7 +221,7 @@ def _next_field(buffer, at, last, otherwise):
 
 @compiled()
 def _is_integer(buffer, at):
-    """Whether digits go on to the end of the field."""
+    """Whether the rest of the field is digits."""
     while 48 <= buffer[at] <= 57:
         at += 1
     return buffer[at] in (_TAB, _NEWLINE, _RETURN)
@@ -249,7 +229,7 @@ def _is_integer(buffer, at):
 
 @compiled()
 def _note_bad_row(buffer, begin, line, code, column, columns, bad, bad_count):
-    """Describe a bad row, if there is room; where the next line begins."""
+    """Record a bad row, if there is room; return where the next line begins."""
     end = begin
     fields = 1
     field_begin = begin

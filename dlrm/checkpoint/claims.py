@@ -1,4 +1,4 @@
-"""One run at a time for a directory of checkpoints."""
+"""Locks that let only one run at a time write checkpoints to a directory."""
 
 from __future__ import annotations
 
@@ -14,43 +14,55 @@ from typing import IO
 from clicklog.errors import OutputError
 from clicklog.files.atomic import lock
 from dlrm.launch.distributed import Group, from_rank_0, was_restarted
+from dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a restarted job waits for a lock of its predecessor: a file server frees those of a
-#: machine that is gone when their lease ends, NFS after 90 s.
-_LEASE = 120.0
+#: Seconds that a restarted job waits for a lock of its last start: a file server frees the locks of
+#: a machine that is gone when their lease ends, NFS after 90 s.
+_LEASE_SECONDS = 120.0
+
+
+def lock_files(settings: TrainSettings) -> list[Path]:
+    """The lock files of the directories that a run writes checkpoints to."""
+    locks = []
+    if settings.checkpoint_dir:
+        locks.append(Path(settings.checkpoint_dir) / ".lock")
+    if settings.save_checkpoint_path:
+        path = Path(settings.save_checkpoint_path).absolute()
+        locks.append(path.with_name(f".{path.name}.lock"))
+    return locks
 
 
 @contextlib.contextmanager
 def claimed(locks: Sequence[Path], group: Group) -> Iterator[None]:
-    """Let no other run have any of ``locks`` meanwhile (collective).
+    """Hold ``locks``, which only one run can hold at a time (collective).
 
     Rank 0 holds them by flock, so they end with its process however that ends; a file that a
-    killed run left behind is nobody's.
+    killed run left behind locks nothing.
 
     Args:
-        locks: files that are made, and removed at the end.
-        group: this rank.
+        locks: The lock files, made here and removed at the end.
+        group: This rank.
 
     Raises:
-        OutputError: another run has one, or it cannot be made (on all ranks).
+        OutputError: Another run holds one, or it cannot be made (on all ranks).
     """
     if not locks:
         yield
         return
-    patience = _LEASE if was_restarted(group) else 0.0
+    seconds = _LEASE_SECONDS if was_restarted(group) else 0.0
     with contextlib.ExitStack() as stack:
-        refused = None
+        error = None
         if group.rank == 0:
             try:
                 for path in locks:
-                    _claim(path, stack, time.monotonic() + patience)
-            except OutputError as error:
-                refused = error
-        refused = from_rank_0(group, refused)
-        if refused:
-            raise refused
+                    _claim(path, stack, time.monotonic() + seconds)
+            except OutputError as refusal:
+                error = refusal
+        error = from_rank_0(group, error)
+        if error:
+            raise error
         yield
 
 
@@ -76,7 +88,7 @@ def _claim(path: Path, stack: contextlib.ExitStack, deadline: float) -> None:
                 path.parent,
                 error.strerror or error,
             )
-        if _is_at(marker, path):  # else the run that had it removed it at its end
+        if _is_at(marker, path):  # else the run that held it has just removed it
             break
     stack.callback(path.unlink, missing_ok=True)
     marker.truncate(0)

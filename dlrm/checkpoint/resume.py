@@ -20,10 +20,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from clicklog.errors import BadInputError, ClickLogError, SchemaError, SettingsError
+from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError
 from clicklog.files.atomic import write_text
 from clicklog.finite import flat, not_finite
-from dlrm.checkpoint.origin import continued
+from dlrm.checkpoint.compatibility import check_model, check_resumable, log_changes, merge_origins
 from dlrm.checkpoint.store import (
     Reader,
     check_contents,
@@ -35,53 +35,49 @@ from dlrm.checkpoint.store import (
 from dlrm.checkpoint.writer import LATEST_FILE, set_aside
 from dlrm.config import ModelConfig
 from dlrm.data import Loader
-from dlrm.launch.distributed import Group, gathered
-from dlrm.settings.train_settings import table_optimizer
+from dlrm.launch.distributed import Group, from_rank_0, gathered
 
 log = logging.getLogger(__name__)
-
-#: Settings that the weights, or the steps of an epoch, depend on: a resumed run must share them.
-_MUST_STAY = (
-    "eps",
-    "seed",
-    "shuffle_training_set",
-    "drop_last_training_batch",
-    "limit_train_batches",
-    "undersampling_rate",
-    "hash_indices",
-    "dataset_type",
-    "dataset_subset",
-    "shuffle_batches",
-)
-#: Settings that also change what is trained, but that one may want to change on the way.
-_MAY_CHANGE = (
-    "epochs",
-    "learning_rate",
-    "dense_learning_rate",
-    "change_lr",
-    "lr_change_point",
-    "lr_after_change_point",
-    "lr_warmup_steps",
-    "lr_decay_start",
-    "lr_decay_steps",
-    "lr_policy",
-    "decay_power",
-    "decay_end_lr",
-    "comm_precision",
-    "max_steps",
-    "amp",
-)
 
 
 def training_state(
     model: DistributedModelParallel, optimizer: CombinedOptimizer, group: Group
 ) -> dict[str, Any]:
-    """All tensors of a run, to save or to load into: they share memory with it."""
+    """Return all tensors of a run, to save them or to load into them: they share its memory."""
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict()["state"],
         "random": {f"rank_{group.rank}": torch.get_rng_state()},
     }
+
+
+def check_may_continue(found: list[Path], launchers: list[str], group: Group) -> None:
+    """Check that a run without ``--resume`` is a restart of the job that wrote the checkpoints.
+
+    That torchrun restarted the ranks is not enough: their first start may have been refused here.
+
+    Args:
+        found: The checkpoints, oldest first.
+        launchers: This run's :func:`dlrm.launch.distributed.launchers`.
+        group: This rank (collective).
+
+    Raises:
+        OutputError: They are of another job (on all ranks).
+    """
+    same_job = group.rank == 0 and any(_wrote(launchers, path) for path in reversed(found))
+    if not from_rank_0(group, same_job):
+        raise OutputError(
+            f"--checkpoint_dir {found[0].parent}: holds a run, up to {found[-1].name}",
+            "add --resume to go on from there, or choose another directory",
+        )
+
+
+def _wrote(launchers: list[str], path: Path) -> bool:
+    try:
+        then = read_model_file(path)["training"].get("launchers", [])
+    except ClickLogError:
+        return False  # of a checkpoint that cannot be read the job is not known
+    return not set(launchers).isdisjoint(then)
 
 
 def resume_from(
@@ -98,36 +94,34 @@ def resume_from(
     Newer ones are renamed, so that the run can write its own of these steps.
 
     Args:
-        found: the checkpoints, oldest first; the same on all ranks.
-        record: what the run would write now: its settings and
-            :func:`dlrm.checkpoint.origin.origin_of`.
-        config: the run's model.
-        loader: of the training set; goes on where the checkpoint was.
-        model, optimizer: filled.
-        group: this rank; rank 0 says what is passed over and why.
+        found: The checkpoints, oldest first; the same on all ranks.
+        record: What the run would write now: its settings and
+            :func:`dlrm.checkpoint.compatibility.data_origin`.
+        config: The run's model.
+        loader: The loader of the training set; it continues where the checkpoint was.
+        model: The sharded model, filled from the checkpoint.
+        optimizer: The model's optimizer, filled likewise.
+        group: This rank; rank 0 logs which checkpoints are passed over, and why.
 
     Returns:
         The checkpoint, and its training record with what is known of its data.
 
     Raises:
-        BadInputError: none of them can be used.
-        ClickLogError: one cannot be read now, or memory is short (on all ranks); none is renamed.
-        SchemaError, SettingsError: the newest is of another model, of other data or settings.
+        BadInputError: None of them can be used.
+        ClickLogError: One cannot be read now, or memory is short; none is renamed.
+        SchemaError, SettingsError: The newest is of another model, of other data or settings.
+        OutputError: A newer one cannot be renamed.
     """
     refused: list[tuple[Path, str]] = []
     for path in reversed(found):
         try:
-            training = _agreed(group, path, check_resumable, path, record, config, group)
-            loader.load_state_dict(training["loader"])
-            training |= continued(path, training, record)
+            training = _on_all_ranks(group, path, _read_training, path, record, config, loader)
             load_state(path, model, optimizer, group)
         except BadInputError as error:
             refused.append((path, error.what))
             continue
-        if group.rank == 0:
-            for newer, why in refused:
-                log.warning("%s\n  -> passed over, renamed to %s", why, set_aside(newer).name)
-            write_text(path.parent / LATEST_FILE, f"{path.name}\n")
+        _on_all_ranks(group, path, _make_newest, path, refused, group)
+        log_changes(training["settings"], record["settings"], group)
         return path, training
     raise BadInputError(
         f"{found[0].parent}: none of its {len(found)} checkpoints can be used:\n  "
@@ -136,21 +130,43 @@ def resume_from(
     )
 
 
-def _agreed(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, which looks at a checkpoint; an error of one rank is raised on all.
+def _on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function on every rank, and raise an error of any rank on all of them (collective).
 
-    One that says nothing against the checkpoint becomes no BadInputError, so that no other
-    checkpoint is taken for it (collective).
+    Args:
+        group: This rank.
+        path: The checkpoint that the function looks at.
+        function: It must not be collective: a rank that fails would leave the others waiting in it.
+        args: Its arguments.
+
+    Returns:
+        What the function returned on this rank.
+
+    Raises:
+        ClickLogError: The function's error. One that says nothing against the checkpoint is no
+            BadInputError, so that no other checkpoint is taken in its place.
+        RuntimeError: Any other error of the function.
     """
-    value = error = None
+    value = error = cause = None
     try:
         value = function(*args)
-    except (ClickLogError, OSError, MemoryError, RuntimeError) as found:
-        error = not_read(path, found) if is_momentary(found) else found
-    errors = [one for one in gathered(group, error) if one]
-    if errors:  # what is not known weighs more than what is known to be bad
-        raise min(errors, key=lambda one: isinstance(one, BadInputError))
+    except (Exception, CheckpointException) as raised:  # the latter is no Exception
+        error = cause = raised
+        if is_momentary(raised):
+            error = not_read(path, raised)
+        elif not isinstance(raised, ClickLogError):
+            error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
+    errors = list(filter(None, gathered(group, error)))
+    if errors:  # damage is certain only if no rank has another error
+        raise min(errors, key=lambda found: isinstance(found, BadInputError)) from cause
     return value
+
+
+def _make_newest(path: Path, refused: list[tuple[Path, str]], group: Group) -> None:
+    if group.rank == 0:
+        for newer, why in refused:
+            log.warning("%s\n  -> passed over, renamed to %s", why, set_aside(newer).name)
+        write_text(path.parent / LATEST_FILE, f"{path.name}\n")
 
 
 def load_state(
@@ -161,8 +177,8 @@ def load_state(
     The world size and the sharding plan may differ from those it was written with (collective).
 
     Raises:
-        BadInputError: the checkpoint is damaged, or holds values that are not finite.
-        SchemaError: its tensors are not those of the run, for example row-wise Adagrad's moments
+        BadInputError: The checkpoint is damaged, or holds values that are not finite.
+        SchemaError: Its tensors are not those of the run, for example row-wise Adagrad's moments
             of column shards under another plan.
     """
     dense = dict(optimizer.optimizers)["dense"]
@@ -170,10 +186,19 @@ def load_state(
         dense.init_state()  # Adam's, which torch makes in the first step: without it none is loaded
         dense.zero_grad()
     state = training_state(model, optimizer, group)
-    value = _agreed(group, path, read_model_file, path)
+    value = _on_all_ranks(group, path, read_model_file, path)
     if value["world_size"] != group.world_size:
         del state["random"]
     _load(path, state, value["files"], group)
+    _on_all_ranks(group, path, _fill, state, model, optimizer, group)
+
+
+def _fill(
+    state: dict[str, Any],
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    group: Group,
+) -> None:
     model.load_state_dict(state["model"])
     loaded = optimizer.state_dict()
     loaded["state"] = state["optimizer"]
@@ -188,32 +213,20 @@ def load_weights(
     """Load the weights of a checkpoint, of any world size and plan (collective).
 
     Raises:
-        BadInputError: there is no checkpoint, it is damaged, or holds values that are not finite.
-        SchemaError: it is of another model.
+        BadInputError: There is no checkpoint, it is damaged, or holds values that are not finite.
+        SchemaError: It is of another model.
     """
-    value = _agreed(group, path, read_model_file, path)
-    _check_model(path, value["model"], config)
+    value = _on_all_ranks(group, path, read_model_file, path)
+    check_model(path, value["model"], config)
     state = {"model": model.state_dict()}
     _load(path, state, value["files"], group)
-    model.load_state_dict(state["model"])
+    _on_all_ranks(group, path, model.load_state_dict, state["model"])
 
 
 def _load(path: Path, state: dict[str, Any], files: dict[str, Any], group: Group) -> None:
     """Fill the tensors of ``state`` from a checkpoint's ``files`` (collective)."""
-    _agreed(group, path, _check_share, path, files, group)
-    reader = Reader(path)
-    _agreed(group, path, _check_sizes, path, state, reader)
-    try:
-        dcp.load(state, storage_reader=reader, process_group=group.cpu)
-    except (
-        *(OSError, MemoryError, EOFError, RuntimeError),
-        *(pickle.UnpicklingError, CheckpointException),
-    ) as error:
-        if is_momentary(error):
-            raise not_read(path, error) from error
-        raise BadInputError(
-            f"{path}: the checkpoint is damaged: {reason(error)}", "use another one"
-        ) from error
+    _on_all_ranks(group, path, _check_share, path, files, group)
+    _on_all_ranks(group, path, _read_tensors, path, state)
     diverged = next(filter(None, gathered(group, not_finite(state))), None)
     if diverged:
         raise BadInputError(
@@ -228,55 +241,27 @@ def _check_share(path: Path, files: dict[str, Any], group: Group) -> None:
         raise BadInputError(f"the checkpoint is damaged: {damaged}", "use another one")
 
 
-def _check_model(path: Path, then: Any, config: ModelConfig) -> None:
-    different = _differences(ModelConfig.from_dict(then).to_dict(), config.to_dict())
-    if different:
-        raise SchemaError(f"{path}: another model: {different}", "give the same model settings")
+def _read_tensors(path: Path, state: dict[str, Any]) -> None:
+    """Read this rank's parts of the tensors, without messages to other ranks."""
+    reader = Reader(path)
+    _check_sizes(path, state, reader)
+    try:
+        dcp.load(state, storage_reader=reader, no_dist=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, CheckpointException) as error:
+        if is_momentary(error):
+            raise
+        raise BadInputError(
+            f"{path}: the checkpoint is damaged: {reason(error)}", "use another one"
+        ) from error
 
 
-def check_resumable(
-    path: Path, record: dict[str, Any], config: ModelConfig, group: Group
+def _read_training(
+    path: Path, record: dict[str, Any], config: ModelConfig, loader: Loader
 ) -> dict[str, Any]:
-    """The training record of a checkpoint, if a run may go on from it.
-
-    Args:
-        path: the checkpoint.
-        record: what the run would write now: its settings.
-        config: the run's model.
-        group: this rank; rank 0 says which other settings changed.
-
-    Raises:
-        SchemaError: the model is another.
-        SettingsError: a setting that the checkpoint's weights depend on is another.
-    """
-    value = read_model_file(path)
-    _check_model(path, value["model"], config)
-    training = value["training"]
-    then, now = training["settings"], record["settings"]
-    different = _differences(_fixed(then), _fixed(now))
-    if different:
-        raise SettingsError(
-            f"{path}: other settings than now: {different}", "resume with the same settings"
-        )
-    for name in _MAY_CHANGE:
-        if group.rank == 0 and then.get(name) != now[name]:
-            log.warning("--%s is %s from here on; it was %s", name, now[name], then.get(name))
-    return training
-
-
-def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that a resumed run must share. The loader checks the global batch itself."""
-    fixed = {name: settings.get(name) for name in _MUST_STAY}
-    adagrad, optimizer = settings.get("adagrad"), settings.get("optimizer")
-    return {"optimizer": table_optimizer(optimizer, adagrad), **fixed}
-
-
-def _differences(then: dict[str, Any], now: dict[str, Any]) -> str:
-    return "; ".join(
-        f"{name} was {then.get(name)}, is {now[name]}"
-        for name in now
-        if then.get(name) != now[name]
-    )
+    """The training record of a checkpoint that a run may continue from; the loader is set to it."""
+    training = check_resumable(path, record, config)
+    loader.load_state_dict(training["loader"])
+    return training | merge_origins(path, training, record)
 
 
 def _check_sizes(path: Path, state: dict[str, Any], reader: Reader) -> None:

@@ -1,10 +1,9 @@
-"""Checkpoints on the way, written while training goes on.
+"""Periodic checkpoints, written while training continues.
 
 A run's directory holds ``step_00001000``, ``step_00002000`` …, each a checkpoint of
 :mod:`dlrm.checkpoint.store`, and ``latest``, the name of the newest. A checkpoint appears whole or
-not at all, and only with finite values; the newest ``keep`` stay. One that cannot be
-used nevertheless is renamed to ``step_00002000.unusable`` by the run that goes on from an older
-one.
+not at all, and only with finite values; the newest ``keep`` are kept. A run that resumes from an
+older checkpoint renames newer ones, which it could not use, to ``step_00002000.unusable``.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from dlrm.launch.distributed import Group
 log = logging.getLogger(__name__)
 
 LATEST_FILE = "latest"
-#: Seconds an error in training waits for a checkpoint that other ranks may never finish.
-_PATIENCE = 10.0
+#: Seconds that a failed run waits for its last checkpoint, which other ranks may never finish.
+_ABANDON_SECONDS = 10.0
 _STEP_NAME = re.compile(r"step_(\d{8,})")
 
 
 class Checkpoints:
-    """Writes a run's checkpoints in a thread of its own, while training goes on.
+    """Write a run's checkpoints in a thread, while training continues.
 
     Args:
-        directory: of the run's checkpoints.
-        keep: how many of the newest stay.
-        config: the model's shape.
-        group: this rank. A process group of their own keeps the writing threads' collectives
-            apart from training's (collective).
+        directory: The directory of the run's checkpoints.
+        keep: How many of the newest are kept.
+        config: The model's shape.
+        group: This rank. A process group is made for the threads' collectives, apart from
+            training's (collective).
 
     Attributes:
-        saved_at: when the newest was begun, ``time.monotonic``.
-        saved_step: the step it is of; None: none yet.
+        saved_at: The ``time.monotonic`` at which the newest was begun.
+        saved_step: The step of the newest; None if there is none.
     """
 
     def __init__(self, directory: Path | str, keep: int, config: ModelConfig, group: Group) -> None:
@@ -62,7 +61,7 @@ class Checkpoints:
         self.saved_at = time.monotonic()
         self.saved_step: int | None = None
         if group.rank == 0:
-            for path in self.directory.glob(f".step_*{TEMPORARY}"):  # of runs that were killed
+            for path in self.directory.glob(f".step_*{TEMPORARY}"):  # left by killed runs
                 shutil.rmtree(path, ignore_errors=True)
 
     def save(
@@ -71,12 +70,13 @@ class Checkpoints:
         """Copy ``state`` now and write it in the background (collective).
 
         Args:
-            step: after which.
-            state, record, loss: as :func:`dlrm.checkpoint.store.save_checkpoint` takes them.
+            step: The last trained step.
+            state: The tensors, as for :func:`dlrm.checkpoint.store.save_checkpoint`.
+            record: The training record, likewise.
+            loss: The loss since the last report, likewise.
 
         Raises:
-            OutputError, SettingsError: as :func:`dlrm.checkpoint.store.save_checkpoint`, of the
-                checkpoint before.
+            OutputError, SettingsError: The checkpoint before could not be written.
         """
         self.wait()
         copied = _copied({**state, "loss": loss})
@@ -92,7 +92,7 @@ class Checkpoints:
         return self._error is not None
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is whole; raise what it failed with."""
+        """Wait until the last checkpoint is whole; raise the error that it failed with."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -101,14 +101,12 @@ class Checkpoints:
             raise error
 
     def abandon(self) -> None:
-        """After an error: let a checkpoint that is under way come to its end, if it soon does."""
+        """After an error in training, give a checkpoint that is being written some time to end."""
         if self._thread is not None:
-            self._thread.join(_PATIENCE)
+            self._thread.join(_ABANDON_SECONDS)
 
     def _write(self, step: int, state: dict[str, Any], record: dict[str, Any]) -> None:
-        if (
-            self._group.device.type == "cuda"
-        ):  # a thread begins on the first GPU, whose it may not be
+        if self._group.device.type == "cuda":  # a new thread uses the first GPU
             torch.cuda.set_device(self._group.device)
         try:
             path = self.directory / f"step_{step:08}"
@@ -124,33 +122,33 @@ class Checkpoints:
 
 
 def checkpoints_in(directory: Path | str) -> list[Path]:
-    """What is called a checkpoint in a run's directory, whole or not, oldest first."""
+    """Return the checkpoints in a run's directory, whole or not, oldest first."""
     found = [path for path in Path(directory).glob("step_*") if _STEP_NAME.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def finished(directory: Path | str) -> list[Path]:
-    """The whole checkpoints in a run's directory, oldest first."""
+    """Return the whole checkpoints in a run's directory, oldest first."""
     return [path for path in checkpoints_in(directory) if (path / MODEL_FILE).is_file()]
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a checkpoint that cannot be used, so that nothing takes it for one; its new path.
+    """Rename a checkpoint that cannot be used, so that no run reads it, and return its new path.
 
     Raises:
-        OutputError: it cannot be renamed.
+        OutputError: It cannot be renamed.
     """
-    away = path.with_name(f"{path.name}.unusable")
+    renamed = path.with_name(f"{path.name}.unusable")
     try:
-        shutil.rmtree(away, ignore_errors=True)
-        path.rename(away)
+        shutil.rmtree(renamed, ignore_errors=True)
+        path.rename(renamed)
     except OSError as error:
         raise OutputError(f"{path}: cannot be renamed: {error.strerror or error}") from error
-    return away
+    return renamed
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """The same nested dict with tensors in memory of their own, on the CPU."""
+    """Copy a nested dict of tensors to main memory."""
     return {
         key: _copied(value) if isinstance(value, dict) else _copied_tensor(value)
         for key, value in state.items()
@@ -169,10 +167,10 @@ def _copied_tensor(value: torch.Tensor) -> torch.Tensor:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; killed on the way, no half of it looks like a whole one."""
-    away = path.with_name(f".{path.name}.old{TEMPORARY}")
+    """Remove a checkpoint; it is renamed first, so that a killed run leaves no half of it."""
+    renamed = path.with_name(f".{path.name}.old{TEMPORARY}")
     try:
-        path.rename(away)
-        shutil.rmtree(away)
+        path.rename(renamed)
+        shutil.rmtree(renamed)
     except OSError as error:
         raise OutputError(f"{path}: cannot be removed: {error.strerror or error}") from error

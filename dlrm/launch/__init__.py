@@ -1,1 +1,1 @@
-"""What a rank does before training: CPUs, process group, signals."""
+"""Start and stop a rank: CPU cores, process group, SIGTERM."""

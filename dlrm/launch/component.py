@@ -2,9 +2,9 @@
 
     torchx run -s slurm dlrm/launch/component.py:train -j 2x8 --gpu 8 --cpu 96 --memMB 800000 -- …
 
-Flags of ``train_torchrec.py`` follow ``--``. Unlike ``dist.ddp`` it lets torchrun start failed
-ranks again (``--max_restarts``), and it needs no path of the trainer: it runs the module that is
-installed in the image, or lies in the working directory.
+The flags of ``train_torchrec.py`` follow ``--``. Unlike ``dist.ddp`` it lets torchrun restart
+failed ranks (``--max_restarts``), and it needs no path of the trainer: it runs the module that is
+installed in the image or lies in the working directory.
 """
 
 # torchx reads the annotations, as objects, and takes only typing's names for lists and dicts.
@@ -35,30 +35,31 @@ def train(
     """Train a sharded DLRM: one torchrun per machine, which starts and watches its ranks.
 
     Args:
-        flags: of train_torchrec.py, as they are
+        flags: the flags of train_torchrec.py
         j: machines x ranks per machine; one rank per GPU
-        name: of the job
-        image: with this project installed, for schedulers that start containers
+        name: the name of the job
+        image: an image with this project installed, for schedulers that start containers
         cpu: CPUs per machine
         gpu: GPUs per machine
         memMB: main memory per machine
         h: a resource registered with torchx, instead of cpu, gpu and memMB
-        max_restarts: how often torchrun starts all ranks again after a failure; with
-            --checkpoint_dir among the flags they go on from the newest checkpoint
-        max_retries: how often the scheduler starts the job again; give --resume among the flags
-        port: on the first machine, where the others meet it; unused on one machine
+        max_restarts: the most times that torchrun restarts all ranks after a failure; with
+            --checkpoint_dir among the flags they resume from the newest checkpoint
+        max_retries: the most times that the scheduler restarts the job; give --resume among
+            the flags
+        port: the port of the first machine for the rendezvous; unused on one machine
         env: environment variables of all ranks
         mounts: as for dist.ddp: type=bind,src=/host,dst=/job
     """
     least, machines, ranks, nodes = parse_nnodes(j)
-    meeting = "localhost:0"  # a free port
+    endpoint = "localhost:0"  # a free port
     if machines > 1:
-        # a shell variable that the scheduler sets; not on every first machine
-        meeting = f"$${{{specs.macros.rank0_env}:=localhost}}:{port}"
+        # a shell variable that schedulers set, but some not on the first machine
+        endpoint = f"$${{{specs.macros.rank0_env}:=localhost}}:{port}"
     trainer = shlex.join(flags).replace("$", "$$")
     text = (
         f'torchrun --rdzv-backend c10d --rdzv-id "{specs.macros.app_id}" '
-        f'--rdzv-endpoint "{meeting}" --nnodes {nodes} --nproc-per-node {ranks} '
+        f'--rdzv-endpoint "{endpoint}" --nnodes {nodes} --nproc-per-node {ranks} '
         f"--max-restarts {max_restarts} -m train_torchrec {trainer}"
     )
     role = specs.Role(

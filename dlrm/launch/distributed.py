@@ -1,10 +1,11 @@
-"""Process group and device of one rank. Nothing here runs at import."""
+"""The process group and device of a rank, and collectives on it. Nothing runs at import."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -22,10 +23,11 @@ class Group:
     """This process among all that train together.
 
     Attributes:
-        rank, world_size: its number, and how many there are.
-        local_world_size: how many there are on this machine.
-        device: where it computes.
-        cpu: process group for tensors in main memory (gloo).
+        rank: The number of this process, from 0.
+        world_size: The number of processes.
+        local_world_size: The number of processes on this machine.
+        device: The device that this process computes on.
+        cpu: The process group for tensors in main memory (gloo).
     """
 
     rank: int
@@ -37,16 +39,16 @@ class Group:
 
 @contextlib.contextmanager
 def process_group(own_cpus: bool = False) -> Iterator[Group]:
-    """Join the process group that torchrun's environment describes; alone without one.
+    """Join the process group that torchrun's environment describes, or make one of this process.
 
-    nccl with one GPU per process if there are GPUs, else gloo. On an error the group is left
-    as it is: its other members may be waiting in a collective, and the launcher ends them.
+    It uses nccl with one GPU per process if there are GPUs, else gloo. After an error the group is
+    not destroyed: its other members may be waiting in a collective, and the launcher ends them.
 
     Args:
-        own_cpus: this process shares the CPUs it may use with no other rank.
+        own_cpus: Whether no other rank uses the CPUs that this process may use.
 
     Raises:
-        SettingsError: the machine has fewer GPUs than processes.
+        SettingsError: The machine has fewer GPUs than processes.
     """
     alone = "WORLD_SIZE" not in os.environ
     rank = 0 if alone else int(os.environ["RANK"])
@@ -66,8 +68,8 @@ def process_group(own_cpus: bool = False) -> Iterator[Group]:
             )
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
-        # On CUDA's default stream training would wait for every other stream that does not say
-        # otherwise, such as those on which libcudf's reads arrive, and they for it.
+        # CUDA's default stream and all blocking streams, such as those of libcudf's reads, wait for
+        # each other; so training has a stream of its own.
         torch.cuda.set_stream(torch.cuda.Stream(device))
         dist.init_process_group("nccl", device_id=device, **where)
         cpu = dist.new_group(backend="gloo")
@@ -90,36 +92,36 @@ def process_group(own_cpus: bool = False) -> Iterator[Group]:
 
 
 def store_of_this_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:
-    """torchrun's store, with keys of its own for this start of the job (collective).
+    """Return torchrun's store with a key prefix that only this start of the job has (collective).
 
-    After a restart torchrun may offer the store that the first start used. There the addresses of
-    processes that are gone still stand, and a rank that is quicker than its peer connects to those.
-    So rank 0 gives this start a name: each rank asks for it with a key that nobody used before.
+    After a restart torchrun may offer the store that the first start used. It still holds the
+    addresses of processes that have ended, and a rank that is quicker than its peer would connect
+    to those. So rank 0 makes up a prefix, and each other rank asks for it under a new key.
 
     Raises:
-        SettingsError: a rank did not come within the store's timeout.
+        SettingsError: A rank did not ask, or rank 0 did not answer, within the store's timeout.
     """
     deadline = time.monotonic() + store.timeout.total_seconds()
-    mine = uuid.uuid4().hex
+    token = uuid.uuid4().hex  # rank 0's is the prefix
     if rank:
-        store.set(f"ask/{rank}", mine)
+        store.set(f"ask/{rank}", token)
         try:
-            name = store.get(f"answer/{mine}").decode()  # waits for it
+            prefix = store.get(f"answer/{token}").decode()  # waits for it
         except dist.DistStoreError:
             raise _absent([0], world_size, store) from None
-        store.set(f"known/{name}/{rank}", "")
-        return dist.PrefixStore(name, store)
-    unaware = set(range(1, world_size))
-    while unaware:
-        for other in list(unaware):
-            if store.check([f"ask/{other}"]):  # maybe of the last start; nobody reads that answer
-                store.set(f"answer/{store.get(f'ask/{other}').decode()}", mine)
-            if store.check([f"known/{mine}/{other}"]):
-                unaware.remove(other)
-        if unaware and time.monotonic() > deadline:
-            raise _absent(sorted(unaware), world_size, store)
+        store.set(f"known/{prefix}/{rank}", "")
+        return dist.PrefixStore(prefix, store)
+    waiting = set(range(1, world_size))
+    while waiting:
+        for other in list(waiting):
+            if store.check([f"ask/{other}"]):  # perhaps of an earlier start, which reads no answer
+                store.set(f"answer/{store.get(f'ask/{other}').decode()}", token)
+            if store.check([f"known/{token}/{other}"]):
+                waiting.remove(other)
+        if waiting and time.monotonic() > deadline:
+            raise _absent(sorted(waiting), world_size, store)
         time.sleep(0.01)
-    return dist.PrefixStore(mine, store)
+    return dist.PrefixStore(token, store)
 
 
 def _absent(ranks: list[int], world_size: int, store: dist.Store) -> SettingsError:
@@ -131,7 +133,7 @@ def _absent(ranks: list[int], world_size: int, store: dist.Store) -> SettingsErr
 
 
 def reduce_sum(group: Group, *values: float | torch.Tensor) -> list[float]:
-    """Sum each value over all ranks in float64 (collective); every rank gets the sums."""
+    """Return the sum of each value over all ranks, in float64, on every rank (collective)."""
     device = group.device
     total = torch.stack(
         [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values]
@@ -141,25 +143,37 @@ def reduce_sum(group: Group, *values: float | torch.Tensor) -> list[float]:
 
 
 def from_rank_0(group: Group, value: Any) -> Any:
-    """Rank 0's ``value``, which pickle can copy, on every rank (collective)."""
+    """Return rank 0's ``value``, which must be picklable, on every rank (collective)."""
     values = [value]
     dist.broadcast_object_list(values, src=0, group=group.cpu)
     return values[0]
 
 
 def gathered(group: Group, value: Any) -> list[Any]:
-    """Every rank's ``value``, which pickle can copy, on every rank, by rank (collective)."""
+    """Return all ranks' values, which must be picklable, on every rank, by rank (collective)."""
     values: list[Any] = [None] * group.world_size
     dist.all_gather_object(values, value, group=group.cpu)
     return values
 
 
 def was_restarted(group: Group) -> bool:
-    """Whether torchrun has started this job before (collective).
+    """Return whether torchrun has started this job before (collective).
 
     Of several machines' agents only those whose own ranks failed count a restart.
     """
     return reduce_sum(group, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))[0] > 0
+
+
+def launchers(group: Group) -> list[str]:
+    """Return the names of the torchrun agents that started the ranks, if any (collective).
+
+    An agent keeps its name when it restarts its ranks, and no other agent has it: it is the
+    directory that the agent made for its logs, in which each start of its ranks has an
+    ``attempt_N``.
+    """
+    logs, found, _ = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")
+    names = gathered(group, f"{socket.gethostname()}:{logs}" if found else None)
+    return sorted({name for name in names if name})
 
 
 def gather_rows(group: Group, rows: np.ndarray) -> np.ndarray | None:

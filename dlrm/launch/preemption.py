@@ -1,4 +1,4 @@
-"""SIGTERM, by which schedulers and launchers announce the end: all ranks stop after one step."""
+"""Stop all ranks after the same step when SIGTERM announces the end of the job."""
 
 from __future__ import annotations
 
@@ -15,115 +15,128 @@ import torch.distributed as dist
 
 from dlrm.launch.distributed import Group, gathered
 
-#: 128 + SIGTERM, as if the signal had ended the process: torchrun counts it as a failure, which
-#: --max-restarts restarts, and Kubeflow's restartPolicy ExitCode for one that is worth a retry.
+#: 128 + SIGTERM, the status of a process that the signal ended: torchrun counts it as a failure,
+#: which --max-restarts restarts; Kubeflow's restartPolicy ExitCode retries it.
 EXIT_STATUS = 128 + signal.SIGTERM
-#: Seconds between two times the ranks ask each other, and how many steps may lie between them.
-_SECONDS, _STEPS = 0.25, 16
+#: The ranks exchange their requests about this often, and at least after so many steps.
+_INTERVAL_SECONDS, _MOST_STEPS = 0.25, 16
 
 
 class StopRequests:
-    """Turns SIGTERM into a stop that all ranks agree on; a context that has to be entered.
+    """Turn SIGTERM into a stop that all ranks agree on. Use it as a context manager.
 
-    The ranks ask each other every quarter of a second, by an all-reduce that goes on during the
-    next steps, so no step waits for it. A rank that hangs because another one is gone cannot
-    agree: there SIGTERM ends the process soon, as it would without this.
+    The ranks exchange their requests by an all-reduce that runs during the next steps, so no step
+    waits for it. A rank that hangs because another one is gone cannot agree: there SIGTERM ends the
+    process within seconds.
 
     Args:
-        group: this rank (collective).
+        group: This rank. The constructor is collective.
     """
 
     def __init__(self, group: Group) -> None:
         self._alone = group.world_size == 1
         self._world_size = group.world_size
         self._requested = False
-        self._settled = threading.Event()
+        self._decided = threading.Event()  # from here on no rank waits for another one
         if not self._alone:
-            self._own = dist.new_group(backend="gloo")
-            self._peers = _processes_here(group)
+            self._process_group = dist.new_group(backend="gloo")
+            self._peers = _processes_on_this_machine(group)
         self._work: dist.Work | None = None
-        self._since, self._timed = time.monotonic(), 1
-        self._count, self._every = 0, 1
+        self._last_exchange, self._steps_measured = time.monotonic(), 1
+        self._steps, self._steps_between = 0, 1
 
     def __enter__(self) -> StopRequests:
         self._stack = contextlib.ExitStack()
         if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGTERM, self._note)
+            before = signal.signal(signal.SIGTERM, self._request)
             self._stack.callback(signal.signal, signal.SIGTERM, before or signal.SIG_DFL)
             if not self._alone:
-                self._watch()
+                self._start_watching()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if kind is None and self._work is not None:
-            self._work.wait()  # the other ranks have begun it, too
-        agreed = self._settled.is_set()
-        self._settled.set()
+        decided = self._decided.is_set()
+        if kind is None:
+            self.finish()
+        self._decided.set()
         self._stack.close()
-        if isinstance(error, Exception) and self._requested and not (self._alone or agreed):
-            # the launcher ends this rank because another one failed: say nothing of what followed
+        if isinstance(error, Exception) and self._requested and not (self._alone or decided):
+            # The launcher ends this rank because another one failed: the error only follows from
+            # that, so it is not reported.
             os.kill(os.getpid(), signal.SIGTERM)
 
     def asked(self, failed: bool = False) -> bool:
-        """Whether to stop now, the same on all ranks (collective; call it after each step).
+        """Return whether to stop now, the same on all ranks (collective; call it after each step).
 
         Args:
-            failed: stop for another reason, which this rank knows.
+            failed: Whether this rank has another reason to stop.
         """
         mine = self._requested or failed
         if self._alone:
             return mine
-        self._count += 1
-        if self._count < self._every:
+        self._steps += 1
+        if self._steps < self._steps_between:
             return False
         if self._work is not None:
             self._work.wait()
             self._work = None
             requests, milliseconds = self._sums.tolist()
             if requests:
-                self._settled.set()
+                self._decided.set()
                 return True
-            # of integers, so that all ranks find the same
-            step = milliseconds / 1000 / self._world_size / self._timed
-            self._every = min(max(round(_SECONDS / max(step, 1e-9)), 1), _STEPS)
+            # computed from integers, so that all ranks get the same number
+            seconds_per_step = milliseconds / 1000 / self._world_size / self._steps_measured
+            steps = round(_INTERVAL_SECONDS / max(seconds_per_step, 1e-9))
+            self._steps_between = min(max(steps, 1), _MOST_STEPS)
         now = time.monotonic()
-        self._sums = torch.tensor([int(mine), round(1000 * (now - self._since))])
-        self._work = dist.all_reduce(self._sums, group=self._own, async_op=True)
-        self._since, self._timed, self._count = now, self._count, 0
+        self._sums = torch.tensor([int(mine), round(1000 * (now - self._last_exchange))])
+        self._work = dist.all_reduce(self._sums, group=self._process_group, async_op=True)
+        self._last_exchange, self._steps_measured, self._steps = now, self._steps, 0
         return False
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def finish(self) -> None:
+        """Let SIGTERM change nothing from here on (collective).
+
+        Call it when all that takes other ranks is done: a rank may then outlive the others.
+        """
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        self._decided.set()
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
         self._requested = True
 
-    def _watch(self) -> None:
-        """Let a thread hear of SIGTERM, which the main one does not while it waits for a GPU."""
+    def _start_watching(self) -> None:
+        """Start a thread that learns of SIGTERM while the main thread waits in a collective."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        thread = threading.Thread(target=self._leave_with_peers, args=(reader,), daemon=True)
+        thread = threading.Thread(target=self._exit_without_peers, args=(reader,), daemon=True)
         thread.start()
         self._stack.callback(os.close, reader)
         self._stack.callback(thread.join)
         self._stack.callback(os.close, writer)
         self._stack.callback(signal.set_wakeup_fd, before)
 
-    def _leave_with_peers(self, reader: int) -> None:
+    def _exit_without_peers(self, reader: int) -> None:
+        """After SIGTERM, end this process if a peer is gone before all ranks have agreed."""
         while (number := os.read(reader, 1)) != bytes([signal.SIGTERM]):
             if not number:
-                return  # closed
-        while not self._settled.wait(1.0):
+                return  # the pipe is closed: the context has ended
+        while not self._decided.wait(1.0):
             if not all(map(_is_running, self._peers)):
                 os._exit(EXIT_STATUS)
 
 
-def _processes_here(group: Group) -> list[int]:
-    """The processes of other ranks on this machine (collective)."""
-    everyone = gathered(group, (socket.gethostname(), os.getpid()))
-    host, own = everyone[group.rank]
-    found = [process for name, process in everyone if name == host and process != own]
-    return [process for process in found if _is_running(process)]
+def _processes_on_this_machine(group: Group) -> list[int]:
+    """The process ids of the other ranks on this machine (collective)."""
+    processes = gathered(group, (socket.gethostname(), os.getpid()))
+    host, own = processes[group.rank]
+    peers = [process for name, process in processes if name == host and process != own]
+    return [process for process in peers if _is_running(process)]
 
 
 def _is_running(process: int) -> bool:

@@ -1,9 +1,9 @@
 """Adam for sharded tables on CPUs, where FBGEMM has none: the same step as its kernel on GPUs.
 
-The tables are computed by FBGEMM's fused CPU kernel with SGD at learning rate 0, which changes
-nothing. What the step needs is taken on the way: the ids of each lookup when it runs forward, the
-gradient of what it returned when it runs backward. A step then costs as much as the rows of the
-batch, not as the tables, and no gradient of a whole table is ever made.
+The tables are read by FBGEMM's fused CPU kernel with SGD at learning rate 0, which changes
+nothing. Hooks record what the step needs: the ids of each lookup in its forward, and the gradient
+of its output in its backward. So a step costs time for the rows of the batch, not of the tables,
+and no gradient of a whole table is made.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _BETAS = (0.9, 0.999)
 
 
 def leave_to_table_adam(model: TrainModel) -> None:
-    """Let sharding fuse SGD at learning rate 0 into the (unsharded) tables.
+    """Make sharding fuse SGD at learning rate 0 into the (unsharded) tables.
 
-    They were planned with Adam, so the plan has room for its moments.
+    Call it after planning with Adam, so that the plan has memory for its moments.
     """
     for parameter in model.dlrm.sparse_arch.parameters():
         parameter._optimizer_classes = [torch.optim.SGD]
@@ -40,7 +40,7 @@ def leave_to_table_adam(model: TrainModel) -> None:
 
 
 def lookups_of(model: DistributedModelParallel) -> Iterator[Lookup]:
-    """FBGEMM's modules that hold this rank's shards. TorchRec hides them from ``modules()``."""
+    """Yield FBGEMM's modules that hold this rank's shards, which ``modules()`` does not show."""
     for module in model.modules():
         if isinstance(module, ShardedEmbeddingBagCollection):
             for part in module._lookups:
@@ -48,18 +48,18 @@ def lookups_of(model: DistributedModelParallel) -> Iterator[Lookup]:
 
 
 class TableAdam(KeyedOptimizer):
-    """Adam (Kingma & Ba 2015, algorithm 1) on the rows that a batch holds; other rows rest.
+    """Adam (Kingma & Ba 2015, algorithm 1) on the rows that a batch holds; others do not change.
 
-    ``m += (1 - β1)(g - m); v += (1 - β2)(g² - v)``, and with t steps over all rows ``w -= lr ·
+    ``m += (1 - β1)(g - m); v += (1 - β2)(g² - v)``, and in step t of the run ``w -= lr ·
     m/(1 - β1^t) / (√(v/(1 - β2^t)) + eps)``, as FBGEMM's Adam; torch.optim.SparseAdam differs in
-    that its eps is not corrected. Moments are cut like their tables. Checkpoints name them as
+    that its eps is not corrected. Moments are sharded like their tables. Checkpoints name them as
     TorchRec names those of FBGEMM's Adam.
 
     Args:
-        model: sharded, its tables marked by :func:`leave_to_table_adam`; each feature has a table
-            of its own, sum pooling and no weights.
-        lr: learning rate.
-        eps: added to the root of the second moment.
+        model: The sharded model, its tables marked by :func:`leave_to_table_adam`. Each feature
+            has a table of its own, sum pooling and no weights.
+        lr: The learning rate.
+        eps: The number added to the root of the second moment.
     """
 
     def __init__(self, model: DistributedModelParallel, lr: float, eps: float) -> None:
@@ -77,17 +77,17 @@ class TableAdam(KeyedOptimizer):
             params[name] = weight
             state[weight] = {f"{table}.momentum1": first, f"{table}.exp_avg_sq": second}
             for parts in zip(*(x.local_shards() for x in (weight, first, second)), strict=True):
-                if parts[0].tensor.numel():  # a small table cut by rows has empty shards
+                if parts[0].tensor.numel():  # a small row-wise sharded table has empty shards
                     shards[parts[0].tensor.data_ptr()] = tuple(part.tensor for part in parts)
         group = {"params": list(params.values()), "lr": lr, "eps": eps}
         super().__init__(params, state, [group])
         for lookup in lookups_of(model):
-            mine = [
+            local = [
                 shards.pop(weight.data_ptr()) if weight.numel() else (weight, weight, weight)
                 for weight in lookup.split_embedding_weights()
             ]
             lookup.register_forward_hook(
-                functools.partial(self._after_forward, mine), with_kwargs=True
+                functools.partial(self._after_forward, local), with_kwargs=True
             )
         if shards:
             raise RuntimeError(f"{len(shards)} shards of tables would not be trained")

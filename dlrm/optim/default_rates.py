@@ -1,4 +1,4 @@
-"""Learning rates for a run that was given none: one for the tables, one for the dense layers.
+"""Default learning rates: one for the tables, one for the dense layers.
 
 One rate cannot serve both. A table's row is trained by the few samples that hold its value, a
 dense weight by all of them, and an adaptive optimizer's first steps move every weight by the rate
@@ -22,23 +22,23 @@ import math
 from dlrm.config import ModelConfig
 from dlrm.settings.train_settings import TrainSettings
 
-#: A warm-up takes this share of an epoch's steps, but at least and at most so many.
+#: The default warm-up: a share of an epoch's steps, and the least and the most steps.
 _WARMUP_SHARE, _WARMUP_LEAST, _WARMUP_MOST = 0.05, 10, 200
 
 
 def with_default_rates(
     settings: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
 ) -> TrainSettings:
-    """``settings`` with numbers for the learning rates and the warm-up, if they were left open.
+    """Fill in the learning rates and the warm-up that ``settings`` do not have.
 
     A given ``learning_rate`` serves the dense layers too, and from the first step on, as in
     TorchRec's example and facebookresearch/dlrm.
 
     Args:
-        settings: of the run.
-        config: the model's shape.
-        global_batch: samples of a step, on all ranks.
-        epoch_steps: steps of an epoch.
+        settings: The settings of the run.
+        config: The model's shape.
+        global_batch: The samples of a step, on all ranks.
+        epoch_steps: The steps of an epoch.
     """
     tables, dense = default_rates(settings.table_optimizer, config, global_batch)
     warmup = default_warmup(epoch_steps)
@@ -59,7 +59,7 @@ def with_default_rates(
 
 
 def default_rates(optimizer: str, config: ModelConfig, global_batch: int) -> tuple[float, float]:
-    """The learning rates of tables and dense layers for an optimizer (a key of ``OPTIMIZERS``)."""
+    """Return the rates of tables and dense layers for an optimizer, a key of ``OPTIMIZERS``."""
     narrow = 128 / max(*config.dense_arch_layer_sizes, *config.over_arch_layer_sizes)
     dim = config.embedding_dim / 16
     if optimizer == "sgd":
@@ -72,13 +72,13 @@ def default_rates(optimizer: str, config: ModelConfig, global_batch: int) -> tup
 
 
 def default_warmup(epoch_steps: int) -> int:
-    """Steps over which the learning rate grows from 0, at most half of the epoch."""
+    """Return the steps over which the learning rate grows from 0, at most half of the epoch."""
     warmup = max(_WARMUP_LEAST, min(_WARMUP_MOST, round(_WARMUP_SHARE * epoch_steps)))
     return min(warmup, epoch_steps // 2)
 
 
 def rates_line(settings: TrainSettings) -> str:
-    """What a run says of its learning rates."""
+    """Describe the learning rates of a run, for its log."""
     line = (
         f"{settings.table_optimizer}, learning rate {settings.learning_rate:g} (tables) and "
         f"{settings.dense_learning_rate:g} (dense layers)"
@@ -90,15 +90,18 @@ def rates_line(settings: TrainSettings) -> str:
 def remedies(
     given: TrainSettings, config: ModelConfig, global_batch: int, epoch_steps: int
 ) -> tuple[str, str]:
-    """What to do about a loss that is too high, and about predictions at chance.
+    """Return the remedies for a loss that is too high, and for predictions at chance.
 
     Args:
-        given: the settings as the user gave them, defaults not filled in.
-        config, global_batch, epoch_steps: as for :func:`with_default_rates`.
+        given: The settings as the user gave them, without defaults filled in.
+        config: The model's shape.
+        global_batch: The samples of a step, on all ranks.
+        epoch_steps: The steps of an epoch.
     """
     tables, dense = default_rates(given.table_optimizer, config, global_batch)
     names = ("learning_rate", "dense_learning_rate")
-    flags = [f"--{one} {getattr(given, one):g}" for one in names if getattr(given, one) is not None]
+    values = {name: getattr(given, name) for name in names}
+    flags = [f"--{name} {value:g}" for name, value in values.items() if value is not None]
     too_high = (
         f"leave {' and '.join(flags)} out: these layers would be given {tables:g} for the tables "
         f"and {dense:g} for the dense layers, after a warm-up"
@@ -121,5 +124,5 @@ def remedies(
 
 
 def _rounded(rate: float) -> float:
-    """Two significant digits, to be read and typed again."""
+    """Round to two significant digits, which are easy to read and to type."""
     return float(f"{rate:.2g}")

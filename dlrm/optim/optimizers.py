@@ -13,12 +13,12 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from dlrm.model import TrainModel
 from dlrm.optim.adam import TableAdam, lookups_of
 from dlrm.optim.schedule import Rates
-from dlrm.settings.train_settings import OPTIMIZERS, TrainSettings
+from dlrm.settings.fields import OPTIMIZERS
+from dlrm.settings.train_settings import TrainSettings
 
-#: For the tables, what FBGEMM fuses into the backward of each of these classes; for the dense
-#: layers the classes themselves. FBGEMM's Adam leaves rows alone that a batch does not hold, as
-#: torch.optim.SparseAdam does. It runs on GPUs only; on CPUs :mod:`dlrm.optim.adam` takes its
-#: place.
+#: The tables' optimizers, whose FBGEMM versions are fused into the backward pass, and the dense
+#: layers' optimizers. FBGEMM's Adam does not change rows that a batch does not hold, as
+#: torch.optim.SparseAdam. It runs on GPUs only; on CPUs :mod:`dlrm.optim.adam` replaces it.
 _TABLES = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
@@ -38,7 +38,7 @@ def fuse_table_optimizer(model: TrainModel, settings: TrainSettings) -> None:
 def combine_optimizers(
     model: DistributedModelParallel, settings: TrainSettings
 ) -> CombinedOptimizer:
-    """The optimizer of the whole sharded model: of the dense layers, and the fused ones."""
+    """Combine the optimizers of the dense layers and of the tables of the sharded model."""
     name = OPTIMIZERS[settings.table_optimizer]
     dense_rate = settings.dense_learning_rate or settings.learning_rate
     dense = KeyedOptimizerWrapper(
@@ -52,7 +52,7 @@ def combine_optimizers(
 
 
 def on_cpu_adam(settings: TrainSettings, device: torch.device) -> bool:
-    """Whether :mod:`dlrm.optim.adam` trains the tables, not FBGEMM."""
+    """Return whether :mod:`dlrm.optim.adam` trains the tables, not FBGEMM."""
     return settings.table_optimizer == "adam" and device.type == "cpu"
 
 
@@ -64,7 +64,7 @@ def _options(name: str, settings: TrainSettings, learning_rate: float) -> dict[s
 def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:
     """Set the learning rates of tables and dense layers, from the next step on.
 
-    The fused optimizers take theirs over in ``zero_grad``, which is called before each step.
+    The fused optimizers read theirs in ``zero_grad``, which is called before each step.
     """
     for name, part in optimizer.optimizers:
         for group in part.param_groups:
@@ -72,9 +72,9 @@ def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:
 
 
 def set_step(model: DistributedModelParallel, optimizer: CombinedOptimizer, step: int) -> None:
-    """Tell the tables' Adam how many steps are finished, for the correction of its bias.
+    """Set the number of finished steps in the tables' Adam, which corrects its bias by it.
 
-    FBGEMM's counts evaluations too, and from 0 after a resume. Call it after both.
+    FBGEMM's Adam counts evaluations too, and from 0 after a resume. Call this after both.
     """
     tables = dict(optimizer.optimizers)["tables"]
     if isinstance(tables, TableAdam):

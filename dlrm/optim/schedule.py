@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dlrm.settings.train_settings import TrainSettings
 
-#: What facebookresearch/dlrm never goes below while it decays.
+#: The lowest rate of facebookresearch/dlrm's decay.
 _SMALLEST = 1e-7
 
 
@@ -21,16 +21,16 @@ class Rates(NamedTuple):
 
 
 def learning_rates(settings: TrainSettings, step: int, total_steps: int) -> Rates:
-    """The learning rates of step ``step`` (from 0) out of ``total_steps``, of all epochs.
+    """Return the learning rates of step ``step`` (from 0) out of ``total_steps``, of all epochs.
 
-    ``settings`` have numbers for both: :func:`dlrm.optim.default_rates.with_default_rates`.
+    ``settings`` come from :func:`dlrm.optim.default_rates.with_default_rates`.
     """
     bases = Rates(settings.learning_rate, settings.dense_learning_rate)
     return Rates(*(learning_rate(settings, base, step, total_steps) for base in bases))
 
 
 def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: int) -> float:
-    """The learning rate of one step that follows from ``base``, that of the whole run.
+    """Return the learning rate of one step for ``base``, the rate that the run was given.
 
     ``change_lr``: it is ``lr_after_change_point`` from step
     ``floor(total_steps * lr_change_point)`` on; another base changes by the same factor.

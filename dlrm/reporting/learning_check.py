@@ -1,9 +1,8 @@
-"""Says early that a run does not learn, with the likely remedy, instead of after the last epoch.
+"""Warn early that a run does not learn, with the likely remedy.
 
-What is looked at costs nothing: the logits of training steps, before the step is taken, are
-predictions for rows that the model has not seen (progressive validation, Blum, Kalai & Langford
-1999). Steps 1, 2, 4, 8, … are looked at, and what
-follows a tenth of the first epoch.
+The checks cost next to nothing: the logits of training steps are predictions for rows that the
+model has not been trained on (progressive validation, Blum, Kalai & Langford 1999). The loss is
+checked after steps 1, 2, 4, 8, …, the AUROC of the samples that follow a tenth of the first epoch.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ log = logging.getLogger(__name__)
 
 #: Below this AUROC a model has learned nothing; chance is 0.5.
 NOTHING_LEARNED = 0.52
-#: A model with this AUROC has learned something, and is not to be warned of by accident.
+#: A model with this AUROC has learned something; there must be no warning by chance.
 SOMETHING_LEARNED = 0.54
-#: How many times the loss of always predicting the click rate is too much.
+#: The loss is too high from this multiple of the loss of always predicting the click rate on.
 TOO_MUCH_LOSS = 10
-#: The share of an epoch after which something should be learned, and the samples from there on
-#: whose AUROC is taken: with 5,000 clicks among them it is off by less than 0.01.
+#: The share of an epoch after which something should be learned, and the number of the following
+#: samples whose AUROC is computed: with 5,000 clicks among them its error is below 0.01.
 _SHARE, _SAMPLES = 0.1, 20_000
-#: Clicks, and rows without one, that are too few for a click rate.
+#: The fewest clicks, and the fewest rows without a click, for a click rate.
 _FEW = 100
 
 
 class LearningCheck:
-    """Looks at training's steps, and warns of each kind of trouble once, on rank 0.
+    """Check training steps and evaluations, and warn of each kind of problem once, on rank 0.
 
     Args:
-        group: this rank.
-        events: gets a ``warning`` event for each.
-        epoch_steps: steps of an epoch.
-        warmup_steps: of the learning rate; before their end nothing need be learned.
-        global_batch: samples of a step.
-        remedy: what to do about a loss that is too high.
-        remedy_at_chance: what to do about an AUROC of chance.
-        learnable: False for random labels, whose AUROC says nothing.
+        group: This rank.
+        events: The log that gets a ``warning`` event for each warning.
+        epoch_steps: The steps of an epoch.
+        warmup_steps: The warm-up steps of the learning rate; the AUROC is checked after them.
+        global_batch: The samples of a step, on all ranks.
+        remedy: The remedy for a loss that is too high.
+        remedy_at_chance: The remedy for an AUROC at chance.
+        learnable: False for random labels, whose AUROC is not checked.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class LearningCheck:
         self._group, self._events = group, events
         self._remedy, self._remedy_at_chance = remedy, remedy_at_chance
         self._learnable = learnable
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._samples = 0
         self._sums = torch.zeros(2, dtype=torch.float64, device=group.device)
         self._begin = max(math.ceil(_SHARE * epoch_steps), warmup_steps)
@@ -71,19 +70,19 @@ class LearningCheck:
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, step: int, output: StepOutput) -> None:
-        """Count step ``step`` (from 1, over all epochs); at some steps look at it (collective)."""
+        """Add step ``step`` (from 1, over all epochs), and at some steps check (collective)."""
         self._samples += output.global_size
         self._sums[0] += output.loss * output.global_size
         self._sums[1] += output.labels.sum()
         if self._begin < step <= self._end and self._learnable:
-            self._seen.append((output.logits.clone(), output.labels))  # graphs write there again
+            self._seen.append((output.logits.clone(), output.labels))  # CUDA graphs reuse them
         if step & (step - 1) == 0:
-            self._look(step, output)
+            self._check_loss(step, output)
         if step == self._end and self._learnable:
-            self._look_at_order(step)
+            self._check_auroc(step)
 
     def evaluated(self, step: int, valid: Metrics | None) -> None:
-        """Look at an evaluation of valid; None on ranks that do not have it."""
+        """Check an evaluation of valid; ``valid`` is None on ranks other than 0."""
         if valid is None or valid.auroc is None or not self._learnable or step <= self._begin:
             return
         if _is_chance(valid.auroc, valid.positives, valid.samples):
@@ -94,7 +93,7 @@ class LearningCheck:
                 self._remedy_at_chance,
             )
 
-    def _look(self, step: int, output: StepOutput) -> None:
+    def _check_loss(self, step: int, output: StepOutput) -> None:
         logits = output.logits.double()
         loss, clicks, rows, total, squares = reduce_sum(
             self._group, *self._sums, len(logits), logits.sum(), logits.square().sum()
@@ -125,8 +124,8 @@ class LearningCheck:
                 self._remedy,
             )
 
-    def _look_at_order(self, step: int) -> None:
-        """The AUROC of the rows of the last steps, unless a resumed run has not seen them all."""
+    def _check_auroc(self, step: int) -> None:
+        """Check the AUROC of the last steps' rows, unless a resumed run has not seen them all."""
         seen, self._seen = self._seen, []
         if len(seen) < self._end - self._begin:
             return
@@ -146,16 +145,16 @@ class LearningCheck:
             )
 
     def _warn(self, kind: str, step: int, problem: str, remedy: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             log.warning("step %d: %s\n  -> %s", step, problem, remedy)
             self._events.write("warning", step=step, text=problem, remedy=remedy)
 
 
 def _is_chance(found: float, clicks: int, rows: int) -> bool:
-    """Whether an AUROC says that nothing is learned, and not that there are too few rows to tell.
+    """Return whether an AUROC shows that nothing is learned, with enough rows to be sure.
 
-    The variance of an AUROC of chance is (rows + 1)/(12·clicks·rest) (Hanley & McNeil 1982).
+    Random scores have an AUROC of variance (rows + 1)/(12·clicks·rest) (Hanley & McNeil 1982).
     """
     rest = rows - clicks
     if found >= NOTHING_LEARNED or not clicks or not rest:

@@ -1,4 +1,4 @@
-"""What a training run says: a line per interval, a table at the end, and ``metrics.jsonl``."""
+"""The log of a training run: a line per interval, a table at the end, and ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def set_up_logging() -> None:
-    """Log to stderr: rank 0 its progress, the others only warnings."""
+    """Log to stderr: progress on rank 0, warnings on all ranks."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     level = logging.INFO if int(os.environ.get("RANK", 0)) == 0 else logging.WARNING
     for room in ("clicklog", "dlrm", "nvt_loader"):
@@ -37,15 +37,17 @@ class MetricsLog:
       samples_per_s_per_rank, data_wait (share of the time that ranks waited for their loaders),
       memory_bytes (rank 0), eta_s, train_seconds;
     - ``evaluation``: step, epoch, split and the fields of :class:`dlrm.metrics.Metrics`, seconds;
-    - ``warning``: the text of one and its remedy (:mod:`dlrm.reporting.learning_check`);
-    - ``resume``, and ``end``.
+    - ``warning``: step, text and remedy (:mod:`dlrm.reporting.learning_check`);
+    - ``resume``: step and checkpoint;
+    - ``end``: step, samples, train_seconds, samples_per_s, checkpoint.
 
     Args:
-        directory: None: nothing is written.
-        tensorboard: write the numbers of ``train`` and ``evaluation`` as TensorBoard's events too.
+        directory: The directory of the file. None: nothing is written.
+        tensorboard: Whether to write the numbers of ``train`` and ``evaluation`` as TensorBoard's
+            events too.
 
     Raises:
-        OutputError: the file cannot be written.
+        OutputError: The file cannot be written.
     """
 
     def __init__(self, directory: Path | str | None, *, tensorboard: bool = False) -> None:
@@ -90,7 +92,7 @@ def _tensorboard(directory: Path | str) -> SummaryWriter:
 
 
 def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
-    """The line of one interval, from the values of its ``train`` event."""
+    """Format the line of one interval from the values of its ``train`` event."""
     eta = datetime.timedelta(seconds=round(values["eta_s"]))
     return (
         f"step {values['step']:,}/{total_steps:,}  epoch {epoch}"
@@ -103,7 +105,7 @@ def train_line(values: Mapping[str, Any], total_steps: int, epoch: str) -> str:
 
 
 def metrics_line(split: str, metrics: Metrics) -> str:
-    """One evaluation on one line."""
+    """Format an evaluation as one line."""
     return (
         f"{split}: AUROC {_number(metrics.auroc)}  log loss {_number(metrics.log_loss)}"
         f"  NE {_number(metrics.normalized_entropy)}  accuracy {_number(metrics.accuracy)}"
@@ -113,7 +115,7 @@ def metrics_line(split: str, metrics: Metrics) -> str:
 
 
 def metrics_table(results: Mapping[str, Metrics]) -> str:
-    """The final metrics of all splits as a table."""
+    """Format the final metrics of all splits as a table."""
     heads = ("split", "samples", "clicks", "AUROC", "log loss", "NE", "accuracy", "calibration")
     rows = [
         (

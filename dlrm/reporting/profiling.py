@@ -15,25 +15,26 @@ from dlrm.settings.train_settings import TrainSettings
 log = logging.getLogger(__name__)
 
 TRACE_FILE, TABLE_FILE = "profile.json.gz", "profile.txt"
-#: Steps that the profiler runs before what it keeps, for its own start.
+#: The steps that the profiler runs and discards before those it keeps.
 _WARM_UP = 2
+#: The operators in the table.
 _ROWS = 40
 
 
 class StepProfiler:
-    """Profiles ``profile_steps`` steps after ``benchmark_warmup_steps`` ones, on this rank.
+    """Profile ``profile_steps`` steps after the first ``benchmark_warmup_steps``, on this rank.
 
-    Writes ``profile.json.gz``, to be opened in Perfetto or chrome://tracing, and ``profile.txt``,
-    the operators by the time they took.
+    It writes ``profile.json.gz``, for Perfetto or chrome://tracing, and ``profile.txt``, the
+    operators by the time they took.
 
     Args:
-        settings: how many steps.
-        directory: where to.
-        total_steps: of the run.
-        device: of the rank.
+        settings: The settings of the run.
+        directory: The directory of the files.
+        total_steps: The steps of the run.
+        device: The device of the rank.
 
     Raises:
-        SettingsError: the run is too short.
+        SettingsError: The run is too short.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class StepProfiler:
         self._profiler.start()
 
     def step(self) -> None:
-        """A training step is done."""
+        """End a training step."""
         self._profiler.step()
 
     def stop(self) -> None:
-        """Training is done."""
+        """End profiling, after the last step."""
         self._profiler.stop()
 
     def _write(self, found: profiler.profile) -> None:

@@ -1,4 +1,4 @@
-"""How training goes: what is counted between two reports, and what a report says."""
+"""Count the steps of a training run, and report them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 
 from clicklog.errors import SettingsError
 from dlrm.launch.distributed import Group, reduce_sum
+from dlrm.metrics import Metrics
 from dlrm.model import StepOutput
-from dlrm.reporting.metrics_log import MetricsLog, train_line
+from dlrm.reporting.metrics_log import MetricsLog, metrics_line, metrics_table, train_line
+from dlrm.reporting.page import REPORT_FILE, write_report
 from dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -24,10 +27,11 @@ class Meter:
     """Sums over the steps since the last report; the loss stays on the device until then.
 
     Attributes:
-        start: when the first of them began, ``time.perf_counter``.
-        steps, samples: counted; samples of all ranks.
-        waited: seconds that this rank waited for its loader.
-        loss: sum over the samples, float64 on the device, of this rank's scaled losses.
+        start: The ``time.perf_counter`` at which the first of them began.
+        steps: The number of steps.
+        samples: The samples of these steps, of all ranks.
+        waited: The seconds that this rank waited for its loader.
+        loss: The sum of this rank's scaled losses over the samples, float64 on the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,7 +39,7 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start to count from zero."""
         self.start = time.perf_counter()
         self.steps = self.samples = 0
         self.waited = 0.0
@@ -49,12 +53,14 @@ class Meter:
 
 
 class Progress:
-    """Counts a run's steps, and reports them: a line on rank 0, and a ``train`` event.
+    """Count a run's steps, and report them and its evaluations, in the log and as events.
 
     Attributes:
-        step, samples: trained, over all epochs; samples of all ranks.
-        train_seconds: spent on training steps, evaluation excluded.
-        meter: of the steps since the last report.
+        step: The trained steps, over all epochs.
+        samples: The trained samples, over all epochs and ranks.
+        train_seconds: The time spent on training steps, without evaluations.
+        total_steps: The steps of the whole run.
+        meter: The sums since the last report.
     """
 
     def __init__(
@@ -72,9 +78,9 @@ class Progress:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Over this process's steps but those that ``benchmark_warmup_steps`` leaves out.
+        """The throughput of this process's steps after ``benchmark_warmup_steps``.
 
-        None if it has trained none: a run that was resumed when it had come to its end.
+        None if there are none, as when a finished run is resumed.
         """
         return self._timed_samples / self._timed_seconds if self._timed_seconds else None
 
@@ -85,7 +91,7 @@ class Progress:
         self.meter.add(output)
 
     def is_due(self, epoch_step: int) -> bool:
-        """Whether to report after so many steps of an epoch."""
+        """Return whether to report after so many steps of an epoch."""
         every = self._settings.throughput_check_freq_within_epoch
         return epoch_step % every == 0 or self.step == self._settings.benchmark_warmup_steps
 
@@ -93,16 +99,16 @@ class Progress:
         """Report the steps since the last report (collective).
 
         Args:
-            epoch: from 0.
-            epoch_step: steps of it that are trained.
-            rate: the learning rate of the last of them.
-            overdue: rank 0's word on whether a checkpoint is due by its clock.
+            epoch: The epoch, from 0.
+            epoch_step: The trained steps of the epoch.
+            rate: The learning rate of the last step.
+            overdue: On rank 0, whether a checkpoint is due by its clock; False on other ranks.
 
         Returns:
-            ``overdue`` of rank 0, on every rank.
+            Rank 0's ``overdue``, on every rank.
 
         Raises:
-            SettingsError: the loss is no longer finite.
+            SettingsError: The loss is no longer finite.
         """
         meter, group = self.meter, self._group
         loss, waited, due = reduce_sum(group, meter.loss, meter.waited, overdue)
@@ -119,11 +125,13 @@ class Progress:
             self._timed_samples += meter.samples
             self._timed_seconds += seconds
         if group.rank == 0:
-            self._say(epoch, epoch_step, rate, loss, seconds, waited / group.world_size / seconds)
+            self._report_steps(
+                epoch, epoch_step, rate, loss, seconds, waited / group.world_size / seconds
+            )
         meter.reset()
         return bool(due)
 
-    def _say(
+    def _report_steps(
         self, epoch: int, epoch_step: int, rate: float, loss: float, seconds: float, waited: float
     ) -> None:
         speed = self.meter.samples / seconds
@@ -145,9 +153,51 @@ class Progress:
         text = f"{epoch + 1}/{self._settings.epochs} {percent:.0f} %"
         log.info("%s", train_line(values, self.total_steps, text))
 
+    def report_evaluation(self, split: str, metrics: Metrics, seconds: float) -> None:
+        """Report the metrics of a split after the last step, on rank 0."""
+        self._events.write(
+            "evaluation",
+            step=self.step,
+            epoch=self.step / max(self.epoch_steps, 1),
+            split=split,
+            **metrics.to_dict(),
+            seconds=seconds,
+        )
+        log.info("%s", metrics_line(split, metrics))
+
+    def report_end(self, metrics: Mapping[str, Metrics], directory: Path | None) -> None:
+        """Report the whole run and write its page.
+
+        Args:
+            metrics: The final metrics by split.
+            directory: Where the page goes; None on ranks other than 0.
+        """
+        speed, path = self.samples_per_s, self._settings.save_checkpoint_path
+        self._events.write(
+            "end",
+            step=self.step,
+            samples=self.samples,
+            train_seconds=self.train_seconds,
+            samples_per_s=speed,
+            checkpoint=path,
+        )
+        if directory is None:
+            return
+        log.info(
+            "trained %s samples in %.1f s%s\n%s",
+            f"{self.samples:,}",
+            self.train_seconds,
+            "" if speed is None else f": {speed:,.0f} samples/s",
+            metrics_table(metrics),
+        )
+        kept = path or self._settings.checkpoint_dir or "none (--save_checkpoint_path)"
+        log.info("checkpoint: %s", kept)
+        write_report(directory)
+        log.info("report: %s", directory / REPORT_FILE)
+
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes: on a GPU the most that tensors took so far, on a CPU what the process holds now."""
+    """Return bytes: the most that tensors took on a GPU so far, or the process's memory now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

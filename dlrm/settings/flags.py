@@ -1,18 +1,11 @@
-"""The trainer's command line, made of :class:`dlrm.settings.train_settings.TrainSettings`."""
+"""The trainer's command line, and what became of the flags of other trainers."""
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import difflib
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
-from clicklog.errors import SettingsError
-from dlrm.settings.train_settings import TrainSettings, as_text
-
-#: Flags of other trainers that are always done here, and need no setting.
-ALWAYS = {"--pin_memory": "always so on GPUs; taken because dlrm_main has the flag"}
+from clicklog import command_line
+from dlrm.settings.train_settings import TrainSettings
 
 #: Flags of other trainers or their READMEs, and what they are called here; docs/flags.md has all.
 RENAMED = {
@@ -55,114 +48,40 @@ LEFT_OUT = {
     "--synthetic_multi_hot_criteo_path": "list columns of the parquet are multi-hot",
     "--warmup_factor": "it is 0, as by default there: the warm-up begins at 0",
 }
-_TYPO = "it takes two dashes: --adagrad (three are a typo in the example's README)"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message, "see: python train_torchrec.py --help")
+def _hints() -> dict[str, str]:
+    return {
+        **{flag: f"it is called {name} here" for flag, name in RENAMED.items()},
+        **{flag: f"leave it out: {why.replace('`', '')}" for flag, why in LEFT_OUT.items()},
+        "---adagrad": "it takes two dashes: --adagrad (three are a typo in the example's README)",
+    }
 
 
-class _Named(argparse.Action):
-    """Keeps the last value of a flag; two of its names with two values contradict each other."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._by: str | None = None
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        before = getattr(namespace, self.dest, values)
-        if self._by not in (None, option_string) and before != values:
-            raise SettingsError(
-                f"{self._by} {before} and {option_string} {values} are one setting",
-                f"give it once, as {self.option_strings[0]}",
-            )
-        self._by = option_string
-        setattr(namespace, self.dest, values)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The command line of :class:`TrainSettings`, in groups."""
-    parser = _Parser(
-        prog="train_torchrec.py",
+def build_parser() -> command_line.Parser:
+    """Make the parser, without the arguments that :class:`TrainSettings` declares."""
+    parser = command_line.Parser(
+        prog="python train_torchrec.py",
         usage="python train_torchrec.py FLAGS",
         description="Train a sharded TorchRec DLRM on the parquet that `python -m etl run` wrote.",
         epilog="With several processes: torchx run -s local_cwd dist.ddp -j 1x8 "
         "--script train_torchrec.py -- FLAGS, or: torchrun --nproc-per-node 8 "
         "train_torchrec.py FLAGS. docs/flags.md compares the flags with those of other trainers.",
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
     )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for field in dataclasses.fields(TrainSettings):
-        name = field.metadata["group"]
-        if name not in groups:
-            groups[name] = parser.add_argument_group(name)
-        _add(groups[name], field)
-    for flag, text in ALWAYS.items():
-        groups["data"].add_argument(flag, action="store_true", help=text)
+    parser.add_argument(
+        "--pin_memory",
+        action="store_true",
+        help="accepted because dlrm_main has it; on GPUs, memory is always pinned",
+    )
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
-    parse, text, also = (field.metadata[key] for key in ("parse", "help", "also"))
-    names = [f"--{field.name}", *([f"--{also}"] if also else [])]
-    if parse is None:
-        group.add_argument(*names, action="store_true", help=text)
-        return
-    if field.default is not None:
-        text += f" (default: {_short(field.default)})"
-    common = {"action": _Named, "dest": field.name, "help": text.replace("%", "%%")}
-    if isinstance(parse, tuple):
-        group.add_argument(*names, choices=parse, **common)
-        return
-    metavar = {int: "N", float: "X", str: "PATH"}.get(parse, "N,N,…")
-    group.add_argument(*names, type=parse, metavar=metavar, **common)
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, tuple) and len(value) > 5 and len(set(value)) == 1:
-        return f"{len(value)} times {value[0]}"
-    return as_text(value)
-
-
-def known_flags() -> set[str]:
-    """Every flag that the command line takes."""
-    return {
-        flag
-        for action in build_parser()._actions
-        for flag in action.option_strings
-        if flag.startswith("--") and flag != "--help"
-    }
-
-
 def parse_settings(argv: Sequence[str]) -> TrainSettings:
-    """Command line → settings.
+    """Parse the trainer's command line.
 
     Raises:
-        SettingsError: an unknown flag (with the one that was probably meant), a value that is no
-            number, or settings that make no sense.
+        SettingsError: A flag is unknown (with the one that was probably meant), a value is not
+            allowed, or settings contradict each other.
     """
-    values, unknown = build_parser().parse_known_args(list(argv))
-    if unknown:
-        raise SettingsError(f"unknown argument {unknown[0]}", _hint(unknown[0].split("=")[0]))
-    for flag in ALWAYS:
-        vars(values).pop(flag.removeprefix("--"), None)
-    return TrainSettings(**vars(values))
-
-
-def _hint(flag: str) -> str:
-    if flag in RENAMED:
-        return f"it is called {RENAMED[flag]} here"
-    if flag in LEFT_OUT:
-        return f"leave it out: {LEFT_OUT[flag].replace('`', '')}"
-    if flag == "---adagrad":
-        return _TYPO
-    close = difflib.get_close_matches(flag, known_flags(), n=1)
-    return f"did you mean {close[0]}?" if close else "see: train_torchrec.py --help"
+    return command_line.parse(build_parser(), argv, TrainSettings, hints=_hints())[0]

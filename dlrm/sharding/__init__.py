@@ -1,1 +1,1 @@
-"""The sharding plan, and the model spread over ranks by it."""
+"""Plan how the tables are sharded over the ranks, and shard the model."""

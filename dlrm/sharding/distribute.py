@@ -1,4 +1,4 @@
-"""The model spread over the ranks by its plan, and its tables filled."""
+"""Shard the model over the ranks by its plan, and initialize its tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shard_model(
 ) -> tuple[DistributedModelParallel, dict[str, Any]]:
     """Plan, shard and initialize the model on all ranks (collective).
 
-    ``model``'s tables must be on the meta device and have their optimizer already
+    The tables of ``model`` must be on the meta device, with their optimizer
     (:func:`dlrm.optim.optimizers.fuse_table_optimizer`).
 
     Returns:
@@ -46,8 +46,8 @@ def shard_model(
         :class:`dlrm.sharding.planning.TablePlan`), ``gib_per_rank``, ``memory_gib`` of a rank.
 
     Raises:
-        SettingsError: the tables do not fit into the ranks' memory, or a constraint on the plan
-            makes no sense.
+        SettingsError: The tables do not fit into the ranks' memory, or a constraint on the plan
+            is invalid.
     """
     world = torch.distributed.GroupMember.WORLD
     hardware = _hardware(settings, group)
@@ -62,7 +62,7 @@ def shard_model(
         env=ShardingEnv.from_process_group(world),
         plan=plan,
         sharders=[sharder(settings)],
-        init_data_parallel=group.world_size > 1,  # alone, dense layers have nobody to share with
+        init_data_parallel=group.world_size > 1,  # DDP for the dense layers
     )
     _fill_tables(sharded, config, settings.seed)
     described = {

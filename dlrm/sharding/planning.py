@@ -1,7 +1,7 @@
-"""The sharding plan: which table lies where, cut how, computed by which kernel.
+"""The sharding plan: the ranks, the kind of sharding and the kernel of each table.
 
 No table is ever data-parallel: TorchRec trains such tables with the optimizer of the dense layers,
-whatever optimizer was asked for, and its planner would choose by world size and batch size.
+whatever optimizer was asked for, and its planner would choose them by world size and batch size.
 """
 
 from __future__ import annotations
@@ -39,39 +39,41 @@ from dlrm.config import ModelConfig, model_config
 from dlrm.model import TrainModel, build_dlrm
 from dlrm.optim.default_rates import with_default_rates
 from dlrm.optim.optimizers import fuse_table_optimizer
-from dlrm.settings.train_settings import SHARDINGS, TrainSettings
+from dlrm.settings.fields import SHARDINGS
+from dlrm.settings.train_settings import TrainSettings
 
 GIB = 1024**3
 
-#: Kinds of sharding for ``auto``: those under which every fused optimizer computes the same as on
-#: one rank. Not column-wise: each column shard would keep a row-wise Adagrad moment of its own,
-#: and FBGEMM's CPU backward takes many times as long on tables cut into columns.
+#: The kinds of sharding for ``auto``: those under which every fused optimizer computes the same as
+#: on one rank. Not column-wise: each column shard would keep a row-wise Adagrad moment of its own,
+#: and FBGEMM's CPU backward takes many times as long on column shards.
 _AUTO = [
     ShardingType.TABLE_WISE.value,
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
 ]
-#: TorchRec's estimates for row-wise are made for GPUs; on a CPU they choose it for tiny tables.
+#: TorchRec's cost estimates are for GPUs; on a CPU they choose row-wise for tiny tables.
 _AUTO_CPU = [ShardingType.TABLE_WISE.value]
 _FUSED = EmbeddingComputeKernel.FUSED.value
 _UVM = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 KERNELS = (_FUSED, _UVM)
-#: Of the GPUs that are planned for, unless --hbm_gib says otherwise.
+#: The hardware of --plan_only, unless --hbm_gib gives another memory per GPU.
 DEFAULT_HBM_GIB = 80.0
 GPUS_PER_MACHINE = 8
-#: Share of a rank's memory that is not for tables: dense layers, activations, batches.
+#: The share of a rank's memory that is not for tables: dense layers, activations, batches.
 _RESERVED = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """What the plan is for.
+    """The machines that a plan is for.
 
     Attributes:
-        world_size, local_world_size: ranks, and ranks per machine.
+        world_size: The number of ranks.
+        local_world_size: The number of ranks per machine.
         device: "cuda" or "cpu".
-        memory: bytes per rank: of its GPU, or its share of main memory.
-        host_memory: bytes of main memory per rank.
+        memory: The bytes of a rank's GPU, or of its share of main memory.
+        host_memory: The bytes of main memory per rank.
     """
 
     world_size: int
@@ -86,11 +88,14 @@ class TablePlan:
     """One table in a plan.
 
     Attributes:
-        table: its name.
-        rows, dim: its size.
-        sharding, kernel: kind of sharding, compute kernel.
-        ranks: of its shards, in order.
-        gpu, host: bytes of each shard in GPU and in main memory: weights, optimizer state, buffers.
+        table: The name of the table.
+        rows: Its rows.
+        dim: Its width.
+        sharding: The kind of sharding.
+        kernel: The compute kernel.
+        ranks: The rank of each shard.
+        gpu: The bytes of each shard in GPU memory: weights, optimizer state and buffers.
+        host: The bytes of each shard in main memory.
     """
 
     table: str
@@ -104,15 +109,15 @@ class TablePlan:
 
 
 class Sharder(EmbeddingBagCollectionSharder):
-    """Offers every kind of sharding on every device; TorchRec has no row-wise on a CPU."""
+    """Offer every kind of sharding on every device; TorchRec offers no row-wise on a CPU."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Kinds of sharding; :func:`make_plan` narrows them for each table."""
+        """Return the kinds of sharding, which :func:`make_plan` restricts for each table."""
         return [*_AUTO, ShardingType.COLUMN_WISE.value]
 
 
 def sharder(settings: TrainSettings) -> Sharder:
-    """The sharder, with codecs for what travels between ranks."""
+    """Return the sharder, with codecs for the messages between ranks."""
     if settings.comm_precision == "fp32":
         return Sharder()
     precision = CommType(settings.comm_precision)
@@ -131,18 +136,19 @@ def make_plan(
     """Plan the tables of ``model``.
 
     Args:
-        model: with its tables on the meta device, and their optimizer attached.
-        config: its shape.
-        settings: kinds, kernels, batch size.
-        hardware: what to plan for.
-        group: plan on its rank 0 and share the plan (collective); None: plan in this process.
+        model: The model with its tables on the meta device, and their optimizer attached.
+        config: The model's shape.
+        settings: The settings of the run.
+        hardware: The machines to plan for.
+        group: The process group whose rank 0 plans for all (collective). None: this process plans
+            for itself.
 
     Returns:
-        The plan, and its tables in order (empty where another process planned).
+        The plan, and its tables in order (empty on ranks other than 0).
 
     Raises:
-        SettingsError: the tables do not fit, or a constraint makes no sense.
-        BadInputError: the sharding file cannot be read.
+        SettingsError: The tables do not fit, or a constraint is invalid.
+        BadInputError: The sharding file cannot be read.
     """
     constraints = _constraints(config, settings, hardware)
     kept = _KeepPlan()
@@ -165,34 +171,34 @@ def make_plan(
         raise SettingsError(
             f"no plan puts the {len(config.table_names)} tables ({gib:.1f} GiB of weights) on "
             f"{hardware.world_size} rank(s) with {hardware.memory / GIB:.1f} GiB each: {reason}",
-            "more ranks, a smaller --embedding_dim, or tables capped by the ETL "
-            "(--max_table_size, --freq_threshold)",
+            "use more ranks, a smaller --embedding_dim, or smaller tables (the ETL's "
+            "--max_table_size and --freq_threshold)",
         ) from error
     return plan, [_table_plan(option) for option in kept.options]
 
 
 def gib_per_rank(tables: list[TablePlan], hardware: Hardware) -> list[float]:
-    """GiB that the tables take in each rank's memory: of its GPU, or main memory without GPUs."""
+    """Return the GiB of the tables on each rank: in GPU memory, or in main memory without GPUs."""
     sums = [0] * hardware.world_size
-    for one in tables:
-        sizes = one.gpu if hardware.device == "cuda" else one.host
-        for rank, size in zip(one.ranks, sizes, strict=True):
+    for table in tables:
+        sizes = table.gpu if hardware.device == "cuda" else table.host
+        for rank, size in zip(table.ranks, sizes, strict=True):
             sums[rank] += size
     return [size / GIB for size in sums]
 
 
 def plan_text(tables: list[TablePlan], hardware: Hardware) -> str:
-    """A plan as a table, with GiB per rank."""
-    width = max(len(one.table) for one in tables)
+    """Format a plan as text: a line per table, and the GiB per rank."""
+    width = max(len(table.table) for table in tables)
     lines = [
         f"{'table':{width}} {'rows':>13} {'dim':>4} {'GPU GiB':>9} {'host GiB':>9}  "
         f"{'sharding':14} {'kernel':17} ranks"
     ]
-    for one in tables:
-        ranks = ",".join(map(str, sorted(set(one.ranks))))
+    for table in tables:
+        ranks = ",".join(map(str, sorted(set(table.ranks))))
         lines.append(
-            f"{one.table:{width}} {one.rows:13,} {one.dim:4} {sum(one.gpu) / GIB:9.3f} "
-            f"{sum(one.host) / GIB:9.3f}  {one.sharding:14} {one.kernel:17} {ranks}"
+            f"{table.table:{width}} {table.rows:13,} {table.dim:4} {sum(table.gpu) / GIB:9.3f} "
+            f"{sum(table.host) / GIB:9.3f}  {table.sharding:14} {table.kernel:17} {ranks}"
         )
     usable = hardware.memory * (1 - _RESERVED) / GIB
     lines.append(
@@ -204,13 +210,13 @@ def plan_text(tables: list[TablePlan], hardware: Hardware) -> str:
 
 
 class _KeepPlan(EmbeddingStats):
-    """Keeps what the planner chose, in place of its own report."""
+    """Keep the planner's choices, instead of printing its report."""
 
     def __init__(self) -> None:
         self.options: list[ShardingOption] = []
 
     def log(self, *args: Any, best_plan: list[ShardingOption], **kwargs: Any) -> None:
-        """Called by the planner."""
+        """Keep the best plan; the planner calls this."""
         self.options = best_plan
 
 
@@ -249,19 +255,19 @@ def _constraints(
     for feature, table, rows in zip(
         config.categorical, config.table_names, config.num_embeddings, strict=True
     ):
-        one = chosen.get(feature, {})
-        sharding = one.get("sharding", settings.sharding)
+        choice = chosen.get(feature, {})
+        sharding = choice.get("sharding", settings.sharding)
         if sharding == "row_wise" and _has_empty_shards(rows, hardware):
             sharding = "table_wise"
         kernels = list(KERNELS) if hardware.device == "cuda" else [_FUSED]
-        if "kernel" in one:
-            if one["kernel"] not in kernels:
+        if "kernel" in choice:
+            if choice["kernel"] not in kernels:
                 raise SettingsError(
-                    f"{settings.sharding_file}: {feature}: kernel {one['kernel']!r} on a "
+                    f"{settings.sharding_file}: {feature}: kernel {choice['kernel']!r} on a "
                     f"{hardware.device}",
-                    f"one of {', '.join(kernels)}",
+                    f"give one of {', '.join(kernels)}",
                 )
-            kernels = [one["kernel"]]
+            kernels = [choice["kernel"]]
         # the width of a column shard; FBGEMM needs multiples of 4
         width = max(4, math.ceil(config.embedding_dim / hardware.world_size / 4) * 4)
         auto = _AUTO if hardware.device == "cuda" else _AUTO_CPU
@@ -274,43 +280,46 @@ def _constraints(
 
 
 def _has_empty_shards(rows: int, hardware: Hardware) -> bool:
-    """Whether a rank would get no row of a table; FBGEMM's CPU kernels read beyond such a one."""
+    """Return whether a rank would get no row of a table; FBGEMM's CPU kernels fail on that."""
     each = -(-rows // hardware.world_size)
     return hardware.device == "cpu" and each * (hardware.world_size - 1) >= rows > 0
 
 
 def _read_file(path: str, config: ModelConfig) -> dict[str, dict[str, str]]:
-    """``[cat_0]``, ``sharding = "row_wise"``, ``kernel = "fused_uvm_caching"`` …, both optional."""
+    """Read the choices of ``--sharding_file``: feature → ``sharding`` and ``kernel``, if given."""
     try:
         value = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInputError(
             f"{path}: cannot be read as a sharding file: {error}", "see docs/training.md"
         ) from error
-    for feature, one in value.items():
+    for feature, choice in value.items():
         if feature not in config.categorical:
             raise SettingsError(
                 f"{path}: no categorical column {feature!r}",
                 f"the data has {config.categorical[0]} … {config.categorical[-1]}",
             )
-        if not isinstance(one, dict) or not set(one) <= {"sharding", "kernel"}:
-            raise SettingsError(f"{path}: {feature}: {one!r}", "give sharding = and kernel = only")
-        if one.get("sharding", "auto") not in SHARDINGS:
+        if not isinstance(choice, dict) or not set(choice) <= {"sharding", "kernel"}:
             raise SettingsError(
-                f"{path}: {feature}: sharding {one['sharding']!r}", f"one of {', '.join(SHARDINGS)}"
+                f"{path}: {feature}: {choice!r}", "give sharding = and kernel = only"
+            )
+        if choice.get("sharding", "auto") not in SHARDINGS:
+            raise SettingsError(
+                f"{path}: {feature}: sharding {choice['sharding']!r}",
+                f"give one of {', '.join(SHARDINGS)}",
             )
     return value
 
 
 def plan_only(settings: TrainSettings) -> str:
-    """What the plan would be on ``--world_size`` GPUs of ``--hbm_gib``; needs neither.
+    """Return the plan for ``--world_size`` GPUs of ``--hbm_gib``, as text, without using a GPU.
 
-    Machines have 8 GPUs each, and as much main memory per GPU as the GPU has. Without data at
-    ``--binary_path``, ``--num_embeddings_per_feature`` says how many tables there are.
+    It assumes machines of 8 GPUs, with as much main memory per GPU as GPU memory. Without data at
+    ``--binary_path``, the tables are those of ``--num_embeddings_per_feature``.
 
     Raises:
-        SettingsError: the tables do not fit.
-        BadInputError: there are no data, and no sizes either.
+        SettingsError: The tables do not fit.
+        BadInputError: There are neither data nor sizes.
     """
     sizes = settings.num_embeddings_per_feature
     if sizes and not (Path(settings.binary_path) / SCHEMA_FILE).exists():
@@ -330,8 +339,8 @@ def plan_only(settings: TrainSettings) -> str:
 
 
 def fit_text(tables: list[TablePlan]) -> str:
-    """Whether the tables fit into the ranks' own memory, and what happens to those that do not."""
-    cached = [one.table for one in tables if one.kernel == _UVM]
+    """Describe whether the tables fit into GPU memory, and what happens to those that do not."""
+    cached = [table.table for table in tables if table.kernel == _UVM]
     if not cached:
         return "all tables fit"
     return (

@@ -1,42 +1,39 @@
-"""``python -m etl check``: is an output what it should be? One line for each finding.
-
-It verifies what ``python -m etl run`` and ``import`` write, and training data made elsewhere:
-directories ``train``, ``valid``, ``test`` of parquet files with ``.merlin/schema.json``.
-"""
+"""``python -m etl check``: verify an output, or training data made elsewhere."""
 
 from __future__ import annotations
 
-import argparse
-import os
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from clicklog.errors import SettingsError
+from clicklog.command_line import Settings, flag
 from etl.check.findings import ERROR, NOTE, WARNING, Finding
+from etl.settings import threads_flag
 
 #: For the command's help.
 DESCRIPTION = (
     "Verifies what `python -m etl run` and `import` write, and training data made elsewhere: "
     "directories train, valid, test of parquet files with .merlin/schema.json. Prints a line for "
-    "each finding; exit status 0: none but notes, 1: findings, 2: nothing to check."
+    "each finding. Exit status: 0 if all findings are notes, 1 if not, 2 if there is nothing to "
+    "check."
 )
-#: Findings alike that are shown one by one; the rest is counted.
+#: The number of findings of one kind that are printed; the others are counted.
 SHOWN = 20
 
 
 def check(
     path: Path | str, *, workers: int = 1, report: Callable[[int, int], object] | None = None
 ) -> list[Finding]:
-    """Check an output directory; returns what was found, the worst first.
+    """Check an output directory, and return the findings, errors first.
 
     Args:
         path: OUT of a run, or a directory of splits, or of one split's parquet files.
-        workers: threads that read.
-        report: called with the rows read since the last call, and the rows of all files.
+        workers: The number of threads that read.
+        report: Called with the rows read since the last call, and the rows of all files.
 
     Raises:
-        BadInputError: there is nothing to check: no directory, or no parquet file.
+        BadInputError: There is nothing to check: no directory, or no parquet file.
     """
     from etl.check import files as check_files
     from etl.check import records as check_records
@@ -50,35 +47,32 @@ def check(
     return sorted(output.findings, key=lambda finding: order[finding.severity])
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments; :func:`run` takes what they parse to."""
-    parser.add_argument("output", type=Path, metavar="OUT", help="the directory to check")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        metavar="N",
-        help="threads (default: the cores, here %(default)s)",
-    )
+@dataclasses.dataclass(frozen=True)
+class CheckSettings(Settings):
+    """The settings of ``python -m etl check``."""
+
+    output: Path = flag("the directory to check", metavar="OUT", positional=True)
+    workers: int = threads_flag()
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the findings; 0 if there are none but notes, else 1.
+SETTINGS = (CheckSettings,)
+
+
+def run(settings: CheckSettings) -> int:
+    """Print the findings; return 0 if all of them are notes, else 1.
 
     Raises:
-        BadInputError: there is nothing to check.
+        BadInputError: There is nothing to check.
     """
     from tqdm import tqdm
 
-    if args.workers < 1:
-        raise SettingsError(f"--workers {args.workers}: at least 1")
     with tqdm(desc="check", unit="rows", unit_scale=True, disable=None) as bar:
 
         def report(rows: int, total: int) -> None:
             bar.total = total
             bar.update(rows)
 
-        findings = check(args.output, workers=args.workers, report=report)
+        findings = check(settings.output, workers=settings.workers, report=report)
     shown: Counter = Counter()
     for finding in findings:
         shown[finding.kind] += 1
@@ -91,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
     count = Counter(finding.severity for finding in findings)
     bad = count[ERROR] + count[WARNING]
     print(
-        f"{args.output}: {count[ERROR]} errors, {count[WARNING]} warnings"
+        f"{settings.output}: {count[ERROR]} errors, {count[WARNING]} warnings"
         if bad
-        else f"{args.output}: all is well"
+        else f"{settings.output}: all is well"
     )
     return 1 if bad else 0

@@ -1,4 +1,4 @@
-"""What a run would do and need, by running it on the first rows of the log."""
+"""Estimate what a run would do and need, by running it on the first rows of the log."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 from clicklog.readers.lines import unpacked_head
 from clicklog.readers.raw import DayFile, find_days
 from clicklog.splits import SPLITS
-from etl.engines.choice import BLOCKS_AT_ONCE, cores, gpu_count
+from etl.engines.choice import resolve
+from etl.engines.hardware import BLOCKS_AT_ONCE, cores, gpu_count
 from etl.output import check_output
 from etl.plan import make_plan
 from etl.run import run
 from etl.settings import EtlSettings
-from etl.staging import look_into
+from etl.staging import estimate
 
-#: Rows of the sample: what each engine does within seconds.
+#: Rows of the sample by engine: what it processes within seconds.
 SAMPLE_ROWS = {"cpu": 100_000, "dask": 20_000}
-#: Memory of a dask worker over the size of its block: raw text, typed columns, merged codes.
+#: Memory of a dask worker, in multiples of its block: raw text, typed columns, merged codes.
 MEMORY_PER_BLOCK = 12
-#: Memory of each further thread of the cpu engine: a piece of text and what becomes of it.
+#: Bytes of memory of each further thread of the cpu engine: a block and its columns.
 MEMORY_PER_THREAD = 120 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How large the log is.
+    """The size of the log.
 
     Attributes:
-        rows: estimated from the first lines.
-        text_bytes: decompressed.
-        unpacked_bytes: of what a run decompresses first.
-        lines: what goes into each split, for people.
+        rows: The number of rows, estimated from the first lines.
+        text_bytes: The size of the decompressed text.
+        unpacked_bytes: The decompressed size of the compressed days.
+        lines: Lines to print on the splits or the compressed days.
     """
 
     rows: int
@@ -47,12 +49,12 @@ class Size:
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What a run needs.
+    """The resources of a run.
 
     Attributes:
-        disk_bytes: of the parquet.
-        memory_bytes: all workers together.
-        seconds: fit and transform, by the speed of this machine on the sample.
+        disk_bytes: The size of the parquet.
+        memory_bytes: The memory of all workers together.
+        seconds: The time to fit and transform, from the speed on the sample.
     """
 
     disk_bytes: int
@@ -61,11 +63,12 @@ class Needs:
 
 
 def dry_run(settings: EtlSettings) -> str:
-    """A text that says what a run would do. Writes nothing below the output path.
+    """Return a text that describes what a run would do; write nothing below the output path.
 
     Raises:
-        ClickLogError: what the run would raise at its begin, or in its first rows.
+        ClickLogError: What the run would raise at its start, or in its first rows.
     """
+    settings = resolve(settings)
     days = find_days(settings.input_path, settings.days)
     check_output(settings.output_path, resume=settings.resume, restart=settings.restart)
     with tempfile.TemporaryDirectory() as directory:
@@ -93,7 +96,7 @@ def dry_run(settings: EtlSettings) -> str:
 
 
 def _sample(settings: EtlSettings, days: list[DayFile], directory: Path) -> EtlSettings:
-    """Settings of a run over the first rows of the first and the last day, or of one file."""
+    """Return settings of a run over the first rows of the first and the last day."""
     plain = [day for day in days if not day.compressed]
     path = settings.input_path if plain else str(_unpacked_head(days[0], directory))
     rows = SAMPLE_ROWS[settings.engine] // 2
@@ -113,7 +116,7 @@ def _sample(settings: EtlSettings, days: list[DayFile], directory: Path) -> EtlS
 
 
 def _unpacked_head(day: DayFile, directory: Path) -> Path:
-    """The whole lines that the first bytes of a compressed file decompress to."""
+    """Write the whole lines that the first bytes of a compressed file decompress to."""
     path = directory / Path(day.path).name.rsplit(".", 1)[0]
     text, _, whole = unpacked_head(day.path)
     path.write_bytes(text if whole else text[: text.rfind(b"\n") + 1])
@@ -133,16 +136,16 @@ def _planned(settings: EtlSettings, days: list[DayFile]) -> Size:
 
 
 def _estimated(settings: EtlSettings, days: list[DayFile], sample: EtlSettings) -> Size:
-    """From the first bytes of each compressed day; the days are not decompressed for it."""
+    """Estimate the size from the first bytes of each compressed day."""
     plan = make_plan(
         find_days(sample.input_path, sample.days),
         settings.spec,
         block_bytes=1 << 30,
         limit_rows=sample.limit_rows,
     )
-    packed = [look_into(day, Path()) for day in days if day.compressed]
-    unpacked = sum(one.promised for one in packed)
-    ratio = unpacked / sum(one.day.size for one in packed)
+    packed = [estimate(day, Path()) for day in days if day.compressed]
+    unpacked = sum(day.estimate for day in packed)
+    ratio = unpacked / sum(day.day.size for day in packed)
     text_bytes = unpacked + sum(day.size for day in days if not day.compressed)
     rows = round(text_bytes * plan.estimated_rows() / plan.text_bytes())
     if settings.limit_rows:
@@ -160,15 +163,15 @@ def _measure(settings: EtlSettings, sample: EtlSettings, size: Size, directory: 
     level = log.level
     log.setLevel(logging.WARNING)
     try:
-        # the cpu engine takes its compiled code from a cache the first time
+        # the first run of the cpu engine loads its compiled code
         for again in range(2 if settings.engine == "cpu" else 1):
             output = directory / f"out_{again}"
             manifest = run(dataclasses.replace(sample, output_path=output))
     finally:
         log.setLevel(level)
     rows = max(1, manifest["rows"]["out"])
-    written = sum(one["bytes"] for one in manifest["files"])
-    speed = read_json(output / "timings.json", "the sample's timings")["rows_per_s"] or 1
+    written = sum(file["bytes"] for file in manifest["files"])
+    speed = read_json(EtlOutput(output).timings, "the sample's timings")["rows_per_s"] or 1
     workers = settings.workers or gpu_count() or cores()
     if settings.engine == "cpu":
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -1,13 +1,11 @@
 """Arrays → the parquet of a training set, in parts of a fixed number of rows.
 
-Each part is durable, and then its record; a run that is continued does only what has no record.
+An import that is resumed writes only the parts that its journal has no record of.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.arrays import to_arrow
-from clicklog.errors import BadInputError, OutputError, SettingsError
+from clicklog.errors import BadInputError, SettingsError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json
+from clicklog.files.journal import Journal
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 from clicklog.versions import installed_version
@@ -27,34 +27,13 @@ from etl import output
 from etl.importers.arrays import ArrayFile, ArraySource, RowSet
 from etl.manifest import MANIFEST_VERSION, read_manifest
 from etl.parquet import ROW_GROUP_ROWS, write_descriptions, write_part
-from etl.state import changes, read_plan_record
+from etl.settings import ImportSettings
+from etl.state import begin_or_resume
 
 log = logging.getLogger(__name__)
 
 ROWS_PER_PART = 2 * ROW_GROUP_ROWS
 _LARGEST_ID = 2**31 - 2  # 1 + it still is an int32
-
-
-@dataclasses.dataclass(frozen=True)
-class ImportSettings:
-    """What an import is asked for.
-
-    Attributes:
-        input_path: where the set is.
-        output_path: absent or empty, or of an unfinished import.
-        table_sizes: rows of each table; None: as the set says, else 1 + the largest id.
-        modulo: take ids modulo the table sizes, as TorchRec's ``hashes`` does.
-        workers: threads.
-        resume, restart: what to do with an unfinished import.
-    """
-
-    input_path: Path
-    output_path: Path
-    table_sizes: tuple[int, ...] | None = None
-    modulo: bool = False
-    workers: int = 1
-    resume: bool = False
-    restart: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +44,23 @@ class _Part:
     rows: RowSet
     begin: int
     end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _PartRecord:
+    """What the journal keeps of a part.
+
+    Attributes:
+        rows: in it.
+        positives: rows with label 1.
+        bytes: of the file.
+        largest: the largest id of each categorical column.
+    """
+
+    rows: int
+    positives: int
+    bytes: int
+    largest: list[int]
 
 
 def import_arrays(
@@ -78,8 +74,8 @@ def import_arrays(
         report: called with the rows written since the last call.
 
     Raises:
-        BadInputError: a value that no training can use: file, row, column, value.
-        SettingsError: the table sizes do not go with the set.
+        BadInputError: a value cannot be used in training; names file, row, column and value.
+        SettingsError: the table sizes do not fit the set.
         OutputError: the output directory holds something else, or cannot be written.
     """
     sizes = _given_sizes(source, settings)
@@ -98,27 +94,13 @@ def import_arrays(
     ) as work:
         if output.is_finished(settings.output_path):
             log.info("%s: finished already", settings.output_path)
-            return read_manifest(settings.output_path / output.MANIFEST_FILE)
-        _compare(work / "plan.json", record, settings.output_path)
+            return read_manifest(EtlOutput(settings.output_path).manifest)
+        begin_or_resume(work, record, settings.output_path)
         return _import(source, settings, sizes, record, work, report)
 
 
-def _compare(file: Path, record: dict, directory: Path) -> None:
-    """An import that is continued is the same one."""
-    if not file.exists():
-        write_json(file, record)
-        return
-    changed = changes(read_plan_record(file), record)
-    if changed:
-        listed = "".join(f"\n  {line}" for line in changed[:8])
-        raise OutputError(
-            f"{directory}: begun with something else:{listed}",
-            "undo that, or discard what was done and begin with --restart",
-        )
-
-
 def _given_sizes(source: ArraySource, settings: ImportSettings) -> tuple[int, ...] | None:
-    sizes = settings.table_sizes or source.table_sizes
+    sizes = settings.num_embeddings_per_feature or source.table_sizes
     if sizes is None:
         if settings.modulo:
             raise SettingsError("--modulo without table sizes", "set --num_embeddings_per_feature")
@@ -135,7 +117,7 @@ def _given_sizes(source: ArraySource, settings: ImportSettings) -> tuple[int, ..
 
 
 def _fingerprints(source: ArraySource) -> dict[str, dict[str, Any]]:
-    files = {str(file.path): file.path.stat() for one in source.sets for file in one.files}
+    files = {str(file.path): file.path.stat() for row_set in source.sets for file in row_set.files}
     return {
         path: {"size": stat.st_size, "modified": str(stat.st_mtime_ns)}
         for path, stat in sorted(files.items())
@@ -150,39 +132,47 @@ def _import(
     work: Path,
     report: Callable,
 ) -> dict[str, Any]:
-    root = settings.output_path / "criteo_binary" / "split"
+    root = EtlOutput(settings.output_path).splits
     parts = _cut(source)
     for split in SPLITS:
-        if not any(one.split == split for one in source.sets):
+        if not any(row_set.split == split for row_set in source.sets):
             log.warning("%s: no rows for %s", settings.input_path, split)
-    one = functools.partial(_write, source=source, sizes=sizes, settings=settings, work=work)
+    journal = Journal(work)
+    finished = journal.finished(_PartRecord)
+
+    def import_part(part: _Part) -> _PartRecord:
+        if part.file not in finished:
+            finished[part.file] = _write(part, source, sizes, settings, root)
+            journal.add({part.file: dataclasses.asdict(finished[part.file])})
+        return finished[part.file]
+
     results = []
     with ThreadPoolExecutor(settings.workers, "import") as pool:
         try:
-            for result in pool.map(lambda part: one(part, root=root), parts):
+            for result in pool.map(import_part, parts):
                 results.append(result)
-                report(result["rows"])
+                report(result.rows)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     if sizes is None:
-        largest = np.max([result["largest"] for result in results], axis=0)
+        largest = np.max([result.largest for result in results], axis=0)
         sizes = tuple((largest + 1).tolist())
     schema = TableSchema(source.label, source.dense, source.categorical, sizes)
     write_descriptions(root, [part.file for part in parts], schema)
     manifest = _manifest(source, schema, record, parts, results)
-    write_json(settings.output_path / output.MANIFEST_FILE, manifest)
+    write_json(EtlOutput(settings.output_path).manifest, manifest)
     output.release(settings.output_path)
     return manifest
 
 
 def _cut(source: ArraySource) -> list[_Part]:
     parts, numbers = [], dict.fromkeys(SPLITS, 0)
-    for one in source.sets:
-        for begin in range(one.begin, one.end, ROWS_PER_PART):
-            file = f"{one.split}/part.{numbers[one.split]}.parquet"
-            parts.append(_Part(file, one, begin, min(begin + ROWS_PER_PART, one.end)))
-            numbers[one.split] += 1
+    for rows in source.sets:
+        for begin in range(rows.begin, rows.end, ROWS_PER_PART):
+            file = f"{rows.split}/part.{numbers[rows.split]}.parquet"
+            parts.append(_Part(file, rows, begin, min(begin + ROWS_PER_PART, rows.end)))
+            numbers[rows.split] += 1
     if not numbers["train"]:
         raise BadInputError(
             f"{source.sets[0].label.path.parent}: no rows to train on",
@@ -193,19 +183,12 @@ def _cut(source: ArraySource) -> list[_Part]:
 
 def _write(
     part: _Part,
-    *,
     source: ArraySource,
     sizes: tuple[int, ...] | None,
     settings: ImportSettings,
-    work: Path,
     root: Path,
-) -> dict[str, Any]:
-    """Write one part, if it has no record; returns its record."""
-    record = work / "units" / f"{part.file.replace('/', '.')}.json"
-    try:
-        return json.loads(record.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        pass
+) -> _PartRecord:
+    """Write one part, durably."""
     rows, begin, end = part.rows, part.begin, part.end
     label = rows.label.read(begin, end)[0].astype(np.float32)
     _refuse(
@@ -231,14 +214,7 @@ def _write(
     size = write_part(
         pa.Table.from_arrays([to_arrow(c) for c in columns], schema=schema), root / part.file
     )
-    result = {
-        "rows": end - begin,
-        "positives": int(np.count_nonzero(label)),
-        "bytes": size,
-        "largest": largest,
-    }
-    write_json(record, result)
-    return result
+    return _PartRecord(end - begin, int(np.count_nonzero(label)), size, largest)
 
 
 def _checked_ids(
@@ -274,7 +250,11 @@ def _refuse(
 
 
 def _manifest(
-    source: ArraySource, schema: TableSchema, record: dict, parts: list[_Part], results: list[dict]
+    source: ArraySource,
+    schema: TableSchema,
+    record: dict,
+    parts: list[_Part],
+    results: list[_PartRecord],
 ) -> dict[str, Any]:
     """As that of a run (:func:`etl.manifest.make_manifest`), without a workflow."""
     splits = {
@@ -285,15 +265,15 @@ def _manifest(
     for part, result in zip(parts, results, strict=True):
         day = by_day.setdefault(str(part.rows.day), {"rows": 0, "positives": 0})
         for counts in (splits[part.rows.split], day):
-            counts["rows"] += result["rows"]
-            counts["positives"] += result["positives"]
+            counts["rows"] += result.rows
+            counts["positives"] += result.positives
     rows = {
         str(file.path): {"in": file.rows, "out": file.rows, "rejected": 0}
-        for one in source.sets
-        for file in one.files
+        for row_set in source.sets
+        for file in row_set.files
     }
-    days = {str(file.path): one.day for one in source.sets for file in one.files}
-    total = sum(result["rows"] for result in results)
+    days = {str(file.path): row_set.day for row_set in source.sets for file in row_set.files}
+    total = sum(result.rows for result in results)
     return {
         "format_version": MANIFEST_VERSION,
         "settings": record["settings"],
@@ -308,7 +288,7 @@ def _manifest(
         "workflow_digest": None,
         "versions": record["versions"],
         "files": [
-            {"file": part.file, "rows": result["rows"], "bytes": result["bytes"]}
+            {"file": part.file, "rows": result.rows, "bytes": result.bytes}
             for part, result in zip(parts, results, strict=True)
         ],
     }

@@ -1,29 +1,29 @@
-"""Shuffling the rows of the training split, in bounded memory, in an order the seed alone gives.
+"""Shuffling the rows of the training split in bounded memory.
 
 Row g of the split, counted over its parts in order, moves to position permutation(g)
 (:mod:`etl.shuffle.permutation`): one permutation of all rows (``full``), or one of each day's
-(``file``).
-The order depends on the seed and the number of rows (of each day), so not on how the parts were
-cut or made. Parts keep their names and row counts.
+(``file``). The order depends on the seed and the number of rows (of each day), and not on how the
+parts were cut or made. Parts keep their names and row counts.
 
-Two passes over the files, each in threads. *Scatter* reads runs of consecutive row groups and
-writes each run's rows, sorted into buckets, as one file. *Gather* reads one bucket from all those
-files, puts its rows in order and writes the parts it covers. A bucket is some consecutive parts;
-runs and buckets are as large as each other, so that memory, the number of files and the size of
-what is read at once stay reasonable for any size of split. The state on disk::
+Two passes over the files, each in threads. *Scatter* reads chunks of consecutive row groups and
+writes each chunk's rows, sorted into buckets, as one file. *Gather* reads one bucket from all those
+files, puts its rows in order and writes the parts it covers. A bucket is some consecutive parts.
+Chunks and buckets have about the same size, which bounds memory, the number of files and the size
+of single reads for any size of split. The state on disk is a journal
+(:mod:`clicklog.files.journal`) and for each chunk a file ``chunk.<i>``: the chunk's rows as Arrow
+IPC messages by bucket, then where each begins. The units of the journal are::
 
-    plan.json          what to do; written first, kept by a run that continues
-    run.<i>            a run's rows, Arrow IPC messages by bucket, then where each begins
-    scattered          all runs are there: the source is not read again
+    chunk.<i>            the file is there
+    scattered          all of them are: the source is not read again
     bucket.<i>         the parts of this bucket are written
-    shuffled           all are
+    shuffled           all parts are
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+import json
 import math
 import os
 import threading
@@ -37,12 +37,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.arrays import to_arrow, to_numpy
-from clicklog.errors import BadInputError, OutputError, SettingsError
-from clicklog.files.atomic import atomic_path, read_json, write_json, write_text
-from clicklog.files.validation import parse
+from clicklog.errors import BadInputError, SettingsError
+from clicklog.files.atomic import atomic_path
+from clicklog.files.journal import Journal, refuse_changes
 from etl.parquet import write_part
 from etl.shuffle.permutation import permute, round_keys
 
+_RESTART = "run with --restart"
 #: Bytes of rows that a thread takes at once: at least, and at most (a part may be larger).
 _LEAST, _MOST = 64 << 20, 512 << 20
 #: Rows that a thread takes from a file at once should be at least so many bytes.
@@ -70,66 +71,80 @@ def shuffle(
     report: Callable[[float], object] = lambda rows: None,
     bytes_at_once: int | None = None,
 ) -> None:
-    """Write ``parts`` again with their rows shuffled. An interrupted call is continued by another.
+    """Write ``parts`` again with their rows shuffled. Another call resumes an interrupted one.
 
     Memory: for each worker two to three times the larger of ``bytes_at_once`` and the largest part.
 
     Args:
         source: the directory the parts' paths begin at.
-        target: where to write them, under the same paths; may be ``source``, for the sake of space:
-            no part is replaced before all have been read.
+        target: where to write them, under the same paths; may be ``source``, to save space: no part
+            is replaced before all have been read.
         parts: in order; all of one schema.
         mode: ``full``, or ``file`` to keep the days apart and in order.
         seed: not negative.
-        work: a directory for what this function remembers; it takes about the space of the rows
-            in memory. The caller removes it, when nothing else can go wrong.
-        workers: threads; without influence on the result.
-        report: called with rows done since the last call; they sum to all rows.
-        bytes_at_once: of rows in memory, per thread; default: by the size of the split.
+        work: a directory for the state, which takes about the space of the rows in memory. The
+            caller removes it when the run has finished.
+        workers: threads; they do not influence the result.
+        report: called with the number of rows done since the last call; their sum is all rows.
+        bytes_at_once: bytes of rows that a thread has in memory; None: by the size of the split.
 
     Raises:
-        SettingsError: an unknown mode, a negative seed.
-        BadInputError: a part is damaged or has not the rows it should have.
-        OutputError: a directory cannot be written, or holds another shuffle's state.
+        SettingsError: the mode is unknown, or the seed negative.
+        BadInputError: a part is damaged or has another number of rows.
+        OutputError: a directory cannot be written, or holds the state of another shuffle.
     """
     if mode not in ("file", "full"):
         raise SettingsError(f"shuffle mode {mode!r} is unknown", "file or full")
     if seed < 0:
-        raise SettingsError(f"seed {seed} is negative", "choose one of 0, 1, 2 …")
+        raise SettingsError(f"seed {seed} is negative", "choose 0 or more")
     task = {"mode": mode, "seed": seed, "parts": [dataclasses.astuple(part) for part in parts]}
-    plan = _plan(source, task, work, bytes_at_once)
-    if (work / "shuffled").exists():
+    journal = Journal(work)
+    plan = _plan(source, task, journal, bytes_at_once)
+    finished = journal.finished(float)
+
+    def once(unit: str, work: Callable[[], float]) -> float:
+        """Do the work of a unit, unless it is finished; returns the rows to report."""
+        if unit not in finished:
+            finished[unit] = work()
+            journal.add({unit: finished[unit]})
+        return finished[unit]
+
+    def scatter(chunk: int) -> float:
+        return once(f"chunk.{chunk}", lambda: _scatter(plan, source, work, chunk))
+
+    def gather(bucket: int) -> float:
+        return once(f"bucket.{bucket}", lambda: _gather(plan, source, target, work, bucket))
+
+    if "shuffled" in finished:
         report(plan.rows)
         return
-    if not (work / "scattered").exists():
-        scatter = functools.partial(_scatter, plan, source, work)
-        _in_threads(scatter, range(len(plan.runs)), workers, report)
-        write_text(work / "scattered", "")
-    else:
+    if "scattered" in finished:
         report(plan.rows / 2)
-    gather = functools.partial(_gather, plan, source, target, work)
+    else:
+        _in_threads(scatter, range(len(plan.chunks)), workers, report)
+        journal.add({"scattered": 0})
     _in_threads(gather, range(len(plan.buckets)), workers, report)
-    write_text(work / "shuffled", "")
-    for run in range(len(plan.runs)):
-        _run_file(work, run).unlink(missing_ok=True)
+    journal.add({"shuffled": 0})
+    for chunk in range(len(plan.chunks)):
+        _chunk_file(work, chunk).unlink(missing_ok=True)
 
 
 @dataclasses.dataclass
 class _Plan:
-    """What to do, a function of the parts' footers; JSON-ready.
+    """The cut into chunks and buckets, which depends on the parts' footers; JSON-ready.
 
     Attributes:
-        task: what :func:`shuffle` was asked for.
-        runs: consecutive row groups: [part, row group, first row, rows] each.
+        settings: mode, seed and parts that :func:`shuffle` was called with.
+        chunks: consecutive row groups: [part, row group, first row, rows] each.
         buckets: consecutive parts: [first part, last part + 1].
     """
 
-    task: dict[str, Any]
-    runs: list[list[list[int]]]
+    settings: dict[str, Any]
+    chunks: list[list[list[int]]]
     buckets: list[list[int]]
 
     def __post_init__(self) -> None:
-        self.parts = [Part(*part) for part in self.task["parts"]]
+        self.parts = [Part(*part) for part in self.settings["parts"]]
         self.starts = np.cumsum([0] + [part.rows for part in self.parts])
         self.rows = int(self.starts[-1])
         # the first row of each bucket, and all rows
@@ -138,7 +153,7 @@ class _Plan:
 
     def _segments(self) -> list[tuple[int, int, np.ndarray]]:
         """Rows [begin, end) that are permuted among themselves, and the keys."""
-        mode, seed = self.task["mode"], self.task["seed"]
+        mode, seed = self.settings["mode"], self.settings["seed"]
         if mode == "full":
             return [(0, self.rows, round_keys(seed))]
         segments = []
@@ -159,17 +174,12 @@ class _Plan:
         return np.concatenate(pieces)
 
 
-def _plan(source: Path, task: dict, work: Path, bytes_at_once: int | None) -> _Plan:
-    """The plan in ``work``, or a new one. Row groups' sizes change when the parts are replaced."""
-    file = work / "plan.json"
-    if file.exists():
-        plan = parse(_Plan, read_json(file, "the plan of a shuffle"), file, "run with --restart")
-        if plan.task["parts"] != [list(part) for part in task["parts"]] or any(
-            plan.task[key] != task[key] for key in ("mode", "seed")
-        ):
-            raise OutputError(
-                f"{file}: a shuffle with other rows or settings began here", "run with --restart"
-            )
+def _plan(source: Path, task: dict, journal: Journal, bytes_at_once: int | None) -> _Plan:
+    """The journal's plan, or a new one. Row groups' sizes change when the parts are replaced."""
+    plan = journal.plan(_Plan, _RESTART)
+    if plan is not None:
+        before, now = {"settings": plan.settings}, {"settings": json.loads(json.dumps(task))}
+        refuse_changes(before, now, journal.directory, _RESTART)
         return plan
     groups = []  # part, row group, first row, rows, bytes
     sizes = []  # of parts
@@ -178,7 +188,7 @@ def _plan(source: Path, task: dict, work: Path, bytes_at_once: int | None) -> _P
         if footer.num_rows != rows:
             raise BadInputError(
                 f"{source / name}: {footer.num_rows} rows instead of {rows}",
-                "run with --restart",
+                _RESTART,
             )
         own, row = [], 0
         for j in range(footer.num_row_groups):
@@ -189,15 +199,15 @@ def _plan(source: Path, task: dict, work: Path, bytes_at_once: int | None) -> _P
         sizes.append(sum(group[-1] for group in own))
     if bytes_at_once is None:
         bytes_at_once = min(max(_LEAST, math.isqrt(sum(sizes) * _PIECE)), _MOST)
-    runs = _consecutive(groups, [group[-1] for group in groups], bytes_at_once)
+    chunks = _consecutive(groups, [group[-1] for group in groups], bytes_at_once)
     buckets = _consecutive(range(len(sizes)), sizes, bytes_at_once)
     plan = _Plan(
         task,
-        [[group[:4] for group in run] for run in runs],
+        [[group[:4] for group in chunk] for chunk in chunks],
         [[bucket[0], bucket[-1] + 1] for bucket in buckets],
     )
-    write_json(file, {"task": plan.task, "runs": plan.runs, "buckets": plan.buckets})
-    return _plan(source, task, work, None)
+    journal.begin(dataclasses.asdict(plan))
+    return plan
 
 
 def _bytes(group: pq.RowGroupMetaData) -> int:
@@ -208,7 +218,7 @@ def _bytes(group: pq.RowGroupMetaData) -> int:
 
 
 def _consecutive(items: Iterable, sizes: list[int], limit: int) -> list[list]:
-    """Cut into lists of up to ``limit`` in total; a larger item makes a list of its own."""
+    """Cut items into lists with sizes of up to ``limit``; a larger item has a list of its own."""
     lists, total = [], 0
     for item, size in zip(items, sizes, strict=True):
         if not lists or total + size > limit:
@@ -219,12 +229,10 @@ def _consecutive(items: Iterable, sizes: list[int], limit: int) -> list[list]:
     return lists
 
 
-def _scatter(plan: _Plan, source: Path, work: Path, run: int) -> float:
-    """Write the rows of a run by bucket; returns half of their number."""
-    groups = plan.runs[run]
+def _scatter(plan: _Plan, source: Path, work: Path, chunk: int) -> float:
+    """Write the rows of a chunk by bucket; returns half of their number."""
+    groups = plan.chunks[chunk]
     rows = sum(group[3] for group in groups)
-    if _run_file(work, run).exists():
-        return rows / 2
     tables = []
     for part in sorted({group[0] for group in groups}):
         own = [group[1] for group in groups if group[0] == part]
@@ -249,7 +257,10 @@ def _scatter(plan: _Plan, source: Path, work: Path, run: int) -> float:
     batch = batch.take(to_arrow(order))
     cuts = np.searchsorted(buckets[order], np.arange(len(plan.buckets) + 1))
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with atomic_path(_run_file(work, run)) as temporary, pa.OSFile(str(temporary), "wb") as file:
+    with (
+        atomic_path(_chunk_file(work, chunk)) as temporary,
+        pa.OSFile(str(temporary), "wb") as file,
+    ):
         stream = pa.ipc.new_stream(file, batch.schema, options=options)
         stream.write_batch(batch.slice(0, 0))  # takes the schema with it
         offsets = [file.tell()]
@@ -264,14 +275,11 @@ def _scatter(plan: _Plan, source: Path, work: Path, run: int) -> float:
 
 def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) -> float:
     """Write the parts of a bucket; returns half of their rows."""
-    done = work / f"bucket.{bucket}"
     begin, end = int(plan.bounds[bucket]), int(plan.bounds[bucket + 1])
-    if done.exists():
-        return (end - begin) / 2
     parts = range(*plan.buckets[bucket])
     schema = _read(source / plan.parts[parts[0]].file, pq.read_schema)
     moving = schema.append(pa.field("", pa.int64(), nullable=False))
-    pieces = [_piece(plan, work, run, bucket, moving) for run in range(len(plan.runs))]
+    pieces = [_piece(plan, work, chunk, bucket, moving) for chunk in range(len(plan.chunks))]
     table = pa.Table.from_batches([piece for piece in pieces if piece], moving)
     del pieces
     positions = np.concatenate([np.empty(0, np.int64), *map(to_numpy, table[""].chunks)])
@@ -288,14 +296,13 @@ def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) ->
         own = slice(*(plan.starts[part : part + 2] - begin))
         rows = batch.take(to_arrow(order[own]))
         write_part(pa.Table.from_batches([rows], schema), target / plan.parts[part].file)
-    write_text(done, "")
     return (end - begin) / 2
 
 
 def _piece(
-    plan: _Plan, work: Path, run: int, bucket: int, schema: pa.Schema
+    plan: _Plan, work: Path, chunk: int, bucket: int, schema: pa.Schema
 ) -> pa.RecordBatch | None:
-    """The rows of a run that go to a bucket; None if there are none."""
+    """The rows of a chunk that go to a bucket; None if there are none."""
 
     def read(path: Path) -> pa.RecordBatch | None:
         with open(path, "rb") as file:
@@ -307,11 +314,11 @@ def _piece(
                 pa.ipc.read_record_batch(file.read(last - first), schema) if first < last else None
             )
 
-    return _read(_run_file(work, run), read)
+    return _read(_chunk_file(work, chunk), read)
 
 
-def _run_file(work: Path, run: int) -> Path:
-    return work / f"run.{run}"
+def _chunk_file(work: Path, chunk: int) -> Path:
+    return work / f"chunk.{chunk}"
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
@@ -323,20 +330,20 @@ def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
         return read(path)
     except (OSError, pa.ArrowException) as error:
-        raise BadInputError(f"{path}: cannot be read: {error}", "run with --restart") from error
+        raise BadInputError(f"{path}: cannot be read: {error}", _RESTART) from error
 
 
 def _in_threads(work: Callable, items: Sequence, workers: int, report: Callable) -> None:
-    """Do ``work(item)`` for all; report what it returns. The first error stops the rest."""
+    """Call ``work`` with all items; report what it returns. The first error stops the others."""
     lock = threading.Lock()
 
-    def one(item) -> None:
+    def work_and_report(item) -> None:
         rows = work(item)
         with lock:
             report(rows)
 
     with ThreadPoolExecutor(workers, "shuffle") as pool:
-        futures = [pool.submit(one, item) for item in items]
+        futures = [pool.submit(work_and_report, item) for item in items]
         try:
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
         finally:

@@ -1,6 +1,6 @@
 """Workflow and model as one PyTorch module: raw values in, probabilities out.
 
-Only what every PyTorch has: sorted vocabularies and ``searchsorted`` instead of hash tables.
+It uses PyTorch's own operators only: sorted vocabularies and ``searchsorted``, not hash tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inference.model.tables import Table
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 from workflows.description import WorkflowDescription
 
-#: Stands for a missing categorical value, and fills lists that are shorter than the longest.
+#: Represents a missing categorical value, and pads lists to the length of the longest.
 MISSING = -(2**63)
 _32_BITS = 0xFFFFFFFF
 
@@ -30,12 +30,12 @@ class RawModel(nn.Module):
     """Raw values → probabilities.
 
     Args:
-        description: of the workflow.
-        path: its directory.
-        model: what was trained on its data; on the CPU.
+        description: The workflow's description.
+        path: The workflow's directory.
+        model: The model that was trained on the workflow's data, on the CPU.
 
     Raises:
-        SettingsError: a column holds strings, which are no tensors.
+        SettingsError: A column holds strings, which tensors cannot hold.
     """
 
     def __init__(self, description: WorkflowDescription, path: Path, model: ServingModel) -> None:
@@ -44,7 +44,7 @@ class RawModel(nn.Module):
         strings = [column.name for column in spec.categorical if column.raw == "string"]
         if strings:
             raise SettingsError(
-                f"columns of strings, which no tensor holds: {', '.join(strings)}",
+                f"columns of strings, which tensors cannot hold: {', '.join(strings)}",
                 "export for Triton instead, or serve the bundle",
             )
         self.columns = spec.categorical
@@ -63,7 +63,7 @@ class RawModel(nn.Module):
         keep("pairs", model.pairs)
         for name, columns in spec.vocabularies.items():
             values, ids = _vocabulary(path / description.vocabularies[columns[0].name].file)
-            if len(values):  # as above
+            if len(values):  # tensors without elements cannot be packed
                 place = _place(name, spec)
                 keep(f"values_{place}", values)
                 keep(f"ids_{place}", ids + columns[0].reserved_ids)
@@ -77,13 +77,13 @@ class RawModel(nn.Module):
     def forward(
         self, dense: torch.Tensor, categorical: torch.Tensor, lists: list[torch.Tensor]
     ) -> torch.Tensor:
-        """Probabilities float32 [n].
+        """Return probabilities float32 [n].
 
         Args:
-            dense: float64 [n, dense columns], NaN where missing.
-            categorical: int64 [n, categorical columns that are no lists], :data:`MISSING` where
-                missing.
-            lists: of each column of lists int64 [n, length], filled up with :data:`MISSING`.
+            dense: Float64 [n, dense columns], NaN for missing values.
+            categorical: Int64 [n, categorical columns without lists], :data:`MISSING` for missing
+                values.
+            lists: Int64 [n, length] for each column of lists, padded with :data:`MISSING`.
         """
         table = Table(self.table, self.ranges)
         single, embedded, listed = 0, [], 0
@@ -139,13 +139,14 @@ def _normalization(description: WorkflowDescription) -> tuple[torch.Tensor, torc
     if description.spec.dense_transform == "log":
         return torch.zeros(len(names), dtype=_F64), torch.ones(len(names), dtype=_F64)
     statistics = [description.statistics[name] for name in names]
-    center = torch.tensor([one["mean"] for one in statistics], dtype=_F64)
-    scale = torch.tensor([one["std"] if one["std"] > 0 else 1.0 for one in statistics], dtype=_F64)
+    center = torch.tensor([column["mean"] for column in statistics], dtype=_F64)
+    scales = [column["std"] if column["std"] > 0 else 1.0 for column in statistics]
+    scale = torch.tensor(scales, dtype=_F64)
     return center, scale
 
 
 def _vocabulary(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values in order, and which of the vocabulary each is."""
+    """Return the sorted values and the position of each in the vocabulary."""
     with pq.ParquetFile(file) as parquet:
         values = parquet.read(columns=[parquet.schema_arrow.names[0]]).column(0).to_numpy()
     order = np.argsort(values)
@@ -153,7 +154,7 @@ def _vocabulary(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _murmur3(x: torch.Tensor) -> torch.Tensor:
-    """:func:`clicklog.hashing.murmur3_of_int` of int64, with nothing but int64."""
+    """Hash int64 as :func:`clicklog.hashing.murmur3_of_int` does, with operators on int64."""
     hashed = torch.zeros_like(x)
     for word in (x & _32_BITS, (x >> 32) & _32_BITS):
         word = _rotate((word * 0xCC9E2D51) & _32_BITS, 15)
@@ -172,7 +173,7 @@ def _rotate(x: torch.Tensor, bits: int) -> torch.Tensor:
 def to_inputs(
     rows: RawRows, spec: FeatureSpec
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """What :meth:`RawModel.forward` takes, of rows that were read."""
+    """Convert rows to the arguments of :meth:`RawModel.forward`."""
     dense = rows.dense.T.astype(np.float64, order="C")
     dense[_missing(rows.dense_missing, len(spec.dense))] = np.nan
     absent = _missing(rows.categorical_missing, len(spec.categorical))
@@ -188,7 +189,7 @@ def to_inputs(
 
 
 def _missing(bits: np.ndarray, columns: int) -> np.ndarray:
-    """bool [n, columns]."""
+    """Unpack bits of missing values to bool [n, columns]."""
     return ((bits[:, None] >> np.arange(columns, dtype=np.uint64)) & np.uint64(1)) != 0
 
 

@@ -3,8 +3,8 @@
 After its ``dlrm/data/feature_spec.py`` and ``datasets.py``: a mapping (``train``, ``test``) is a
 directory with ``label.bin`` (bool), ``numerical.bin`` (float16, row by row) and a file for each
 categorical column (the smallest of int8, int16 and int32 that holds its cardinality). Features are
-those of the workflow: dense ones transformed, ids with 0 for padding, 1 for missing and 2 for what
-is out of vocabulary; the cardinality is the rows of the table.
+those of the workflow: dense ones are transformed; ids are 0 for padding, 1 for a missing value and
+2 for out of vocabulary. The cardinality is the number of rows of the table.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import yaml
 from tqdm import tqdm
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.readers.raw import stream_pieces
+from clicklog.files.directories import new_directory
+from clicklog.readers.stream import stream_unparsed
 from clicklog.schema import TableSchema
-from inference.directories import new_directory
 from inference.predictor import Predictor, input_spec
 from workflows.compiled.workflow import EncodedRows
 
@@ -35,27 +35,28 @@ def export_nvidia(
     """Write ``feature_spec.yaml`` and the encoded rows into a new directory.
 
     Args:
-        bundle: of `python -m inference bundle`.
-        output: directory to make.
-        logs: by mapping, the raw log with labels that becomes it; a mapping without one is
-            described, and its files are left to you.
-        file_format: of the logs: tsv, csv or parquet; None: the training log's, or parquet if a
-            log is called so.
+        bundle: Directory of a bundle.
+        output: Directory to make.
+        logs: Raw log with labels for each mapping. A mapping without one is described only, and
+            its files are not written.
+        file_format: Format of the logs: tsv, csv or parquet; None for the training log's format, or
+            parquet if the file name ends so.
 
     Returns:
-        By mapping, how many rows were written.
+        The number of rows written for each mapping.
 
     Raises:
-        SettingsError: a column holds lists, or a value is beyond float16.
-        SchemaError: a log has no labels.
-        BadInputError, BadRowError: a log that is missing or malformed.
+        SettingsError: A column holds lists, or a value is too large for float16.
+        SchemaError: A log has no labels.
+        BadInputError, BadRowError: A log is missing or malformed.
         OutputError: ``output`` exists or cannot be written.
     """
     predictor = Predictor.load(bundle, check=True)
     schema = predictor.workflow.schema
     if schema.multi_hot:
         raise SettingsError(
-            f"lists in column {', '.join(schema.multi_hot)}", "NVIDIA's DLRM reads one id in a row"
+            f"lists in column {', '.join(schema.multi_hot)}",
+            "NVIDIA's DLRM reads one id a row; train without lists, or export to another format",
         )
     rows = {}
     with new_directory(output) as temporary:
@@ -69,7 +70,7 @@ def export_nvidia(
 
 
 def feature_spec(schema: TableSchema) -> dict:
-    """What ``feature_spec.yaml`` says."""
+    """Return the content of ``feature_spec.yaml``."""
     features: dict[str, dict] = {
         name: {"dtype": id_dtype(rows).name, "cardinality": rows}
         for name, rows in zip(schema.categorical, schema.table_sizes, strict=True)
@@ -99,11 +100,11 @@ def _chunks(schema: TableSchema, mapping: str) -> list[dict]:
 
 
 def _file(column: str) -> str:
-    return f"{column}.id.bin"  # no column's file can be numerical.bin or label.bin
+    return f"{column}.id.bin"  # differs from numerical.bin and label.bin
 
 
 def id_dtype(cardinality: int) -> np.dtype:
-    """As NVIDIA's loader chooses it: the cardinality is less than the type's largest value."""
+    """Return the smallest type whose largest value exceeds the cardinality, as NVIDIA's loader."""
     types = (np.dtype(kind) for kind in (np.int8, np.int16, np.int32))
     return next(kind for kind in types if cardinality < np.iinfo(kind).max)
 
@@ -120,7 +121,7 @@ def _write(predictor: Predictor, path: str, file_format: str | None, directory: 
         label = create("label.bin")
         numerical = create("numerical.bin") if schema.dense else None
         ids = [create(_file(name)) for name in schema.categorical]
-        for piece in stream_pieces(path, spec, block_bytes=_BLOCK_BYTES):
+        for piece in stream_unparsed(path, spec, block_bytes=_BLOCK_BYTES):
             if not piece.label:
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             encoded = predictor.workflow.transform(piece.parse())
@@ -144,8 +145,8 @@ def _halves(encoded: EncodedRows, schema: TableSchema) -> np.ndarray:
     if len(large):
         row, column = large[0]
         raise SettingsError(
-            f"column {schema.dense[column]}: {encoded.dense[column, row]} is beyond float16, the "
-            "type of NVIDIA's numerical.bin",
+            f"column {schema.dense[column]}: {encoded.dense[column, row]} is too large for "
+            "float16, the type of NVIDIA's numerical.bin",
             "fit the workflow with --dense log_normalize",
         )
     return np.ascontiguousarray(halves)

@@ -1,4 +1,4 @@
-"""Rows that put an export to the test: known, unseen and missing values of every column."""
+"""Rows to test an export with: known, unseen and missing values of every column."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
+from clicklog.spec.raw_types import RAW_TYPES
 from workflows.description import inspect
 
 _LONGEST_LIST = 4
@@ -16,7 +17,7 @@ _KNOWN = 1000
 
 
 def probe_rows(workflow: Path, count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows as dicts, as JSON would bring them, for the workflow saved at ``workflow``."""
+    """Return rows as dicts, as in JSON, for the workflow saved at ``workflow``."""
     description = inspect(workflow)
     rng = np.random.default_rng(seed)
     columns = {column.name: _dense(column, count, rng) for column in description.spec.dense}
@@ -38,16 +39,17 @@ def _dense(column: DenseColumn, count: int, rng: np.random.Generator) -> list:
 def _categories(
     column: CategoricalColumn, known: list, count: int, rng: np.random.Generator
 ) -> list:
+    kind = RAW_TYPES[column.raw]
     unseen: list = {
-        "hex32": [0, 2**32 - 1, 0x9E3779B9],
-        "int": [-LARGEST_INT, LARGEST_INT, -1, 0],
+        "hex32": [kind.least, kind.most, 0x9E3779B9],
+        "int": [kind.least, kind.most, -1, 0],
         "string": ["never seen", "é"],
     }[column.raw]
 
-    def one() -> Any:
+    def sample() -> Any:
         pool = known if known and rng.random() < 0.7 else unseen
         return pool[rng.integers(len(pool))]
 
     if column.multi_hot:
-        return [[one() for _ in range(rng.integers(0, _LONGEST_LIST + 1))] for _ in range(count)]
-    return [None if rng.random() < 0.15 else one() for _ in range(count)]
+        return [[sample() for _ in range(rng.integers(0, _LONGEST_LIST + 1))] for _ in range(count)]
+    return [None if rng.random() < 0.15 else sample() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""``model.pt2``: from raw values to the probability, for programs that have PyTorch and no more."""
+"""``model.pt2``: raw values to the probability, for programs that have only PyTorch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
+from clicklog.files.directories import new_directory
 from clicklog.spec.feature_spec import FeatureSpec
-from inference.directories import new_directory
 from inference.export.network import MISSING, RawModel, to_inputs
 from inference.export.probe import probe_rows
 from inference.model.bundle import WORKFLOW
@@ -20,7 +20,7 @@ from inference.predictor import Predictor
 from workflows.description import inspect
 
 PACKAGE, COMPILED, COLUMNS = "model.pt2", "compiled.pt2", "columns.json"
-#: Bytes of tables and vocabularies that are packed; they are in memory several times meanwhile.
+#: Largest size in bytes of tables and vocabularies. Packing takes several times that in memory.
 LIMIT = 2 << 30
 _PROBES = 500
 _TOLERANCE = 1e-5
@@ -34,13 +34,13 @@ def export_torch(bundle: Path, output: Path, *, compiled: bool = False) -> None:
     Arguments are contiguous tensors.
 
     Args:
-        bundle: of `python -m inference bundle`.
-        output: directory to make.
-        compiled: write ``compiled.pt2`` as well, by AOTInductor, for processors like this one:
+        bundle: Directory of a bundle.
+        output: Directory to make.
+        compiled: Also write ``compiled.pt2`` with AOTInductor, for processors like this one:
             ``torch._inductor.aoti_load_package("compiled.pt2")`` takes the same arguments.
 
     Raises:
-        SettingsError: there are columns of strings, more than :data:`LIMIT` bytes of tables and
+        SettingsError: There are columns of strings, more than :data:`LIMIT` bytes of tables and
             vocabularies, or no C++ compiler.
         OutputError: ``output`` exists or cannot be written.
     """
@@ -50,12 +50,12 @@ def export_torch(bundle: Path, output: Path, *, compiled: bool = False) -> None:
     size = sum(buffer.nbytes for buffer in network.buffers())
     if size > LIMIT:
         raise SettingsError(
-            f"{size / 2**30:.1f} GiB of tables and vocabularies, up to {LIMIT / 2**30:.0f} GiB go "
-            "into a package",
+            f"{size / 2**30:.1f} GiB of tables and vocabularies; a package holds up to "
+            f"{LIMIT / 2**30:.0f} GiB",
             "make the bundle with --tables int8, or serve the bundle itself",
         )
     if compiled and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        raise SettingsError("there is no C++ compiler", "install g++, or leave --compile out")
+        raise SettingsError("no C++ compiler was found", "install g++, or leave out --compile")
     spec = predictor.spec
     rows = probe_rows(workflow, _PROBES)
     inputs = to_inputs(predictor.read(rows), spec)
@@ -86,7 +86,7 @@ def _shapes(inputs: tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]) -> tu
 
 
 def describe(spec: FeatureSpec, digest: str) -> dict[str, Any]:
-    """What ``columns.json`` says of the arguments."""
+    """Return the content of ``columns.json``, which describes the arguments."""
     return {
         "workflow_digest": digest,
         "dense": {
@@ -104,5 +104,5 @@ def describe(spec: FeatureSpec, digest: str) -> dict[str, Any]:
             "filled_with": MISSING,
             "columns": [column.name for column in spec.categorical if column.multi_hot],
         },
-        "hex32": "hexadecimal digits are passed as the number they spell",
+        "hex32": "pass the number that the hexadecimal digits represent",
     }

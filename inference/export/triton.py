@@ -6,10 +6,10 @@ Layout::
     click_probability/1/model.py       :mod:`inference.export.triton_model`
     click_probability/1/bundle/        the bundle
     click_probability/1/packages/      the parts of this project that read it
-    click_probability/1/requirements.txt   what Triton's Python needs: pip install -r …
+    click_probability/1/requirements.txt   packages for Triton's Python: pip install -r …
 
-Triton's tensors have no missing values: in a TYPE_FP64 column NaN stands for it, in a TYPE_STRING
-column the empty string. A list is passed as its JSON text.
+Triton's tensors have no missing values: they are NaN in a TYPE_FP64 column and the empty string in
+a TYPE_STRING column. A list is passed as its JSON text.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import json
 import shutil
 from pathlib import Path
 
+from clicklog.files.directories import new_directory
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.versions import installed_version
-from inference.directories import new_directory
 from inference.predictor import Predictor
 
 NAME = "click_probability"
@@ -34,11 +34,11 @@ def export_triton(bundle: Path, output: Path) -> None:
     """Write a model repository into a new directory.
 
     Args:
-        bundle: of `python -m inference bundle`.
-        output: directory to make; pass it to ``tritonserver --model-repository``.
+        bundle: Directory of a bundle.
+        output: Directory to make; pass it to ``tritonserver --model-repository``.
 
     Raises:
-        BadInputError, SchemaError: ``bundle`` is none, or damaged.
+        BadInputError, SchemaError: ``bundle`` is not a bundle, or damaged.
         OutputError: ``output`` exists or cannot be written.
     """
     spec = Predictor.load(bundle, check=True).spec
@@ -57,7 +57,7 @@ def export_triton(bundle: Path, output: Path) -> None:
 
 
 def config(columns: tuple[DenseColumn | CategoricalColumn, ...]) -> str:
-    """The text of ``config.pbtxt``."""
+    """Return the text of ``config.pbtxt``."""
     inputs = ",\n".join(_tensor(column.name, _type(column)) for column in columns)
     return f"""name: "{NAME}"
 backend: "python"

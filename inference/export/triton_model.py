@@ -1,7 +1,7 @@
 """Model of Triton's Python backend: raw columns → probability. Copied as ``1/model.py``.
 
-Beside it lie ``bundle/`` and ``packages/``, the code that reads it; ``requirements.txt`` says what
-has to be installed in Triton's Python.
+Beside it are ``bundle/``, ``packages/`` (the code that reads the bundle) and ``requirements.txt``
+(the packages that Triton's Python needs).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ HERE = Path(__file__).resolve().parent
 
 
 class TritonPythonModel:
-    """What Triton calls: ``initialize`` once, ``execute`` with the requests of a batch."""
+    """The interface of Triton's Python backend."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the bundle, on the GPU of an instance of KIND_GPU.
+        """Open the bundle, on the GPU of an instance of KIND_GPU, and compare its digests.
 
         Args:
-            args: Triton's; ``model_instance_kind`` and ``model_instance_device_id`` are used.
+            args: Triton's arguments: ``model_instance_kind``, ``model_instance_device_id``.
         """
         sys.path.insert(0, str(HERE / "packages"))
         from clicklog.errors import ClickLogError
@@ -32,19 +32,19 @@ class TritonPythonModel:
 
         gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
-        self._predictor = Predictor.load(HERE / "bundle", device=device)
-        self._join, self._wrong = join, (ClickLogError, ValueError)
+        self._predictor = Predictor.load(HERE / "bundle", device=device, check=True)
+        self._join, self._row_errors = join, (ClickLogError, ValueError)
         spec = self._predictor.spec
         self._columns = (*spec.dense, *spec.categorical)
 
     def execute(self, requests: list) -> list:
-        """A response for each request; one with a bad row gets an error, the others go on."""
+        """Return a response for each request: an error for one with a bad row."""
         responses: list = [None] * len(requests)
         good = {}
         for index, request in enumerate(requests):
             try:
                 good[index] = self._encode(request)
-            except self._wrong as error:
+            except self._row_errors as error:
                 responses[index] = pb_utils.InferenceResponse(
                     output_tensors=[], error=pb_utils.TritonError(str(error))
                 )
@@ -57,7 +57,7 @@ class TritonPythonModel:
         return responses
 
     def finalize(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         self._predictor = None
 
     def _encode(self, request):

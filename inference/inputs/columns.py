@@ -1,7 +1,8 @@
-"""Columns of many Python values → arrays, at C's speed where all values are of the usual types.
+"""Columns of Python values → arrays, by NumPy if all values are of the usual types.
 
-What is not (NumPy scalars, floats that hold integers, wrong values) is left to
-:mod:`inference.inputs.values`, value by value.
+Others (NumPy scalars, floats that hold integers, invalid values) are parsed one by one, by
+:mod:`inference.inputs.values`. Through Arrow arrays, which need less code, 16 rows of Criteo's 39
+columns take 2.4 ms instead of 0.8, and 4096 rows 45 ms instead of 35.
 """
 
 from __future__ import annotations
@@ -12,24 +13,20 @@ from typing import Any
 import numpy as np
 
 from clicklog.rows import CategoryValues, Ragged
-from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
+from clicklog.spec.raw_types import RAW_TYPES, RawType
 from clicklog.strings import strings
-from clicklog.text.convert import LARGEST_FLOAT, Converted, Fields, convert
+from clicklog.text.convert import Converted, Fields, convert
 from inference.inputs.values import InvalidRowError, category_values, parser
 
 _NONE = type(None)
-_RANGES = {
-    "int32": (-(2**31), 2**31 - 1, np.int32),
-    "int": (-LARGEST_INT, LARGEST_INT, np.int64),
-    "hex32": (0, 2**32 - 1, np.uint32),
-}
 
 
 def convert_values(values: list, column: DenseColumn | CategoricalColumn) -> Converted:
     """Check and convert a column of Python values [n].
 
     Raises:
-        InvalidRowError: a value that the column cannot hold.
+        InvalidRowError: The column cannot hold a value.
     """
     multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
     usual = _usual_lists(values, column.raw) if multi_hot else _usual(values, column.raw)
@@ -38,7 +35,7 @@ def convert_values(values: list, column: DenseColumn | CategoricalColumn) -> Con
 
 
 def _usual(values: list, raw: str) -> tuple[Any, np.ndarray] | None:
-    """Values and which are missing, or None if there are others than the usual ones."""
+    """Return the values and which are missing, or None if some have an unusual type."""
     kinds = set(map(type, values))
     missing = np.zeros(len(values), bool)
     if _NONE in kinds:
@@ -47,8 +44,8 @@ def _usual(values: list, raw: str) -> tuple[Any, np.ndarray] | None:
         blank: Any = "" if str in kinds or raw == "string" else 0
         values = [blank if value is None else value for value in values]
         kinds.add(type(blank))
-    if raw in _RANGES and kinds == {int}:
-        return _integers(values, missing, *_RANGES[raw])
+    if raw in ("int32", "int", "hex32") and kinds == {int}:
+        return _integers(values, missing, RAW_TYPES[raw])
     if raw == "float" and kinds and kinds <= {int, float}:
         return _floats(values, missing)
     if raw == "hex32" and kinds == {str}:
@@ -61,14 +58,14 @@ def _usual(values: list, raw: str) -> tuple[Any, np.ndarray] | None:
     return None
 
 
-def _integers(values: list, missing: np.ndarray, low: int, high: int, kind: type):
+def _integers(values: list, missing: np.ndarray, kind: RawType):
     try:
         numbers = np.array(values, np.int64)
     except OverflowError:
         return None
-    if numbers.min() < low or numbers.max() > high:
+    if numbers.min() < kind.least or numbers.max() > kind.most:
         return None
-    return numbers.astype(kind), missing
+    return numbers.astype(kind.dtype), missing
 
 
 def _floats(values: list, missing: np.ndarray):
@@ -78,7 +75,9 @@ def _floats(values: list, missing: np.ndarray):
         return None
     absent = np.isnan(numbers)
     numbers[absent] = 0
-    return (numbers, missing | absent) if (np.abs(numbers) <= LARGEST_FLOAT).all() else None
+    return (
+        (numbers, missing | absent) if (np.abs(numbers) <= RAW_TYPES["float"].most).all() else None
+    )
 
 
 def _digits(values: list):
@@ -113,8 +112,8 @@ def _one_by_one(
         except ValueError as error:
             raise InvalidRowError(row, column.name, f"{value!r:.60}: {error}") from None
     missing = np.array([value is None for value in parsed], bool)
-    blank: Any = () if multi_hot else ("" if column.raw == "string" else 0)
+    blank: Any = () if multi_hot else RAW_TYPES[column.raw].placeholder
     held = [blank if value is None else value for value in parsed]
     if isinstance(column, DenseColumn):
-        return np.array(held, np.int32 if column.raw == "int32" else np.float64), missing
+        return np.array(held, RAW_TYPES[column.raw].dtype), missing
     return category_values(held, column.raw, multi_hot=multi_hot), missing

@@ -20,25 +20,25 @@ from clicklog.text.convert import Converted
 from inference.inputs.columns import convert_values
 from inference.inputs.values import InvalidRowError, MissingColumnError, no_such_key
 
-#: Integers that a float type holds without rounding.
+#: By bytes of a float type, the largest integer up to which it holds all integers.
 _EXACT = {2: 2**11, 4: 2**24}
 
 
 def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
-    """Typed columns of a frame, a table or a dict of arrays; further columns are ignored.
+    """Convert a frame, a table or a dict of arrays to typed columns; ignore further columns.
 
     Raises:
-        SchemaError: a column is missing, or of a type that cannot hold the raw type, or columns are
-            of unequal lengths.
-        InvalidRowError: a value that its column cannot hold.
+        SchemaError: A column is missing, has a type that cannot hold the raw type, or differs in
+            length.
+        InvalidRowError: A column cannot hold a value.
     """
     names, get = _opened(columns)
     wanted = (*spec.dense, *spec.categorical)
-    lost = [column.name for column in wanted if column.name not in names]
-    if lost:
-        close = difflib.get_close_matches(lost[0], map(str, names), n=1)
+    absent = [column.name for column in wanted if column.name not in names]
+    if absent:
+        close = difflib.get_close_matches(absent[0], map(str, names), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "missing values are nulls in a column"
-        raise MissingColumnError(f"there is no column {', '.join(lost)}", hint, lost[0])
+        raise MissingColumnError(f"there is no column {', '.join(absent)}", hint, absent[0])
     converted = [_convert(get(column.name), column) for column in wanted]
     counts = [len(column.missing) for column in converted]
     for column, count in zip(wanted, counts, strict=True):
@@ -55,7 +55,7 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
 
 
 def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
-    """As :meth:`inference.inputs.values.RowReader.read`, faster for many rows."""
+    """Do the same as :meth:`inference.inputs.values.RowReader.read`, faster for many rows."""
     columns = {}
     for column in (*spec.dense, *spec.categorical):
         name = column.name
@@ -68,7 +68,7 @@ def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
 
 
 def _opened(columns: Any) -> tuple[Any, Any]:
-    """Names of the columns, and a function from a name to the column."""
+    """Return the names of the columns, and a function that returns a column by its name."""
     if isinstance(columns, pa.Table | pa.RecordBatch):
         return columns.schema.names, columns.column
     if isinstance(columns, Mapping):
@@ -76,7 +76,7 @@ def _opened(columns: Any) -> tuple[Any, Any]:
     if hasattr(columns, "columns"):  # pandas, Polars, cuDF
         return list(columns.columns), columns.__getitem__
     raise SchemaError(
-        f"rows in a {type(columns).__name__}",
+        f"rows of type {type(columns).__name__}",
         "pass a frame, an Arrow table, a list of dicts, a dict of arrays, or a path",
     )
 
@@ -94,7 +94,7 @@ def _convert(values: Any, column: DenseColumn | CategoricalColumn) -> Converted:
 
 
 def _array(values: Any, column: DenseColumn | CategoricalColumn) -> pa.Array | list:
-    """As an Arrow array where types are known, else as a list of objects."""
+    """Return an Arrow array if the type of the values is known, else a list of objects."""
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
     if isinstance(values, pa.Array):
@@ -107,7 +107,7 @@ def _array(values: Any, column: DenseColumn | CategoricalColumn) -> pa.Array | l
         return list(values)
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise SchemaError(
-            f"column {column.name}: {values!r:.60} is no column",
+            f"column {column.name}: {values!r:.60} is not a column",
             "pass rows as a list of dicts, or columns as a dict of arrays",
         )
     if isinstance(getattr(values, "dtype", None), np.dtype):  # pandas

@@ -1,4 +1,4 @@
-"""Columns that go from the input to the output as they are, by which rows can be told."""
+"""Columns of the input that are copied to the output, to identify rows."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_arrow
 from clicklog.errors import BadRowError, SchemaError, SettingsError
 from clicklog.readers.lines import filesystem_of, read_stream
-from clicklog.readers.raw import Piece, header_lines
+from clicklog.readers.stream import UnparsedRows
+from clicklog.readers.text_rows import header_lines
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.raw_types import NOT_UTF8
 from clicklog.text.convert import Fields, convert
 from clicklog.text.fields import split_lines
 from clicklog.text.line_layout import split_line
 
-_HEADER_BYTES = 1 << 16
-_LONGEST_HEADER = 1 << 24
+_READ_BYTES = 1 << 16
+_MAX_HEADER_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
 class IdColumns:
-    """Reads named columns of a file, of the spec or not. Text gives strings, parquet its types.
+    """Reads columns of a file by name: strings from text, the columns' own types from parquet.
 
     Attributes:
-        names: of the columns.
-        available: all columns of the file, in order.
+        names: Names of the columns.
+        available: Names of all columns of the file, in order.
     """
 
     names: tuple[str, ...]
     available: tuple[str, ...]
 
-    def read(self, piece: Piece, lines: np.ndarray) -> dict[str, pa.Array | pa.ChunkedArray]:
-        """By name, the values of those rows of a piece that ``lines`` (from 0) names."""
+    def read(self, piece: UnparsedRows, lines: np.ndarray) -> dict[str, pa.Array | pa.ChunkedArray]:
+        """Return the values of the rows ``lines`` (from 0) of a piece, by column name."""
         if not self.names:
             return {}
         if piece.block is not None:
@@ -55,13 +57,13 @@ class IdColumns:
                 row = int(column.code.argmax())
                 line = piece.first + int(lines[row]) + 1 + header_lines(piece.spec)
                 raise BadRowError(
-                    f"{piece.path}, line {line}: column {name}: {column.show(row)}: it is no UTF-8",
+                    f"{piece.path}, line {line}: column {name}: {column.show(row)}: {NOT_UTF8}",
                     "correct the file, or leave that column out of --id_columns",
                 )
             columns[name] = column.values
         return columns
 
-    def _read_parquet(self, piece: Piece, lines: np.ndarray) -> dict[str, pa.ChunkedArray]:
+    def _read_parquet(self, piece: UnparsedRows, lines: np.ndarray) -> dict[str, pa.ChunkedArray]:
         begin, end = piece.block.begin, piece.block.end
         filesystem, path = filesystem_of(piece.path)
         with filesystem.open(path, "rb") as file, pq.ParquetFile(file) as parquet:
@@ -79,12 +81,12 @@ class IdColumns:
         return {name: table.column(name) for name in self.names}
 
 
-def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first: Piece):
-    """The columns to copy, checked. ``first`` is the first piece of the file.
+def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first: UnparsedRows):
+    """Check the names of columns to copy. ``first`` is the first piece of the file.
 
     Raises:
-        SchemaError: the file has no such column.
-        SettingsError: a name is asked for twice, or is one of the output's own.
+        SchemaError: The file has no such column.
+        SettingsError: A name occurs twice, or is one of the output's own.
     """
     for name in names:
         if name in ("row", "probability", "label") or names.count(name) > 1:
@@ -101,13 +103,13 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise SchemaError(
                 f"{path}: column {name} of --id_columns is "
-                f"{'there twice' if name in available else 'not there'}",
+                f"{'ambiguous' if name in available else 'missing'}",
                 f"{hint}it has {', '.join(available[:50])}",
             )
     return IdColumns(names, available)
 
 
-def _names(path: str, spec: FeatureSpec, first: Piece) -> tuple[str, ...]:
+def _names(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[str, ...]:
     if spec.input.format == "parquet":
         filesystem, name = filesystem_of(path)
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
@@ -115,9 +117,9 @@ def _names(path: str, spec: FeatureSpec, first: Piece) -> tuple[str, ...]:
     if not spec.input.header:
         return tuple(spec.columns if first.label else spec.columns[1:])
     head = b""
-    for chunk in read_stream(path, _HEADER_BYTES):
+    for chunk in read_stream(path, _READ_BYTES):
         head += chunk
-        if b"\n" in head or len(head) >= _LONGEST_HEADER:
+        if b"\n" in head or len(head) >= _MAX_HEADER_BYTES:
             break
     line = head.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf")
     return tuple(split_line(line, spec))

@@ -12,44 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.errors import BadRowError, SchemaError
 from clicklog.rows import CategoryValues, Ragged, RawRows, dense_dtype
-from clicklog.spec.columns import LARGEST_INT
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.raw_types import (
+    EMPTY_ITEM,
+    HEX32_PATTERN,
+    NOT_FINITE,
+    NOT_UTF8,
+    RAW_TYPES,
+    RawType,
+)
 from clicklog.strings import strings
-from clicklog.text.convert import LARGEST_FLOAT
+from inference.errors import InvalidRowError, MissingColumnError
 
-_HEX = re.compile(r"[0-9a-fA-F]{1,8}").fullmatch
+_HEX = re.compile(HEX32_PATTERN).fullmatch
+_INT32, _INT, _HEX32 = RAW_TYPES["int32"], RAW_TYPES["int"], RAW_TYPES["hex32"]
+_FLOAT, _STRING = RAW_TYPES["float"], RAW_TYPES["string"]
 _MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}  # pandas', NumPy's: by name, not imported
-
-
-class InvalidRowError(BadRowError):
-    """A value that its column cannot hold.
-
-    Attributes:
-        row: index of the row, from 0.
-        column: name of the column.
-        reason: the value, and what belongs there.
-    """
-
-    def __init__(self, row: int, column: str, reason: str) -> None:
-        super().__init__(f"row {row}, column {column}: {reason}")
-        self.args = row, column, reason
-        self.row, self.column, self.reason = row, column, reason
-
-
-class MissingColumnError(SchemaError):
-    """Rows without a column that the spec has.
-
-    Attributes:
-        column: name of the column.
-        row: index of the first row that lacks it, from 0; None if all do.
-    """
-
-    def __init__(self, what: str, remedy: str, column: str, row: int | None = None) -> None:
-        super().__init__(what, remedy)
-        self.args = what, remedy, column, row
-        self.column, self.row = column, row
 
 
 def no_such_key(row: int, column: str) -> MissingColumnError:
@@ -65,30 +44,30 @@ def _is_missing(value: Any) -> bool:
     return isinstance(value, float | np.floating) and math.isnan(value)
 
 
-def _integer(value: Any, low: int, high: int) -> int:
+def _integer(value: Any, kind: RawType) -> int:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         limit = {2: 2**11, 4: 2**24}.get(getattr(value, "itemsize", 8), 2**53)
         if abs(value) > limit and limit < 2**53:
             raise ValueError(f"{value.dtype} rounds integers above {limit}, use int64 or float64")
         value = int(value)
     if not isinstance(value, int | np.integer | np.bool_):
-        raise ValueError("an integer is needed, or nothing")
+        raise ValueError(_INT.syntax)
     value = int(value)
-    if not low <= value <= high:
-        raise ValueError(f"{low} to {high} is needed, or nothing")
+    if not kind.contains(value):
+        raise ValueError(kind.range)
     return value
 
 
 def _int32(value: Any) -> int | None:
-    if type(value) is int and -(2**31) <= value < 2**31:
+    if type(value) is int and _INT32.least <= value <= _INT32.most:
         return value
-    return None if _absent(value) else _integer(value, -(2**31), 2**31 - 1)
+    return None if _absent(value) else _integer(value, _INT32)
 
 
 def _int(value: Any) -> int | None:
-    if type(value) is int and -LARGEST_INT <= value <= LARGEST_INT:
+    if type(value) is int and _INT.least <= value <= _INT.most:
         return value
-    return None if _absent(value) else _integer(value, -LARGEST_INT, LARGEST_INT)
+    return None if _absent(value) else _integer(value, _INT)
 
 
 def _hex32(value: Any) -> int | None:
@@ -100,9 +79,9 @@ def _hex32(value: Any) -> int | None:
         value = value.decode("ascii", "replace")
     if isinstance(value, str):  # also numpy.str_
         if not _HEX(value):
-            raise ValueError("1 to 8 hexadecimal digits are needed, or nothing")
+            raise ValueError(_HEX32.syntax)
         return int(value, 16)
-    return _integer(value, 0, 2**32 - 1)
+    return _integer(value, _HEX32)
 
 
 def _float(value: Any) -> float | None:
@@ -110,13 +89,13 @@ def _float(value: Any) -> float | None:
         if _absent(value):
             return None
         if not isinstance(value, int | float | np.number | np.bool_):
-            raise ValueError("a number is needed, or nothing")
+            raise ValueError(_FLOAT.syntax)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if abs(number) > LARGEST_FLOAT:
-        raise ValueError("a finite number is needed, one of float32")
+    if abs(number) > _FLOAT.most:
+        raise ValueError(NOT_FINITE)
     return number
 
 
@@ -128,13 +107,13 @@ def _string(value: Any) -> str | None:
             try:
                 value = value.decode()
             except UnicodeDecodeError:
-                raise ValueError("it is no UTF-8") from None
+                raise ValueError(NOT_UTF8) from None
         if not isinstance(value, str):
-            raise ValueError("a string is needed, or nothing")
+            raise ValueError(_STRING.syntax)
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError("it cannot be written as UTF-8") from None
+        raise ValueError(NOT_UTF8) from None
     return value
 
 
@@ -154,8 +133,6 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "float": _float,
     "string": _string,
 }
-#: What stands in for a missing value.
-_PLACEHOLDERS = {"int32": 0, "int": 0, "hex32": 0, "float": 0.0, "string": ""}
 
 
 def parser(raw: str, *, multi_hot: bool = False) -> Callable[[Any], Any]:
@@ -173,10 +150,10 @@ def _list_parser(one: Callable[[Any], Any]) -> Callable[[Any], list | None]:
         if _absent(value):
             return None
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            raise ValueError("a list is needed, or nothing")
+            raise ValueError("expected a list or a missing value")
         items = [one(item) for item in value]
         if None in items:
-            raise ValueError("an empty value in a list")
+            raise ValueError(EMPTY_ITEM)
         return items or None
 
     return parse
@@ -188,14 +165,15 @@ class RowReader:
     def __init__(self, spec: FeatureSpec) -> None:
         self._spec = spec
         self._dense = [
-            (c.name, parser(c.raw), 1 << j, _PLACEHOLDERS[c.raw]) for j, c in enumerate(spec.dense)
+            (c.name, parser(c.raw), 1 << j, RAW_TYPES[c.raw].placeholder)
+            for j, c in enumerate(spec.dense)
         ]
         self._categorical = [
             (
                 c.name,
                 parser(c.raw, multi_hot=c.multi_hot),
                 1 << j,
-                () if c.multi_hot else _PLACEHOLDERS[c.raw],
+                () if c.multi_hot else RAW_TYPES[c.raw].placeholder,
             )
             for j, c in enumerate(spec.categorical)
         ]
@@ -213,7 +191,7 @@ class RowReader:
         numbers = np.array(dense, dense_dtype(spec)).reshape(count, len(spec.dense))
         width = len(spec.categorical)
         categorical: np.ndarray | list[CategoryValues]
-        if spec.tokenized:
+        if spec.is_criteo_format:
             categorical = np.array(flat, np.uint32).reshape(count, width).T
         else:
             categorical = [
@@ -263,4 +241,4 @@ def category_values(values: list, raw: str, *, multi_hot: bool) -> CategoryValue
         return Ragged(offsets, category_values(items, raw, multi_hot=False))
     if raw == "string":
         return strings(values)
-    return np.array(values, np.uint32 if raw == "hex32" else np.int64)
+    return np.array(values, RAW_TYPES[raw].dtype)

@@ -1,10 +1,10 @@
 """The trained DLRM, arranged for scoring: one table of all embeddings, plain matrix products.
 
-The model is the one of :mod:`dlrm.model`, with the same weights and the same arithmetic (but for
-what float16 or int8 tables round). TorchRec
-looks tables up one by one, through a KeyedJaggedTensor with a key for each; for one row that costs
-more than everything else together. Here all tables lie one after the other in one tensor, and one
-lookup serves all columns. Nothing of TorchRec is imported.
+The model is that of :mod:`dlrm.model`, with the same weights and arithmetic, except for the
+rounding of float16 and int8 tables. TorchRec looks up one table after the other, through a
+KeyedJaggedTensor with a key for each; for one row that takes longer than everything else together.
+Here all tables are joined in one tensor, and one lookup serves all columns. Nothing of TorchRec is
+imported.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ GROUPS = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class ServingModel:
-    """A DLRM (Naumov et al. 2019, arXiv:1906.00091) whose tables are one.
+    """A DLRM (Naumov et al. 2019, arXiv:1906.00091) whose tables are joined into one.
 
     Attributes:
-        table: the rows of all tables.
-        first: int64 [categorical columns], where each column's rows begin in ``table``.
-        layers: by group, the dense layers: "bottom", for the dense columns if there are any, each
-            followed by a ReLU; "top", above the interaction, all but the last followed by a ReLU;
-            and what the interaction is made of: nothing more for dot products; "cross_in" and
-            "cross_out", the two factors of each layer of a low-rank cross network (Wang et al.
-            2020, arXiv:2008.13535, §3.4); or "branch1" and "branch2", projections of all vectors,
+        table: The rows of all tables.
+        first: Int64 [categorical columns], the first row of each column in ``table``.
+        layers: The dense layers by group. "bottom" processes the dense columns, if there are any,
+            each layer followed by a ReLU. "top" follows the interaction, all layers but the last
+            followed by a ReLU. An interaction of dot products has no layers; that of a low-rank
+            cross network has the two factors of each layer, "cross_in" and "cross_out" (Wang et
+            al. 2020, arXiv:2008.13535, §3.4); that of projections has "branch1" and "branch2",
             each layer followed by a ReLU, whose products are taken.
-        pairs: int64, which products of two of V vectors are kept: i < j, as i · V + j. V is the
-            number of columns, and 1 more if there is a vector of the dense columns.
+        pairs: Int64, the products i < j of V vectors that are used, as i · V + j. V is the number
+            of categorical columns, plus 1 if there are dense columns.
     """
 
     table: Table
@@ -55,7 +55,7 @@ class ServingModel:
 
     @classmethod
     def make(cls, table: Table, sizes: tuple[int, ...], layers: Layers) -> ServingModel:
-        """Of the weights; ``sizes`` are the rows of each column's table."""
+        """Make a model of its weights; ``sizes`` are the numbers of rows of each column's table."""
         vectors = len(sizes) + ("bottom" in layers)
         low, high = torch.triu_indices(vectors, vectors, offset=1)
         first = torch.tensor([0, *sizes[:-1]], dtype=torch.int64).cumsum(0)
@@ -63,7 +63,7 @@ class ServingModel:
         return cls(table, first.to(device), layers, (low * vectors + high).to(device))
 
     def to(self, device: torch.device) -> ServingModel:
-        """On another device; tensors that are there already are shared."""
+        """Return the model on a device; tensors that are there already are shared."""
 
         layers = {
             group: [(weight.to(device), bias.to(device)) for weight, bias in some]
@@ -73,41 +73,40 @@ class ServingModel:
         return ServingModel(table, first, layers, self.pairs.to(device))
 
     def check(self, dense: int) -> None:
-        """Score a row of shapes, so that tables and layers that do not fit each other are found.
+        """Check that the shapes of tables and layers match, by scoring a row on the device "meta".
 
-        On the device "meta", where nothing is allocated: what layers of a file that is damaged
-        multiply to may be more than there is.
+        Nothing is allocated there: layers of a damaged file may need more memory than there is.
 
         Args:
-            dense: how many dense columns there are.
+            dense: The number of dense columns.
 
         Raises:
-            ValueError: they do not.
+            ValueError: The shapes do not match.
         """
         try:
             shapes = self.to(torch.device("meta"))
             width = self.table.values.shape[1]
             embedded = torch.empty(1, len(self.first), width, device="meta")
             shape = shapes.interact(torch.empty(1, dense, device="meta"), embedded).shape
-        except (RuntimeError, IndexError) as error:  # PyTorch's, and of no layers at all
-            raise ValueError(f"layers that do not fit: {str(error).splitlines()[0]}") from error
+        except (RuntimeError, IndexError) as error:  # from PyTorch; from empty lists of layers
+            raise ValueError(f"layers do not match: {str(error).splitlines()[0]}") from error
         if shape != (1,):
-            raise ValueError(f"the last layer gives {list(shape)} numbers for one row")
+            raise ValueError(f"the last layer returns shape {list(shape)} for one row")
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.table.device
 
     def lookup(self, ids: np.ndarray | list[Ids]) -> torch.Tensor:
-        """Embeddings, float32 [n, categorical columns, embedding dim].
+        """Look up embeddings, float32 [n, categorical columns, embedding dim].
 
         Args:
-            ids: as in :class:`workflows.compiled.EncodedRows`: int32 [categorical columns, n], or
-                by column int32 [n] or lists. A list's embeddings are summed, as in training.
+            ids: As in :class:`workflows.compiled.EncodedRows`: int32 [categorical columns, n], or
+                for each column int32 [n] or lists. A list's embeddings are summed, as in training.
 
         Raises:
-            BadInputError: the file of a mapped table was written to since it was opened.
+            BadInputError: The file of a mapped table was written to since it was opened.
         """
         for array in self.table.mapped:
             array.check()
@@ -128,11 +127,11 @@ class ServingModel:
         return sums.view(len(ids), n, -1).transpose(0, 1)
 
     def logits(self, dense: np.ndarray, embedded: torch.Tensor) -> torch.Tensor:
-        """Logits, float32 [n], of dense columns float32 [dense columns, n] and embeddings."""
+        """Return logits float32 [n] of dense columns float32 [dense columns, n] and embeddings."""
         return self.interact(torch.from_numpy(dense).to(self.device).T, embedded)
 
     def interact(self, x: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """As :meth:`logits`, of dense features float32 [n, dense columns]."""
+        """Return logits, as :meth:`logits` does, of dense features float32 [n, dense columns]."""
         vectors = embedded
         if "bottom" in self.layers:
             x = _with_relu(x, self.layers["bottom"])
@@ -143,7 +142,7 @@ class ServingModel:
         return functional.linear(y, weight, bias).squeeze(-1)
 
     def _cross(self, x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """The interaction of vectors [n, V, dim]; ``x`` is the first of them, or [n, 0]."""
+        """Return the interaction of vectors [n, V, dim]; ``x`` is the first of them, or [n, 0]."""
         if "cross_in" in self.layers:
             y = x0 = vectors.flatten(1)
             for inner, outer in zip(self.layers["cross_in"], self.layers["cross_out"], strict=True):
@@ -151,9 +150,9 @@ class ServingModel:
             return y
         if "branch1" in self.layers:
             flat, dim = vectors.flatten(1), vectors.shape[2]
-            one = _with_relu(flat, self.layers["branch1"]).unflatten(1, (-1, dim))
-            other = _with_relu(flat, self.layers["branch2"]).unflatten(1, (dim, -1))
-            return torch.cat([x, torch.bmm(one, other).flatten(1)], 1)
+            left = _with_relu(flat, self.layers["branch1"]).unflatten(1, (-1, dim))
+            right = _with_relu(flat, self.layers["branch2"]).unflatten(1, (dim, -1))
+            return torch.cat([x, torch.bmm(left, right).flatten(1)], 1)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         return torch.cat([x, products.index_select(1, self.pairs)], 1)
 

@@ -1,9 +1,9 @@
-"""The embedding tables of a model as one, in float32, float16 or int8.
+"""The embedding tables of a model, joined into one, in float32, float16 or int8.
 
-int8 is uint8 with a scale and a minimum for each row: of a row x, q = round((x − min) / scale) with
-scale = (max − min) / 255, as FBGEMM's 8-bit row-wise quantization has it (Guan et al. 2019, "Post-
-Training 4-bit Quantization on Embedding Tables", arXiv:1911.02079, §2), so a value is off by half a
-scale at most. Rows are looked up as they are and become float32 afterwards; sums are float32.
+int8 is uint8 with a scale and a minimum for each row: a row x becomes q = round((x − min) / scale)
+with scale = (max − min) / 255, as in FBGEMM's 8-bit row-wise quantization (Guan et al. 2019, "Post-
+Training 4-bit Quantization on Embedding Tables", arXiv:1911.02079, §2). So the error of a value is
+half a scale at most. Rows are converted to float32 after the lookup; sums are float32.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _CHUNK_ROWS = 1 << 18
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of all tables.
+    """The rows of all tables.
 
     Attributes:
         values: [rows, embedding dim], of a type of :data:`KINDS`.
-        ranges: float32 [rows, 2], scale and minimum of each row, for int8; else None.
-        mapped: the files that these are mapped from, if they are.
+        ranges: Float32 [rows, 2], scale and minimum of each row, for int8; else None.
+        mapped: The mapped files that hold them; empty if they are in memory.
     """
 
     values: torch.Tensor
@@ -37,28 +37,28 @@ class Table:
 
     @property
     def kind(self) -> str:
-        """One of :data:`KINDS`."""
+        """The type, a key of :data:`KINDS`."""
         return next(kind for kind, dtype in KINDS.items() if dtype == self.values.dtype)
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of the tensors."""
         return self.values.device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """The size in bytes."""
         return self.values.nbytes + (0 if self.ranges is None else self.ranges.nbytes)
 
     def to(self, device: torch.device) -> Table:
-        """On another device; itself if it is there."""
+        """Return the table on a device; this one if it is there already."""
         if torch.device(device) == self.device:
             return self
         ranges = None if self.ranges is None else self.ranges.to(device)
         return Table(self.values.to(device), ranges)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """float32 [*, embedding dim] of int64 [*]."""
+        """Look up rows: float32 [*, embedding dim] of an index int64 [*]."""
         values = functional.embedding(index, self.values)
         if self.ranges is not None:
             ranges = functional.embedding(index, self.ranges)
@@ -66,11 +66,11 @@ class Table:
         return values.float()
 
     def sums(self, index: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
-        """Sums of rows, float32 [bags, embedding dim].
+        """Return sums of rows, float32 [bags, embedding dim].
 
         Args:
-            index: int64 [n], the rows of all bags.
-            begins: int64 [bags], where in ``index`` each bag begins.
+            index: Int64 [n], the rows of all bags.
+            begins: Int64 [bags], the position in ``index`` at which each bag begins.
         """
         if self.kind == "float32":
             return functional.embedding_bag(index, self.values, begins, mode="sum")
@@ -80,33 +80,33 @@ class Table:
         return sums.index_add_(0, bag, self.rows(index))
 
     def convert(self, kind: str) -> Table:
-        """In another type; itself if it is of that type.
+        """Return the table in another type; this one if it is of that type already.
 
         Raises:
-            SettingsError: it is not float32, or holds what the type cannot.
+            SettingsError: The table is not float32, or has values that the type cannot hold.
         """
         if kind == self.kind:
             return self
         if self.kind != "float32":
             raise SettingsError(
-                f"tables are {self.kind}, {kind} is asked for",
+                f"the tables are {self.kind} and cannot become {kind}",
                 "make the bundle again, from the checkpoint",
             )
         rows, width = self.values.shape
         values = torch.empty(rows, width, dtype=KINDS[kind], device=self.device)
         ranges = torch.empty(rows, 2, device=self.device) if kind == "int8" else None
         for at in range(0, rows, _CHUNK_ROWS):
-            piece = slice(at, at + _CHUNK_ROWS)
-            chunk = self.values[piece]
+            rows_here = slice(at, at + _CHUNK_ROWS)
+            chunk = self.values[rows_here]
             if kind == "float16" and not bool((chunk.abs() <= _LARGEST_FLOAT16).all()):
                 raise SettingsError(
-                    f"a weight is beyond {_LARGEST_FLOAT16:g}, the largest float16",
-                    "keep float32, or take int8",
+                    f"a weight is larger than {_LARGEST_FLOAT16:g}, the largest float16",
+                    "use float32 or int8",
                 )
             if ranges is None:
-                values[piece] = chunk
+                values[rows_here] = chunk
             else:
-                values[piece], ranges[piece] = _quantize(chunk)
+                values[rows_here], ranges[rows_here] = _quantize(chunk)
         return Table(values, ranges)
 
 

@@ -1,4 +1,4 @@
-"""The weights of a trained model: from a training checkpoint, or from a bundle's arrays."""
+"""The weights of a trained model, read from a training checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
+from clicklog.versions import check_training_stack
 from inference.model.scoring import Layer, ServingModel
 from inference.model.tables import Table
 
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
-    """What of a model has to fit a workflow.
+    """The properties of a model that must match a workflow.
 
     Attributes:
-        dense: names of the dense features, in order.
-        categorical: names of the categorical features, in order.
-        num_embeddings: rows of each feature's table.
-        workflow_digest: of the workflow whose data the model was trained on; "" if unknown.
+        dense: Names of the dense features, in order.
+        categorical: Names of the categorical features, in order.
+        num_embeddings: Number of rows of each feature's table.
+        workflow_digest: Digest of the workflow whose data the model was trained on; "" if unknown.
     """
 
     dense: tuple[str, ...]
@@ -40,7 +41,7 @@ class ModelShape:
 
 
 def usable(device: torch.device | str) -> torch.device:
-    """The device. Raises SettingsError if there is none such."""
+    """Return the device. Raises SettingsError if it cannot be used."""
     try:
         chosen = torch.device(device)
         torch.empty(1, device=chosen)
@@ -51,7 +52,7 @@ def usable(device: torch.device | str) -> torch.device:
 
 
 def shape_of_checkpoint(record: dict[str, Any]) -> ModelShape:
-    """From a checkpoint's ``model.json``."""
+    """Return the shape that a checkpoint's ``model.json`` describes."""
     from dlrm.config import ModelConfig
 
     config = ModelConfig.from_dict(record.get("model"))
@@ -60,13 +61,15 @@ def shape_of_checkpoint(record: dict[str, Any]) -> ModelShape:
 
 
 def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingModel, ModelShape]:
-    """The model of a training checkpoint, whatever its world size and sharding plan.
+    """Read the model of a training checkpoint of any world size and sharding plan.
 
     Raises:
-        BadInputError: the checkpoint is missing, incomplete or damaged.
-        SchemaError: it is no checkpoint of this program.
+        BadInputError: The checkpoint is missing, incomplete or damaged.
+        SchemaError: It is not a checkpoint of this program.
+        UnsupportedStackError: TorchRec is not installed.
     """
-    from dlrm.checkpoint.store import load_model, read_model_file  # they bring TorchRec: seconds
+    check_training_stack()
+    from dlrm.checkpoint.store import load_model, read_model_file  # imports TorchRec: seconds
 
     shape = shape_of_checkpoint(read_model_file(path))
     scorer, config = load_model(path, device)
@@ -74,10 +77,10 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
 
 
 def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
-    """The weights of a :class:`dlrm.model.Scorer`, on its memory.
+    """Return a model that shares the memory of a :class:`dlrm.model.Scorer`.
 
     Raises:
-        SchemaError: the model makes several ids of one, for benchmarks; a workflow does not.
+        SchemaError: The model expands each id to several, for benchmarks; a workflow does not.
     """
     if config.multi_hot_sizes:
         raise SchemaError(
@@ -111,17 +114,17 @@ def _layers(module: torch.nn.Module) -> list[Layer]:
 def check_pair(
     schema: TableSchema, digest: str, shape: ModelShape, workflow: Path | str, model: Path | str
 ) -> None:
-    """Check that a model was trained on what a workflow writes.
+    """Check that a model was trained on the data of a workflow.
 
     Args:
-        schema: of the data that the workflow writes.
-        digest: of the workflow.
-        shape: of the model.
-        workflow: names the workflow in errors.
-        model: names the model in errors.
+        schema: The schema of the data that the workflow writes.
+        digest: The workflow's digest.
+        shape: The model's shape.
+        workflow: Name of the workflow in errors.
+        model: Name of the model in errors.
 
     Raises:
-        SchemaError: it was not.
+        SchemaError: It was trained on other data.
     """
     remedy = "pass the workflow whose data the model was trained on"
     if shape.workflow_digest and shape.workflow_digest != digest:

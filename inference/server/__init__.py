@@ -1,8 +1,8 @@
 """Scoring over HTTP: ``python -m inference serve``.
 
-A request comes over a connection with limits (:mod:`.connections`), gets a name and shows its key
-(:mod:`.access`), and goes through :mod:`.admission` (limits of number, size and time), :mod:`.app`
-(JSON → ids and dense features, or the reason why not) and :mod:`.batching` (requests that wait
-together go through the model together). Clients take turns (:mod:`.fairness`). A process has one
-event loop and one thread for the model; :mod:`.workers` starts several.
+A request passes through :mod:`.connections` (limits of connections), :mod:`.access` (request id,
+API key, access log), :mod:`.admission` (limits of requests), :mod:`.app` (JSON → ids and dense
+features) and :mod:`.batching` (waiting requests are scored together). Clients take turns
+(:mod:`.fairness`). A process has one event loop and one thread for the model; :mod:`.workers`
+starts several processes.
 """

@@ -1,4 +1,8 @@
-"""Who asks, and what became of it: API keys, request ids, the access log. The outermost layer."""
+"""API keys, request ids and the access log: the outermost ASGI middleware.
+
+Starlette's AuthenticationMiddleware would leave the comparison of keys, most of this, to own code.
+Uvicorn's access log has neither request ids nor keys, rows or durations.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +24,26 @@ from clicklog.errors import SettingsError
 from inference.server.answers import Answer, RefusedError
 from inference.server.fairness import client_of
 from inference.server.logs import ALWAYS
+from inference.server.metrics import ServerMetrics
 
 log = logging.getLogger(__name__)
 
-#: Answered without an API key, for load balancers.
-_OPEN = ("/health", "/ready")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
-_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}").fullmatch
-_LEAST_KEY = 16
-_KEY = "inference.request"
+#: Paths that are answered without an API key, for load balancers.
+_PUBLIC = ("/health", "/ready")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
+_VALID_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}").fullmatch
+_MIN_KEY_LENGTH = 16
+_SCOPE_KEY = "inference.request"
 
 
 @dataclasses.dataclass
 class Request:
-    """What is known of a request besides what it asks.
+    """What the server knows of a request besides its content.
 
     Attributes:
-        id: the client's, or made here.
-        client: whose turn it is; see :mod:`.fairness`.
-        rows: how many were scored; None as long as none were.
+        id: The request id that the client sent, or a new one.
+        client: The client that the request counts for; see :mod:`.fairness`.
+        rows: The number of rows scored; None before that.
     """
 
     id: str = ""
@@ -47,15 +52,15 @@ class Request:
 
 
 def request_of(scope: Scope) -> Request:
-    """The one that :class:`Access` put into a scope."""
-    return scope.setdefault(_KEY, Request())
+    """Return the request that :class:`Access` put into a scope."""
+    return scope.setdefault(_SCOPE_KEY, Request())
 
 
 class ApiKeys:
-    """The keys of a file, one on each line; empty lines aside.
+    """The keys of a file with one key on each line. Empty lines are ignored.
 
     Raises:
-        SettingsError: it cannot be read, has no key, or one that is too short to be one.
+        SettingsError: The file cannot be read, has no key, or has one that is too short.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,11 +68,11 @@ class ApiKeys:
         self._digests = self._read()
 
     def reload(self) -> None:
-        """Read the file again; if that fails, say so and keep the keys."""
+        """Read the file again; if that fails, log the reason and keep the keys."""
         try:
             self._digests = self._read()
         except SettingsError as error:
-            log.error("the API keys are still those from before: %s", error, extra=ALWAYS)
+            log.error("keeping the previous API keys: %s", error, extra=ALWAYS)
         else:
             log.info("%d API keys from %s", len(self._digests), self._path, extra=ALWAYS)
 
@@ -79,9 +84,10 @@ class ApiKeys:
             raise SettingsError(f"{flag}: {error.strerror}", "pass a file that exists") from error
         keys = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
         for number, key in keys.items():
-            if len(key) < _LEAST_KEY or re.search(rb"[^\x21-\x7e]", key):
+            if len(key) < _MIN_KEY_LENGTH or re.search(rb"[^\x21-\x7e]", key):
                 raise SettingsError(
-                    f"{flag}, line {number}: no key of {_LEAST_KEY} or more ASCII characters",
+                    f"{flag}, line {number}: not a key: {_MIN_KEY_LENGTH} or more visible ASCII "
+                    "characters are needed",
                     "make one with: openssl rand -hex 32",
                 )
         if not keys:
@@ -89,27 +95,26 @@ class ApiKeys:
         return [hashlib.sha256(key).digest() for key in keys.values()]
 
     def client(self, headers: dict[bytes, bytes]) -> str | None:
-        """The client whose key is sent, as Bearer token or X-API-Key; None if there is no such.
+        """Return the client of the key that is sent, as bearer token or X-API-Key; else None.
 
-        How long it takes says nothing about the keys.
+        The time that this takes does not depend on the keys.
         """
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             key = headers.get(b"x-api-key", b"")
         digest = hashlib.sha256(key.strip()).digest()
-        found = [index for index, one in enumerate(self._digests)
-                 if hmac.compare_digest(one, digest)]  # fmt: skip
-        return f"key {self._digests[found[0]].hex()[:8]}" if found else None
+        found = [known for known in self._digests if hmac.compare_digest(known, digest)]
+        return f"key {found[0].hex()[:8]}" if found else None
 
 
 class AccessLog:
-    """A line of JSON for each request."""
+    """Writes a line of JSON for each request."""
 
     def __init__(self, file: TextIO) -> None:
         self._file: TextIO | None = file
 
     def write(self, scope: Scope, request: Request, status: int, seconds: float) -> None:
-        """Write one; if nobody reads any more, say so once and write no more."""
+        """Write a line. If the file cannot be written, log that once and write no more."""
         if self._file is None:
             return
         line = {
@@ -131,46 +136,49 @@ class AccessLog:
 
 
 class Access:
-    """Names requests, refuses those without a key, and writes down what became of them.
+    """Gives requests an id, refuses those without a valid key, and writes the access log.
 
     Args:
-        app: what answers them.
-        keys: None: nobody needs one.
-        access_log: None: nothing is written.
+        app: The application.
+        metrics: Counts refused requests.
+        keys: The valid keys; None if no key is needed.
+        access_log: The access log; None if there is none.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: ApiKeys | None = None, access_log: AccessLog | None = None
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        keys: ApiKeys | None = None,
+        access_log: AccessLog | None = None,
     ) -> None:
-        self._app, self._keys, self._log = app, keys, access_log
+        self._app, self._metrics, self._keys, self._log = app, metrics, keys, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Handle a request, as ASGI defines it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         begin = time.perf_counter()
         headers = dict(scope["headers"])
         name = headers.get(b"x-request-id", b"")
-        if not _SANE_ID(name):
+        if not _VALID_ID(name):
             name = os.urandom(16).hex().encode()
         client = client_of(scope["client"][0]) if scope.get("client") else ""
-        request = scope[_KEY] = Request(name.decode(), client)
+        request = scope[_SCOPE_KEY] = Request(name.decode(), client)
         answer = Answer(send, (b"x-request-id", name))
         try:
-            if _CONTROL(scope["path"]):  # a route would match before a newline at the end
-                await answer.refuse(RefusedError(404, "a path with a control character"))
+            if _CONTROL_CHARACTER(scope["path"]):  # a route would match before a newline at the end
+                await answer.refuse(RefusedError(404, "the path has a control character"))
                 return
-            if self._keys is not None and scope["path"] not in _OPEN:
-                known = self._keys.client(headers)
-                if known is None:
-                    await answer.refuse(
-                        RefusedError(
-                            401, "no valid API key", remedy="send it as Authorization: Bearer KEY"
-                        )
-                    )
+            if self._keys is not None and scope["path"] not in _PUBLIC:
+                owner = self._keys.client(headers)
+                if owner is None:
+                    self._metrics.requests.labels(401).inc()
+                    remedy = "send it as Authorization: Bearer KEY"
+                    await answer.refuse(RefusedError(401, "no valid API key", remedy=remedy))
                     return
-                request.client = known
+                request.client = owner
             await self._app(scope, receive, answer)
         finally:
             if self._log is not None:

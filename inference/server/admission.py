@@ -1,7 +1,11 @@
-"""What is let in: how many requests, how large, for how long. Plain ASGI, around the application.
+"""Limits of the number, size and duration of requests: an ASGI middleware.
 
-Under overload most of the work is saying no, so that is done here, before JSON is looked at. A
-request counts from when it has arrived as a whole: until then it costs no more than its bytes.
+Under overload most requests are refused, so they are refused here, before their JSON is parsed. A
+request counts once its whole body has arrived; until then it costs only memory.
+
+Starlette has no middleware for any of this. Uvicorn's ``limit_concurrency`` is one number for all
+clients and counts requests whose body has not arrived. Packages for rate limits (limits, slowapi)
+bound a client's requests in a time window, which says nothing about how long one has to wait.
 """
 
 from __future__ import annotations
@@ -20,20 +24,20 @@ from inference.server.metrics import ServerMetrics
 from inference.server.settings import ServerSettings
 
 PREDICT = "/predict"
-#: Largest bodies that may be in memory at once; half of them of one client.
+#: Bodies of the largest size that may be in memory at once; half of them from one client.
 _LARGE_BODIES = 8
-#: Bytes of a body that are not counted as such: connections are limited, and many of these small.
-_SMALL_BODY = 64 << 10
+#: Bytes of each body that do not count: the number of connections bounds them.
+_UNCOUNTED_BYTES = 64 << 10
 
 
-class Pace:
-    """How fast requests get done, and so how long a new one would wait.
+class WaitEstimate:
+    """Estimates how long a new request would wait, from the rate of the last answers.
 
-    Work is measured in bytes of bodies: they are known at once, and reading them is a good part of
-    the work. Times are seconds of any clock.
+    Work is measured in bytes of bodies, which are known at once; much of it is parsing them.
+    Times are seconds of any clock.
     """
 
-    _LEAST_BUSY = 0.25
+    _MIN_BUSY_S = 0.25
 
     def __init__(self) -> None:
         self._waiting: Counter[str] = Counter()
@@ -42,9 +46,9 @@ class Pace:
         self._rate = 0.0
 
     def wait(self, client: str) -> float:
-        """Seconds until what a client began is done; 0 as long as nothing is known.
+        """Return the seconds until a client's requests are done; 0 before the rate is known.
 
-        Clients take turns, so no other gets more done meanwhile than this one.
+        Clients take turns, so meanwhile no other client gets more done than this one.
         """
         if not self._rate:
             return 0.0
@@ -52,57 +56,57 @@ class Pace:
         return sum(min(own, bytes_) for bytes_ in self._waiting.values()) / self._rate
 
     def begin(self, client: str, size: int, now: float) -> None:
-        """A request with so many bytes has been accepted."""
+        """Add a request with ``size`` bytes, which was accepted."""
         if not self._waiting:
             self._since = now
         self._waiting[client] += size
 
     def end(self, client: str, size: int, now: float, *, done: bool) -> None:
-        """It is over; ``done``: its work was."""
+        """Remove a request; ``done`` says whether it was answered."""
         self._waiting[client] -= size
         if not self._waiting[client]:
             del self._waiting[client]
         self._busy += now - self._since
         self._since = now
         self._done += size * done
-        if self._busy >= self._LEAST_BUSY and self._done:
+        if self._busy >= self._MIN_BUSY_S and self._done:
             rate = self._done / self._busy
             self._rate = (self._rate + rate) / 2 if self._rate else rate
             self._busy = self._done = 0
 
 
 class _Request:
-    """One that is being read or worked on."""
+    """A request to :data:`PREDICT` that is being received or answered."""
 
     def __init__(self, client: str, deadline: asyncio.Timeout) -> None:
         self.client, self.deadline = client, deadline
         self.body = b""
-        self.complete = self.pushed_out = False
-        self.counted = 0
+        self.complete = self.displaced = False
+        self.counted_bytes = 0
 
 
 class Admission:
-    """Lets requests for :data:`PREDICT` through to ``app`` within the limits; others always.
+    """Passes requests to ``app``; those to :data:`PREDICT` within the limits, others always.
 
     Args:
-        app: the application; gets bodies that have been read already.
-        settings: the limits.
-        metrics: where requests are counted.
+        app: The application. It gets bodies that have arrived as a whole.
+        settings: The limits.
+        metrics: Counts the requests.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: ServerMetrics) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
-        self._accepted: dict[str, list[_Request]] = {}
+        self._accepted: dict[_Request, None] = {}  # in their order
         self._bytes: Counter[str] = Counter()
-        self._pace = Pace()
+        self._estimate = WaitEstimate()
 
     @property
     def requests(self) -> int:
-        """Those that have been accepted and not been answered."""
-        return sum(map(len, self._accepted.values()))
+        """The number of requests that were accepted and are not answered yet."""
+        return len(self._accepted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Handle a request, as ASGI defines it."""
         if scope["type"] != "http" or scope["path"] != PREDICT or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -113,13 +117,13 @@ class Admission:
         try:
             async with deadline:
                 try:
-                    await self._read(scope, receive, request)
+                    await self._receive_body(scope, receive, request)
                     self._accept(request)
-                    await self._pass_on(scope, receive, answer, request)
+                    await self._answer(scope, receive, answer, request)
                 finally:
-                    self._forget(request)
+                    self._remove(request)
         except TimeoutError:
-            await answer.refuse(self._too_late(request))
+            await answer.refuse(self._timeout_error(request))
         except RefusedError as error:
             await answer.refuse(error)
         finally:
@@ -128,56 +132,53 @@ class Admission:
                 if answer.status != 503:
                     self._metrics.request_seconds.observe(time.perf_counter() - begin)
 
-    def _too_late(self, request: _Request) -> RefusedError:
-        if request.pushed_out:
+    def _timeout_error(self, request: _Request) -> RefusedError:
+        if request.displaced:
             return too_busy()
         if request.complete:
             return RefusedError(503, "not scored in time", remedy="try again later")
-        return RefusedError(408, f"no whole body in {self._settings.timeout_s:g} s")
+        return RefusedError(408, f"the body was not complete within {self._settings.timeout_s:g} s")
 
     def _accept(self, request: _Request) -> None:
-        """Count a request that has arrived. Raises RefusedError if there are too many."""
-        own = self._accepted.setdefault(request.client, [])
-        try:
-            if self._pace.wait(request.client) > self._settings.max_wait_ms / 1e3:
-                raise too_busy()
-            if self.requests >= self._settings.max_requests:
-                most = max(self._accepted.values(), key=len)
-                if len(most) <= len(own) + 1:
-                    raise too_busy()
-                last = most.pop()
-                if not last.deadline.expired():  # else it leaves by itself
-                    last.pushed_out = True
-                    last.deadline.reschedule(asyncio.get_running_loop().time())
-            own.append(request)
-        finally:
-            if not own:
-                del self._accepted[request.client]
+        """Accept a complete request, perhaps in the place of another client's last one.
 
-    def _forget(self, request: _Request) -> None:
-        own = self._accepted.get(request.client, [])
-        if request in own:
-            own.remove(request)
-            if not own:
-                del self._accepted[request.client]
-        self._bytes[request.client] -= request.counted
+        Raises:
+            RefusedError: It would wait too long, or there are too many.
+        """
+        if self._estimate.wait(request.client) > self._settings.max_wait_ms / 1e3:
+            raise too_busy()
+        if self.requests >= self._settings.max_requests:
+            counts = Counter(accepted.client for accepted in self._accepted)
+            client, most = counts.most_common(1)[0]
+            if most <= counts[request.client] + 1:
+                raise too_busy()
+            last = next(r for r in reversed(self._accepted) if r.client == client)
+            del self._accepted[last]
+            if not last.deadline.expired():  # else it ends by itself
+                last.displaced = True
+                last.deadline.reschedule(asyncio.get_running_loop().time())
+        self._accepted[request] = None
+
+    def _remove(self, request: _Request) -> None:
+        self._accepted.pop(request, None)
+        self._bytes[request.client] -= request.counted_bytes
         if not self._bytes[request.client]:
             del self._bytes[request.client]
 
-    async def _pass_on(
+    async def _answer(
         self, scope: Scope, receive: Receive, answer: Answer, request: _Request
     ) -> None:
         client, size = request.client, len(request.body)
-        self._pace.begin(client, size, time.perf_counter())
+        self._estimate.begin(client, size, time.perf_counter())
         try:
-            # let all that have arrived be counted before any is worked on: where reading requests
-            # is the bottleneck, this is where they wait
+            # count all requests that have arrived before parsing any: where parsing is the
+            # bottleneck, they wait here
             await asyncio.sleep(0)
             await self._app(scope, _replay(request.body, receive), answer)
         finally:
-            self._pace.end(client, size, time.perf_counter(), done=answer.status != 0)
+            self._estimate.end(client, size, time.perf_counter(), done=answer.status != 0)
 
-    async def _read(self, scope: Scope, receive: Receive, request: _Request) -> None:
+    async def _receive_body(self, scope: Scope, receive: Receive, request: _Request) -> None:
         headers = dict(scope["headers"])
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
@@ -190,7 +191,7 @@ class Admission:
         while not request.complete:
             message: MutableMapping[str, Any] = await receive()
             if message["type"] == "http.disconnect":
-                raise RefusedError(400, "the body ended early")
+                raise RefusedError(400, "the connection ended before the body did")
             part = message.get("body", b"")
             size += len(part)
             self._count(request, size)
@@ -204,13 +205,13 @@ class Admission:
             raise RefusedError(
                 413,
                 f"a body of more than {limit} bytes",
-                remedy="send fewer rows at once; the server's --max_body_mb bounds it",
+                remedy="send fewer rows in a request, or raise the server's --max_body_mb",
             )
 
     def _count(self, request: _Request, size: int) -> None:
-        """Count what has come of a body, not what is announced: that may never come."""
+        """Count the bytes of a body that have arrived. Those announced may never arrive."""
         self._check_size(size)
-        more = max(0, size - _SMALL_BODY - request.counted)
+        more = max(0, size - _UNCOUNTED_BYTES - request.counted_bytes)
         if not more:
             return
         limit = _LARGE_BODIES * self._settings.max_body_bytes
@@ -219,11 +220,11 @@ class Admission:
         ):
             raise too_busy()
         self._bytes[request.client] += more
-        request.counted += more
+        request.counted_bytes += more
 
 
 def _replay(data: bytes, receive: Receive) -> Receive:
-    """A body that was read already, then what the connection says."""
+    """Return a ``receive`` that gives a complete body, and then what the connection gives."""
     sent = False
 
     async def replay() -> MutableMapping[str, Any]:

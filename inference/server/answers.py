@@ -1,4 +1,4 @@
-"""Answers that say no."""
+"""Answers to requests that are refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _RETRY_AFTER = (b"retry-after", b"1")
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error.
+    """A request is answered with an error.
 
     Attributes:
-        status: of HTTP.
-        details: the answer, JSON-ready.
+        status: The HTTP status.
+        details: The JSON object of the answer.
     """
 
     def __init__(self, status: int, error: str, **details: Any) -> None:
@@ -24,7 +24,7 @@ class RefusedError(Exception):
         self.status, self.details = status, {"error": error, **details}
 
     def content(self) -> tuple[list[tuple[bytes, bytes]], bytes]:
-        """Headers and body of the answer."""
+        """Return headers and body of the answer."""
         body = json.dumps(self.details).encode()
         headers = [
             (b"content-type", b"application/json"),
@@ -34,22 +34,22 @@ class RefusedError(Exception):
             headers.append((b"www-authenticate", b"Bearer"))
         if self.status == 503:
             headers.append(_RETRY_AFTER)
-        if self.status in (408, 413, 431):  # what is left of the request is not waited for
+        if self.status in (408, 413, 431):  # the rest of the request is not read
             headers.append((b"connection", b"close"))
         return headers, body
 
 
 def too_busy() -> RefusedError:
-    """503."""
+    """Return the error for a request that would have to wait too long."""
     return RefusedError(503, "too many requests are waiting", remedy="try again later")
 
 
 class Answer:
-    """Passes an answer on, and remembers its status; 0 as long as there is none.
+    """Sends an answer, and records its status (0 before it begins).
 
     Args:
-        send: of ASGI.
-        headers: added to the answer's.
+        send: The function to send with, as ASGI defines it.
+        headers: Headers to add to the answer.
     """
 
     def __init__(self, send: Send, *headers: tuple[bytes, bytes]) -> None:
@@ -57,7 +57,7 @@ class Answer:
         self.status = 0
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        """As ASGI has it."""
+        """Send a message, as ASGI defines it."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             if self._headers:
@@ -65,7 +65,7 @@ class Answer:
         await self._send(message)
 
     async def refuse(self, error: RefusedError) -> None:
-        """Say no, unless an answer is under way already."""
+        """Send an error, unless an answer has begun."""
         if self.status:
             return
         headers, body = error.content()

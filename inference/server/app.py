@@ -1,4 +1,4 @@
-"""The endpoints."""
+"""The endpoints of the server."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from inference.server.answers import RefusedError
 from inference.server.batching import Batcher
 from inference.server.fairness import Turns
 from inference.server.metrics import ServerMetrics
-from inference.server.openapi import describe
+from inference.server.openapi import ERRORS, Probabilities, request_body
 from inference.server.settings import ServerSettings
 from workflows.compiled.workflow import EncodedRows
 
 log = logging.getLogger(__name__)
 
-#: Bodies from this size on are read in threads of their own, not to hold up everyone else.
-_LARGE_BODY = 64 << 10
-_READERS = 2
+#: Bodies of this size or more are parsed in a thread, so that they do not block the event loop.
+_LARGE_BODY_BYTES = 64 << 10
+_PARSER_THREADS = 2
 
 
 @dataclasses.dataclass
 class Service:
-    """What is served.
+    """An application and its parts.
 
     Attributes:
-        app: the ASGI application.
-        batcher: the queue before the model.
-        metrics: what is counted.
-        draining: the server is about to end, and wants no more requests.
+        app: The ASGI application.
+        batcher: The queue in front of the model.
+        metrics: The metrics.
+        draining: Whether the server is about to end, so that load balancers send no more requests.
     """
 
     app: ASGIApp
@@ -63,7 +63,7 @@ def make_service(
     keys: ApiKeys | None = None,
     access_log: AccessLog | None = None,
 ) -> Service:
-    """The application that serves ``predictor``, and its model's thread."""
+    """Make the application that serves ``predictor``, and start the model's thread."""
     metrics = ServerMetrics(predictor.spec.categorical_names)
     batcher = Batcher(
         predictor.predict_encoded,
@@ -71,17 +71,17 @@ def make_service(
         delay=settings.batch_delay_ms / 1e3,
         observe=metrics.observe,
     )
-    turns = Turns(_READERS)
+    turns = Turns(_PARSER_THREADS)
 
-    async def read_in_thread(body: bytes, client: str) -> EncodedRows:
-        await turns.take(client, len(body))
-        give = partial(asyncio.get_running_loop().call_soon_threadsafe, turns.give)
+    async def parse_in_thread(body: bytes, client: str) -> EncodedRows:
+        await turns.acquire(client, len(body))
+        release = partial(asyncio.get_running_loop().call_soon_threadsafe, turns.release)
         try:
-            job = _in_thread(lambda: read_body(body, predictor, settings.max_rows))
-        except BaseException:  # no thread can be started
-            turns.give()
+            job = _in_thread(lambda: parse_body(body, predictor, settings.max_rows))
+        except BaseException:  # the thread could not be started
+            turns.release()
             raise
-        job.add_done_callback(lambda _: give())
+        job.add_done_callback(lambda _: release())
         return await asyncio.wrap_future(job)
 
     @asynccontextmanager
@@ -97,35 +97,42 @@ def make_service(
         swagger_ui_parameters={"validatorUrl": None},
     )
 
-    @app.post(PREDICT, summary="Score raw rows")
+    @app.post(
+        PREDICT,
+        summary="Score raw rows",
+        response_model=Probabilities,
+        response_description="A probability for each row, in their order",
+        responses=ERRORS,
+        openapi_extra={"requestBody": request_body(predictor.spec)},
+    )
     async def predict(request: Request) -> Response:
-        """Missing values are null. Columns that the model does not know are ignored.
+        """Missing values are null. Columns that the model does not use are ignored.
 
         Rows are a list of objects (`rows`), or an object with a list for each column (`columns`),
         which is faster for many rows.
         """
-        body, known = await request.body(), request_of(request.scope)
-        if len(body) < _LARGE_BODY:
-            rows = read_body(body, predictor, settings.max_rows)
+        body, context = await request.body(), request_of(request.scope)
+        if len(body) < _LARGE_BODY_BYTES:
+            rows = parse_body(body, predictor, settings.max_rows)
         else:
-            rows = await read_in_thread(body, known.client)
-        probabilities = await batcher.score(rows, known.client)
+            rows = await parse_in_thread(body, context.client)
+        probabilities = await batcher.score(rows, context.client)
         check_finite(probabilities)
-        known.rows = len(rows)
+        context.rows = len(rows)
         content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
         return Response(content, media_type="application/json")
 
-    @app.get("/health", summary="Whether the server lives")
+    @app.get("/health", summary="Whether the process answers")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", summary="Whether it wants requests")
+    @app.get("/ready", summary="Whether to send requests")
     async def ready(response: Response) -> dict[str, str]:
         if service.draining:
             response.status_code = 503
         return {"status": "draining" if service.draining else "ready"}
 
-    @app.get("/metrics", summary="For Prometheus")
+    @app.get("/metrics", summary="Metrics for Prometheus")
     async def metrics_page() -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
@@ -134,22 +141,21 @@ def make_service(
         return RedirectResponse("docs")
 
     _handle_errors(app)
-    describe(app, predictor.spec)
     admission = Admission(app, settings, metrics)
-    service = Service(Access(admission, keys, access_log), batcher, metrics)
+    service = Service(Access(admission, metrics, keys, access_log), batcher, metrics)
     metrics.gauge(
         "inference_requests_under_way",
-        "Requests accepted and not answered yet",
+        "Requests accepted and not yet answered",
         lambda: admission.requests,
     )
     metrics.gauge(
-        "inference_queue_rows", "Rows that wait for the model", lambda: batcher.waiting_rows
+        "inference_queue_rows", "Rows waiting for the model", lambda: batcher.waiting_rows
     )
     return service
 
 
 def _in_thread(work: Callable[[], EncodedRows]) -> Future[EncodedRows]:
-    """Do it in a thread that does not keep the process from ending."""
+    """Run ``work`` in a daemon thread; unlike those of an executor, it does not delay the end."""
     job: Future[EncodedRows] = Future()
     job.set_running_or_notify_cancel()
 
@@ -159,14 +165,14 @@ def _in_thread(work: Callable[[], EncodedRows]) -> Future[EncodedRows]:
         except BaseException as error:
             job.set_exception(error)
 
-    threading.Thread(target=do, name="reader", daemon=True).start()
+    threading.Thread(target=do, name="parser", daemon=True).start()
     return job
 
 
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RefusedError)
     async def refused(request: Request, error: RefusedError) -> Response:
-        _, body = error.content()  # in ASCII: half a surrogate pair cannot be sent as UTF-8
+        _, body = error.content()  # ASCII: half a surrogate pair could not be encoded as UTF-8
         return Response(body, error.status, media_type="application/json")
 
     @app.exception_handler(Exception)
@@ -174,16 +180,16 @@ def _handle_errors(app: FastAPI) -> None:
         return JSONResponse({"error": "internal error", "remedy": "see the server's log"}, 500)
 
 
-def read_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
-    """Encoded rows of a request's JSON.
+def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
+    """Return the encoded rows of a request's JSON.
 
     Raises:
-        RefusedError: they are none, or break the feature spec, or are more than ``max_rows``.
+        RefusedError: The body is not valid, breaks the feature spec, or has more than ``max_rows``.
     """
     try:
-        value = json.loads(body, object_pairs_hook=_object, parse_constant=_not_json)
+        value = json.loads(body, object_pairs_hook=_unique_keys, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"no JSON: {error}") from None
+        raise RefusedError(400, f"not JSON: {error}") from None
     rows = _rows(value, max_rows)
     try:
         return predictor.workflow.transform(predictor.read(rows))
@@ -200,28 +206,28 @@ def read_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         raise RefusedError(422, error.what, remedy=error.remedy) from None
 
 
-def _not_json(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON; a missing value is null")
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON; a missing value is null")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r:.60} is twice in one object")
+            raise ValueError(f"the key {key!r:.60} occurs twice in an object")
         found[key] = value
     return found
 
 
 def check_finite(probabilities: np.ndarray) -> None:
-    """Raise RefusedError if one of them is none: JSON has no NaN, and nobody should take it."""
+    """Raise RefusedError if a probability is NaN or infinite, which JSON cannot express."""
     finite = np.isfinite(probabilities)
     if not finite.all():
         row = int(finite.argmin())
-        log.error("the model gave %s as a probability", probabilities[row])
+        log.error("the model computed the probability %s", probabilities[row])
         raise RefusedError(
             500,
-            f"the model gave {probabilities[row]} as a probability",
+            f"the model computed the probability {probabilities[row]}",
             row=row,
             remedy="its weights, or a dense value of the row, are too large or not finite: "
             "compare with `python -m inference predict`",
@@ -230,22 +236,22 @@ def check_finite(probabilities: np.ndarray) -> None:
 
 def _rows(value: Any, max_rows: int) -> list[dict] | dict[str, list]:
     if not isinstance(value, dict) or set(value) not in ({"rows"}, {"columns"}):
-        raise RefusedError(422, "the body is no object with 'rows' or 'columns' alone")
+        raise RefusedError(422, "the body is not an object with either 'rows' or 'columns'")
     if "rows" in value:
         rows = value["rows"]
         if not isinstance(rows, list):
-            raise RefusedError(422, "'rows' is no list")
+            raise RefusedError(422, "'rows' is not a list")
         _check_count(len(rows), max_rows)
         for index, row in enumerate(rows):
             if not isinstance(row, dict):
-                raise RefusedError(422, "invalid row", row=index, reason="an object is needed")
+                raise RefusedError(422, "invalid row", row=index, reason="not an object")
         return rows
     columns = value["columns"]
     if not isinstance(columns, dict):
-        raise RefusedError(422, "'columns' is no object")
+        raise RefusedError(422, "'columns' is not an object")
     for name, values in columns.items():
         if not isinstance(values, list):
-            raise RefusedError(422, "invalid column", column=name, reason="a list is needed")
+            raise RefusedError(422, "invalid column", column=name, reason="not a list")
         _check_count(len(values), max_rows)
     return columns
 
@@ -254,6 +260,6 @@ def _check_count(rows: int, max_rows: int) -> None:
     if rows > max_rows:
         raise RefusedError(
             413,
-            f"{rows} rows, at most {max_rows} at once",
-            remedy="send them in parts; the server's --max_rows bounds it",
+            f"{rows} rows; the limit is {max_rows}",
+            remedy="send them in several requests, or raise the server's --max_rows",
         )

@@ -1,9 +1,9 @@
-"""Dynamic batching: requests that wait at the same time go through the model together.
+"""Dynamic batching: requests that wait at the same time are scored in one batch.
 
-A thread takes what waits. While it computes, the next requests gather, so batches grow with the
-load by themselves; ``delay`` lets the first request of a batch wait a little for company when the
-model is idle. Clients take turns, row by row, so a request that fills several batches goes through
-in parts. Only encoded rows get here: a bad row has been refused before and harms nobody else.
+A thread takes the waiting requests. While it computes, new ones arrive, so batches grow with the
+load. ``delay`` lets the first request of a batch wait for others while the model is idle. Clients
+take turns by rows, so a request that needs several batches is scored in parts. Rows are encoded
+before they get here: one that is not valid has been refused, and cannot fail a batch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What went through the model at once.
+    """A scored batch.
 
     Attributes:
-        requests: the rows of each request, or part of one.
-        probabilities: float32, of all rows.
-        waited: seconds that each waited.
-        seconds: that the model took.
+        requests: The rows of each request, or of a part of one.
+        probabilities: Float32, for all rows.
+        waited: Seconds that each request waited.
+        seconds: Seconds that the model took.
     """
 
     requests: Sequence[EncodedRows]
@@ -50,13 +50,13 @@ class _Waiting:
 
 
 class Batcher:
-    """The queue before a model, and the thread that empties it.
+    """The queue in front of a model, and the thread that scores it.
 
     Args:
-        model: (dense, ids) of :class:`EncodedRows` → probabilities float32 [n].
-        batch_rows: rows of a batch at most.
-        delay: seconds that a request may wait for others while the model is idle.
-        observe: called with every batch, in the model's thread.
+        model: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n].
+        batch_rows: The largest number of rows in a batch.
+        delay: Seconds that a request may wait for others while the model is idle.
+        observe: Called with every batch, in the model's thread.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Batcher:
 
     @property
     def waiting_rows(self) -> int:
-        """Rows in the queue."""
+        """The number of rows in the queue."""
         return self._rows
 
     async def score(self, rows: EncodedRows, client: str = "") -> np.ndarray:
-        """Probabilities float32 [n] of a client's rows; raises what the model raises."""
+        """Return the probabilities float32 [n] of a client's rows; raise what the model raises."""
         if not len(rows):
             return np.empty(0, np.float32)
         loop, now = asyncio.get_running_loop(), time.perf_counter()
@@ -100,14 +100,14 @@ class Batcher:
             return await parts[0].future
         return np.concatenate(await asyncio.gather(*(part.future for part in parts)))
 
-    def hurry(self) -> None:
-        """Wait for company no more: there will be none."""
+    def stop_delaying(self) -> None:
+        """Score every request at once from now on: no others will come."""
         with self._changed:
             self._delay = 0.0
             self._changed.notify()
 
     def close(self) -> None:
-        """Score what waits, then end the thread."""
+        """Score the waiting requests, then end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -115,20 +115,19 @@ class Batcher:
 
     def _run(self) -> None:
         while (batch := self._take()) is not None:
-            # who asked has gone (a timeout): no work for nobody
-            batch = [one for one in batch if not one.future.cancelled()]
+            batch = [part for part in batch if not part.future.cancelled()]  # timed out
             if batch:
                 self._score(batch)
 
     def _take(self) -> list[_Waiting] | None:
-        """The next batch; None at the end."""
+        """Wait for the next batch; None after :meth:`close`."""
         with self._changed:
             while not self._queue:
                 if self._closed:
                     return None
                 self._changed.wait()
             while self._rows < self._batch_rows and not self._closed:
-                oldest = min(one.since for one in self._queue.items()) if self._delay else 0.0
+                oldest = min(part.since for part in self._queue.items()) if self._delay else 0.0
                 left = oldest + self._delay - time.perf_counter()
                 if left <= 0:
                     break
@@ -142,51 +141,51 @@ class Batcher:
             return batch
 
     def _score(self, batch: list[_Waiting]) -> None:
-        requests = [one.rows for one in batch]
+        requests = [part.rows for part in batch]
         begin = time.perf_counter()
         answers: list[np.ndarray | Exception]
         try:
             probabilities = self._model(*join(requests))
             done = time.perf_counter()
-            waited = [begin - one.since for one in batch]
+            waited = [begin - part.since for part in batch]
             self._observe(Batch(requests, probabilities, waited, done - begin))
             answers = np.split(probabilities, np.cumsum([len(rows) for rows in requests])[:-1])
-        except Exception as error:  # of this batch only, say memory: the next may do
+        except Exception as error:  # for example memory: the next batch may succeed
             log.exception("a batch could not be scored")
             answers = [error] * len(batch)
         loop = batch[0].future.get_loop()
-        loop.call_soon_threadsafe(_answer, batch, answers)  # once: waking the loop is not free
+        loop.call_soon_threadsafe(_answer, batch, answers)  # once: waking the loop takes time
 
 
 def _answer(batch: list[_Waiting], answers: list[np.ndarray | Exception]) -> None:
-    for one, answer in zip(batch, answers, strict=True):
-        if one.future.done():  # cancelled meanwhile
+    for part, answer in zip(batch, answers, strict=True):
+        if part.future.done():  # cancelled meanwhile
             continue
         if isinstance(answer, Exception):
-            one.future.set_exception(answer)
+            part.future.set_exception(answer)
         else:
-            one.future.set_result(answer)
+            part.future.set_result(answer)
 
 
 def split(rows: EncodedRows, size: int) -> list[EncodedRows]:
-    """Rows as parts of ``size`` rows at most; what was counted in them stays with the first."""
+    """Split rows into parts of up to ``size`` rows; the first keeps the counts of all."""
     if len(rows) <= size:
         return [rows]
-    none = np.zeros_like(rows.null)
+    zeros = np.zeros_like(rows.null)
     return [
         EncodedRows(
             None,
             rows.dense[:, at : at + size],
             cut_ids(rows.ids, at, at + size),
-            none if at else rows.null,
-            none if at else rows.oov,
+            zeros if at else rows.null,
+            zeros if at else rows.oov,
         )
         for at in range(0, len(rows), size)
     ]
 
 
 def join(requests: Sequence[EncodedRows]) -> tuple[np.ndarray, np.ndarray | list[Ids]]:
-    """Dense float32 [columns, n] and ids of all requests' rows, one after the other."""
+    """Concatenate the rows of requests: dense float32 [columns, n] and ids."""
     if len(requests) == 1:
         return requests[0].dense, requests[0].ids
     dense = np.concatenate([rows.dense for rows in requests], axis=1)

@@ -1,6 +1,7 @@
-"""Clients take turns: whoever asks for much waits for himself, not others for him.
+"""Fair queueing: a client that sends much work delays itself, not others.
 
-A client is an address (an IPv6 one stands for its /64, which one machine may own), or an API key.
+A client is an IPv4 address, the /64 network of an IPv6 address (one machine may own all of it), or
+an API key.
 """
 
 from __future__ import annotations
@@ -14,23 +15,21 @@ from operator import itemgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_MANY_CLIENTS = 1024
-
-
-#: No address is longer; what a proxy passes on may be, and is not kept.
-_LONGEST_ADDRESS = 64
+_MAX_CLIENTS = 1024
+#: No address is longer. A proxy may pass on longer texts, which are not cached.
+_MAX_ADDRESS_LENGTH = 64
 
 
 def client_of(address: str) -> str:
-    """The client that an address belongs to."""
-    return address if len(address) > _LONGEST_ADDRESS else _client_of(address)
+    """Return the client that an address belongs to."""
+    return address if len(address) > _MAX_ADDRESS_LENGTH else _client_of(address)
 
 
 @functools.lru_cache(maxsize=4096)
 def _client_of(address: str) -> str:
     try:
         value = ipaddress.ip_address(address)
-    except ValueError:  # whatever a proxy says
+    except ValueError:  # any text that a proxy passes on
         return address
     if value.version == 4:
         return address
@@ -38,56 +37,60 @@ def _client_of(address: str) -> str:
 
 
 class FairQueue(Generic[T]):
-    """Items in an order that gives each client the same share of the cost, in its own order.
+    """A queue that gives each client the same share of the cost, and keeps each client's order.
 
-    Start-time fair queueing (Goyal et al. 1996): an item begins where its client's last one ends,
-    on a clock that shows where the item that was taken last began.
+    Start-time fair queueing (Goyal et al. 1996): an item starts where its client's last item ends,
+    but not before the virtual time, which is the start of the item that was taken last.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, T]] = []
         self._ends: dict[str, float] = {}
-        self._clock = 0.0
+        self._virtual_time = 0.0
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def put(self, item: T, client: str, cost: float) -> None:
-        """Add an item at the end of its client's."""
-        begin = max(self._clock, self._ends.get(client, 0.0))
+        """Add an item after the other items of its client."""
+        begin = max(self._virtual_time, self._ends.get(client, 0.0))
         self._ends[client] = begin + cost
         heapq.heappush(self._heap, (begin, next(self._numbers), item))
-        if len(self._ends) > _MANY_CLIENTS:  # only those matter that are far ahead of the others
-            ahead = heapq.nlargest(_MANY_CLIENTS // 2, self._ends.items(), key=itemgetter(1))
+        if len(self._ends) > _MAX_CLIENTS:  # keep those that are furthest ahead
+            ahead = heapq.nlargest(_MAX_CLIENTS // 2, self._ends.items(), key=itemgetter(1))
             self._ends = dict(ahead)
 
     def first(self) -> T:
-        """What :meth:`pop` would take."""
+        """Return the item that :meth:`pop` would take."""
         return self._heap[0][2]
 
     def pop(self) -> T:
-        """Take the next item. Raises IndexError if there is none."""
-        self._clock, _, item = heapq.heappop(self._heap)
+        """Remove and return the next item. Raises IndexError if there is none."""
+        self._virtual_time, _, item = heapq.heappop(self._heap)
         if not self._heap:
             self._ends.clear()
-            self._clock = 0.0
+            self._virtual_time = 0.0
         return item
 
     def items(self) -> list[T]:
-        """All of them, in no order."""
+        """Return all items, in any order."""
         return [item for _, _, item in self._heap]
 
 
 class Turns:
-    """Lets so many through at once, clients in turn. For one event loop."""
+    """A semaphore for one event loop that serves waiting clients in turn.
+
+    Args:
+        count: How many may hold it at once.
+    """
 
     def __init__(self, count: int) -> None:
         self._free = count
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
-    async def take(self, client: str, cost: float) -> None:
-        """Wait for a turn; :meth:`give` ends it."""
+    async def acquire(self, client: str, cost: float) -> None:
+        """Wait for a turn; :meth:`release` ends it."""
         if self._free:
             self._free -= 1
             return
@@ -96,12 +99,12 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was this one's turn already
-                self.give()
+            if turn.done() and not turn.cancelled():  # the turn had begun
+                self.release()
             raise
 
-    def give(self) -> None:
-        """End a turn: the next one's begins."""
+    def release(self) -> None:
+        """End a turn, and begin the next one's."""
         while self._waiting:
             turn = self._waiting.pop()
             if not turn.done():

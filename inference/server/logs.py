@@ -1,4 +1,4 @@
-"""Logs that do not repeat themselves."""
+"""Rate limit of log lines."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import re
 import time
 
 _INTERVAL_S = 10.0
-_MOST_KINDS = 256
-#: Pass this as ``extra`` for lines that the operator caused, and waits for.
+_MAX_KINDS = 256
+#: ``extra`` of lines that are always logged, because the operator waits for them.
 ALWAYS = {"always": True}
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
-class OneOfAKind(logging.Filter):
-    """Lets a line of a kind through every ten seconds, which says how many there were meanwhile.
+class RateLimit(logging.Filter):
+    """Logs one line of a kind every ten seconds, with the number of those left out.
 
-    Lines are of a kind if they differ in their arguments or in numbers only. An attacker, or a
-    defect, would otherwise fill a disk.
+    Lines are of a kind if they differ only in arguments or numbers. Without the limit, an attacker
+    or a defect could fill the disk.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._kinds: dict[tuple, list[float]] = {}  # → when one was let through, how many since
+        self._kinds: dict[tuple, list[float]] = {}  # → time of the last line, number left out
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is let through; see :class:`logging.Filter`."""
+        """Return whether to log a line; see :class:`logging.Filter`."""
         if getattr(record, "always", False):
             return True
         error = record.exc_info[0] if record.exc_info else None
@@ -40,13 +40,13 @@ class OneOfAKind(logging.Filter):
             record.args = None
         self._kinds.pop(kind, None)
         self._kinds[kind] = [now, 0]
-        if len(self._kinds) > _MOST_KINDS:
+        if len(self._kinds) > _MAX_KINDS:
             del self._kinds[next(iter(self._kinds))]
         return True
 
 
-def keep_short() -> None:
-    """Apply it to all that is logged."""
+def limit_log_rate() -> None:
+    """Apply :class:`RateLimit` to all handlers of the root logger."""
     for handler in logging.getLogger().handlers:
-        if not any(isinstance(one, OneOfAKind) for one in handler.filters):
-            handler.addFilter(OneOfAKind())
+        if not any(isinstance(known, RateLimit) for known in handler.filters):
+            handler.addFilter(RateLimit())

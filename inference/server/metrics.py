@@ -1,4 +1,4 @@
-"""What a server counts, in Prometheus' text format."""
+"""The metrics of a server, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from inference.server.batching import Batch
+from inference.server.settings import SHARED_VALUES
 
-#: Where prometheus_client keeps the values of several processes, to add them up.
-SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = tuple(4**k for k in range(8))
 
@@ -28,29 +27,32 @@ class ServerMetrics:
     """Counters and histograms of one server.
 
     Args:
-        columns: names of the categorical columns.
+        columns: Names of the categorical columns.
     """
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self.registry = CollectorRegistry()
         registry = {"registry": self.registry}
         self.requests = Counter(
-            "inference_requests", "Answers to POST /predict by status", ["code"], **registry
+            "inference_requests",
+            "Answers to POST /predict by status, and 401 to any request",
+            ["code"],
+            **registry,
         )
         self.request_seconds = Histogram(
             "inference_request_seconds",
-            "From the head of a request to its answer, those with 503 aside",
+            "Time from a request's headers to its answer, except 503",
             buckets=_SECONDS,
             **registry,
         )
         self._queue_seconds = Histogram(
             "inference_queue_seconds",
-            "What requests waited for the model",
+            "Time that requests waited for the model",
             buckets=_SECONDS,
             **registry,
         )
         self._model_seconds = Histogram(
-            "inference_model_seconds", "What the model took for a batch", buckets=_SECONDS,
+            "inference_model_seconds", "Time that the model took for a batch", buckets=_SECONDS,
             **registry,
         )  # fmt: skip
         self._batch_rows = Histogram(
@@ -58,14 +60,14 @@ class ServerMetrics:
         )
         self.connections_ended = Counter(
             "inference_connections_ended",
-            "Connections that the server ended, by the reason",
+            "Connections that the server ended, by reason",
             ["reason"],
             **registry,
         )
         self._rows = Counter("inference_rows", "Rows scored", **registry)
         self._sum = Counter(
             "inference_probability_sum",
-            "Sum of all probabilities: over the rows, the mean prediction",
+            "Sum of all probabilities; divided by the rows, the mean prediction",
             **registry,
         )
         self._null, self._oov = (
@@ -74,7 +76,7 @@ class ServerMetrics:
                 Counter(f"inference_{name}_values", text, ["column"], **registry)
                 for name, text in (
                     ("null", "Missing values by categorical column"),
-                    ("oov", "Values outside of the vocabulary by categorical column"),
+                    ("oov", "Out-of-vocabulary values by categorical column"),
                 )
             )
         )
@@ -84,22 +86,22 @@ class ServerMetrics:
             ProcessCollector(**registry)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a number that is asked for whenever metrics are."""
+        """Add a gauge whose value is read whenever metrics are."""
         gauge = Gauge(name, text, registry=self.registry, multiprocess_mode="livesum")
         self._gauges.append((gauge, value))
 
     def share(self) -> None:
-        """Tell the other processes what the gauges show."""
+        """Write the gauges where the other processes read them."""
         if self._shared:
-            self._ask()
+            self._set_gauges()
 
-    def _ask(self) -> None:
+    def _set_gauges(self) -> None:
         for gauge, value in self._gauges:
             gauge.set(value())
 
     def page(self) -> bytes:
-        """The text for Prometheus; of several processes, their sums."""
-        self._ask()
+        """Return the text for Prometheus: the sums over all processes."""
+        self._set_gauges()
         registry = self.registry
         if self._shared:
             registry = CollectorRegistry()
@@ -107,7 +109,7 @@ class ServerMetrics:
         return generate_latest(registry)
 
     def observe(self, batch: Batch) -> None:
-        """Count a batch that was scored."""
+        """Count a scored batch."""
         for seconds in batch.waited:
             self._queue_seconds.observe(seconds)
         self._model_seconds.observe(batch.seconds)

@@ -1,132 +1,91 @@
-"""The parts of the OpenAPI description that follow from a feature spec."""
+"""The OpenAPI description of ``POST /predict``, as far as it follows from a feature spec.
+
+pydantic makes the JSON schemas, FastAPI the rest. Requests are not validated by them: that would
+cost more than scoring a row does.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from clicklog.spec.columns import LARGEST_INT, CategoricalColumn, DenseColumn
+from pydantic import BaseModel, Field, TypeAdapter
+from typing_extensions import TypedDict
+
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
-from inference.server.admission import PREDICT
+from clicklog.spec.raw_types import RAW_TYPES
 
-_INTEGERS = {
-    "int32": (-(2**31), 2**31 - 1),
-    "int": (-LARGEST_INT, LARGEST_INT),
-    "hex32": (0, 2**32 - 1),
+
+def _integer(raw: str) -> Any:
+    return Annotated[int, Field(ge=RAW_TYPES[raw].least, le=RAW_TYPES[raw].most)]
+
+
+_VALUES: dict[str, Any] = {
+    "int32": _integer("int32"),
+    "int": _integer("int"),
+    "hex32": Annotated[str, Field(pattern="^[0-9a-fA-F]{0,8}$")] | _integer("hex32"),
+    "float": float,
+    "string": str,
 }
 _EXAMPLES = {"int32": 1, "float": 0.5, "int": 7, "hex32": "68fd1e64", "string": "a"}
-_ERRORS = {
-    400: "no JSON, or an object with a key twice",
-    401: "no valid API key, where the server asks for one",
-    408: "the body did not come in time",
-    413: "too many bytes or rows",
-    415: "the content type is not application/json",
-    422: "a row that breaks the feature spec, with its number, column and reason",
-    500: "the model gave no finite number for a row",
-    503: "overloaded, or not scored in time; Retry-After says when to come back",
-}
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {"type": "string"},
-        "row": {"type": "integer", "description": "from 0"},
-        "column": {"type": "string"},
-        "reason": {"type": "string"},
-        "remedy": {"type": "string"},
-    },
+
+
+class Probabilities(BaseModel):
+    """The answer: a probability for each row, in their order."""
+
+    probabilities: list[float]
+
+
+class Error(BaseModel):
+    """Why a request was refused. What does not apply is absent."""
+
+    error: str
+    row: int | None = Field(None, description="from 0")
+    column: str | None = None
+    reason: str | None = None
+    remedy: str | None = None
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "model": Error}
+    for status, text in {
+        400: "not JSON, or an object with a repeated key",
+        401: "no valid API key, if the server needs one",
+        408: "the body did not arrive in time",
+        413: "too many bytes or rows",
+        415: "the content type is not application/json",
+        422: "a row that breaks the feature spec, with its number, column and reason",
+        500: "the model computed NaN or an infinite number for a row",
+        503: "overloaded, or not scored in time; Retry-After says when to try again",
+    }.items()
 }
 
 
-def predict_operation(spec: FeatureSpec) -> dict[str, Any]:
-    """Of ``POST /predict``: request body and answers, with an example of a row."""
+def request_body(spec: FeatureSpec) -> dict[str, Any]:
+    """Return OpenAPI's ``requestBody`` for rows of ``spec``, with an example."""
     columns = (*spec.dense, *spec.categorical)
-    row = {
-        "type": "object",
-        "properties": {column.name: _value(column) for column in columns},
-        "required": [column.name for column in columns],
-    }
-    lists = {
-        "type": "object",
-        "properties": {
-            column.name: {"type": "array", "items": _value(column)} for column in columns
-        },
-        "required": [column.name for column in columns],
-    }
-    example = {column.name: _example(column) for column in columns}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": {
-                        "oneOf": [
-                            _only("rows", {"type": "array", "items": row}),
-                            _only("columns", lists),
-                        ]
-                    },
-                    "example": {"rows": [example]},
-                }
-            },
-        },
-        "responses": {
-            "200": {
-                "description": "a probability for each row, in their order",
-                "content": {
-                    "application/json": {
-                        "schema": _only(
-                            "probabilities", {"type": "array", "items": {"type": "number"}}
-                        )
-                    }
-                },
-            },
-            **{
-                str(status): {
-                    "description": text,
-                    "content": {"application/json": {"schema": _ERROR}},
-                }
-                for status, text in _ERRORS.items()
-            },
-        },
-    }
+    values: dict[str, Any] = {column.name: _value(column) for column in columns}
+    row = _schema("Row", values)
+    lists = _schema("Columns", {name: list[value] for name, value in values.items()})
+    forms = {"rows": {"type": "array", "items": row}, "columns": lists}
+    schemas = [
+        {"type": "object", "required": [name], "properties": {name: schema}}
+        for name, schema in forms.items()
+    ]
+    example = {"rows": [{column.name: _example(column) for column in columns}]}
+    content = {"application/json": {"schema": {"oneOf": schemas}, "example": example}}
+    return {"required": True, "content": content}
 
 
-def _only(name: str, schema: dict) -> dict:
-    return {"type": "object", "required": [name], "properties": {name: schema}}
+def _schema(name: str, types: dict[str, Any]) -> dict[str, Any]:
+    return TypeAdapter(TypedDict(name, types)).json_schema()
+
+
+def _value(column: DenseColumn | CategoricalColumn) -> Any:
+    value = _VALUES[column.raw]
+    return (list[value] if getattr(column, "multi_hot", False) else value) | None
 
 
 def _example(column: DenseColumn | CategoricalColumn) -> Any:
     value = _EXAMPLES[column.raw]
     return [value] if getattr(column, "multi_hot", False) else value
-
-
-def _value(column: DenseColumn | CategoricalColumn) -> dict[str, Any]:
-    schema = _one(column.raw)
-    if getattr(column, "multi_hot", False):
-        schema = {"anyOf": [{"type": "array", "items": schema}, {"type": "null"}]}
-    else:
-        schema = {"anyOf": [*schema.pop("anyOf", [schema]), {"type": "null"}]}
-    return schema
-
-
-def _one(raw: str) -> dict[str, Any]:
-    if raw == "float":
-        return {"type": "number"}
-    if raw == "string":
-        return {"type": "string"}
-    low, high = _INTEGERS[raw]
-    integer = {"type": "integer", "minimum": low, "maximum": high}
-    if raw == "hex32":
-        return {"anyOf": [{"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"}, integer]}
-    return integer
-
-
-def describe(app: Any, spec: FeatureSpec) -> None:
-    """Make an app's ``/openapi.json`` say what ``POST /predict`` takes and answers."""
-    made = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        value = made()
-        value["paths"][PREDICT]["post"] |= predict_operation(spec)
-        return value
-
-    app.openapi = openapi

@@ -1,4 +1,4 @@
-"""From a predictor to a process that listens, and that ends well."""
+"""The process that serves a predictor: its start, its reload and its orderly end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from inference.predictor import Predictor
 from inference.server.access import AccessLog, ApiKeys
 from inference.server.app import Service, make_service
 from inference.server.connections import Connection, Connections
-from inference.server.logs import ALWAYS, keep_short
+from inference.server.logs import ALWAYS, limit_log_rate
 from inference.server.settings import ServerSettings
 from inference.server.sockets import (
     ACCEPT_AT_ONCE,
@@ -37,12 +37,12 @@ from inference.server.sockets import (
 
 log = logging.getLogger(__name__)
 
-#: Seconds a thread may keep the interpreter. Python's 5 ms are longer than a request takes, and the
-#: model's thread needs the interpreter between any two kernels.
+#: Seconds that a thread may hold the interpreter's lock. Python's default of 5 ms is longer than a
+#: request takes, and the model's thread needs the lock between any two kernels.
 _SWITCH_S = 0.0005
-#: Seconds that open connections are left for one more request, once no new ones are accepted.
+#: Seconds in which open connections may send one more request after the last one was accepted.
 _GRACE_S = 1.0
-#: Seconds that connections have to be accepted in once no new ones begin.
+#: Seconds to accept connections that had begun before new ones were refused.
 _ACCEPT_S = 0.1
 
 
@@ -57,17 +57,19 @@ def serve(
     """Serve until SIGTERM or SIGINT, then answer what was accepted.
 
     Args:
-        predictor: what scores.
-        settings: the limits.
-        listener: where connections come from.
-        started: called when it answers.
-        alone: asked at the end: whether nobody else goes on listening at this socket.
+        predictor: The predictor that scores the requests.
+        settings: The limits.
+        listener: The listening socket.
+        started: Called when the server answers.
+        alone: Called at the end. Returns whether no other process goes on listening at this socket.
 
     Raises:
-        SettingsError: a file that the settings name cannot be used.
+        SettingsError: A file that the settings name cannot be used.
     """
     keys = ApiKeys(settings.api_key_file) if settings.api_key_file else None
     tls = tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
+    if settings.reloads:
+        signal.signal(signal.SIGHUP, lambda *_: _reload(settings, keys, tls))
     _warm_up(predictor)
     service = make_service(
         predictor, settings, keys, AccessLog(sys.stdout) if settings.access_log else None
@@ -76,27 +78,24 @@ def serve(
         from inference.server.telemetry import traced
 
         service.app = traced(service.app)
-    keep_short()
+    limit_log_rate()
     config = uvicorn.Config(
         service.app,
         log_config=None,
         access_log=False,
-        loop="asyncio",  # uvloop takes up one connection between requests: under load some starve
+        loop="asyncio",  # uvloop accepts one connection between requests: under load, too few
         http=Connection,
         server_header=False,
         ws="none",
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies,
-        timeout_keep_alive=math.ceil(settings.idle_s),
-        # limits of our own are stricter; this one is for connections that never end
+        # the limits of Connections are stricter; this one is for connections that never end
         timeout_graceful_shutdown=math.ceil(settings.timeout_s) + 5,
         ssl_context_factory=(lambda *_: tls) if tls else None,
     )
     sys.setswitchinterval(_SWITCH_S)
-    # when it has ended, uvicorn raises the signal again for whoever handled it before
+    # at its end, uvicorn raises the signal again for the handler that was there before
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    if settings.reloads:
-        signal.signal(signal.SIGHUP, lambda *_: _reload(settings, keys, tls))
     connections = Connections(settings, service.metrics, connection_limit(settings))
     _Server(config, service, connections, settings, started, alone).run(sockets=[listener])
 
@@ -106,26 +105,26 @@ def _reload(settings: ServerSettings, keys: ApiKeys | None, tls) -> None:
         keys.reload()
     if tls:
         try:
-            # first elsewhere: a context that a pair does not fit into has none afterwards
+            # into another context first: a failure leaves a context without a certificate
             tls_context(settings.tls_cert, settings.tls_key)
             load_certificate(tls, settings.tls_cert, settings.tls_key)
         except SettingsError as error:
-            log.error("the certificate is still the one from before: %s", error, extra=ALWAYS)
+            log.error("keeping the previous certificate: %s", error, extra=ALWAYS)
 
 
 def _warm_up(predictor: Predictor) -> None:
-    """Score rows without values, few and many, so that the first request is no slower."""
+    """Score rows of missing values, so that the first request is not slower than later ones."""
     row = dict.fromkeys(
         column.name for column in (*predictor.spec.dense, *predictor.spec.categorical)
     )
     for count in (1, 64):
         predictor.predict([row] * count)
     gc.collect()
-    gc.freeze()  # what is there now stays: no need to look through it again and again
+    gc.freeze()  # what exists now stays: the collector need not visit it again
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's, with limited connections, which drains before it ends."""
+    """Uvicorn's server, with limited connections, which drains before it ends."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class _Server(uvicorn.Server):
                 ssl_handshake_timeout=self._settings.timeout_s if self.config.ssl else None,
                 backlog=ACCEPT_AT_ONCE,
             )
-            listener.listen(BACKLOG)  # asyncio takes one number for both
+            listener.listen(BACKLOG)  # asyncio's `backlog` also bounds how many it accepts at once
             self.servers.append(server)
         self.started = True
         self._started()
@@ -178,14 +177,14 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._drain()
-        self._service.batcher.hurry()
-        await self._accept_no_more(sockets or [])
+        self._service.batcher.stop_delaying()
+        await self._stop_accepting(sockets or [])
         end = time.monotonic() + _GRACE_S
         while self._connections.count and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets=sockets)
 
-    async def _accept_no_more(self, listeners: list[socket.socket]) -> None:
+    async def _stop_accepting(self, listeners: list[socket.socket]) -> None:
         if self._alone():
             for listener in listeners:
                 refuse_new(listener)
@@ -199,7 +198,7 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             for listener in server.sockets:
                 self._loop.remove_reader(listener.fileno())
-        await asyncio.sleep(_ACCEPT_S)  # for those that have been accepted to become connections
+        await asyncio.sleep(_ACCEPT_S)  # accepted sockets become connections
         for server in self.servers:
             server.close()
 
@@ -209,7 +208,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if sig == signal.SIGINT and multiprocessing.parent_process() is not None:
-            return  # Ctrl-C reaches the parent, too, which says stop
+            return  # Ctrl-C reaches the parent, too, which sends SIGTERM
         first, self._service.draining = not self._service.draining, True
         drain_s = self._settings.drain_s
         if not (first and drain_s and sig == signal.SIGTERM and self._loop):

@@ -1,4 +1,4 @@
-"""Traces, by OpenTelemetry's own instrumentation, which is not installed by default."""
+"""Traces by OpenTelemetry's ASGI instrumentation, which is not installed by default."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PACKAGES = (
 
 
 def traced(app: ASGIApp) -> ASGIApp:
-    """``app`` with a span for each request, sent by OTLP over HTTP.
+    """Return ``app`` with a span for each request, sent by OTLP over HTTP.
 
-    Where to, and as what, say OpenTelemetry's own variables of the environment:
-    OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER …
+    OpenTelemetry reads its settings from environment variables: OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and others.
 
     Raises:
-        SettingsError: a package is missing.
+        SettingsError: A package is missing.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -27,7 +27,7 @@ def traced(app: ASGIApp) -> ASGIApp:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise SettingsError(f"--otel: {error}", f"pip install {_PACKAGES}") from error
-    provider = TracerProvider()  # at exit it sends what is left
+    provider = TracerProvider()  # sends the remaining spans at exit
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return OpenTelemetryMiddleware(
         app, excluded_urls="/health,/ready,/metrics", tracer_provider=provider

@@ -1,13 +1,17 @@
-"""Several processes that serve one bundle at one address, and their parent, which replaces them.
+"""Several worker processes that serve one bundle at one address, and their parent process.
 
-The parent listens and imports next to nothing. Workers are started anew, not forked: a process that
-has run PyTorch's threads, or a GPU, cannot be. Each maps the bundle, so its pages are in memory
-once. Counters are added up by prometheus_client, in a directory that lives as long as the parent.
+The parent listens, starts the workers, replaces those that end, and imports neither torch nor the
+server. Workers are spawned, not forked, because a process that has run PyTorch's threads or used a
+GPU cannot be forked. All of them map the bundle, so its pages are in memory once. The first worker
+compares the bundle's files with their digests; the others are started when it is ready. A worker
+that replaces another one compares them again.
+prometheus_client adds the counters up, in a directory that the parent removes when it ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import multiprocessing
 import os
@@ -21,8 +25,8 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 from clicklog.errors import run_command
-from inference.server.logs import keep_short
-from inference.server.settings import ServerSettings
+from inference.server.logs import limit_log_rate
+from inference.server.settings import SHARED_VALUES, ServerSettings
 from inference.server.sockets import listen
 
 if TYPE_CHECKING:
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"
 _TICK_S = 0.2
 #: Seconds between two starts of the same worker.
 _PAUSE_S = 1.0
@@ -38,24 +41,25 @@ _READY, _ALL_STOP = b"ready", b"all stop"
 
 
 def serve_in_workers(
-    load: Callable[[], Predictor], settings: ServerSettings, started: Callable[..., object]
+    load: Callable[..., Predictor], settings: ServerSettings, started: Callable[..., object]
 ) -> int:
-    """Serve until SIGTERM or SIGINT; SIGHUP is passed on.
+    """Serve until SIGTERM or SIGINT; pass SIGHUP on to the workers.
 
     Args:
-        load: makes a worker's predictor; has to be a function that can be pickled.
-        settings: of each worker.
-        started: called with the listening socket when all workers answer.
+        load: Returns a worker's predictor. It can be pickled, and takes ``check``: whether to
+            compare files with their digests.
+        settings: The settings of each worker.
+        started: Called with the listening socket when all workers answer.
 
     Returns:
-        the exit status: 0, or that of a worker that could not start.
+        The exit status: 0, or that of a worker that could not start.
 
     Raises:
-        SettingsError: the address cannot be listened on.
+        SettingsError: The address cannot be listened on.
     """
-    keep_short()
+    limit_log_rate()
     with tempfile.TemporaryDirectory(prefix="inference-serve-") as values:
-        os.environ[_SHARED_VALUES] = values
+        os.environ[SHARED_VALUES] = values
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // settings.workers)))
         with listen(settings) as listener:
@@ -69,17 +73,18 @@ class _Worker:
     pipe: Connection
     since: float
     ready: bool = False
+    reload: bool = False  # SIGHUP came before it was ready
 
 
 class _Parent:
     def __init__(
-        self, load: Callable[[], Predictor], settings: ServerSettings, listener: socket.socket
+        self, load: Callable[..., Predictor], settings: ServerSettings, listener: socket.socket
     ) -> None:
         self._load, self._settings, self._listener = load, settings, listener
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._signals: list[int] = []
-        self._stopping = self._started = False
+        self._stopping = self._started = self._checked = False
         self._status = 0
 
     def run(self, started: Callable[[], object]) -> int:
@@ -89,19 +94,19 @@ class _Parent:
         missing = self._settings.workers
         pause_until = 0.0
         while self._workers or not self._stopping:
-            while not self._stopping and missing and time.monotonic() >= pause_until:
+            while self._may_start() and missing and time.monotonic() >= pause_until:
                 self._start()
                 missing -= 1
-            pipes = [one.pipe for one in self._workers if not one.ready]
-            wait([*(one.process.sentinel for one in self._workers), *pipes], _TICK_S)
-            for worker in [one for one in self._workers if not one.ready]:
-                self._look(worker)
-            if not self._started and sum(one.ready for one in self._workers) == (
+            pipes = [worker.pipe for worker in self._workers if not worker.ready]
+            wait([*(worker.process.sentinel for worker in self._workers), *pipes], _TICK_S)
+            for worker in [worker for worker in self._workers if not worker.ready]:
+                self._update(worker)
+            if not self._started and sum(worker.ready for worker in self._workers) == (
                 self._settings.workers
             ):
                 self._started = True
                 started()
-            for worker in [one for one in self._workers if one.process.exitcode is not None]:
+            for worker in [w for w in self._workers if w.process.exitcode is not None]:
                 self._ended(worker)
                 missing += 1
                 pause_until = worker.since + _PAUSE_S
@@ -109,21 +114,29 @@ class _Parent:
                 self._pass_on(self._signals.pop(0))
         return self._status
 
+    def _may_start(self) -> bool:
+        return not self._stopping and (self._checked or not self._workers)
+
     def _start(self) -> None:
         ours, theirs = self._context.Pipe()
+        # a replacement checks, too: it may find another bundle at the same path
+        load = functools.partial(self._load, check=self._started or not self._checked)
         process = self._context.Process(
-            target=_work, args=(self._load, self._settings, self._listener, theirs)
+            target=_work, args=(load, self._settings, self._listener, theirs)
         )
         process.start()
         theirs.close()
         self._workers.append(_Worker(process, ours, time.monotonic()))
 
-    @staticmethod
-    def _look(worker: _Worker) -> None:
+    def _update(self, worker: _Worker) -> None:
+        """Notice that a worker is ready; pass on the SIGHUP that came before."""
         try:
             worker.ready = worker.pipe.poll() and worker.pipe.recv_bytes() == _READY
         except (EOFError, OSError):  # it has ended
             return
+        self._checked |= worker.ready
+        if worker.ready and worker.reload:
+            os.kill(worker.process.pid, signal.SIGHUP)
 
     def _ended(self, worker: _Worker) -> None:
         from prometheus_client.multiprocess import mark_process_dead
@@ -133,12 +146,12 @@ class _Parent:
         worker.pipe.close()
         if self._stopping:
             return
-        if not self._started:  # nor would another one start
+        if not self._started:  # another one would fail in the same way
             self._status = abs(worker.process.exitcode) or 1
             self._stop(signal.SIGTERM)
             return
         log.warning(
-            "worker %d ended with status %d; another one is started",
+            "worker %d ended with status %d; starting another one",
             worker.process.pid,
             worker.process.exitcode,
         )
@@ -148,6 +161,7 @@ class _Parent:
             for worker in self._workers:
                 if worker.ready:
                     os.kill(worker.process.pid, sig)
+                worker.reload = True  # if it is not ready, it may have read the files already
         else:
             if sig == signal.SIGINT:
                 self._status = 130
@@ -169,8 +183,8 @@ def _work(
     listener: socket.socket,
     pipe: Connection,
 ) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # as long as nothing is served
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which says stop
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until requests are served
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too
     from inference.server.run import serve
 
     def started() -> None:
@@ -184,7 +198,7 @@ def _work(
 
 
 def _end_with_parent() -> None:
-    """Send this process SIGTERM when its parent is gone."""
+    """Send this process SIGTERM when its parent has ended."""
     import asyncio
 
     parent = multiprocessing.parent_process()

@@ -66,7 +66,7 @@ def test_stability(tmp_path, monkeypatch, capsys):
     for module in (venvs, stability):
         monkeypatch.setattr(module, "BUILD", tmp_path / "build")
     monkeypatch.setattr("benchmarks.harness.BUILD", tmp_path / "build")
-    monkeypatch.setattr(stability, "start_logging", lambda: None)  # it handles signals
+    monkeypatch.setattr("benchmarks.harness.start_logging", lambda: None)  # it handles signals
     flags = ["--binary_path", str(split), "--learning_rate=0.1", "--embedding_dim=8"]
     flags += ["--dense_arch_layer_sizes=16,8", "--over_arch_layer_sizes=16,1"]
     assert stability.main(["--seeds", "2", "--", *flags]) == 0
@@ -81,7 +81,7 @@ def test_stability(tmp_path, monkeypatch, capsys):
     assert f"worst {min(aurocs):.5f}" in capsys.readouterr().out
     assert stability.main(["--seeds", "2", "--", "--seed", "4"]) == 2
     assert stability.main(["--seeds", "1"]) == 2
-    assert "error: --seeds 1\n  -> a spread needs two or more" in capsys.readouterr().err
+    assert "error: --seeds 1\n  -> it must be at least 2" in capsys.readouterr().err
 
 
 def test_convergence(tmp_path, monkeypatch, capsys):
@@ -90,7 +90,7 @@ def test_convergence(tmp_path, monkeypatch, capsys):
     for module in (venvs, convergence):
         monkeypatch.setattr(module, "BUILD", tmp_path / "build")
     monkeypatch.setattr("benchmarks.harness.BUILD", tmp_path / "build")
-    monkeypatch.setattr(convergence, "start_logging", lambda: None)
+    monkeypatch.setattr("benchmarks.harness.start_logging", lambda: None)
     monkeypatch.setattr(convergence, "make_data", lambda rows_per_day: split)
     monkeypatch.setattr(convergence, "oracle_auroc", lambda log_path: 1.0)
     own = ["--optimizers=sgd,adam", "--global_batches=100", "--models=small"]

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from clicklog.text import tokenizer
 from clicklog.text.fast_rows import longest_row
-from clicklog.text.tokenizer import RawRows, parse_rows
+from clicklog.text.tokenizer import parse_criteo
 
 _FIELDS = {
     "label": st.sampled_from(["0", "1"] * 9 + ["", "2", "01", "/"]),
@@ -41,11 +42,14 @@ def _spec(dense: int, categorical: int) -> FeatureSpec:
 def _slowly(text: bytes, spec: FeatureSpec, *, label: bool) -> RawRows:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "longest_row", lambda *columns: 1 << 40)
-        return parse_rows(text, spec, label=label, reject=True)
+        return parse_criteo(text, spec, label=label, reject=True)
 
 
 def _assert_same(text: bytes, spec: FeatureSpec, *, label: bool = True) -> RawRows:
-    fast, slow = parse_rows(text, spec, label=label, reject=True), _slowly(text, spec, label=label)
+    fast, slow = (
+        parse_criteo(text, spec, label=label, reject=True),
+        _slowly(text, spec, label=label),
+    )
     for field in ("label", "dense", "dense_missing", "categorical", "categorical_missing", "line"):
         np.testing.assert_array_equal(getattr(fast, field), getattr(slow, field), field)
     assert (fast.bad, fast.bad_count, fast.lines) == (slow.bad, slow.bad_count, slow.lines)

@@ -127,9 +127,12 @@ _CAT = "[[categorical]]\nnames = "
         ),
         (f"[[dense]]\nnames = 'n'\n{_CAT}'a'\nvocabulary = 'n'", "has the name of another column"),
         # each of these would leave out a column, or the label's name, without a word
-        (f"[[dense]]\nnames = 'd_{{12..0}}'\n{_CAT}'x'", r"'d_\{12\.\.0\}' is no range of names"),
-        (f"{_CAT}'x_{{0,3}}'", r"'x_\{0,3\}' is no range of names"),
-        (f"{_CAT}'x{{0..1}}y{{0..1}}'", "is no range of names\n.*go into a list"),
+        (
+            f"[[dense]]\nnames = 'd_{{12..0}}'\n{_CAT}'x'",
+            r"'d_\{12\.\.0\}' is not a range of names",
+        ),
+        (f"{_CAT}'x_{{0,3}}'", r"'x_\{0,3\}' is not a range of names"),
+        (f"{_CAT}'x{{0..1}}y{{0..1}}'", "is not a range of names\n.*into a list"),
         (f"[[dense]]\nraw = 'float'\n{_CAT}'x'", "without names: {'raw': 'float'}"),
         (f"{_CAT}[]", "without names"),
         (f"[dense]\nnames = 'd'\n{_CAT}'x'", r"write \[\[dense\]\]"),
@@ -147,7 +150,7 @@ def test_bad_specs_of_other_shapes(tmp_path: Path, text: str, message: str) -> N
 def test_shipped_specs_by_name_and_by_path(tmp_path: Path) -> None:
     assert list(shipped_specs()) == ["criteo_1tb", "criteo_kaggle", "retail"]
     assert load_spec("criteo_1tb") == load_spec()
-    assert load_spec("criteo_1tb").tokenized
+    assert load_spec("criteo_1tb").is_criteo_format
     kaggle = load_spec("criteo_kaggle")
     assert kaggle.columns == load_spec().columns
     assert {column.freq_threshold for column in kaggle.categorical} == {10}
@@ -160,7 +163,7 @@ def test_shipped_specs_by_name_and_by_path(tmp_path: Path) -> None:
 
 def test_the_retail_spec_shows_what_criteos_log_has_not() -> None:
     spec = load_spec("retail")
-    assert not spec.tokenized
+    assert not spec.is_criteo_format
     assert spec.input == InputFormat("csv", header=True, delimiter=",", list_separator="|")
     assert {column.raw for column in spec.dense} == {"int32", "float"}
     assert {column.raw for column in spec.categorical} == {"int", "string"}
@@ -181,7 +184,7 @@ def test_specs_saved_before_there_were_formats_can_be_read() -> None:
         "dense_transform": "log",
     }
     spec = FeatureSpec.from_dict(value)
-    assert spec.tokenized
+    assert spec.is_criteo_format
     assert spec.categorical == (CategoricalColumn("c", max_table_size=9, num_buckets=2),)
 
 

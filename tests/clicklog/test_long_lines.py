@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clicklog.errors import BadRowError, SettingsError
+from clicklog.errors import BadInputError, BadRowError, SettingsError
 from clicklog.readers import lines
-from clicklog.readers.pieces import EndedEarlyError, LongLine, split_pieces
-from clicklog.readers.raw import find_days, open_day, read_block, read_pieces, stream_rows
-from clicklog.spec.feature_spec import InputFormat
+from clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
+from clicklog.readers.raw import find_days, open_day, read_block, read_block_chunks
+from clicklog.readers.stream import stream_rows, stream_unparsed
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day
 
 SHORT = dataclasses.replace(CRITEO, input=InputFormat(max_line_kb=1))
@@ -35,29 +36,29 @@ def _naive(text: bytes, limit: int, begin: int) -> list[bytes | LongLine]:
 
 @given(
     sizes=st.lists(st.integers(0, 30), max_size=30),
-    piece=st.integers(1, 70),
+    chunk=st.integers(1, 70),
     limit=st.integers(1, 25),
     begin=st.integers(0, 9),
     last_newline=st.booleans(),
     sized=st.booleans(),
 )
-def test_pieces_are_the_lines(sizes, piece, limit, begin, last_newline, sized) -> None:
+def test_chunks_are_the_lines(sizes, chunk, limit, begin, last_newline, sized) -> None:
     text = b"\n".join(b"x" * n for n in sizes) + b"\n" * last_newline
     file = io.BytesIO(text + b"more" * sized)
-    pieces = split_pieces(file, piece, limit, begin=begin, size=len(text) if sized else None)
+    chunks = split_chunks(file, chunk, limit, begin=begin, size=len(text) if sized else None)
     found: list[bytes | LongLine] = []
-    for one in pieces:
+    for one in chunks:
         if isinstance(one, LongLine):
             found.append(dataclasses.replace(one, head=one.head[:limit]))
         else:
-            assert 0 < len(one) <= piece + 2 * limit + 2
+            assert 0 < len(one) <= chunk + 2 * limit + 2
             found += bytes(one).splitlines(keepends=True)
     assert found == _naive(text, limit, begin)
 
 
 def test_a_file_that_ends_early() -> None:
     with pytest.raises(EndedEarlyError) as caught:
-        list(split_pieces(io.BytesIO(b"a\nb"), 2, 9, begin=5, size=4))
+        list(split_chunks(io.BytesIO(b"a\nb"), 2, 9, begin=5, size=4))
     assert caught.value.args == (8,)
 
 
@@ -125,7 +126,7 @@ def test_zeros_at_the_end_are_read_a_few_times_not_hundreds(
     read = [
         rows
         for block in blocks
-        for rows in read_pieces(block, CRITEO, reject=True, piece_bytes=2 * MIB)
+        for rows in read_block_chunks(block, CRITEO, reject=True, chunk_bytes=2 * MIB)
     ]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -137,11 +138,11 @@ def test_zeros_at_the_end_are_read_a_few_times_not_hundreds(
     assert f"a line of 67,108,864 bytes from byte {len(head):,} on" in bad.what
     assert bad.text == bytes(1024)
     with pytest.raises(BadRowError, match=r"day_0, line 11: a line of 67,.*\n.*--max_line_kb"):
-        [list(read_pieces(block, CRITEO)) for block in blocks]
+        [list(read_block_chunks(block, CRITEO)) for block in blocks]
 
 
-def test_a_block_in_one_piece_counts_its_long_lines(tmp_path: Path) -> None:
-    """Line numbers, with malformed and too long rows between good ones, as pieces have them."""
+def test_a_block_in_one_chunk_counts_its_long_lines(tmp_path: Path) -> None:
+    """Line numbers, with malformed and too long rows between good ones, as chunks have them."""
     rows = random_rows(12, 1)
     rows[3] = ["x"]
     for i in (0, 4, 5, 11):
@@ -156,9 +157,9 @@ def test_a_block_in_one_piece_counts_its_long_lines(tmp_path: Path) -> None:
     assert [bad.line for bad in whole.bad] == [0, 3, 4, 5, 11]
     assert (whole.bad_count, whole.lines) == (5, 12)
     before, found = 0, []
-    for piece in read_pieces(block, SHORT, reject=True, piece_bytes=300):
-        found += [(before + bad.line, bad.what, bad.text) for bad in piece.bad]
-        before += piece.lines
+    for chunk in read_block_chunks(block, SHORT, reject=True, chunk_bytes=300):
+        found += [(before + bad.line, bad.what, bad.text) for bad in chunk.bad]
+        before += chunk.lines
     assert found == [(bad.line, bad.what, bad.text) for bad in whole.bad]
     with pytest.raises(BadRowError, match="line 1: a line of 1,"):
         read_block(block, SHORT)
@@ -185,3 +186,53 @@ def test_a_stream_with_zeros_needs_no_memory_for_them(tmp_path: Path, ending: st
 def test_limits_that_make_no_sense(value) -> None:
     with pytest.raises(SettingsError, match="max_line_kb"):
         InputFormat(max_line_kb=value)
+
+
+TEXTS = FeatureSpec(
+    "y", (), (CategoricalColumn("c", raw="string"), CategoricalColumn("d", raw="string"))
+)
+
+
+@pytest.mark.parametrize("size", [100, 100_000, MIB - 4])
+def test_the_label_is_told_by_a_whole_first_line(tmp_path: Path, size: int) -> None:
+    """Of its first 64 KiB alone, a longer line seemed to have one field less: no label."""
+    path = tmp_path / "day_0"
+    path.write_bytes(b"1\t" + b"x" * size + b"\tz\n0\ta\tb\n")
+    (day,) = find_days(str(tmp_path))
+    assert open_day(day, TEXTS).label
+    (unparsed,) = stream_unparsed(str(path), TEXTS, block_bytes=8 * MIB)
+    assert unparsed.label
+    assert unparsed.parse().label.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_too_long_lines_do_not_tell_the_label(tmp_path: Path, labels: bool) -> None:
+    spec = dataclasses.replace(TEXTS, input=InputFormat(max_line_kb=1))
+    path = tmp_path / "day_0"
+    row = b"1\ta\tb\n" if labels else b"a\tb\n"
+    path.write_bytes(b"1\t" + b"x" * 200_000 + b"\n" + b"2" * 5000 + b"\n" + row * 3)
+    (day,) = find_days(str(tmp_path))
+    assert open_day(day, spec).label == labels
+    long, again, rest = stream_unparsed(str(path), spec, block_bytes=MIB)
+    assert [one.label for one in (long, again, rest)] == [labels] * 3
+    assert [one.first for one in (long, again, rest)] == [0, 1, 2]
+    assert (long.parse(reject=True).bad_count, len(rest.parse())) == (1, 3)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(1024, True), (1025, False), (200_000, False)])
+def test_a_header_has_the_limit_of_lines(tmp_path: Path, size: int, fits: bool) -> None:
+    spec = dataclasses.replace(TEXTS, input=InputFormat("csv", max_line_kb=1))
+    path = tmp_path / "day_0.csv"
+    path.write_bytes(b"y,c,d,".ljust(size, b"x") + b"\n1,a,b,\n")
+    (day,) = find_days(str(tmp_path))
+    if fits:
+        assert open_day(day, spec).begin == size + 1
+        ((_, rows),) = stream_rows(str(path), spec, block_bytes=MIB)
+        assert rows.label.tolist() == [1]
+        return
+    for read in (
+        lambda: open_day(day, spec),
+        lambda: list(stream_rows(str(path), spec, block_bytes=MIB)),
+    ):
+        with pytest.raises(BadInputError, match=r"header has more than 1,024 bytes\n.*max_line_kb"):
+            read()

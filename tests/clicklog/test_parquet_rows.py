@@ -20,9 +20,9 @@ from clicklog.readers.raw import (
     first_line,
     open_day,
     read_block,
-    read_pieces,
-    stream_rows,
+    read_block_chunks,
 )
+from clicklog.readers.stream import stream_rows
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
 from tests.clicklog.reference_reader import LARGEST, as_lists
 
@@ -122,8 +122,8 @@ def test_parquet_is_what_was_written(tmp_path_factory, table, group_rows, data) 
     rows = read_block(block, SPEC)
     assert as_lists(rows, SPEC) == expected
     assert rows.lines == end - begin
-    pieces = list(read_pieces(block, SPEC, piece_bytes=data.draw(st.integers(1, 900))))
-    assert [row for piece in pieces for row in as_lists(piece, SPEC)] == expected
+    chunks = list(read_block_chunks(block, SPEC, chunk_bytes=data.draw(st.integers(1, 900))))
+    assert [row for chunk in chunks for row in as_lists(chunk, SPEC)] == expected
     streamed = list(stream_rows(path, SPEC, block_bytes=100)) if len(table) else []
     assert [n for numbers, _ in streamed for n in numbers] == list(range(len(table)))
 
@@ -155,21 +155,30 @@ def test_nan_and_empty_lists_are_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"click": [1, 2, 0]}, "column click: 2: a label is 0 or 1"),
-        ({"click": [1, None, 0]}, "column click: None: a label is 0 or 1"),
-        ({"click": [1, 0.5, 0]}, "column click: 0.5: a label is 0 or 1"),
-        ({"n": [1, 2**31, 0]}, "column n: 2147483648: it does not fit 32 bits"),
-        ({"n": [1, 1.5, 0]}, "column n: 1.5: an integer is needed"),
-        ({"price": [1, math.inf, 0]}, "column price: inf: a finite number is needed"),
-        ({"price": [1, -1e300, 0]}, "column price: -1e+300: a finite number is needed, one of flo"),
-        ({"hash": [1, -1, 0]}, "column hash: -1: 0 to 4294967295 is needed"),
-        ({"hash": ["a", "xy", "0"]}, "column hash: 'xy': 1 to 8 hexadecimal digits"),
-        ({"brand": [1, 2**53 + 1, 0]}, "column brand: 9007199254740993: integers up to"),
-        ({"brand": [1.0, math.inf, 0]}, "column brand: inf: integers up to"),
-        ({"name": [b"a", b"\xff", b"b"]}, "column name: '�': it is no UTF-8"),
-        ({"tags": [["a"], ["b", ""], []]}, "column tags: '': an empty value in a list"),
-        ({"tags": [["a"], ["b", None], []]}, "column tags: None: a null value in a list"),
-        ({"ids": [[1], [1, 2, 2**60], []]}, f"column ids: {2**60}: integers up to"),
+        ({"click": [1, 2, 0]}, "column click: 2: expected a label of 0 or 1"),
+        ({"click": [1, None, 0]}, "column click: None: expected a label of 0 or 1"),
+        ({"click": [1, 0.5, 0]}, "column click: 0.5: expected a label of 0 or 1"),
+        (
+            {"n": [1, 2**31, 0]},
+            "column n: 2147483648: expected an integer from -2147483648 to 2147483647",
+        ),
+        ({"n": [1, 1.5, 0]}, "column n: 1.5: expected an integer"),
+        ({"price": [1, math.inf, 0]}, "column price: inf: expected a finite number"),
+        (
+            {"price": [1, -1e300, 0]},
+            "column price: -1e+300: expected a finite number that fits flo",
+        ),
+        ({"hash": [1, -1, 0]}, "column hash: -1: expected an integer from 0 to 4294967295"),
+        ({"hash": ["a", "xy", "0"]}, "column hash: 'xy': expected 1 to 8 hexadecimal digits"),
+        ({"brand": [1, 2**53 + 1, 0]}, "column brand: 9007199254740993: expected an integer from"),
+        ({"brand": [1.0, math.inf, 0]}, "column brand: inf: expected an integer from"),
+        ({"name": [b"a", b"\xff", b"b"]}, "column name: '�': expected UTF-8"),
+        ({"tags": [["a"], ["b", ""], []]}, "column tags: '': a list must not hold an empty value"),
+        (
+            {"tags": [["a"], ["b", None], []]},
+            "column tags: None: a list must not hold a null value",
+        ),
+        ({"ids": [[1], [1, 2, 2**60], []]}, f"column ids: {2**60}: expected an integer from"),
     ],
 )
 def test_bad_values_are_named(tmp_path: Path, changed: dict, what: str) -> None:
@@ -184,7 +193,7 @@ def test_bad_values_are_named(tmp_path: Path, changed: dict, what: str) -> None:
     assert f'"{name}": '.encode() in rows.bad[0].text
     assert (rows.bad[0].column, rows.bad[0].line) == (name, 0)
     with pytest.raises(BadRowError, match="row 2: column"):
-        list(read_pieces(Block(path, 0, 3, path), SPEC, piece_bytes=1))
+        list(read_block_chunks(Block(path, 0, 3, path), SPEC, chunk_bytes=1))
     assert first_line(block, SPEC) == 2
 
 

@@ -10,20 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clicklog.errors import BadInputError, BadRowError, SettingsError
-from clicklog.readers.lines import cut_lines
+from clicklog.readers.lines import count_lines, cut_lines, offset_of_line
 from clicklog.readers.raw import (
     Block,
-    count_lines,
     find_days,
     first_line,
-    offset_of_line,
     open_day,
     parse_days,
     read_block,
+    read_block_chunks,
     read_bytes,
-    read_pieces,
-    stream_rows,
 )
+from clicklog.readers.stream import stream_rows
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day, write_log
 
@@ -175,9 +173,9 @@ def test_stream_of_something_else(tmp_path: Path) -> None:
     flipped[12] ^= 0xFF
     (tmp_path / "flipped.gz").write_bytes(flipped)
     for name, message in (
-        ("flipped.gz", "flipped.gz: truncated, or not what its name says"),
+        ("flipped.gz", "flipped.gz: truncated, or not of the type its name says"),
         ("cut.gz", "cut.gz: truncated"),
-        ("no.gz", "no.gz: truncated, or not what its name says"),
+        ("no.gz", "no.gz: truncated, or not of the type its name says"),
         ("empty", "empty: empty file"),
         ("none", "none: no such file"),
     ):
@@ -201,7 +199,7 @@ def test_lines_of_csv_are_named_as_an_editor_counts_them(
     kind = {"": None, ".gz": "gzip", ".zst": "zstd"}[ending]
     with pa.output_stream(path, compression=kind) as file:
         file.write("\n".join(lines).encode())
-    with pytest.raises(BadRowError, match=r"line 14: column y: 'x': a label is 0 or 1"):
+    with pytest.raises(BadRowError, match=r"line 14: column y: 'x': expected a label of 0 or 1"):
         list(stream_rows(str(path), SMALL_CSV, block_bytes=block_bytes))
     streamed = list(stream_rows(str(path), SMALL_CSV, block_bytes=block_bytes, reject=True))
     numbers = [int(n) for numbers, _ in streamed for n in numbers]
@@ -211,8 +209,8 @@ def test_lines_of_csv_are_named_as_an_editor_counts_them(
     assert [bad.text for _, rows in streamed for bad in rows.bad] == [b"v,x"]
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 12, 1000])
-def test_pieces_are_the_block(tmp_path: Path, piece_bytes: int) -> None:
+@pytest.mark.parametrize("chunk_bytes", [1, 12, 1000])
+def test_chunks_are_the_block(tmp_path: Path, chunk_bytes: int) -> None:
     path = str(tmp_path / "day_0.csv")
     lines = ["c,y", *(f"v{i},{i % 2}" for i in range(20))]
     lines[13] = "v,x"
@@ -221,10 +219,10 @@ def test_pieces_are_the_block(tmp_path: Path, piece_bytes: int) -> None:
     block = day.cut(day.find_row(5, day.end), day.end, 1000)[0]
     assert first_line(block, SMALL_CSV) == 7
     whole = read_block(block, SMALL_CSV, reject=True)
-    pieces = list(read_pieces(block, SMALL_CSV, reject=True, piece_bytes=piece_bytes))
-    assert sum(piece.lines for piece in pieces) == whole.lines == 15
-    assert np.concatenate([piece.label for piece in pieces]).tolist() == whole.label.tolist()
-    for read in (read_block, lambda *args: list(read_pieces(*args, piece_bytes=piece_bytes))):
+    chunks = list(read_block_chunks(block, SMALL_CSV, reject=True, chunk_bytes=chunk_bytes))
+    assert sum(chunk.lines for chunk in chunks) == whole.lines == 15
+    assert np.concatenate([chunk.label for chunk in chunks]).tolist() == whole.label.tolist()
+    for read in (read_block, lambda *args: list(read_block_chunks(*args, chunk_bytes=chunk_bytes))):
         with pytest.raises(BadRowError, match=r"day_0.csv, line 14: column y"):
             read(block, SMALL_CSV)
     without = read_block(block, SMALL_CSV, label=False)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clicklog.readers.raw import find_days, stream_rows
+from clicklog.readers.raw import find_days
+from clicklog.readers.stream import stream_rows
 from clicklog.rows import Ragged, RawRows
 from clicklog.spec.feature_spec import (
     CategoricalColumn,

@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from clicklog.errors import BadInputError, BadRowError, SettingsError
-from clicklog.rows import empty_rows
+from clicklog.rows import DESCRIBED_BAD_ROWS, empty_rows
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.text.delimited import parse_text
+from clicklog.text.delimited import parse_delimited
 from clicklog.text.fields import split_lines
-from clicklog.text.line_layout import Layout, layout_of, plain_layout
-from clicklog.text.tokenizer import DESCRIBED_BAD_ROWS, parse_rows
+from clicklog.text.line_layout import LineLayout, layout_of, plain_layout
+from clicklog.text.parse import parse_rows
 from tests.clicklog.reference_reader import (
     LARGEST,
     BadFieldError,
@@ -113,7 +113,7 @@ def _expected(lines: list[str], spec: FeatureSpec) -> tuple[list[list], list[int
 
 
 def _check(text: bytes, lines: list[str], spec: FeatureSpec) -> None:
-    rows = parse_rows(text, spec, label=True, reject=True)
+    rows = parse_rows(text, spec, plain_layout(spec, label=True), reject=True)
     good, kept, bad = _expected(lines, spec)
     assert as_lists(rows, spec) == good
     assert rows.line.tolist() == kept
@@ -179,26 +179,36 @@ def test_floats_are_rounded_correctly(values: list[float], digits: int) -> None:
     )
     texts = [f"{value:.{digits}e}" for value in values]
     assume(all(abs(float(text)) <= LARGEST for text in texts))
-    rows = parse_rows("".join(f"1,{text},\n" for text in texts).encode(), spec, label=True)
+    rows = parse_rows(
+        "".join(f"1,{text},\n" for text in texts).encode(), spec, plain_layout(spec, label=True)
+    )
     assert rows.dense[0].tolist() == [float(text) for text in texts]
 
 
 @pytest.mark.parametrize(
     ("column", "field", "what"),
     [
-        ("click", "2", "column click: '2': a label is 0 or 1"),
-        ("n", "1.5", "column n: '1.5': an integer is needed, or nothing"),
-        ("n", "2147483648", "column n: '2147483648': it does not fit 32 bits"),
-        ("price", "nan", "column price: 'nan': a number is needed, or nothing"),
-        ("price", "1e999", "column price: '1e999': a finite number is needed"),
-        ("hash", "xyz", "column hash: 'xyz': 1 to 8 hexadecimal digits are needed"),
-        ("brand", "9007199254740993", "column brand: '9007199254740993': integers up to ±2**53"),
-        ("brand", "a", "column brand: 'a': an integer is needed"),
-        ("name", b"\xff\xfe", "column name: '��': it is no UTF-8"),
-        ("tags", "a||b", "column tags: '': an empty value in a list"),
-        ("tags", b"ok|\xff|\xfe", "column tags: '�': it is no UTF-8"),
-        ("ids", "1|2|x|y", "column ids: 'x': an integer is needed"),
-        ("hashes", "1|123456789", "column hashes: '123456789': 1 to 8 hexadecimal digits"),
+        ("click", "2", "column click: '2': expected a label of 0 or 1"),
+        ("n", "1.5", "column n: '1.5': expected an integer or a missing value"),
+        (
+            "n",
+            "2147483648",
+            "column n: '2147483648': expected an integer from -2147483648 to 2147483647",
+        ),
+        ("price", "nan", "column price: 'nan': expected a number or a missing value"),
+        ("price", "1e999", "column price: '1e999': expected a finite number"),
+        ("hash", "xyz", "column hash: 'xyz': expected 1 to 8 hexadecimal digits"),
+        (
+            "brand",
+            "9007199254740993",
+            "column brand: '9007199254740993': expected an integer from -9007199254740992 to",
+        ),
+        ("brand", "a", "column brand: 'a': expected an integer"),
+        ("name", b"\xff\xfe", "column name: '��': expected UTF-8"),
+        ("tags", "a||b", "column tags: '': a list must not hold an empty value"),
+        ("tags", b"ok|\xff|\xfe", "column tags: '�': expected UTF-8"),
+        ("ids", "1|2|x|y", "column ids: 'x': expected an integer"),
+        ("hashes", "1|123456789", "column hashes: '123456789': expected 1 to 8 hexadecimal digits"),
         ("name", '"abc', "field 6: its quote is not closed on this line"),
         ("name", '"abc"d', "field 6: text after the closing quote"),
         ("name", "a,b", "10 fields instead of 9"),
@@ -208,7 +218,12 @@ def test_bad_fields_are_named(column: str, field: str | bytes, what: str) -> Non
     fields = [b"1", *[b""] * 8]
     fields[CSV.columns.index(column)] = field if isinstance(field, bytes) else field.encode()
     line = b",".join(fields)
-    rows = parse_rows(b"0,,,,,,,,\r\n" + line + b"\r\n1,7,,,,x,,,\n", CSV, label=True, reject=True)
+    rows = parse_rows(
+        b"0,,,,,,,,\r\n" + line + b"\r\n1,7,,,,x,,,\n",
+        CSV,
+        plain_layout(CSV, label=True),
+        reject=True,
+    )
     (bad,) = rows.bad
     assert bad.what.startswith(what)
     assert bad.text == line
@@ -220,8 +235,11 @@ def test_bad_fields_are_named(column: str, field: str | bytes, what: str) -> Non
 
 def test_only_the_first_bad_rows_are_described_without_reject() -> None:
     text = b"x\n" * (DESCRIBED_BAD_ROWS + 5)
-    assert len(parse_rows(text, CSV, label=True).bad) == DESCRIBED_BAD_ROWS
-    assert len(parse_rows(text, CSV, label=True, reject=True).bad) == DESCRIBED_BAD_ROWS + 5
+    assert len(parse_rows(text, CSV, plain_layout(CSV, label=True)).bad) == DESCRIBED_BAD_ROWS
+    assert (
+        len(parse_rows(text, CSV, plain_layout(CSV, label=True), reject=True).bad)
+        == DESCRIBED_BAD_ROWS + 5
+    )
 
 
 def test_header_in_any_order_with_further_columns() -> None:
@@ -229,9 +247,9 @@ def test_header_in_any_order_with_further_columns() -> None:
     layout = layout_of(head + b"...", "day_0.csv", CSV)
     assert layout.label
     assert layout.begin == len(head)
-    rows = parse_text(b'?,1|2,ff,a|b,"x, y",-7,a0,2.5,3,1,?\r\n', CSV, layout)
+    rows = parse_delimited(b'?,1|2,ff,a|b,"x, y",-7,a0,2.5,3,1,?\r\n', CSV, layout)
     assert as_lists(rows, CSV) == [[1, 3, 2.5, 0xA0, -7, "x, y", ["a", "b"], [1, 2], [255]]]
-    without = parse_text(b"?,1,ff,a,x,-7,a0,2.5,3,oh,?\n", CSV, layout.without_label())
+    without = parse_delimited(b"?,1,ff,a,x,-7,a0,2.5,3,oh,?\n", CSV, layout.without_label())
     assert without.label is None
     assert without.dense.tolist() == [[3], [2.5]]
     unlabelled = layout_of(head.replace(b"click", b"klick"), "day_0.csv", CSV)
@@ -255,7 +273,7 @@ def test_label_told_by_the_fields_of_most_lines() -> None:
         CSV.label, CSV.dense, CSV.categorical, input=InputFormat("csv", header=False)
     )
     assert layout_of(b'"a,b"\n' + b"1,,,,,,,,\n" * 3, "x", spec) == plain_layout(spec, label=True)
-    assert layout_of(b'"a,b",,,,,,,\n', "x", spec) == Layout(tuple(range(8)), label=False)
+    assert layout_of(b'"a,b",,,,,,,\n', "x", spec) == LineLayout(tuple(range(8)), label=False)
     with pytest.raises(BadRowError, match="x, line 1: 2 comma-separated fields"):
         layout_of(b"a,b\n", "x", spec)
 
@@ -267,7 +285,7 @@ def test_other_separators() -> None:
         (CategoricalColumn("tags", raw="string", multi_hot=True),),
         input=InputFormat("csv", delimiter=";", list_separator=" "),
     )
-    rows = parse_rows(b'1;"a b"\n0;c|d\n', spec, label=True)
+    rows = parse_rows(b'1;"a b"\n0;c|d\n', spec, plain_layout(spec, label=True))
     assert as_lists(rows, spec) == [[1, ["a", "b"]], [0, ["c|d"]]]
 
 
@@ -300,10 +318,10 @@ def test_the_tokenizer_says_the_same(lines: list[str], newline: str, last_newlin
         (DenseColumn("d0"), DenseColumn("d1")),
         (CategoricalColumn("c0"), CategoricalColumn("c1")),
     )
-    assert spec.tokenized
+    assert spec.is_criteo_format
     text = (newline.join(lines) + newline * last_newline).encode()
-    one = parse_rows(text, spec, label=True, reject=True)
-    other = parse_text(text, spec, plain_layout(spec, label=True), reject=True)
+    one = parse_rows(text, spec, plain_layout(spec, label=True), reject=True)
+    other = parse_delimited(text, spec, plain_layout(spec, label=True), reject=True)
     assert one.bad == other.bad
     assert (one.bad_count, one.lines) == (other.bad_count, other.lines)
     for field in (

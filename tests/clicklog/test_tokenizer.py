@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clicklog.rows import DESCRIBED_BAD_ROWS
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.text.delimited import parse_text
+from clicklog.text.delimited import parse_delimited
 from clicklog.text.line_layout import plain_layout
-from clicklog.text.tokenizer import DESCRIBED_BAD_ROWS, parse_rows
+from clicklog.text.tokenizer import parse_criteo
 
 SPEC = FeatureSpec(
     label="label",
@@ -36,7 +37,7 @@ def test_values_come_back(rows, digits, upper, newline, last_newline) -> None:
     text = newline.join(_text(row, digits, upper) for row in rows)
     if last_newline and rows:
         text += newline
-    parsed = parse_rows(text.encode(), SPEC, label=True)
+    parsed = parse_criteo(text.encode(), SPEC, label=True)
     assert parsed.bad_count == 0
     assert len(parsed) == len(rows)
     assert parsed.line.tolist() == list(range(len(rows)))
@@ -58,16 +59,19 @@ def test_values_come_back(rows, digits, upper, newline, last_newline) -> None:
         ("0\t1\t2\ta", "4 fields instead of 5"),
         ("0\t1\t2\ta\tb\tc", "6 fields instead of 5"),
         ("", "1 fields instead of 5"),
-        ("2\t1\t2\ta\tb", "column label: '2': a label is 0 or 1"),
-        ("\t1\t2\ta\tb", "column label: '': a label is 0 or 1"),
-        ("10\t1\t2\ta\tb", "column label: '10': a label is 0 or 1"),
-        ("0\t1.5\t2\ta\tb", "column d0: '1.5': an integer is needed"),
-        ("0\t1\t-\ta\tb", "column d1: '-': an integer is needed"),
-        ("0\t1 \t2\ta\tb", "column d0: '1 ': an integer is needed"),
-        ("0\t2147483648\t2\ta\tb", "column d0: '2147483648': it does not fit 32 bits"),
+        ("2\t1\t2\ta\tb", "column label: '2': expected a label of 0 or 1"),
+        ("\t1\t2\ta\tb", "column label: '': expected a label of 0 or 1"),
+        ("10\t1\t2\ta\tb", "column label: '10': expected a label of 0 or 1"),
+        ("0\t1.5\t2\ta\tb", "column d0: '1.5': expected an integer"),
+        ("0\t1\t-\ta\tb", "column d1: '-': expected an integer"),
+        ("0\t1 \t2\ta\tb", "column d0: '1 ': expected an integer"),
+        (
+            "0\t2147483648\t2\ta\tb",
+            "column d0: '2147483648': expected an integer from -2147483648 to 2147483647",
+        ),
         ("0\t1\t-99999999999999999999\ta\tb", "column d1: '-9999999999999999999"),
-        ("0\t1\t2\txyz\tb", "column c0: 'xyz': 1 to 8 hexadecimal digits"),
-        ("0\t1\t2\ta\t123456789", "column c1: '123456789': 1 to 8 hexadecimal digits"),
+        ("0\t1\t2\txyz\tb", "column c0: 'xyz': expected 1 to 8 hexadecimal digits"),
+        ("0\t1\t2\ta\t123456789", "column c1: '123456789': expected 1 to 8 hexadecimal digits"),
         ("0\t1\t2\ta\tb\rc", "column c1: 'b\\rc'"),
         ("0\t1\t2\ta b\tc", "column c0: 'a b'"),
         ("0\t1\t2\t-1\tc", "column c0: '-1'"),
@@ -75,7 +79,7 @@ def test_values_come_back(rows, digits, upper, newline, last_newline) -> None:
 )
 def test_bad_rows_are_described_and_left_out(row: str, what: str) -> None:
     text = f"1\t7\t8\tAa\tbB\n{row}\n0\t\t\t\t\n"
-    parsed = parse_rows(text.encode(), SPEC, label=True)
+    parsed = parse_criteo(text.encode(), SPEC, label=True)
     assert parsed.bad_count == 1
     assert what in parsed.bad[0].what
     assert parsed.bad[0].line == 1
@@ -88,14 +92,14 @@ def test_bad_rows_are_described_and_left_out(row: str, what: str) -> None:
 
 
 def test_without_a_label() -> None:
-    parsed = parse_rows(b"5\t\tff\t1\n", SPEC, label=False)
+    parsed = parse_criteo(b"5\t\tff\t1\n", SPEC, label=False)
     assert parsed.label is None
     assert parsed.dense[0].tolist() == [5]
     assert parsed.categorical[:, 0].tolist() == [255, 1]
 
 
 def test_many_bad_rows_are_counted() -> None:
-    parsed = parse_rows(b"x\n" * (DESCRIBED_BAD_ROWS + 5), SPEC, label=True)
+    parsed = parse_criteo(b"x\n" * (DESCRIBED_BAD_ROWS + 5), SPEC, label=True)
     assert len(parsed) == 0
     assert parsed.bad_count == DESCRIBED_BAD_ROWS + 5
     assert len(parsed.bad) == DESCRIBED_BAD_ROWS
@@ -103,7 +107,7 @@ def test_many_bad_rows_are_counted() -> None:
 
 def test_rejecting_describes_every_bad_row() -> None:
     lines = [f"x{i}" if i % 3 else f"0\t{i}\t\tff\t" for i in range(3 * DESCRIBED_BAD_ROWS)]
-    parsed = parse_rows("\r\n".join(lines).encode(), SPEC, label=True, reject=True)
+    parsed = parse_criteo("\r\n".join(lines).encode(), SPEC, label=True, reject=True)
     assert parsed.bad_count == len(parsed.bad) == 2 * DESCRIBED_BAD_ROWS
     assert [(bad.line, bad.text.decode()) for bad in parsed.bad] == [
         (i, line) for i, line in enumerate(lines) if i % 3
@@ -127,8 +131,8 @@ FIELDS = st.one_of(
 def test_it_reads_what_the_reader_of_any_spec_reads(rows, newline: str) -> None:
     """The same text with a header is read by :mod:`clicklog.text.delimited`, to the same rows."""
     text = newline.join("\t".join(row) for row in rows).encode()
-    mine = parse_rows(text, SPEC, label=True, reject=True)
-    other = parse_text(text, SPEC, plain_layout(SPEC, label=True), reject=True)
+    mine = parse_criteo(text, SPEC, label=True, reject=True)
+    other = parse_delimited(text, SPEC, plain_layout(SPEC, label=True), reject=True)
     for name in ("label", "dense", "dense_missing", "categorical", "categorical_missing", "line"):
         assert np.array_equal(getattr(mine, name), getattr(other, name)), name
     assert [(bad.line, bad.text) for bad in mine.bad] == [(bad.line, bad.text) for bad in other.bad]
@@ -136,5 +140,5 @@ def test_it_reads_what_the_reader_of_any_spec_reads(rows, newline: str) -> None:
 
 
 def test_leading_zeros() -> None:
-    parsed = parse_rows(b"1\t00000000000000000007\t-0000000000000000\ta\tb\n", SPEC, label=True)
+    parsed = parse_criteo(b"1\t00000000000000000007\t-0000000000000000\ta\tb\n", SPEC, label=True)
     assert parsed.dense.tolist() == [[7], [0]]

@@ -52,7 +52,7 @@ def test_summary(finished: Path) -> None:
 def test_each_rank_has_a_gpu(monkeypatch, tmp_path: Path, gpus: int, ranks: int) -> None:
     seen = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setattr("demo.__main__._run", lambda args: seen.append(args.ranks))
+    monkeypatch.setattr("demo.__main__._run", lambda settings: seen.append(settings.ranks))
     assert main(["--output", str(tmp_path)]) == 0
     assert main(["--output", str(tmp_path), "--ranks", "4"]) == 0
     assert seen == [ranks, 4]

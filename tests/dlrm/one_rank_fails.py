@@ -1,4 +1,4 @@
-"""A checkpoint that only rank 1 cannot read, or finds gone; each rank writes what it got."""
+"""Resumed runs of which only rank 1 cannot load the checkpoint; each rank writes its errors."""
 
 from __future__ import annotations
 
@@ -6,27 +6,59 @@ import errno
 import sys
 from pathlib import Path
 
-from clicklog.errors import BadInputError, ClickLogError
-from dlrm.checkpoint.resume import _agreed
+import pytest
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from clicklog.errors import BadInputError, ClickLogError, SettingsError
+from dlrm.checkpoint.resume import _on_all_ranks
+from dlrm.checkpoint.tensors import Reader
 from dlrm.launch.distributed import process_group
+from dlrm.settings.flags import parse_settings
+from dlrm.train import train
+from nvt_loader import KJTLoader
+from tests.dlrm.runs import MODEL
+
+#: What fails on rank 1, and with what.
+CASES = [
+    (KJTLoader, "load_state_dict", SettingsError("another batch size")),
+    (KJTLoader, "load_state_dict", KeyError("epoch")),
+    (Reader, "read_data", torch.OutOfMemoryError("CUDA out of memory")),
+    (DistributedModelParallel, "load_state_dict", RuntimeError("size mismatch")),
+]
 
 
-def main(path: Path) -> None:
+def main(path: Path, *flags: str) -> None:
     """Write each rank's errors, a line each."""
-    with process_group() as group:
+    settings = parse_settings([*MODEL, *flags])
+    with process_group() as group, pytest.MonkeyPatch.context() as patch:
 
-        def look(error: Exception) -> None:
-            if group.rank == 1:
+        def failing(error: Exception):
+            def fail(*args, **kwargs):
                 raise error
 
-        got = []
-        for error in (OSError(errno.EIO, "Input/output error"), BadInputError("gone")):
+            return fail
+
+        def attempt(function, *args) -> None:
             try:
-                _agreed(group, path, look, error)
-            except ClickLogError as found:
-                got.append(f"{type(found).__name__}: {found.what}\n")
-        (path / str(group.rank)).write_text("".join(got))
+                function(*args)
+            except (ClickLogError, RuntimeError) as found:
+                what = found.what if isinstance(found, ClickLogError) else found
+                with (path / str(group.rank)).open("a") as file:
+                    file.write(f"{type(found).__name__}: {what}\n")
+
+        def succeed() -> None:
+            pass
+
+        for error in (OSError(errno.EIO, "Input/output error"), BadInputError("gone")):
+            function = failing(error) if group.rank == 1 else succeed
+            attempt(_on_all_ranks, group, path, function)
+        for kind, method, error in CASES:
+            with patch.context() as one:
+                if group.rank == 1:
+                    one.setattr(kind, method, failing(error))
+                attempt(train, settings, group)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

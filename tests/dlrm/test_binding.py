@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.launch.binding import choose_cpus
+from dlrm.launch.startup import choose_cpus
 from tests.dlrm.runs import MODEL, run_command
 
 
@@ -60,7 +60,7 @@ def test_visible_devices_say_which_gpus(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("gpus", [[], [-1, -1]])
-def test_without_gpus_all_cores_are_dealt_node_by_node(tmp_path, gpus):
+def test_without_gpus_all_cores_are_shared_node_by_node(tmp_path, gpus):
     cpus = write_machine(tmp_path, nodes=2, cores=3, gpus=gpus)
     assert choose_cpus(0, 1, cpus, tmp_path) == sorted(cpus)
     assert choose_cpus(1, 2, cpus, tmp_path) == [3, 4, 5, 9, 10, 11]

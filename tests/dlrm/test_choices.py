@@ -200,7 +200,7 @@ def test_max_steps_in_the_second_epoch(data, tmp_path):
     assert (result.steps, result.samples) == (40, 929 + 10 * 32)
     rates = [event["lr"] for event in events(tmp_path, "train")]
     assert rates == [0.1] * 20 + [0.01] * 20, "shares are of the steps that are trained"
-    found = [(one["step"], one["split"]) for one in events(tmp_path, "evaluation")]
+    found = [(event["step"], event["split"]) for event in events(tmp_path, "evaluation")]
     assert found == [(30, "valid"), (40, "valid"), (40, "test")]
 
 
@@ -212,7 +212,7 @@ def test_a_good_enough_auroc_ends_training(data, tmp_path):
 
 def test_evaluations_wait(data, tmp_path):
     _train(data, tmp_path, "--epochs=2", "--test_after=1.2", "--test_freq=12")
-    found = [one["step"] for one in events(tmp_path, "evaluation") if one["split"] == "valid"]
+    found = [event["step"] for event in events(tmp_path, "evaluation") if event["split"] == "valid"]
     assert found == [30 + 12, 30 + 24, 60]
 
 

@@ -7,8 +7,8 @@ import pytest
 from clicklog.schema import TableSchema
 from dlrm.config import model_config
 from dlrm.optim.default_rates import default_rates, default_warmup, with_default_rates
+from dlrm.settings.fields import OPTIMIZERS
 from dlrm.settings.flags import parse_settings
-from dlrm.settings.train_settings import OPTIMIZERS
 from tests.dlrm.runs import events, losses, train_here
 from tests.nvt_loader.data import write_split
 

@@ -8,8 +8,10 @@ import shlex
 
 import pytest
 
+from clicklog.command_line import add_arguments
 from clicklog.errors import SettingsError
-from dlrm.settings.flags import LEFT_OUT, RENAMED, build_parser, known_flags, parse_settings
+from dlrm.settings.flags import LEFT_OUT, RENAMED, build_parser, parse_settings
+from dlrm.settings.train_settings import TrainSettings
 from tests.dlrm.runs import ROOT
 
 PEERS = json.loads((ROOT / "tests" / "dlrm" / "peer_flags.json").read_text())
@@ -21,7 +23,10 @@ TABLE = {
     flag: (of.split(", "), text)
     for flag, of, text in re.findall(r"^\| `(--\w+)` \| ([^|]+) \| (.+) \|$", THEIRS, re.M)
 }
-ONLY_HERE = set(re.findall(r"^\| `(--\w+)` \|", OURS, re.M))
+ONLY_HERE = dict(re.findall(r"^\| `(--\w+)` \| (.+) \|$", OURS, re.M))
+
+PARSER = build_parser()
+add_arguments(PARSER, TrainSettings)
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer["name"])
@@ -34,7 +39,13 @@ def test_every_flag_of_theirs_is_in_the_table(peer):
 def test_our_flags_are_those_that_are_here_and_those_only_here():
     here = {flag for flag, (_, text) in TABLE.items() if text.startswith("here")}
     assert here.isdisjoint(ONLY_HERE)
-    assert here | ONLY_HERE == known_flags()
+    assert here | set(ONLY_HERE) == PARSER.flags()
+
+
+def test_the_page_describes_our_own_flags_as_the_help_does():
+    fields = TrainSettings.__dataclass_fields__
+    texts = {flag: fields[flag.removeprefix("--")].metadata["rules"].text for flag in ONLY_HERE}
+    assert texts == ONLY_HERE
 
 
 @pytest.mark.parametrize("flag", TABLE)
@@ -44,7 +55,7 @@ def test_a_flag_is_here_or_the_error_says_what_to_do(flag):
     if what == "here":
         second = re.match(r"here: a second name of `(--\w+)`", text)
         if second:
-            (action,) = [a for a in build_parser()._actions if flag in a.option_strings]
+            (action,) = [a for a in PARSER._actions if flag in a.option_strings]
             assert second.group(1) in action.option_strings
         return
     with pytest.raises(SettingsError, match=f"unknown argument {flag}") as error:
@@ -52,7 +63,7 @@ def test_a_flag_is_here_or_the_error_says_what_to_do(flag):
     if what == "renamed":
         name = re.match(r"renamed: `(--\w+.*?)`", text).group(1)
         assert name == RENAMED[flag]
-        assert name.split()[0] in known_flags()
+        assert name.split()[0] in PARSER.flags()
         assert error.value.remedy == f"it is called {name} here"
     else:
         assert text == f"left out: {LEFT_OUT[flag]}"

@@ -50,7 +50,7 @@ def test_replays_train_as_launches(data, tmp_path, monkeypatch, flags, graphs):
     steps = 2 * (ROWS // BATCH) * graphs
     assert counts == {"forward": steps, "backward": steps}
     test = [
-        [one for one in events(tmp_path / run, "evaluation") if one["split"] == "test"][-1]
+        [event for event in events(tmp_path / run, "evaluation") if event["split"] == "test"][-1]
         for run in ("launched", "replayed")
     ]
     assert test[0]["log_loss"] == pytest.approx(test[1]["log_loss"], abs=1e-6)

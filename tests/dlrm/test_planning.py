@@ -49,7 +49,7 @@ def test_full_size_is_cut_by_rows_to_fit():
     assert re.search(r"t_cat_19 +292,775,614 .*row_wise +fused +0,1,2,3,4,5,6,7", text)
 
 
-def test_too_large_for_the_gpus_is_cached_there_and_said():
+def test_too_large_for_the_gpus_is_cached_there_and_logged():
     text = _plan(f"--num_embeddings_per_feature={MLPERF}", "--world_size=1", "--hbm_gib=80")
     assert re.search(r"tables do not fit into GPU memory: .* t_cat_0", text)
     assert "fused_uvm_caching" in text

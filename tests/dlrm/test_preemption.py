@@ -61,11 +61,13 @@ def test_alone(data, whole, tmp_path, monkeypatch, caplog, what, number, step):
     assert result.steps == STEPS
     assert set(result.metrics) == {"valid", "test"}
     assert_same(tmp_path / "final", whole / "final")
-    seen = {one["step"] for one in events(tmp_path / "log", "evaluation")}
+    seen = {event["step"] for event in events(tmp_path / "log", "evaluation")}
     assert seen == {30, 60, 90}, "an evaluation that was cut short is made up for"
 
 
-def test_without_a_directory_nothing_is_kept_and_that_is_said(data, tmp_path, monkeypatch, caplog):
+def test_without_a_directory_nothing_is_kept_and_a_warning_is_logged(
+    data, tmp_path, monkeypatch, caplog
+):
     _terminate_at(monkeypatch, "set_learning_rate", 5)
     flags = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1"]
     with pytest.raises(SystemExit) as ended:
@@ -80,6 +82,25 @@ def test_a_checkpoint_of_the_same_step_is_not_written_twice(data, tmp_path, monk
     with pytest.raises(SystemExit):
         train_here(*flags_of(data, tmp_path))
     assert [path.name for path in finished(tmp_path / "steps")] == ["step_00000007"]
+
+
+def test_the_final_checkpoint_is_finished(data, whole, tmp_path, monkeypatch):
+    """Nothing is left to go on with: the run ends as it would have without the signal."""
+
+    def too_late(number, frame):
+        raise AssertionError("nothing handles SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, too_late)
+    try:
+        for what in ("training_state", "save_checkpoint"):
+            with monkeypatch.context() as patch:
+                _terminate_at(patch, what, 1)
+                result = train_here(*flags_of(data, tmp_path / what, NEVER))
+            assert result.steps == STEPS
+            assert_same(tmp_path / what / "final", whole / "final")
+            assert events(tmp_path / what / "log", "end")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
@@ -241,3 +262,42 @@ def test_a_rank_that_waits_for_one_that_is_gone_does_not_outlive_sigterm(data, t
     assert "exitcode  : 7 " in result.stderr
     assert "exitcode  : 143 " in result.stderr
     assert "exitcode  : -9 " not in result.stderr
+
+
+#: Rank 1 gets SIGTERM while the final checkpoint is written; rank 0 when it is alone already.
+LATE = """
+import os, pathlib, signal, sys, time
+import train_torchrec
+from dlrm import train
+from dlrm.reporting import progress
+
+rank, other = os.environ["RANK"], pathlib.Path(sys.argv[1])
+
+def save_checkpoint(*args, **kwargs):
+    if rank == "1":
+        other.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGTERM)
+    return save(*args, **kwargs)
+
+def write_report(directory):
+    while pathlib.Path("/proc", other.read_text()).exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(2.5)
+    return write(directory)
+
+save, train.save_checkpoint = train.save_checkpoint, save_checkpoint
+write, progress.write_report = progress.write_report, write_report
+sys.exit(train_torchrec.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_finish_the_final_checkpoint(data, tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    flags = flags_of(data, tmp_path, NEVER, "--epochs=1", batch_size=16)
+    result = torchrun(str(script), str(tmp_path / "pid"), *MODEL, *flags, timeout=500)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "final" / "model.json").exists()
+    assert (tmp_path / "log" / "training.html").exists()

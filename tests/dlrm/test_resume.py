@@ -16,8 +16,8 @@ import pytest
 
 from clicklog.errors import OutputError, SchemaError, SettingsError
 from dlrm import train as train_module
-from dlrm.checkpoint.resume import check_resumable
-from dlrm.checkpoint.store import digest_of, read_model_file
+from dlrm.checkpoint.compatibility import check_resumable
+from dlrm.checkpoint.store import FORMAT, read_model_file
 from dlrm.checkpoint.writer import finished
 from dlrm.config import ModelConfig
 from dlrm.launch.distributed import process_group
@@ -29,6 +29,7 @@ from tests.dlrm.runs import (
     events,
     losses,
     run_command,
+    torchrun,
     train_here,
     train_many,
     two_machines,
@@ -205,6 +206,17 @@ def test_a_directory_with_a_run_is_not_taken_over_silently(data, started):
         train_here(*flags_of(data, started))
 
 
+@pytest.mark.timeout(600)
+def test_a_restart_does_not_take_over_what_the_first_start_was_refused(data, started):
+    flags = flags_of(data, started, batch_size=16)
+    result = torchrun(
+        "train_torchrec.py", *MODEL, *flags, launcher=["--max-restarts=1"], timeout=500
+    )
+    assert result.returncode != 0
+    assert result.stderr.count("steps: holds a run, up to step_00000084") >= 2, result.stderr
+    assert not events(started / "log", "resume")
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
@@ -233,12 +245,12 @@ def test_another_model_is_refused_with_the_difference(started):
     config = ModelConfig.from_dict(read_model_file(finished(started / "steps")[-1])["model"])
     other = dataclasses.replace(config, num_embeddings=(10, 50, 201, 3))
     with (
-        process_group() as group,
+        process_group(),
         pytest.raises(
             SchemaError, match=r"num_embeddings was \(10, 50, 200, 3\), is \(10, 50, 201, 3\)"
         ),
     ):
-        check_resumable(finished(started / "steps")[-1], {}, other, group)
+        check_resumable(finished(started / "steps")[-1], {}, other)
 
 
 def test_other_data_are_refused(started, tmp_path):
@@ -249,7 +261,7 @@ def test_other_data_are_refused(started, tmp_path):
         train_here(*flags_of(other, started), "--resume")
 
 
-def test_a_schedule_may_change_and_that_is_said(data, started, caplog):
+def test_a_schedule_may_change_and_is_logged(data, started, caplog):
     schedule = ["--lr_warmup_steps=5", "--lr_decay_start=80", "--lr_decay_steps=9"]
     train_here(*flags_of(data, started), "--resume", *schedule)
     for flag in schedule:
@@ -282,7 +294,7 @@ def test_another_workflow_is_refused(data, started):
     (path,) = finished(started / "steps")[-1:]
     value = json.loads((path / "model.json").read_text())
     value["training"]["workflow_digest"] = "another"
-    (path / "model.json").write_text(json.dumps(value | {"blake2b": digest_of(value)}))
+    (path / "model.json").write_text(json.dumps(value | {"blake2b": FORMAT.digest(value)}))
     split = _moved(data, started)
     workflow = split.parents[1] / "workflow"
     workflow.mkdir()

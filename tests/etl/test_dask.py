@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -92,11 +93,9 @@ def test_killed_and_resumed(raw: Path, whole, dask_client) -> None:
         process.wait()
         process.stderr.close()
         assert not (output / "manifest.json").exists()
-    done = {path.stem for path in output.glob(".work/*/units/*.json")}
-    written = {
-        name: time for name, time in _written(output).items()
-        if name.replace("/part", "").removesuffix(".parquet") in done
-    }  # fmt: skip
+    records = [json.loads(path.read_text()) for path in output.glob(".work/*/units/*.json")]
+    done = {name for record in records for name in record}
+    written = {name: time for name, time in _written(output).items() if name in done}
     assert written
     run(settings(raw, output, block_mb=1, scheduler=scheduler, resume=True))
     assert tree(output) == expected
@@ -215,7 +214,7 @@ def test_a_cluster_that_cannot_do_it(raw: Path, tmp_path: Path, dask_client, mon
         return answer(client, function, *arguments)
 
     monkeypatch.setattr(Client, "run", told)
-    from etl.engines.choice import gpu_count
+    from etl.engines.hardware import gpu_count
 
     for given, message in (
         ({os.path.isdir: nowhere}, r"1 of 2 workers do not see .*: 127.0.0.1:1(.|\n)*share"),

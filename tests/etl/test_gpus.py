@@ -11,8 +11,9 @@ import pytest
 from distributed import LocalCluster
 
 from clicklog.errors import SettingsError
-from etl.engines import choice as engines
-from etl.engines import cluster
+from etl.engines import choice, cluster, hardware
+from etl.settings import EtlSettings
+from tests.logs import CRITEO
 
 pytestmark = pytest.mark.timeout(900)  # workers take a minute to start on a busy machine
 
@@ -45,7 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     """Make it one with so many GPUs that CUDA shows, of so many bytes, if these are visible."""
 
     def make(shown: int, memory: int = CARD, visible: str | None = None) -> None:
-        monkeypatch.setattr(engines, "find_spec", lambda name: name)
+        monkeypatch.setattr(hardware, "find_spec", lambda name: name)
         monkeypatch.setattr("numba.cuda.is_available", lambda: shown > 0)
         monkeypatch.setattr("numba.cuda.gpus", range(shown))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -72,13 +73,13 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 def test_instances_of_a_card_are_gpus(machine, shown: int, visible: str | None, count: int) -> None:
     """CUDA shows a process the first of those that are listed."""
     machine(shown, visible=visible)
-    assert engines.gpu_count() == count
+    assert hardware.gpu_count() == count
 
 
 def test_a_driver_that_refuses(machine) -> None:
     machine(0, memory=0)
     with pytest.raises(OSError, match="cuInit: CUDA_ERROR_NO_DEVICE"):
-        engines.gpu_memory()
+        hardware.gpu_memory()
 
 
 def test_pools_are_shares_of_an_instance(
@@ -117,3 +118,21 @@ def test_the_cause_is_what_a_worker_raised() -> None:
     found.__cause__.__cause__ = ValueError("no pool of 98 GiB")
     found.__cause__.__cause__.__cause__ = ZeroDivisionError()
     assert str(cluster._first_cause(found)) == "no pool of 98 GiB"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "engine"),
+    [
+        (0, {}, "cpu"),
+        (2, {}, "dask"),
+        (0, {"scheduler": "tcp://host:8786"}, "dask"),
+        (2, {"engine": "cpu"}, "cpu"),
+    ],
+)
+def test_auto_is_dask_where_there_is_a_gpu_or_a_scheduler(
+    machine, tmp_path: Path, gpus: int, options: dict, engine: str
+) -> None:
+    machine(gpus)
+    asked = EtlSettings(str(tmp_path), tmp_path / "out", CRITEO, **options)
+    assert choice.resolve(asked).engine == engine
+    assert choice.resolve(choice.resolve(asked)) == choice.resolve(asked)

@@ -224,15 +224,15 @@ def test_bytes_that_are_no_bool(tmp_path: Path) -> None:
 def test_table_sizes(tmp_path: Path) -> None:
     write_npy(tmp_path / "in", [70, 50, 41])
     larger = tuple(size + 1 for size in SIZES)
-    import_set(tmp_path / "in", tmp_path / "larger", table_sizes=larger)
+    import_set(tmp_path / "in", tmp_path / "larger", num_embeddings_per_feature=larger)
     assert TableSchema.read(tmp_path / "larger" / SPLIT).table_sizes == larger
     small = (SIZES[0] - 1, *SIZES[1:])
     with pytest.raises(BadInputError, match=r"column cat_0: 9\n.*the table has 9 rows"):
-        import_set(tmp_path / "in", tmp_path / "small", table_sizes=small)
+        import_set(tmp_path / "in", tmp_path / "small", num_embeddings_per_feature=small)
     with pytest.raises(SettingsError, match="25 table sizes, the set has 26"):
-        import_set(tmp_path / "in", tmp_path / "few", table_sizes=SIZES[1:])
+        import_set(tmp_path / "in", tmp_path / "few", num_embeddings_per_feature=SIZES[1:])
     with pytest.raises(SettingsError, match="a table of 0 rows"):
-        import_set(tmp_path / "in", tmp_path / "none", table_sizes=(0, *SIZES[1:]))
+        import_set(tmp_path / "in", tmp_path / "none", num_embeddings_per_feature=(0, *SIZES[1:]))
     with pytest.raises(SettingsError, match="without table sizes"):
         import_set(tmp_path / "in", tmp_path / "modulo", modulo=True)
 
@@ -242,7 +242,7 @@ def test_modulo(tmp_path: Path) -> None:
     ((_, _, ids),) = write_npy(tmp_path / "in", [100])
     raw = (ids * 0x9E3779B9 + 12345).astype(np.uint32).view(np.int32)
     np.save(tmp_path / "in" / "day_0_sparse.npy", raw)
-    import_set(tmp_path / "in", tmp_path / "out", table_sizes=SIZES, modulo=True)
+    import_set(tmp_path / "in", tmp_path / "out", num_embeddings_per_feature=SIZES, modulo=True)
     expected = raw[:80] % np.array(SIZES, np.int32)  # NumPy's, as TorchRec's
     np.testing.assert_array_equal(read_rows(tmp_path / "out", "train")[2], expected)
     assert is_sound(tmp_path / "out")
@@ -284,7 +284,7 @@ def test_resume(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(OutputError, match="did not finish"):
         import_set(tmp_path / "in", tmp_path / "out")
     with pytest.raises(OutputError, match="table_sizes"):
-        import_set(tmp_path / "in", tmp_path / "out", table_sizes=SIZES, resume=True)
+        import_set(tmp_path / "in", tmp_path / "out", num_embeddings_per_feature=SIZES, resume=True)
     again: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -317,7 +317,7 @@ def test_command_line(tmp_path: Path, capsys) -> None:
     assert (
         main(["import", "--input_path", str(tmp_path), "--output_path", str(tmp_path / "x")]) == 2
     )
-    assert "no training set that is known" in capsys.readouterr().err
+    assert "no training set of a known format" in capsys.readouterr().err
     value = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert value["settings"]["import"] == "TorchRec's split binary set"
 

@@ -16,17 +16,17 @@ from clicklog.errors import BadInputError, BadRowError
 from clicklog.readers.raw import (
     find_days,
     first_line,
-    header_lines,
     read_block,
     read_bytes,
-    stream_rows,
 )
+from clicklog.readers.stream import stream_rows
+from clicklog.readers.text_rows import header_lines
 from clicklog.spec.feature_spec import InputFormat, load_spec
 from clicklog.splits import SPLITS
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
 from etl.plan import make_plan
-from etl.staging import look_into, staged, unpack
+from etl.staging import decompress, estimate, staged
 from tests.clicklog.reference_reader import as_lists
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_day, write_log
@@ -83,7 +83,7 @@ def test_one_day_that_is_not_day_0(tmp_path: Path) -> None:
 
 def test_too_few_rows(tmp_path: Path) -> None:
     write_log(tmp_path, [5, 1])
-    with pytest.raises(BadInputError, match="day_1: too few rows: nothing left for test"):
+    with pytest.raises(BadInputError, match="day_1: too few rows: none left for test"):
         make_plan(find_days(str(tmp_path)), CRITEO, block_bytes=1000)
 
 
@@ -106,7 +106,7 @@ def test_compressed_days_are_staged(tmp_path: Path) -> None:
     assert days[4].path == str(tmp_path / "raw" / "day_4")
     reported = []
     for day in find_days(str(tmp_path / "raw"))[:4]:
-        unpack(look_into(day, tmp_path / "again"), report=reported.append)
+        decompress(estimate(day, tmp_path / "again"), report=reported.append)
     assert sum(reported) == sum(map(len, texts[:4]))
 
 
@@ -256,7 +256,8 @@ def test_a_header_without_the_label(logs, tmp_path: Path) -> None:
 
 def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:
     code = (
-        "import sys; from clicklog.readers.raw import find_days, stream_rows;"
+        "import sys; from clicklog.readers.raw import find_days;"
+        "from clicklog.readers.stream import stream_rows;"
         "from clicklog.spec.feature_spec import *;"
         "import etl.plan, dataclasses; spec = load_spec('retail');"
         "parquet = dataclasses.replace(spec, input=InputFormat('parquet'));"

@@ -89,15 +89,24 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -
     assert "missing day_1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     for extra, message in (
-        (["--limit_rows", "0"], "--limit_rows 0: at least 1"),
+        (["--limit_rows", "0"], "--limit_rows 0\n  -> it must be at least 1"),
         (["--max_table_size", "2"], "max_table_size = 2 leaves no room"),
         (["--days", "a"], "cannot read 'a'"),
         (["--spec", "none.toml"], "none.toml"),
         (["--policy", "nvidia-4"], "did you mean 'nvidia-"),
         (["--scheduler", "x", "--workers", "2"], "--workers and --scheduler are both set"),
         (["--scheduler", "x", "--engine", "cpu"], "--engine cpu and --scheduler x are both set"),
-        (["--max_bad_fraction", "1.5"], "--max_bad_fraction 1.5: from 0 to 1"),
-        (["--seed", "-1"], "--seed -1: at least 0"),
+        (
+            ["--max_bad_fraction", "1.5"],
+            "--max_bad_fraction 1.5\n  -> it must be at least 0 and at most 1",
+        ),
+        (
+            ["--policy", "nvidia-3", "--max_table_size", "9"],
+            "--policy and --max_table_size are both setularies",
+        ),
+        (["--resume", "--restart"], "--resume and --restart are both set"),
+        (["--on_bad_row", "x"], "argument --on_bad_rows: invalid choice: 'x'"),  # abbreviated
+        (["--seed", "-1"], "--seed -1\n  -> it must be at least 0"),
     ):
         assert main([*flags, *extra]) == 2
         assert message in capsys.readouterr().err

@@ -253,7 +253,7 @@ def test_interrupted_at_every_file_and_continued(tmp_path: Path, monkeypatch) ->
         assert [(root / part.file).read_bytes() for part in parts] == expected, when
         if not pulled:
             break
-    assert when[0] > 15  # plan, runs, marker, parts, buckets, marker
+    assert when[0] > 15  # plan, chunks, parts, buckets and their records
 
 
 def test_a_continued_shuffle_does_not_repeat_what_is_done(tmp_path: Path, monkeypatch) -> None:
@@ -291,7 +291,7 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"part\.1\.parquet: 50 rows instead of 51"):
         shuffle(tmp_path, tmp_path, [parts[0], Part(parts[1].file, 51, 0)], **arguments)
     shuffle(tmp_path, tmp_path, parts, **arguments)
-    with pytest.raises(OutputError, match="other rows or settings"):
+    with pytest.raises(OutputError, match=r"other settings or inputs:\n  seed: 0 before, 1 now"):
         shuffle(tmp_path, tmp_path, parts, **{**arguments, "seed": 1})
 
 

@@ -126,7 +126,7 @@ def test_a_run_on_a_cluster_equals_the_cpu_engine(log, client, tmp_path: Path) -
 
 
 def test_workers_are_patched_and_have_gpus(client, rapids: bool) -> None:
-    from etl.engines.choice import gpu_count
+    from etl.engines.hardware import gpu_count
 
     def supplied() -> bool:
         import sys
@@ -149,7 +149,7 @@ def test_the_memory_is_the_instances(rapids: bool) -> None:
         pytest.skip("a CPU has no device memory")
     import torch
 
-    from etl.engines.choice import gpu_memory
+    from etl.engines.hardware import gpu_memory
 
     assert gpu_memory() == torch.cuda.get_device_properties(0).total_memory
 
@@ -181,7 +181,7 @@ def test_spilling(rapids: bool, log, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_all_gpus(rapids: bool, log, tmp_path: Path) -> None:
     """A worker for each, or for each MIG instance that CUDA_VISIBLE_DEVICES lists: same answer."""
-    from etl.engines.choice import gpu_count
+    from etl.engines.hardware import gpu_count
 
     if rapids and gpu_count() < 2:
         pytest.skip("one GPU")

@@ -19,6 +19,7 @@ import pytest
 from clicklog.errors import SettingsError
 from inference.__main__ import main
 from inference.server.access import Access, AccessLog, ApiKeys, request_of
+from inference.server.metrics import ServerMetrics
 from inference.server.sockets import tls_context
 from tests.inference.conftest import ROOT, Trained
 from tests.inference.serving import serving
@@ -63,7 +64,8 @@ def test_a_key_is_needed_where_there_are_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"\n{KEY}\n  {OTHER_KEY}  \n")
     seen: list = []
-    access = Access(_app(seen), ApiKeys(file))
+    metrics = ServerMetrics(())
+    access = Access(_app(seen), metrics, ApiKeys(file))
     wrong = (
         {},
         {"authorization": "Bearer 0123456789abcdeF"},
@@ -78,6 +80,7 @@ def test_a_key_is_needed_where_there_are_keys(tmp_path: Path) -> None:
         assert (status, answer["www-authenticate"]) == (401, "Bearer"), headers
         assert _ask(access, "/metrics", **headers)[0] == 401
     assert not seen
+    assert b'inference_requests_total{code="401"} 14.0\n' in metrics.page()
     for path in ("/health", "/ready"):
         assert _ask(access, path)[0] == 200
     right = ({"authorization": f"Bearer {KEY}"}, {"authorization": f"bearer  {KEY}"},
@@ -105,7 +108,7 @@ def test_files_without_keys(
 
 def test_requests_have_ids() -> None:
     seen: list = []
-    access = Access(_app(seen))
+    access = Access(_app(seen), ServerMetrics(()))
     for name in ("abc-1.2:3/4=", "x" * 128):
         assert _ask(access, x_request_id=name)[1]["x-request-id"] == name
         assert seen[-1].id == name
@@ -118,7 +121,7 @@ def test_requests_have_ids() -> None:
 
 def test_the_access_log_is_json() -> None:
     file = io.StringIO()
-    access = Access(_app([]), access_log=AccessLog(file))
+    access = Access(_app([]), ServerMetrics(()), access_log=AccessLog(file))
     _ask(access, '/pre"\ndict', x_request_id="abc")
     line = json.loads(file.getvalue())
     assert file.getvalue().count("\n") == 1
@@ -186,7 +189,7 @@ def test_tls_keys_and_access_log_of_a_server(bundle: Path, tmp_path: Path) -> No
         assert ask(KEY)[0] == 401
         keys.write_text("")
         server.process.send_signal(signal.SIGHUP)
-        while "the API keys are still those from before" not in server.stderr.read_text():
+        while "keeping the previous API keys" not in server.stderr.read_text():
             pass
         assert ask(OTHER_KEY)[0] == 200
         server.process.send_signal(signal.SIGTERM)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from clicklog.rows import Ragged
 from inference import Predictor
-from inference.server.admission import Admission, Pace
+from inference.server.admission import Admission, WaitEstimate
 from inference.server.answers import RefusedError
-from inference.server.app import Service, make_service, read_body
+from inference.server.app import Service, make_service, parse_body
 from inference.server.batching import Batch, Batcher
 from inference.server.metrics import ServerMetrics
 from inference.server.settings import ServerSettings
@@ -104,7 +104,7 @@ def test_what_waits_goes_together_up_to_the_size_of_a_batch(batches: list) -> No
 
 
 def test_the_pace_says_how_long_a_request_would_wait() -> None:
-    pace = Pace()
+    pace = WaitEstimate()
     pace.begin("a", 1000, 5.0)
     assert pace.wait("a") == 0  # nothing is known yet
     pace.begin("a", 3000, 5.5)
@@ -152,7 +152,7 @@ def test_a_batch_that_fails_harms_no_other(batches: list) -> None:
     assert len(batches) == 1
 
 
-def test_a_batch_waits_for_company_until_it_is_full_or_told_to_hurry(batches: list) -> None:
+def test_a_batch_is_delayed_until_it_is_full_or_delays_are_stopped(batches: list) -> None:
     model = Model()
     model.go.release(100)
 
@@ -162,7 +162,7 @@ def test_a_batch_waits_for_company_until_it_is_full_or_told_to_hurry(batches: li
         assert (await batcher.score(request(5))).tolist() == [5]
         await asyncio.gather(*tasks)
         tasks = await _queued(batcher, request(6))
-        batcher.hurry()
+        batcher.stop_delaying()
         assert (await tasks[0]).tolist() == [6]
 
     run(model, batches, check, delay=1000.0)
@@ -228,7 +228,7 @@ def test_what_is_not_finite_is_an_error(shop_predictor: Predictor) -> None:
     service = make_service(Predictor(shop_predictor.workflow, damaged), ServerSettings())
     status, answer = _predict(service, json.dumps({"rows": [row | {first_price: 7}, row]}).encode())
     assert status == 500
-    assert answer["error"] == "the model gave nan as a probability"
+    assert answer["error"] == "the model computed the probability nan"
     assert isinstance(answer["row"], int)
     assert "weights" in answer["remedy"]
     page = service.metrics.page().decode()
@@ -246,15 +246,15 @@ def test_what_is_not_finite_is_an_error(shop_predictor: Predictor) -> None:
     ],
 )
 def test_a_key_may_be_there_once(shop_predictor: Predictor, body: bytes) -> None:
-    with pytest.raises(RefusedError, match=r"no JSON: the key '(a|rows)' is twice") as caught:
-        read_body(body, shop_predictor, 100)
+    with pytest.raises(RefusedError, match=r"not JSON: the key '(a|rows)' occurs twice") as caught:
+        parse_body(body, shop_predictor, 100)
     assert caught.value.status == 400
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
 def test_what_is_no_number_of_json_is_refused(shop_predictor: Predictor, number: bytes) -> None:
-    with pytest.raises(RefusedError, match=r"no JSON: .* a missing value is null") as caught:
-        read_body(b'{"rows": [{"price": %s}]}' % number, shop_predictor, 100)
+    with pytest.raises(RefusedError, match=r"not JSON: .* a missing value is null") as caught:
+        parse_body(b'{"rows": [{"price": %s}]}' % number, shop_predictor, 100)
     assert caught.value.status == 400
 
 
@@ -291,7 +291,7 @@ def test_any_json_is_scored_or_refused(
         value = data.draw(_VALUES)
     refused = []
     try:
-        encoded = read_body(json.dumps(value).encode(), shop_predictor, 100)
+        encoded = parse_body(json.dumps(value).encode(), shop_predictor, 100)
     except RefusedError as error:
         refused.append((error.status, json.dumps(error.details)))
     if refused:

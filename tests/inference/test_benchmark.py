@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clicklog.readers.raw import stream_rows
+from clicklog.readers.stream import stream_rows
 from inference import Predictor
 from inference.__main__ import main
 from inference.benchmark import to_dicts

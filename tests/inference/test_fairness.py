@@ -8,7 +8,7 @@ import json
 import pytest
 
 from inference.server.access import Request
-from inference.server.admission import Admission, Pace
+from inference.server.admission import Admission, WaitEstimate
 from inference.server.fairness import FairQueue, Turns, client_of
 from inference.server.metrics import ServerMetrics
 from inference.server.settings import ServerSettings
@@ -72,7 +72,7 @@ def test_few_rows_do_not_wait_for_many() -> None:
 
 
 def test_nobody_waits_for_the_work_of_another() -> None:
-    pace = Pace()
+    pace = WaitEstimate()
     pace.begin("a", 1000, 0.0)
     pace.end("a", 1000, 1.0, done=True)  # 1000 bytes/s
     pace.begin("a", 9000, 2.0)
@@ -170,20 +170,20 @@ def test_threads_are_taken_in_turn(cancelled: bool) -> None:
         turns, order = Turns(1), []
 
         async def work(client: str, cost: int) -> None:
-            await turns.take(client, cost)
+            await turns.acquire(client, cost)
             order.append(client)
-            turns.give()
+            turns.release()
 
-        await turns.take("big", 100)
+        await turns.acquire("big", 100)
         tasks = [asyncio.create_task(work("big", 100)) for _ in range(3)]
         await _settle()
         tasks += [asyncio.create_task(work("small", 1))]
         await _settle()
         if cancelled:  # when it is its turn already
-            turns.give()
+            turns.release()
             tasks[0].cancel()
         else:
-            turns.give()
+            turns.release()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert order == ["big", "small", "big", "big"][cancelled:]
         assert turns._free == 1

@@ -23,7 +23,7 @@ from inference.server import app as server_app
 from inference.server import fairness, run
 from inference.server.access import ApiKeys
 from inference.server.app import make_service
-from inference.server.logs import OneOfAKind
+from inference.server.logs import RateLimit
 from inference.server.settings import ServerSettings
 from inference.server.sockets import tls_context
 from tests.inference.conftest import ROOT
@@ -51,8 +51,8 @@ class _Key(str):
 
 def test_a_key_that_is_twice_is_found_in_one_pass() -> None:
     keys = [_Key(i) for i in range(1000)] + [_Key(999)]
-    with pytest.raises(ValueError, match="'999' is twice"):
-        server_app._object([(key, 0) for key in keys])
+    with pytest.raises(ValueError, match="'999' occurs twice"):
+        server_app._unique_keys([(key, 0) for key in keys])
     assert _Key.compared < 3000
 
 
@@ -65,7 +65,7 @@ def test_a_turn_is_given_back_if_no_thread_starts(
     start = threading.Thread.start
 
     def fail(thread: threading.Thread) -> None:
-        if thread.name.startswith("reader") and fails:
+        if thread.name.startswith("parser") and fails:
             fails.pop()
             raise RuntimeError("can't start new thread")
         start(thread)
@@ -113,7 +113,7 @@ async def _ask(service: server_app.Service, path: str, body: bytes) -> tuple[int
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
 
-def test_a_reader_that_is_stuck_does_not_keep_the_process_from_ending() -> None:
+def test_a_parser_thread_that_is_stuck_does_not_keep_the_process_from_ending() -> None:
     code = "import threading; from inference.server.app import _in_thread; "
     code += "_in_thread(threading.Event().wait)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
@@ -155,7 +155,7 @@ def test_every_reload_that_fails_is_logged(tmp_path: Path, monkeypatch: pytest.M
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    handler.addFilter(OneOfAKind())
+    handler.addFilter(RateLimit())
     monkeypatch.setattr(logging.getLogger("inference.server.access"), "handlers", [handler])
     for _ in range(3):
         keys.reload()
@@ -190,7 +190,7 @@ def test_a_certificate_that_does_not_fit_its_key_changes_nothing(tmp_path: Path,
     context = tls_context(cert, key)
     cert.write_bytes(other_cert.read_bytes())
     run._reload(settings, None, context)
-    assert "still the one from before" in caplog.text
+    assert "keeping the previous certificate" in caplog.text
     inbox, outbox = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context(cadata=first).wrap_bio(
         outbox, inbox, server_hostname="127.0.0.1"

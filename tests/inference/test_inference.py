@@ -164,7 +164,7 @@ def test_resume(
     with pytest.raises(KeyboardInterrupt):
         score(stop_at=every[5])
     assert not output.exists()
-    with pytest.raises(OutputError, match="another id_columns"):
+    with pytest.raises(OutputError, match=r"other settings or inputs:\n  id_columns"):
         score(id_columns=("cat_0",))
     again = score()
     assert sorted(again) == every[4:]
@@ -197,7 +197,7 @@ def test_an_output_is_not_overwritten(trained: Trained, tmp_path: Path, capsys) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--id_columns", "cat_77"], "column cat_77 of --id_columns is not there\n.*did you mean"),
+        (["--id_columns", "cat_77"], "column cat_77 of --id_columns is missing\n.*did you mean"),
         (["--id_columns", "cat_0,cat_0"], "'cat_0' is in the output already"),
         (["--id_columns", "row"], "'row' is in the output already"),
         (["--workers", "0"], "--workers 0"),

@@ -50,6 +50,7 @@ class Box:
         self.paths: list[str] = []
         self.headers: list[list] = []
         self.go = asyncio.Semaphore(0)
+        self.wait_for_body = True
         some = ServerSettings(**settings)
         self.all = Connections(some, ServerMetrics([]), 10)
         self.config = uvicorn.Config(
@@ -64,7 +65,7 @@ class Box:
 
     async def _app(self, scope, receive, send) -> None:
         self.paths.append(scope["path"])
-        while (await receive()).get("more_body"):
+        while self.wait_for_body and (await receive()).get("more_body"):
             pass
         self.headers.append(scope["headers"])
         await self.go.acquire()
@@ -104,6 +105,26 @@ def test_many_queued_requests_end_their_connection() -> None:
         box.connection.connection_lost(None)
         assert running.disconnected  # so that nobody works for it
         assert not box.connection.pipeline
+
+    asyncio.run(check())
+
+
+def test_a_body_after_its_answer_is_discarded_up_to_a_limit() -> None:
+    async def check() -> None:
+        box = Box(max_body_mb=1)
+        box.wait_for_body = False
+        box.go.release()
+        box.connection.data_received(b"POST / HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n{")
+        await settle()
+        assert b"HTTP/1.1 204 " in box.transport.written
+        for _ in range(10):
+            box.connection.data_received(bytes(100_000))
+        assert box.transport.reading
+        assert not box.transport.closing
+        assert box.connection.state(0)[0] == "idle"  # so it may also not take longer than --idle_s
+        box.connection.data_received(bytes(100_000))
+        assert box.transport.closing
+        assert b"HTTP/1.1 413 " in box.transport.written
 
     asyncio.run(check())
 

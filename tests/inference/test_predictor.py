@@ -183,14 +183,14 @@ def test_missing_columns_are_named(predictor: Predictor) -> None:
             predictor.predict(few_or_many)
     with pytest.raises(SchemaError, match="column cat_0 has 2 rows, column int_0 3"):
         predictor.predict({**dict(frame.items()), "cat_0": ["1", "2"]})
-    with pytest.raises(SchemaError, match="'1' is no column"):
+    with pytest.raises(SchemaError, match="'1' is not a column"):
         predictor.predict({**dict(frame.items()), "cat_0": "1"})
-    with pytest.raises(SchemaError, match="rows in a int"):
+    with pytest.raises(SchemaError, match="rows of type int"):
         predictor.predict(3)
 
 
 def test_what_is_no_bundle(trained: Trained, tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"a saved workflow, no bundle\n.*checkpoint"):
+    with pytest.raises(BadInputError, match=r"a saved workflow, not a bundle\n.*checkpoint"):
         Predictor.load(trained.workflow)
     with pytest.raises(BadInputError, match=r"bundle.json: no such file"):
         Predictor.load(tmp_path)

@@ -14,12 +14,14 @@ from urllib.parse import urljoin
 import numpy as np
 import pytest
 
+from clicklog.spec.feature_spec import load_spec
 from inference import Predictor, write_bundle
 from inference.__main__ import main
+from inference.server.openapi import request_body
 from tests.inference.conftest import Trained
 from tests.inference.serving import JSON, Server, serving
 from tests.inference.test_predictor import criteo_dicts, read_dicts
-from tests.logs import random_rows
+from tests.logs import CRITEO, random_rows
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +67,15 @@ def test_bad_rows_are_named(server: Server) -> None:
 
     for count in (2, 30):
         for column, value, reason in (
-            ("cat_3", "xyz", "'xyz': 1 to 8 hexadecimal digits are needed, or nothing"),
-            ("cat_3", -1, "-1: 0 to 4294967295 is needed, or nothing"),
-            ("int_12", "7", "'7': an integer is needed, or nothing"),
-            ("int_0", 2**31, "2147483648: -2147483648 to 2147483647 is needed, or nothing"),
-            ("int_0", [1], "[1]: an integer is needed, or nothing"),
+            ("cat_3", "xyz", "'xyz': expected 1 to 8 hexadecimal digits or a missing value"),
+            ("cat_3", -1, "-1: expected an integer from 0 to 4294967295 or a missing value"),
+            ("int_12", "7", "'7': expected an integer or a missing value"),
+            (
+                "int_0",
+                2**31,
+                "2147483648: expected an integer from -2147483648 to 2147483647 or a missing value",
+            ),
+            ("int_0", [1], "[1]: expected an integer or a missing value"),
             ("int_0", 10**400, None),
         ):
             got = refused({column: value}, count)
@@ -90,20 +96,20 @@ def test_bad_rows_are_named(server: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "error"),
     [
-        (b"", 400, "no JSON"),
-        (b'{"rows": [', 400, "no JSON"),
-        (b"\xff", 400, "no JSON"),
-        (b"[" * 100_000, 400, "no JSON"),
-        (b"1" * 5000, 400, "no JSON"),
+        (b"", 400, "not JSON"),
+        (b'{"rows": [', 400, "not JSON"),
+        (b"\xff", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"1" * 5000, 400, "not JSON"),
         (b"[]", 422, "'rows' or 'columns'"),
         (b'{"rows": [], "columns": {}}', 422, "'rows' or 'columns'"),
-        (b'{"rows": 3}', 422, "'rows' is no list"),
+        (b'{"rows": 3}', 422, "'rows' is not a list"),
         (b'{"rows": [null]}', 422, "invalid row"),
-        (b'{"columns": []}', 422, "'columns' is no object"),
+        (b'{"columns": []}', 422, "'columns' is not an object"),
         (b'{"columns": {"int_0": 1}}', 422, "invalid column"),
         (b'{"columns": {}}', 422, "invalid row"),
-        (json.dumps({"rows": [{}] * 101}).encode(), 413, "101 rows, at most 100"),
-        (b'{"columns": {"x": [' + b"1," * 200 + b"1]}}", 413, "201 rows, at most 100"),
+        (json.dumps({"rows": [{}] * 101}).encode(), 413, "101 rows; the limit is 100"),
+        (b'{"columns": {"x": [' + b"1," * 200 + b"1]}}", 413, "201 rows; the limit is 100"),
         (b" " * 300_000, 413, "more than 209715 bytes"),
     ],
 )
@@ -144,6 +150,28 @@ def test_pages(server: Server, predictor: Predictor) -> None:
     np.testing.assert_allclose(
         server.predict(**example), predictor.predict(example["rows"]), atol=1e-6
     )
+
+
+def test_openapi_describes_the_columns_of_a_spec() -> None:
+    spec = load_spec("retail")
+    content = request_body(spec)["content"]["application/json"]
+    rows, columns = (form["properties"] for form in content["schema"]["oneOf"])
+    row = rows["rows"]["items"]
+    assert row["required"] == list(columns["columns"]["required"]) == list(spec.columns[1:])
+    null = {"type": "null"}
+    limits = {"minimum": -(2**31), "maximum": 2**31 - 1}
+    assert row["properties"]["visits_today"]["anyOf"] == [{"type": "integer", **limits}, null]
+    texts = {"type": "array", "items": {"type": "string"}}
+    assert row["properties"]["recent_products"]["anyOf"] == [texts, null]
+    assert columns["columns"]["properties"]["recent_products"]["items"]["anyOf"] == [texts, null]
+    assert "$ref" not in json.dumps(content)  # OpenAPI would look for it elsewhere
+    digits = request_body(CRITEO)["content"]["application/json"]["schema"]["oneOf"][0]
+    digits = digits["properties"]["rows"]["items"]["properties"]["cat_0"]["anyOf"]
+    assert digits == [
+        {"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"},
+        {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
+        null,
+    ]
 
 
 def test_values_of_columns_are_counted(server: Server) -> None:
@@ -210,7 +238,7 @@ def test_draining_and_late_bodies(trained: Trained, tmp_path: Path) -> None:
             while part := connection.recv(1 << 16):
                 answer += part
         assert answer.startswith(b"HTTP/1.1 408 ")
-        assert b"no whole body in 3 s" in answer
+        assert b"the body was not complete within 3 s" in answer
         server.process.send_signal(signal.SIGTERM)
         while server.ask("/ready")[0] == 200:
             pass
@@ -228,7 +256,7 @@ def test_draining_and_late_bodies(trained: Trained, tmp_path: Path) -> None:
         (["--timeout_s", "nan"], "--timeout_s nan"),
         (["--max_connections", "0"], "--max_connections 0"),
         (["--trusted_proxies", "10.0.0.7,x"], "--trusted_proxies 10.0.0.7,x: 'x'"),
-        (["--tls_key", "key.pem"], "--tls_key key.pem without --tls_cert"),
+        (["--tls_key", "key.pem"], "--tls_key key.pem has no effect without --tls_cert"),
         (["--tls_cert", "none.pem"], "--tls_cert none.pem: No such file"),
         (["--batch_delay_ms", "5000"], "every request would be late"),
         (["--host", "192.0.2.1"], "192.0.2.1 port 8000 cannot be listened on: .*\n.*--host"),

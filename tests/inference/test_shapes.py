@@ -27,6 +27,6 @@ def test_two_layers_whose_products_are_many() -> None:
     top = [(torch.ones(1, 3), torch.ones(1))]
     layers = {"top": top, "branch1": wide, "branch2": wide}
     model = ServingModel.make(Table(torch.ones(5, 1)), (5,), layers)
-    with _Largest() as largest, pytest.raises(ValueError, match="layers that do not fit"):
+    with _Largest() as largest, pytest.raises(ValueError, match="layers do not match"):
         model.check(0)
     assert largest.elements < 10_000

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from inference.__main__ import main
+from inference.server.settings import ServerSettings
+from inference.server.workers import _Parent
 from tests.inference.conftest import Trained
 from tests.inference.serving import Server, serving
 from tests.inference.test_predictor import criteo_dicts
@@ -58,7 +62,7 @@ def test_workers_share_and_are_replaced(bundle: Path, tmp_path: Path) -> None:
         killed = first.pop()
         os.kill(killed, signal.SIGKILL)
         _until(lambda: len(_workers(server) - {killed}) == 2)
-        assert "another one is started" in server.stderr.read_text()
+        assert "starting another one" in server.stderr.read_text()
         assert server.metric("inference_rows_total") == 60
         assert len(server.predict(rows=rows)) == 3
 
@@ -76,6 +80,56 @@ def test_flags(bundle: Path, capsys, flags: list[str]) -> None:
 def test_workers_share_a_bundle_only(trained: Trained, capsys) -> None:
     assert main(["serve", *trained.flags, "--workers", "2"]) == 2
     assert "python -m inference bundle" in capsys.readouterr().err
+
+
+class Processes:
+    """Stands in for multiprocessing's context: keeps the arguments of the processes it starts."""
+
+    Pipe = staticmethod(multiprocessing.Pipe)
+
+    def __init__(self) -> None:
+        self.started: list[tuple] = []
+
+    def Process(self, target, args):  # noqa: N802
+        self.started.append(args)
+        return SimpleNamespace(start=lambda: None, pid=len(self.started))
+
+
+def test_one_worker_compares_digests_before_the_others_start() -> None:
+    parent = _Parent(lambda check: check, ServerSettings(workers=3), None)
+    parent._context = processes = Processes()
+    assert parent._may_start()
+    parent._start()
+    assert not parent._may_start()
+    ready = multiprocessing.Pipe()
+    parent._workers[0].pipe = ready[0]
+    parent._update(parent._workers[0])
+    assert not parent._may_start()
+    ready[1].send_bytes(b"ready")
+    parent._update(parent._workers[0])
+    while len(processes.started) < 3:
+        assert parent._may_start()
+        parent._start()
+    parent._started = True
+    parent._start()  # in the place of one that ended
+    assert [load() for load, *_ in processes.started] == [True, False, False, True]
+
+
+def test_sighup_waits_for_workers_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr("inference.server.workers.os.kill", lambda *args: sent.append(args))
+    parent = _Parent(lambda check: check, ServerSettings(workers=1), None)
+    parent._context = Processes()
+    parent._start()
+    worker = parent._workers[0]
+    worker.pipe, theirs = multiprocessing.Pipe()
+    parent._pass_on(signal.SIGHUP)
+    assert not sent  # it would end a worker that has no handler yet
+    theirs.send_bytes(b"ready")
+    parent._update(worker)
+    assert sent == [(1, signal.SIGHUP)]
+    parent._pass_on(signal.SIGHUP)
+    assert len(sent) == 2
 
 
 def test_workers_that_cannot_start(bundle: Path, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from clicklog.errors import SchemaError
 from clicklog.rows import Ragged, RawRows, dense_dtype, empty_rows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
-from clicklog.text.tokenizer import parse_rows
+from clicklog.text.line_layout import plain_layout
+from clicklog.text.parse import parse_rows
 from tests.workflows.random_specs import feature_specs
 from workflows import compiled
 from workflows.compiled import tables
@@ -92,7 +93,7 @@ def odd_rows(spec: FeatureSpec, rows: int, rng: np.random.Generator) -> RawRows:
         label=rng.integers(0, 2, rows).astype(np.uint8),
         dense=dense,
         dense_missing=missing[1],
-        categorical=np.array(columns) if spec.tokenized else columns,
+        categorical=np.array(columns) if spec.is_criteo_format else columns,
         categorical_missing=missing[0],
         line=np.arange(rows),
         bad=[],
@@ -171,7 +172,7 @@ def test_as_nvtabular(
     rows=st.integers(1, 60),
     seed=st.integers(0, 10**6),
 )
-def test_tokenized_logs_as_nvtabular(
+def test_criteo_logs_as_nvtabular(
     tmp_path_factory: pytest.TempPathFactory, policy: dict, columns: int, rows: int, seed: int
 ) -> None:
     """Criteo's kind of log, whose columns are encoded in one call."""
@@ -180,7 +181,7 @@ def test_tokenized_logs_as_nvtabular(
         tuple(DenseColumn(f"d{i}", fill=i) for i in range(2)),
         tuple(CategoricalColumn(f"c{i}", **policy) for i in range(columns)),
     )
-    assume(spec.tokenized)
+    assume(spec.is_criteo_format)
     directory, rng = tmp_path_factory.mktemp("compiled"), np.random.default_rng(seed)
     save(directory, spec, {key: {"mean": 0.3, "std": 1.7} for key in spec.dense_names}, rng)
     raw = odd_rows(spec, rows, rng)
@@ -239,7 +240,7 @@ def test_strings_with_equal_hashes(tmp_path: Path) -> None:
     first = rng.integers(0x20, 0x7F, (4000, 8), np.uint8)
     second = rng.integers(0x20, 0x7F, 8, np.uint8).view(np.uint64)
     # the state after the first 8 bytes; the second 8 bytes are made to cancel its difference
-    states = [int(tables._mix(np.uint64(16) ^ word)) for word in first.view(np.uint64)[:, 0]]
+    states = [int(tables.mix64(np.uint64(16) ^ word)) for word in first.view(np.uint64)[:, 0]]
     equal = []
     for head, state in zip(first, states, strict=True):
         tail = np.uint64(states[0] ^ state) ^ second
@@ -271,7 +272,7 @@ def test_tables_small_enough_for_batches(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_no_rows(tmp_path: Path) -> None:
     for spec in (load_spec(), load_spec("retail")):
-        path = tmp_path / str(spec.tokenized)
+        path = tmp_path / str(spec.is_criteo_format)
         statistics = {key: {"mean": 0.0, "std": 1.0} for key in spec.dense_names}
         save(path, spec, statistics, np.random.default_rng(0))
         workflow = compiled.load(path)
@@ -340,10 +341,11 @@ def test_imports_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from workflows import compiled\n"
-        "from clicklog.text.tokenizer import parse_rows\n"
+        "from clicklog.text.line_layout import plain_layout\n"
+        "from clicklog.text.parse import parse_rows\n"
         "compiled.build(sys.argv[1])\n"
         "workflow = compiled.load(sys.argv[1], verify=True)\n"
-        f"rows = parse_rows({row!r}, workflow.spec, label=True)\n"
+        f"rows = parse_rows({row!r}, workflow.spec, plain_layout(workflow.spec, label=True))\n"
         "table = compiled.to_table(workflow.transform(rows), workflow.schema)\n"
         "heavy = ('nvtabular', 'merlin', 'dask', 'distributed', 'pandas', 'torch', 'nvt_compat')\n"
         "print(table.num_rows, [m for m in heavy if m in sys.modules])\n"
@@ -352,5 +354,5 @@ def test_imports_nothing_heavy(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert done.stdout == "1 []\n"
-    alone = compiled.load(tmp_path).transform(parse_rows(row, spec, label=True))
+    alone = compiled.load(tmp_path).transform(parse_rows(row, spec, plain_layout(spec, label=True)))
     assert len(alone) == 1

@@ -21,7 +21,8 @@ import pytest
 import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, load_spec
-from clicklog.text.tokenizer import parse_rows
+from clicklog.text.line_layout import plain_layout
+from clicklog.text.parse import parse_rows
 from workflows import compiled
 from workflows.compiled import __main__ as command_line
 
@@ -329,7 +330,7 @@ def test_one_row_takes_far_less_than_a_millisecond(tmp_path: Path) -> None:
     workflows.write_workflow(tmp_path, spec, fitted)
     workflow = compiled.load(tmp_path)
     row = b"\t".join([b"1", *[b"7"] * 10, *[b"1000000"] * 3, *[b"1f"] * 26])
-    rows = parse_rows(row, spec, label=True)
+    rows = parse_rows(row, spec, plain_layout(spec, label=True))
     seconds = []
     for _ in range(300):
         begin = time.perf_counter()
@@ -344,5 +345,5 @@ def test_a_damaged_vocabulary_is_not_compiled(saved: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 3] ^= 1
     file.write_bytes(content)
-    with pytest.raises(BadInputError, match="not the file that was saved"):
+    with pytest.raises(BadInputError, match="not the file that was written"):
         compiled.build(saved)

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.spec.feature_spec import LARGEST_INT, CategoricalColumn
+from clicklog.spec.feature_spec import CategoricalColumn
+from clicklog.spec.raw_types import RAW_TYPES
 from workflows import finish
 
 _VALUES = {
     "hex32": st.integers(0, 2**32 - 1) | st.integers(0, 3),
-    "int": st.integers(-LARGEST_INT, LARGEST_INT) | st.integers(-3, 3),
+    "int": st.integers(RAW_TYPES["int"].least, RAW_TYPES["int"].most) | st.integers(-3, 3),
     "string": st.text(min_size=1, max_size=4).filter(lambda s: s.encode("utf-8", "ignore")),
 }
 _COUNTS = st.integers(1, 4) | st.integers(1, 2**40)
@@ -66,7 +67,7 @@ def test_a_hashed_column_has_none() -> None:
     assert got.observed == {"null": 0, "oov": 0, "unique": 0}
 
 
-@pytest.mark.parametrize("largest", [2**32 - 1, LARGEST_INT])
+@pytest.mark.parametrize("largest", [2**32 - 1, RAW_TYPES["int"].most])
 def test_many_values(largest: int) -> None:
     """Ties by the thousand, and values so large that the fast key has no room for the counts."""
     rng = np.random.default_rng(0)

@@ -16,7 +16,8 @@ import pytest
 import workflows
 from clicklog.errors import SchemaError
 from clicklog.spec.feature_spec import DENSE_TRANSFORMS, FeatureSpec
-from clicklog.text.tokenizer import parse_rows
+from clicklog.text.line_layout import plain_layout
+from clicklog.text.parse import parse_rows
 from tests.logs import CRITEO, Reference, random_rows
 from workflows.graph import build
 from workflows.store import load, save
@@ -30,7 +31,7 @@ TEST[1] = ["1", *[""] * 39]
 def frame_of(rows: list[list[str]], spec: FeatureSpec = CRITEO) -> pd.DataFrame:
     label = len(rows[0]) == len(spec.columns)
     text = "\n".join("\t".join(row) for row in rows).encode()
-    return workflows.to_frame(parse_rows(text, spec, label=label), spec)
+    return workflows.to_frame(parse_rows(text, spec, plain_layout(spec, label=label)), spec)
 
 
 def fitted(spec: FeatureSpec, directory: Path) -> nvtabular.Workflow:

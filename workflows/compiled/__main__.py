@@ -5,23 +5,30 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
-import argparse
+import dataclasses
 import logging
 import sys
 import time
 from pathlib import Path
 
+from clicklog.command_line import Parser, Settings, flag, parse
 from clicklog.errors import run_command
 from workflows.compiled.builder import ARRAYS, DIRECTORY, build
 
 log = logging.getLogger("workflows.compiled")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Compile the workflow a directory holds."""
-    parser = argparse.ArgumentParser("python -m workflows.compiled", description=__doc__)
-    parser.add_argument("workflow", type=Path, help="directory of a saved workflow")
-    path = parser.parse_args(arguments).workflow
+@dataclasses.dataclass(frozen=True)
+class CompileSettings(Settings):
+    """The settings of ``python -m workflows.compiled``."""
+
+    workflow: Path = flag("directory of a saved workflow", positional=True, metavar="WORKFLOW")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Compile the workflow in a directory."""
+    parser = Parser(prog="python -m workflows.compiled", description=__doc__)
+    path = parse(parser, argv, CompileSettings)[0].workflow
     begin = time.monotonic()
     build(path)
     size = sum((path / DIRECTORY / name).stat().st_size for name in ARRAYS)

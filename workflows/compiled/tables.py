@@ -3,25 +3,25 @@
 Open addressing with linear probing at a load of at most one half. A slot is
 
 * narrow: one word, ``id << 32 | value``, for values of 32 bits without sign;
-* wide: two words, the value (int64) or the hash of a string, and the id. Equal hashes are told
-  apart by the string's bytes, which lie in an array of their own.
+* wide: two words, the value (int64) or the hash of a string, and the id; for strings see
+  :mod:`workflows.compiled.text_tables`.
 
 No value has id 0 (padding), so a slot whose id is 0 is empty. Vocabularies are inserted by falling
-frequency: the frequent values lie where their hash points, and are found with one access.
+frequency: frequent values lie where their hash points and are found with one access.
 
-Lookups of large tables wait for memory, so the slot of a later row is prefetched: measured on
-1–40 M values, that halves the time of a lookup. Lookups of small tables wait for mispredicted
-branches: few values collide there, and the first slot of a narrow table belongs to the value 0,
-which stands where a value is missing.
+Lookups in large tables wait for memory, so the slot of a later row is prefetched, which halves
+their time, as measured on 1–40 M values. Lookups in small tables wait for mispredicted branches, so
+these tables have more room, and fewer collisions; the first slot of a narrow table is reserved for
+the value 0, which is the placeholder of missing values.
 
-The arrays may be mapped from files that anyone can write to, also while they are mapped. So no
-kernel goes by what is in them: a place, which is checked when it is opened, bounds every access, an
-id outside of the vocabulary is none, and a string must lie in its array. :func:`count_ids` and
-:func:`text_is_in_order` look at all of them once.
+The arrays may be mapped from files that other programs can change at any time, so kernels do not
+trust their contents: every access lies within a place, which is checked when the workflow is
+opened, ids outside of the vocabulary are ignored, and strings must lie in their array.
+:func:`count_ids` and :func:`.text_tables.text_is_in_order` check all contents once.
 
-Kernels have explicit signatures: compiled once, at import (or read from numba's cache), never in
-the middle of a request. What they call is put into them by LLVM (``forceinline``): numba's own way
-(``inline="always"``) takes twice as long to compile, and the result is no faster.
+Kernels have explicit signatures: they are compiled once, at import (or read from the cache), never
+during a request. LLVM inlines the functions that they call (``forceinline``): Numba's own
+``inline="always"`` takes twice as long to compile and is no faster.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ import numba
 import numpy as np
 from numba import types
 
-from clicklog.hashing import murmur3_of_bytes, murmur3_of_int
+from clicklog.hashing import murmur3_of_int
 from clicklog.kernels import compiled
 from clicklog.spec.feature_spec import FIRST_OOV_ID, NULL_ID
-from workflows.compiled.intrinsics import eight_bytes, prefetch
+from workflows.compiled.intrinsics import prefetch
 
-#: Words of a table begin and end at cache lines.
+#: Words of a cache line, at which tables begin and end.
 LINE_WORDS = 8
 _LEAST_SLOTS = 1 << 10
-_AHEAD = 16  # rows; 8 are slower, 32 are no faster
-_CACHED_WORDS = 1 << 14  # a table of so many stays in the cache: nothing to prefetch
+AHEAD = 16  # how many rows ahead a slot is prefetched; 8 is slower, 32 is no faster
+_CACHED_WORDS = 1 << 14  # tables up to this size stay in the cache and need no prefetching
 
-#: Fields of a place, the int64 [7] that tells a kernel about one column.
+#: Fields of a place: int64 [7], the description of one column for kernels.
 PLACE_BEGIN, PLACE_SLOTS, PLACE_WIDE, PLACE_OOV_IDS, PLACE_FIRST_ID, PLACE_VALUES, PLACE_TEXT = (
     range(7)
 )
@@ -49,23 +49,23 @@ PLACE_FIELDS = 7
 
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
-_NULL_ID, _OOV_ID = np.int32(NULL_ID), np.int32(FIRST_OOV_ID)
+NULL_ID32, OOV_ID32 = np.int32(NULL_ID), np.int32(FIRST_OOV_ID)
 
 
 def slots_for(values: int) -> int:
-    """How many slots a table of ``values`` values has; a small one has room."""
+    """Return the number of slots of a table; small tables have more room for each value."""
     return max(_LEAST_SLOTS, (8 if values <= 4096 else 2) * values)
 
 
 def words_for(slots: int, *, wide: bool) -> int:
-    """How many words a table of ``slots`` slots takes."""
+    """Return the number of words of a table."""
     words = slots * (2 if wide else 1)
     return -(-words // LINE_WORDS) * LINE_WORDS
 
 
 @numba.njit(forceinline=True)
-def _mix(key):
-    """A 64-bit hash of 64 bits (multiply, xor-shift: after Steele, Lea, Flood, SplitMix, 2014)."""
+def mix64(key):
+    """Hash 64 bits (multiply, xor-shift: after Steele, Lea, Flood, SplitMix, 2014)."""
     x = np.uint64(key) * _M1
     x ^= x >> _HALF
     x *= _M2
@@ -73,73 +73,50 @@ def _mix(key):
 
 
 @numba.njit(forceinline=True)
-def _home(hashed, slots):
-    """The slot a hash points to: its upper half, scaled (Lemire 2019), so any number will do."""
+def slot_of(hashed, slots):
+    """Return the slot of a hash: its upper half, scaled to any number of slots (Lemire 2019)."""
     return ((hashed >> _HALF) * slots) >> _HALF
 
 
 @numba.njit(forceinline=True)
 def _home_narrow(key, slots):
-    """The slot of a value of 32 bits: 0 for the value 0 and no other.
+    """Return the slot of a 32-bit value; only the value 0 has slot 0.
 
-    One product is enough of a hash: all bits of the value are in its upper half.
+    One product suffices as a hash: its upper half depends on all bits of the value.
     """
-    return _home(np.uint64(key) * _M1, slots - np.uint64(1)) + np.uint64(key != 0)
+    return slot_of(np.uint64(key) * _M1, slots - np.uint64(1)) + np.uint64(key != 0)
 
 
 @numba.njit(forceinline=True)
 def _home_wide(key, slots):
-    return np.uint64(2) * _home(_mix(key), slots)
+    return np.uint64(2) * slot_of(mix64(key), slots)
 
 
-@numba.njit(forceinline=True)
-def _last_bytes(data, at, end):
-    """The fewer than eight bytes ``data[at:end]`` as one word."""
-    if at + 8 <= len(data):
-        return eight_bytes(data, at) & ((np.uint64(1) << np.uint64(8 * (end - at))) - np.uint64(1))
-    word = np.uint64(0)
-    for k in range(end - at):
-        word |= np.uint64(data[at + k]) << np.uint64(8 * k)
-    return word
+WORDS = types.Array(types.uint64, 1, "C")
+READ_WORDS = types.Array(types.uint64, 1, "C", readonly=True)
+IDS = types.Array(types.int32, 1, "A")
+PLACE = types.Array(types.int64, 1, "C", readonly=True)
+TALLY = types.Array(types.int64, 1, "C")
 
 
-@numba.njit(forceinline=True)
-def _hash_text(data, begin, end):
-    hashed = np.uint64(end - begin)
-    at = begin
-    while at + 8 <= end:
-        hashed = _mix(hashed ^ eight_bytes(data, at))
-        at += 8
-    return _mix(hashed ^ _last_bytes(data, at, end))
-
-
-_WORDS = types.Array(types.uint64, 1, "C")
-_READ_WORDS = types.Array(types.uint64, 1, "C", readonly=True)
-_IDS = types.Array(types.int32, 1, "A")
-_PLACE = types.Array(types.int64, 1, "C", readonly=True)
-_TALLY = types.Array(types.int64, 1, "C")
-
-
-_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-
-
-def _read(kind: types.Type, dimensions: int = 1) -> types.Array:
+def read_only(kind: types.Type, dimensions: int = 1) -> types.Array:
+    """The type of an array that a kernel only reads; it need not be contiguous."""
     return types.Array(kind, dimensions, "A", readonly=True)
 
 
-_INSERT = types.int64(_WORDS, types.int64, _read(types.int64), types.int64)
+_INSERT = types.int64(WORDS, types.int64, read_only(types.int64), types.int64)
 
 
 @compiled(_INSERT)
 def insert_narrow(words, slots, values, first_id):
-    """Give values [n], each in [0, 2³²), the ids ``first_id``, + 1, …
+    """Insert values [n], each in [0, 2³²), with the ids ``first_id``, + 1, …
 
-    Returns −1, or the index of a value that is there already. The table must have room for all.
+    The table must have room for all of them. Returns −1, or the index of a value that occurs twice.
     """
     size = np.uint64(slots)
     for i in range(len(values)):
-        if i + _AHEAD < len(values):
-            prefetch(words, _home_narrow(values[i + _AHEAD], size))
+        if i + AHEAD < len(values):
+            prefetch(words, _home_narrow(values[i + AHEAD], size))
         key = np.uint64(values[i])
         at = _home_narrow(key, size)
         while words[at] >> _HALF != 0:
@@ -155,10 +132,10 @@ def insert_wide(words, slots, values, first_id):
     """As :func:`insert_narrow`, for any int64."""
     size = np.uint64(slots)
     for i in range(len(values)):
-        if i + _AHEAD < len(values):
-            prefetch(words, _home_wide(values[i + _AHEAD], size))
+        if i + AHEAD < len(values):
+            prefetch(words, _home_wide(values[i + AHEAD], size))
         key = np.uint64(values[i])
-        at = _home(_mix(key), size)
+        at = slot_of(mix64(key), size)
         while words[np.uint64(2) * at + np.uint64(1)] != 0:
             if words[np.uint64(2) * at] == key:
                 return i
@@ -168,27 +145,9 @@ def insert_wide(words, slots, values, first_id):
     return -1
 
 
-@compiled(
-    types.void(_WORDS, types.int64, _read(types.int64), _BYTES, types.int64),
-)
-def insert_text(words, slots, begins, data, first_id):
-    """As :func:`insert_narrow`, for strings ``data[begins[i]:begins[i + 1]]``.
-
-    Strings with equal hashes both get a slot; whether one is there twice is not looked at.
-    """
-    size = np.uint64(slots)
-    for i in range(len(begins) - 1):
-        hashed = _hash_text(data, begins[i], begins[i + 1])
-        at = _home(hashed, size)
-        while words[np.uint64(2) * at + np.uint64(1)] != 0:
-            at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(0)
-        words[np.uint64(2) * at] = hashed
-        words[np.uint64(2) * at + np.uint64(1)] = np.uint64(first_id + i)
-
-
-@compiled(types.int64(_READ_WORDS, _PLACE))
+@compiled(types.int64(READ_WORDS, PLACE))
 def count_ids(words, place):
-    """How many ids a table holds; −1 if one of them is none of its vocabulary."""
+    """Count the ids in a table; −1 if one of them is not an id of its vocabulary."""
     begin, end = place[PLACE_BEGIN], place[PLACE_BEGIN] + place[PLACE_SLOTS]
     first_id, ids = np.uint64(place[PLACE_FIRST_ID]), np.uint64(place[PLACE_VALUES])
     step, shift = 1, _HALF
@@ -203,26 +162,15 @@ def count_ids(words, place):
     return -1 if wrong else found
 
 
-@compiled(types.boolean(types.Array(types.int64, 1, "C", readonly=True), types.int64))
-def text_is_in_order(begins, length):
-    """Whether strings begin one after the other, the first at 0, and end at ``length``."""
-    if len(begins) == 0 or begins[0] != 0 or begins[-1] != length:
-        return False
-    wrong = 0
-    for i in range(1, len(begins)):
-        wrong += begins[i] < begins[i - 1]
-    return wrong == 0
-
-
 @numba.njit(forceinline=True)
 def _probe_narrow(words, begin, size, key):
-    """The id of a value, 0 if it has none. Ends in damaged tables too."""
+    """Return the id of a value, 0 if it has none. Terminates in damaged tables too."""
     if key >> _HALF != 0:
         return np.int32(0)
     at = begin + _home_narrow(key, size)
     word = words[at]
     left = size
-    # Neither is 0: one branch, which a value that is there takes like one that is not.
+    # The product is 0 for an empty slot and for the value: one branch for both ends of the search.
     while (word >> _HALF) * ((word & _LOW) ^ key) != 0:
         at += np.uint64(1)
         if at == begin + size:
@@ -262,53 +210,53 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
     first_id, ids = np.int32(place[PLACE_FIRST_ID]), np.uint32(place[PLACE_VALUES])
     shift, masked = np.uint64(bit), len(missing) > 0
     rows = len(values)
-    prefetched = max(0, rows - _AHEAD) if size * slot_words > _CACHED_WORDS else 0
+    prefetched = max(0, rows - AHEAD) if size * slot_words > _CACHED_WORDS else 0
     for i in range(prefetched):
         if wide:
-            prefetch(words, begin + _home_wide(values[i + _AHEAD], size))
+            prefetch(words, begin + _home_wide(values[i + AHEAD], size))
         else:
-            prefetch(words, begin + _home_narrow(values[i + _AHEAD], size))
+            prefetch(words, begin + _home_narrow(values[i + AHEAD], size))
         out[i] = _probe(words, begin, size, values[i], wide)
     for i in range(prefetched, rows):
         out[i] = _probe(words, begin, size, values[i], wide)
-    # Apart from the look-ups it takes no branch: half of those on nulls would be mispredicted.
+    # Without branches, because half of the branches on nulls would be mispredicted.
     nulls = 0
     oov = 0
     for i in range(rows):
         null = masked and (missing[i] >> shift) & np.uint64(1) != 0
         unknown = (np.uint32(out[i] - first_id) >= ids) & ~null
-        out[i] = _NULL_ID if null else (_OOV_ID if unknown else out[i])
+        out[i] = NULL_ID32 if null else (OOV_ID32 if unknown else out[i])
         nulls += null
         oov += unknown
     if oov and oov_ids > 1:
         for i in range(rows):
-            if out[i] == _OOV_ID:
+            if out[i] == OOV_ID32:
                 out[i] += np.int32(murmur3_of_int(np.int64(values[i])) % oov_ids)
     tally[0] += nulls
     tally[1] += oov
 
 
 @compiled(
-    types.void(_read(types.uint32), _read(types.uint64), types.int64, _READ_WORDS, _PLACE, _IDS,
-               _TALLY),
+    types.void(read_only(types.uint32), read_only(types.uint64), types.int64,
+               READ_WORDS, PLACE, IDS, TALLY),
 )  # fmt: skip
 def encode_hex(values, missing, bit, words, place, out, tally):
-    """Ids of one column of 32-bit values.
+    """Look up the ids of one column of 32-bit values.
 
     Args:
         values: [n].
-        missing: uint64 [n], or [0] if none is; ``bit`` is set where the value is missing.
+        missing: uint64 [n], with ``bit`` set where the value is missing; [0] if none is missing.
         bit: the column's bit.
         words: all tables.
-        place: int64 [``PLACE_FIELDS``], where the column's table is.
-        out: int32 [n], filled: 1 where missing, 2 … where out of vocabulary.
-        tally: int64 [2], to which missing and out-of-vocabulary values are added.
+        place: int64 [``PLACE_FIELDS``], the place of the column's table.
+        out: int32 [n], the result: 1 where missing, 2 … where out of vocabulary.
+        tally: int64 [2], to which the numbers of missing and out-of-vocabulary values are added.
     """
     _encode_numbers(values, missing, bit, words, place, False, out, tally)
 
 
 @compiled(
-    types.void(_read(types.uint32, 2), _read(types.uint64), _READ_WORDS,
+    types.void(read_only(types.uint32, 2), read_only(types.uint64), READ_WORDS,
                types.Array(types.int64, 2, "C", readonly=True),
                types.Array(types.int32, 2, "C"), types.Array(types.int64, 2, "C")),
 )  # fmt: skip
@@ -316,13 +264,13 @@ def encode_hex_columns(values, missing, words, places, out, tallies):
     """:func:`encode_hex` of all columns [columns, n] at once; column j is bit j."""
     bits = np.ascontiguousarray(missing)
     for j in range(values.shape[0]):
-        column = np.ascontiguousarray(values[j])  # a copy, which the rest is so much faster for
+        column = np.ascontiguousarray(values[j])  # copying makes the rest much faster
         _encode_numbers(column, bits, j, words, places[j], False, out[j], tallies[j])
 
 
 @compiled(
-    types.void(_read(types.int64), _read(types.uint64), types.int64, _READ_WORDS, _PLACE, _IDS,
-               _TALLY),
+    types.void(read_only(types.int64), read_only(types.uint64), types.int64, READ_WORDS, PLACE, IDS,
+               TALLY),
 )  # fmt: skip
 def encode_int(values, missing, bit, words, place, out, tally):
     """As :func:`encode_hex`, of int64; the table may be narrow or wide."""
@@ -330,81 +278,3 @@ def encode_int(values, missing, bit, words, place, out, tally):
         _encode_numbers(values, missing, bit, words, place, True, out, tally)
     else:
         _encode_numbers(values, missing, bit, words, place, False, out, tally)
-
-
-@numba.njit(forceinline=True)
-def _same_text(data, begin, end, text_begins, text, which):
-    """Whether ``data[begin:end]`` is string ``which``; never reads past the end, damaged or not."""
-    if which < 0 or which + 1 >= len(text_begins):
-        return False
-    at, text_end = text_begins[which], text_begins[which + 1]
-    # in this order: a difference of numbers that are not in order may overflow
-    if at < 0 or text_end < at or text_end > len(text) or text_end - at != end - begin:
-        return False
-    while begin + 8 <= end:
-        if eight_bytes(data, begin) != eight_bytes(text, at):
-            return False
-        begin += 8
-        at += 8
-    return _last_bytes(data, begin, end) == _last_bytes(text, at, text_end)
-
-
-@compiled(
-    types.void(_read(types.int32), _BYTES, _read(types.uint64), types.int64,
-               _READ_WORDS, _PLACE, _read(types.int64), _BYTES, _IDS, _TALLY),
-)  # fmt: skip
-def encode_text(begins, data, missing, bit, words, place, text_begins, text, out, tally):
-    """As :func:`encode_hex`, of strings ``data[begins[i]:begins[i + 1]]``.
-
-    ``text[text_begins[k]:text_begins[k + 1]]`` is string k of all vocabularies.
-    """
-    begin, size = np.uint64(place[PLACE_BEGIN]), np.uint64(place[PLACE_SLOTS])
-    end = begin + np.uint64(2) * size
-    oov_ids = np.uint32(place[PLACE_OOV_IDS])
-    first_id, ids = np.int32(place[PLACE_FIRST_ID]), np.uint32(place[PLACE_VALUES])
-    first_text = place[PLACE_TEXT] - place[PLACE_FIRST_ID]
-    shift, masked = np.uint64(bit), len(missing) > 0
-    rows = len(begins) - 1
-    hashes = np.empty(min(rows, _AHEAD), np.uint64)  # of the rows that follow, in a ring
-    for i in range(min(rows, _AHEAD)):
-        hashes[i] = _hash_text(data, begins[i], begins[i + 1])
-    nulls = 0
-    oov = 0
-    for i in range(rows):
-        hashed = hashes[i % _AHEAD]
-        if i + _AHEAD < rows:
-            later = _hash_text(data, begins[i + _AHEAD], begins[i + _AHEAD + 1])
-            hashes[i % _AHEAD] = later
-            prefetch(words, begin + np.uint64(2) * _home(later, size))
-        if masked and (missing[i] >> shift) & np.uint64(1):
-            out[i] = _NULL_ID
-            nulls += 1
-            continue
-        home = begin + np.uint64(2) * _home(hashed, size)
-        at = home
-        found = np.int32(0)
-        while words[at + np.uint64(1)] != 0:
-            candidate = np.int32(words[at + np.uint64(1)])
-            if (
-                words[at] == hashed
-                and np.uint32(candidate - first_id) < ids
-                and _same_text(
-                    data, begins[i], begins[i + 1], text_begins, text, first_text + candidate
-                )
-            ):
-                found = candidate
-                break
-            at += np.uint64(2)
-            if at == end:
-                at = begin
-            if at == home:
-                break
-        if found == 0:
-            found = _OOV_ID
-            if oov_ids > 1:
-                hashed32 = murmur3_of_bytes(data, begins[i], begins[i + 1])
-                found += np.int32(hashed32 % oov_ids)
-            oov += 1
-        out[i] = found
-    tally[0] += nulls
-    tally[1] += oov

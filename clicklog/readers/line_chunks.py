@@ -1,7 +1,7 @@
-"""Text in pieces of whole lines, in bounded memory however long a line is.
+"""Text in chunks of whole lines, in bounded memory however long a line is.
 
-A line longer than a limit is read over, not kept: what a crash leaves at the end of a file is
-gigabytes of zeros without a line break.
+A line longer than a limit is skipped, not kept: a crash may leave gigabytes of zeros without a line
+break at the end of a file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KEPT_BYTES = 1024
 
 @dataclasses.dataclass(frozen=True)
 class LongLine:
-    """A line that has more bytes than it may have.
+    """A line with more bytes than the limit.
 
     Attributes:
         begin: the byte of the (decompressed) file at which it begins.
@@ -41,29 +41,30 @@ class EndedEarlyError(Exception):
     """A file has fewer bytes than asked for; ``args`` are how many it has."""
 
 
-def split_pieces(
-    file: IO[bytes], piece_bytes: int, limit: int, *, begin: int = 0, size: int | None = None
+def split_chunks(
+    file: IO[bytes], chunk_bytes: int, limit: int, *, begin: int = 0, size: int | None = None
 ) -> Iterator[memoryview | LongLine]:
-    """Cut what a file holds from where it stands into pieces of whole lines.
+    """Cut the rest of a file into chunks of whole lines.
 
     Args:
-        file: is read from begin to end, each byte once.
-        piece_bytes: about how long a piece is.
-        limit: bytes of a line, without its end; of longer ones a :class:`LongLine` comes instead.
-        begin: the byte of the file at which it stands, for :attr:`LongLine.begin`.
-        size: how much to read: whole lines. Without, all there is.
+        file: read from its current position on, each byte once.
+        chunk_bytes: about how long a chunk is.
+        limit: bytes that a line may have, without its end; in place of a longer line comes a
+            :class:`LongLine`.
+        begin: the current position in the file, for :attr:`LongLine.begin`.
+        size: how many bytes to read: whole lines. None: up to the end of the file.
 
     Yields:
-        In their order, lines (read-only; the last one perhaps without its newline), none of them
-        longer than ``limit``; and those that are.
+        In the order of the file, chunks of lines up to ``limit`` (read-only; the last line perhaps
+        without its newline), and the longer lines.
 
     Raises:
         EndedEarlyError: there are fewer than ``size`` bytes.
     """
-    rest = memoryview(b"")  # a line of which the end has not come
-    long: LongLine | None = None  # one that is too long already
+    rest = memoryview(b"")  # a line whose end has not been read
+    long: LongLine | None = None  # a line that is too long already
     while True:
-        wanted = max(piece_bytes, len(rest))
+        wanted = max(chunk_bytes, len(rest))
         if size is not None:
             wanted = min(wanted, size)
         buffer = bytearray(len(rest) + wanted)

@@ -1,0 +1,146 @@
+"""The rows of one file from its beginning to its end, compressed or not, with or without labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from clicklog.errors import BadInputError
+from clicklog.readers.days import DayFile
+from clicklog.readers.line_chunks import LongLine
+from clicklog.readers.lines import filesystem_of, read_stream, stream_chunks
+from clicklog.readers.raw import Block, bad_row_error, check_label, read_block
+from clicklog.readers.text_rows import (
+    HEAD_BYTES,
+    PARQUET_MAGIC,
+    first_layout,
+    header_lines,
+    line_limit,
+    parse_chunks,
+)
+from clicklog.rows import RawRows
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.fast_rows import count_newlines
+from clicklog.text.line_layout import LineLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class UnparsedRows:
+    """Some rows of a log that have been read but not parsed, which threads can do.
+
+    Attributes:
+        path: of the file.
+        spec: its columns.
+        first: the number of the first row, from 0; a header is not a row.
+        label: whether the rows have a label.
+        text: the lines; of parquet None.
+        layout: of the lines; of parquet None.
+        block: the rows of a parquet file, otherwise None.
+        long: a line that is too long; there are no others then.
+    """
+
+    path: str
+    spec: FeatureSpec
+    first: int
+    label: bool
+    text: bytes | memoryview | None = None
+    layout: LineLayout | None = None
+    block: Block | None = None
+    long: LongLine | None = None
+
+    def without_label(self) -> UnparsedRows:
+        """The same rows without the label, so that its values are not checked.
+
+        Where columns have no names, the label cannot be left out: then the same rows.
+        """
+        if self.block is None and not self.spec.input.header:
+            return self
+        layout = self.layout.without_label() if self.layout else None
+        return dataclasses.replace(self, label=False, layout=layout)
+
+    def parse(self, *, reject: bool = False) -> RawRows:
+        """Parse the rows; line numbers count from ``first``. Raises BadRowError."""
+        if self.block is not None:
+            return read_block(self.block, self.spec, label=self.label, reject=reject)
+        chunk = self.text if self.long is None else self.long
+        rows = parse_chunks([chunk], self.spec, self.layout, reject=reject)
+        if rows.bad_count and not reject:
+            raise bad_row_error(rows, self.path, self.first + 1 + header_lines(self.spec))
+        return rows
+
+
+def stream_rows(
+    path: str, spec: FeatureSpec, *, block_bytes: int, reject: bool = False
+) -> Iterator[tuple[np.ndarray, RawRows]]:
+    """Read a file in blocks of about ``block_bytes``, parsing each.
+
+    Yields:
+        Numbers of the rows, int64 [n] from 0 (a header is not a row), and the parsed rows.
+
+    Raises:
+        BadInputError: the file is missing, empty or truncated.
+        BadRowError: a row breaks the spec (unless ``reject``).
+    """
+    for unparsed in stream_unparsed(path, spec, block_bytes=block_bytes):
+        rows = unparsed.parse(reject=reject)
+        yield unparsed.first + rows.line, rows
+
+
+def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterator[UnparsedRows]:
+    """Read a file in blocks of about ``block_bytes``, without parsing them.
+
+    Raises:
+        BadInputError: the file is missing, empty or truncated.
+        BadRowError: its lines have another number of fields than the spec.
+    """
+    if spec.input.format == "parquet":
+        yield from _stream_parquet(path, spec, block_bytes)
+        return
+    chunks = stream_chunks(path, block_bytes, line_limit(spec))
+    taken, layout = first_layout(chunks, path, spec)
+    first, begin = 0, layout.begin
+    for chunk in itertools.chain(taken, chunks):
+        if isinstance(chunk, LongLine):
+            yield UnparsedRows(path, spec, first, layout.label, b"", layout, long=chunk)
+            first += 1
+        elif len(text := chunk[begin:]):
+            yield UnparsedRows(path, spec, first, layout.label, text, layout)
+            first += count_newlines(np.frombuffer(text, np.uint8))
+        begin = 0  # the header is in the first chunk
+
+
+def _stream_parquet(path: str, spec: FeatureSpec, block_bytes: int) -> Iterator[UnparsedRows]:
+    from clicklog.readers.parquet_rows import cut_rows, parquet_layout
+
+    filesystem, name = filesystem_of(path)
+    if not filesystem.isfile(name):
+        raise BadInputError(f"{path}: no such file", "check the path")
+    layout = parquet_layout(path, path, spec)
+    if not layout.rows:
+        raise BadInputError(f"{path}: no rows", "there is nothing to read")
+    for begin, end in cut_rows(layout, 0, layout.rows, block_bytes):
+        yield UnparsedRows(path, spec, begin, layout.label, block=Block(path, begin, end, path))
+
+
+def check_first_rows(day: DayFile, spec: FeatureSpec, *, reject: bool) -> None:
+    """Check the first rows of a day, which may be compressed, and read no more than them.
+
+    Raises:
+        BadInputError: it is truncated, in another format than the spec says, or lacks a column.
+        BadRowError: they break the spec (unless ``reject``), or have no label.
+    """
+    if spec.input.format == "parquet":  # its footer, at the end, is read after decompression
+        head = next(read_stream(day.path, len(PARQUET_MAGIC)), b"")
+        if head != PARQUET_MAGIC:
+            raise BadInputError(
+                f"{day.source}: cannot be read as parquet: it begins with {head!r}",
+                "set another format in the [input] of the spec, or fetch the file again",
+            )
+        return
+    unparsed = next(stream_unparsed(day.path, spec, block_bytes=HEAD_BYTES), None)
+    if unparsed is not None:
+        check_label(unparsed.label, day.source, spec)
+        unparsed.parse(reject=reject)

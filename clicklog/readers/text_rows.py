@@ -1,0 +1,172 @@
+"""Read rows of text files in bounded memory, and find the positions of their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from clicklog.errors import BadInputError
+from clicklog.readers.line_chunks import LongLine
+from clicklog.readers.lines import read_chunks, read_up_to
+from clicklog.rows import BadRow, RawRows, with_bad_rows
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.fast_rows import count_newlines
+from clicklog.text.line_layout import LineLayout, layout_of, plain_layout
+from clicklog.text.parse import parse_rows
+
+PARQUET_MAGIC = b"PAR1"
+#: The first lines of a file, which tell its header and whether its rows have a label.
+HEAD_BYTES = 1 << 16
+#: Text that is read at once for a block in one chunk: most blocks are smaller.
+_WHOLE_BYTES = 128 << 20
+#: What to do about a line that is too long, other than to leave it out.
+TOO_LONG_REMEDY = (
+    "truncate the file there if a crash left such an end, allow longer lines with "
+    "`etl run --max_line_kb`"
+)
+
+
+def line_limit(spec: FeatureSpec) -> int:
+    """Bytes that a line may have, without its end; a header line too."""
+    return spec.input.max_line_kb << 10
+
+
+def header_lines(spec: FeatureSpec) -> int:
+    """Lines of a text file before its first row."""
+    return int(bool(spec.input.header))
+
+
+def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLayout:
+    """Return the positions of the columns, from a file's header or its first lines.
+
+    Args:
+        path: of the file, which is not compressed.
+        size: bytes of the file.
+        source: names the file in errors.
+        spec: the columns.
+
+    Raises:
+        BadInputError: it is a parquet file, or its header is too long or lacks a column.
+        BadRowError: its first lines have another number of fields than the spec.
+    """
+    if spec.input.header:
+        return _header_layout(path, source, spec)
+    return first_layout(read_chunks(path, 0, size, HEAD_BYTES, line_limit(spec)), source, spec)[1]
+
+
+def first_layout(
+    chunks: Iterable[memoryview | LongLine], source: str, spec: FeatureSpec
+) -> tuple[list[memoryview | LongLine], LineLayout]:
+    """As :func:`file_layout`, for text that is read in chunks.
+
+    Lines that are too long decide nothing about the label, unless there are no others.
+
+    Returns:
+        The chunks that were taken, and the layout.
+
+    Raises:
+        BadInputError: as :func:`file_layout`; or there are no chunks.
+    """
+    taken: list[memoryview | LongLine] = []
+    for chunk in chunks:
+        taken.append(chunk)
+        if not isinstance(chunk, LongLine):
+            return taken, _layout_of_head(bytes(chunk), source, spec)
+        if spec.input.header:
+            break
+    if not taken:
+        raise BadInputError(f"{source}: empty file", "there is nothing to read")
+    if spec.input.header:
+        raise _long_header(source, spec)
+    return taken, _layout_of_head(taken[0].head, source, spec)
+
+
+def block_layout(path: str, source: str, spec: FeatureSpec, label: bool) -> LineLayout:
+    """Return the positions of the columns for a block of a file.
+
+    Raises:
+        BadInputError: as :func:`file_layout`; or the label is to be read and not in the header.
+    """
+    if not spec.input.header:
+        return plain_layout(spec, label=label)
+    layout = _header_layout(path, source, spec)
+    if label and not layout.label:
+        raise BadInputError(f"{source}: column {spec.label} is not in the header")
+    return layout if label else layout.without_label()
+
+
+def _header_layout(path: str, source: str, spec: FeatureSpec) -> LineLayout:
+    head = read_up_to(path, 0, HEAD_BYTES)
+    if b"\n" not in head and len(head) == HEAD_BYTES:
+        head = read_up_to(path, 0, line_limit(spec) + 1)
+    return _layout_of_head(head, source, spec)
+
+
+def _layout_of_head(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+    if head.startswith(PARQUET_MAGIC):
+        raise BadInputError(
+            f"{source}: a parquet file, where the spec says {spec.input.format}",
+            'set format = "parquet" in its [input]',
+        )
+    if spec.input.header and len(head.split(b"\n", 1)[0]) > line_limit(spec):
+        raise _long_header(source, spec)
+    return layout_of(head, source, spec)
+
+
+def _long_header(source: str, spec: FeatureSpec) -> BadInputError:
+    return BadInputError(
+        f"{source}: the header has more than {line_limit(spec):,} bytes",
+        "check that it is the right file, or allow longer lines with `etl run --max_line_kb`",
+    )
+
+
+def read_text(
+    path: str,
+    begin: int,
+    end: int,
+    spec: FeatureSpec,
+    layout: LineLayout,
+    *,
+    reject: bool,
+    chunk_bytes: int | None,
+) -> Iterator[RawRows]:
+    """Read and parse the whole lines in the bytes ``[begin, end)``.
+
+    Args:
+        path: of the file.
+        begin: byte at which the first line begins.
+        end: byte after the last line.
+        spec: the columns.
+        layout: the positions of the columns.
+        reject: describe every bad row, not only the first ones.
+        chunk_bytes: about how much text is parsed at once; None: all of it.
+
+    Yields:
+        Rows; line numbers count from 0 in each.
+
+    Raises:
+        BadInputError: the file cannot be read, or is shorter.
+    """
+    size = chunk_bytes or min(end - begin, _WHOLE_BYTES)
+    chunks = read_chunks(path, begin, end, size, line_limit(spec))
+    for together in [list(chunks)] if chunk_bytes is None else ([chunk] for chunk in chunks):
+        yield parse_chunks(together, spec, layout, reject=reject)
+
+
+def parse_chunks(
+    chunks: list[memoryview | LongLine], spec: FeatureSpec, layout: LineLayout, *, reject: bool
+) -> RawRows:
+    """Parse chunks of one text together; lines that are too long are bad rows."""
+    texts, bad, before = [], [], 0
+    for chunk in chunks:
+        if isinstance(chunk, LongLine):
+            bad.append(BadRow(before, str(chunk), "", chunk.head, TOO_LONG_REMEDY))
+            before += 1
+        else:
+            texts.append(chunk)
+            if len(chunks) > 1:
+                before += count_newlines(np.frombuffer(chunk, np.uint8))
+    text = texts[0] if len(texts) == 1 else b"".join(texts)
+    rows = parse_rows(text, spec, layout, reject=reject)
+    return with_bad_rows(rows, bad) if bad else rows

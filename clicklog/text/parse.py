@@ -1,0 +1,28 @@
+"""Lines of text → rows, by the parser that suits the spec."""
+
+from __future__ import annotations
+
+from clicklog.rows import RawRows
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.delimited import parse_delimited
+from clicklog.text.line_layout import LineLayout
+from clicklog.text.tokenizer import parse_criteo
+
+
+def parse_rows(
+    data: bytes | memoryview, spec: FeatureSpec, layout: LineLayout, *, reject: bool = False
+) -> RawRows:
+    """Parse whole lines of text, without a header line.
+
+    Args:
+        data: lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
+        spec: the columns; their raw types say what a field may hold.
+        layout: which columns the fields of a line are.
+        reject: describe every bad row in ``RawRows.bad``, not only the first ones.
+
+    Raises:
+        SettingsError: the spec is one of parquet, or there are 2 GiB of text or more.
+    """
+    if spec.is_criteo_format:
+        return parse_criteo(data, spec, label=layout.label, reject=reject)
+    return parse_delimited(data, spec, layout, reject=reject)

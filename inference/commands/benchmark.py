@@ -1,0 +1,40 @@
+"""``python -m inference benchmark``: latency and rows/s by batch size."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from clicklog.command_line import Settings, flag
+from inference.commands.model import FORMATS, ModelSettings
+
+DESCRIPTION = "Measures latency and rows/s by batch size, beside those of Workflow.transform."
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkSettings(Settings):
+    """What to measure with."""
+
+    input: str = flag("raw rows to measure with", metavar="FILE")
+    format: str | None = flag("format of the input", None, choices=FORMATS)
+    batch_sizes: tuple[int, ...] = flag("batch sizes", (1, 64, 4096), least=1)
+    seconds: float = flag("time for each measurement", 2.0)
+    json: Path | None = flag("write the results to this file, too", None, metavar="FILE")
+
+
+SETTINGS = (ModelSettings, BenchmarkSettings)
+
+
+def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
+    """Measure, print a table, and perhaps write the results."""
+    predictor, stock = model.load(), None
+    from inference.benchmark import first_pieces, run_benchmark
+    from inference.predictor import input_spec
+
+    spec = input_spec(predictor.spec, settings.input, settings.format)
+    pieces = first_pieces(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
+    if model.workflow is not None:
+        from inference.stock import Stock
+
+        stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
+    run_benchmark(predictor, pieces, settings.batch_sizes, settings.seconds, stock, settings.json)

@@ -1,0 +1,49 @@
+"""``python -m inference bundle``: workflow and checkpoint → one directory that can be moved."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from clicklog.command_line import Settings, flag
+from inference.commands.model import FORMATS, TABLES
+
+
+@dataclasses.dataclass(frozen=True)
+class BundleSettings(Settings):
+    """What to bundle, and how its tables are stored."""
+
+    # fmt: off
+    workflow: Path = flag("saved workflow", metavar="OUT/workflow")
+    checkpoint: Path = flag("training checkpoint", metavar="CKPT")
+    output: Path = flag("directory to make", metavar="BUNDLE")
+    tables: str = flag("type of the embeddings", "float32", choices=TABLES)
+    evaluate: str | None = flag(
+        "labelled raw rows: print what --tables costs in AUROC compared with float32", None,
+        metavar="FILE"
+    )
+    format: str | None = flag("format of the file of --evaluate", None, choices=FORMATS)
+    # fmt: on
+
+
+SETTINGS = (BundleSettings,)
+
+
+def run(settings: BundleSettings) -> None:
+    """Write the bundle; print its size, and perhaps what its tables cost in AUROC."""
+    from dlrm.launch.startup import prepare_torch
+
+    prepare_torch()
+    from inference.model.bundle import write_bundle
+
+    output = settings.output
+    write_bundle(settings.workflow, settings.checkpoint, output, tables=settings.tables)
+    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    print(f"{output}: {size / 2**20:.1f} MiB")
+    if settings.evaluate is not None:
+        from inference.accuracy import compare, table
+        from inference.predictor import Predictor
+
+        predictors = {"float32": Predictor.load(settings.workflow, settings.checkpoint)}
+        predictors[settings.tables] = Predictor.load(output)
+        print(table(compare(predictors, settings.evaluate, settings.format)))

@@ -1,0 +1,77 @@
+"""The flags that name a model, for all subcommands that score rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clicklog.command_line import Settings, flag
+from clicklog.errors import SettingsError
+
+if TYPE_CHECKING:
+    from inference.predictor import Predictor
+
+TABLES = ("float32", "float16", "int8")
+FORMATS = ("tsv", "csv", "parquet")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings(Settings):
+    """The model to load, and where to.
+
+    Raises:
+        SettingsError: No model is named, or more than one.
+    """
+
+    # fmt: off
+    bundle: Path | None = flag(
+        "directory made by `python -m inference bundle`; or:", None, metavar="BUNDLE"
+    )
+    workflow: Path | None = flag("saved workflow, and", None, metavar="OUT/workflow")
+    checkpoint: Path | None = flag("training checkpoint, of any world size", None, metavar="CKPT")
+    device: str = flag("where the model runs: cpu, cuda, cuda:1 …", "cpu", metavar="DEVICE")
+    tables: str | None = flag(
+        "type of the embeddings (default: the bundle's; float32 for a checkpoint)", None,
+        choices=TABLES
+    )
+    skip_digests: bool = flag(
+        "open a bundle or workflow without reading its files first to compare them with their "
+        "digests; a damaged one is not noticed", False
+    )
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = (self.bundle is not None, self.workflow is not None, self.checkpoint is not None)
+        if given not in ((True, False, False), (False, True, True)):
+            raise SettingsError(
+                "no model, or two", "pass --bundle, or both --workflow and --checkpoint"
+            )
+
+    def load(self, *, device: str | None = None, check: bool = True) -> Predictor:
+        """Load the model.
+
+        Args:
+            device: Where the model runs; None: on ``self.device``.
+            check: Compare files with their digests, unless ``skip_digests`` is set.
+
+        Raises:
+            ClickLogError: What :meth:`inference.predictor.Predictor.load` raises.
+        """
+        # if a mapped file is truncated while it is in use, print "Bus error" and where
+        faulthandler.enable(sys.__stderr__)
+        from dlrm.launch.startup import prepare_torch
+
+        prepare_torch()
+        from inference.predictor import Predictor
+
+        return Predictor.load(
+            self.bundle or self.workflow,
+            self.checkpoint,
+            device=device or self.device,
+            tables=self.tables,
+            check=check and not self.skip_digests,
+        )

@@ -1,0 +1,50 @@
+"""``python -m inference serve``: answer requests over HTTP, JSON in, JSON out."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from clicklog.errors import SettingsError
+from inference.commands.model import ModelSettings
+from inference.server.settings import ServerSettings
+
+SETTINGS = (ModelSettings, ServerSettings)
+
+
+def run(model: ModelSettings, settings: ServerSettings) -> int | None:
+    """Serve until SIGTERM or SIGINT; the exit status."""
+    from inference.server.access import ApiKeys
+    from inference.server.sockets import listen, tls_context, url
+
+    if settings.api_key_file is not None:  # errors of these files come before the model is loaded
+        ApiKeys(settings.api_key_file)
+    if settings.tls_cert is not None:
+        tls_context(settings.tls_cert, settings.tls_key)
+
+    def started(listener) -> None:
+        print(f"serving on {url(listener, tls=settings.tls_cert is not None)}", flush=True)
+
+    if settings.workers > 1:
+        for name in ("workflow", "checkpoint", "tables"):
+            if getattr(model, name) is not None:
+                raise SettingsError(
+                    f"--{name} with --workers {settings.workers}: each worker would need a copy",
+                    "make a bundle, which the workers share: python -m inference bundle",
+                )
+        from inference.server.workers import serve_in_workers
+
+        return serve_in_workers(model.load, settings, started)
+    # until requests are served, SIGTERM ends the process at once: imports may swallow SystemExit
+    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if settings.reloads:  # its files have not been read yet
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        predictor = model.load()
+        from inference.server.run import serve
+
+        with listen(settings) as listener:
+            serve(predictor, settings, listener, started=lambda: started(listener))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return None

@@ -1,0 +1,255 @@
+"""Who imports whom: rooms and sub-rooms keep to their arrows, and no modules import in a circle.
+
+Imports are read from the sources, those inside functions too: an import that is delayed to get
+around a circle is still part of the circle.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+#: The rooms that each room may import. ``nvt_compat`` has a rule of its own, see below.
+ROOMS: dict[str, set[str]] = {
+    "clicklog": set(),
+    "nvt_compat": {"clicklog"},
+    "workflows": {"clicklog"},
+    "etl": {"clicklog", "workflows"},
+    "nvt_loader": {"clicklog"},
+    "dlrm": {"clicklog", "nvt_loader"},
+    "inference": {"clicklog", "workflows", "nvt_loader", "dlrm"},
+}
+#: Command lines and measurements: they may import every room, and no room imports them.
+TOPS = ("demo", "benchmarks", "train_torchrec")
+
+#: The sub-rooms of each room, and which sub-rooms of the same room each may import.
+SUB_ROOMS: dict[str, dict[str, set[str]]] = {
+    "clicklog": {
+        "files": set(),
+        "pages": set(),
+        "spec": {"files"},
+        "text": {"spec"},
+        "readers": {"spec", "text"},
+        "synthetic": {"files", "spec"},
+    },
+    "workflows": {"commands": {"compiled"}, "compiled": set()},
+    "etl": {
+        "check": {"shuffle"},
+        "commands": {"check", "engines", "importers", "report", "shuffle"},
+        "engines": set(),
+        "importers": set(),
+        "report": set(),
+        "shuffle": set(),
+    },
+    "nvt_loader": {"parquet": set(), "cpu": {"parquet"}, "cuda": {"cpu", "parquet"}},
+    "dlrm": {
+        "checkpoint": {"launch", "settings"},
+        "launch": set(),
+        "optim": {"settings"},
+        "reporting": {"launch", "settings"},
+        "settings": set(),
+        "sharding": {"launch", "optim", "settings"},
+    },
+    "inference": {
+        "commands": {"export", "model", "server"},
+        "export": {"inputs", "model", "server"},
+        "inputs": set(),
+        "model": {"inputs"},
+        "server": {"inputs", "model"},
+    },
+}
+
+#: Arrows against the tables above, each with its reason.
+EXCEPTIONS = {
+    # `nvtabular.Workflow.load` opens our workflows too; only a call of it imports `workflows`.
+    ("nvt_compat.saved", "workflows.description"),
+    ("nvt_compat.saved", "workflows.store"),
+}
+#: Circles that other work mends now: delete each with its circle.
+KNOWN_CIRCLES = {
+    frozenset({"nvt_loader.parquet.checks", "nvt_loader.parquet.footers"}),
+    frozenset({"nvt_loader.memory", "nvt_loader.parquet"}),
+}
+
+#: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
+NVTABULAR_MODULES = {
+    "etl.engines.dask",
+    "etl.importers.workflow",
+    "workflows.graph",
+    "workflows.store",
+}
+#: Modules that import ``nvt_compat`` for NVTabular in other modules or processes.
+COMPAT_MODULES = {
+    "etl.engines.cluster",  # the workers' graphs
+    "inference.stock",  # the frames that NVTabular's Workflow transforms
+}
+_NVTABULAR = {"nvtabular", "merlin"}
+_HEAVY = {"torch", "torchrec", "fbgemm_gpu", "dask", "distributed", "pandas", "cudf", "dask_cudf"}
+#: Packages that a room imports nowhere, not even inside a function.
+FORBIDDEN = {
+    "clicklog": {"torch", "torchrec", "dask", "distributed", "pandas", "cudf", *_NVTABULAR},
+    "workflows.compiled": _HEAVY | _NVTABULAR,
+    "etl": {"torch", "torchrec", "fbgemm_gpu"},
+    "nvt_loader": _NVTABULAR | {"dask", "distributed"},
+    "dlrm": _NVTABULAR | {"dask", "distributed"},
+}
+
+
+@functools.cache
+def _modules() -> dict[str, Path]:
+    """The modules of all rooms and tops, by name; a package's name stands for its __init__."""
+    files = [ROOT / "train_torchrec.py"]
+    for room in (*ROOMS, "demo", "benchmarks"):
+        files += sorted((ROOT / room).rglob("*.py"))
+    names = {}
+    for file in files:
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return names
+
+
+@functools.cache
+def _imports(module: str) -> frozenset[str]:
+    """What a module imports anywhere in its source: our modules by full name, others as written."""
+    found = set()
+    for node in ast.walk(ast.parse(_modules()[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: relative import; write the full name"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                found.add(submodule if submodule in _modules() else node.module)
+    return frozenset(found - {module})
+
+
+def _room(module: str) -> str:
+    return module.split(".")[0]
+
+
+def _sub_room(module: str) -> str:
+    """``clicklog.text`` for ``clicklog.text.parse``; a module of the room itself stays."""
+    room, *rest = module.split(".")
+    if rest and rest[0] in SUB_ROOMS.get(room, {}):
+        return f"{room}.{rest[0]}"
+    return module
+
+
+def _circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The strongly connected parts of more than one node, by what each node can reach."""
+
+    def reachable(node: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [node]
+        while todo:
+            for following in graph.get(todo.pop(), set()) - seen:
+                seen.add(following)
+                todo.append(following)
+        return seen
+
+    reach = {node: reachable(node) for node in graph}
+    circles = {
+        frozenset({node} | {other for other in reach[node] if node in reach.get(other, set())})
+        for node in graph
+    }
+    return {circle for circle in circles if len(circle) > 1}
+
+
+def _graph(room: str) -> dict[str, set[str]]:
+    """The imports of a room's modules among each other."""
+    own = [module for module in _modules() if _room(module) == room]
+    return {module: {other for other in _imports(module) if other in own} for module in own}
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
+    assert _circles(graph) == {frozenset({"b", "c"})}
+
+
+def test_imports_inside_functions_and_of_modules_count() -> None:
+    assert "clicklog.interrupts" in _imports("clicklog.errors")  # inside a function
+    assert "workflows.nodes" in _imports("workflows.graph")  # from workflows import nodes
+
+
+def test_rooms_import_only_the_rooms_below_them() -> None:
+    wrong = []
+    for module in _modules():
+        room = _room(module)
+        if room in TOPS:
+            continue
+        for other in _imports(module):
+            target = _room(other)
+            known = target in ROOMS or target in TOPS
+            allowed = ROOMS[room] | {room, "nvt_compat"}
+            if known and target not in allowed and (module, other) not in EXCEPTIONS:
+                wrong.append(f"{module} imports {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_sub_rooms_import_only_the_sub_rooms_below_them() -> None:
+    wrong = []
+    for module in _modules():
+        room, *rest = module.split(".")
+        if room not in SUB_ROOMS or not rest or rest[0] not in SUB_ROOMS[room]:
+            continue
+        allowed = SUB_ROOMS[room][rest[0]] | {rest[0]}
+        for other in _imports(module):
+            target, *inner = other.split(".")
+            if target == room and inner and inner[0] in SUB_ROOMS[room].keys() - allowed:
+                wrong.append(f"{module} imports {other}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("room", SUB_ROOMS)
+def test_every_sub_room_is_in_the_table(room: str) -> None:
+    there = {file.parent.name for file in (ROOT / room).glob("*/*.py")}
+    unknown = there - SUB_ROOMS[room].keys()
+    assert not unknown, f"{room}: add {sorted(unknown)} to SUB_ROOMS, with what it may import"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_modules_of_a_room_import_in_a_circle(room: str) -> None:
+    assert not _circles(_graph(room)) - KNOWN_CIRCLES
+
+
+@pytest.mark.parametrize("room", SUB_ROOMS)
+def test_no_sub_rooms_import_in_a_circle(room: str) -> None:
+    """A sub-room counts as one, together with the modules that lie directly in the room."""
+    graph: dict[str, set[str]] = {}
+    for module, others in _graph(room).items():
+        own = _sub_room(module)
+        graph.setdefault(own, set()).update({_sub_room(other) for other in others} - {own})
+    assert not _circles(graph) - KNOWN_CIRCLES
+
+
+def test_nvtabular_is_imported_where_it_is_patched_and_nowhere_else() -> None:
+    found = {
+        module
+        for module in _modules()
+        if _room(module) not in ("nvt_compat", *TOPS)
+        and {_room(other) for other in _imports(module)} & _NVTABULAR
+    }
+    assert found == NVTABULAR_MODULES
+
+
+def test_only_what_imports_nvtabular_imports_its_patches() -> None:
+    found = {
+        module
+        for module in _modules()
+        if _room(module) not in ("nvt_compat", *TOPS)
+        and "nvt_compat" in {_room(other) for other in _imports(module)}
+    }
+    assert found == NVTABULAR_MODULES | COMPAT_MODULES
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_packages_that_a_room_does_without(room: str) -> None:
+    for module in _modules():
+        if module == room or module.startswith(f"{room}."):
+            found = {_room(other) for other in _imports(module)} & FORBIDDEN[room]
+            assert not found, f"{module} imports {sorted(found)}"

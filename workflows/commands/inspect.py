@@ -1,0 +1,36 @@
+"""``python -m workflows inspect``: describe a saved workflow."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from clicklog.command_line import Settings, flag
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedWorkflow(Settings):
+    """The workflow to look into."""
+
+    workflow: Path = flag("directory of the workflow", metavar="OUT/workflow", positional=True)
+    skip_digests: bool = flag(
+        "do not read all files first to compare them with their digests", False
+    )
+
+    def verify(self) -> None:
+        """Compare all files with their digests, unless ``skip_digests`` is set."""
+        if not self.skip_digests:
+            from workflows.description import inspect, verify
+
+            verify(self.workflow, inspect(self.workflow))
+
+
+SETTINGS = (SavedWorkflow,)
+
+
+def run(saved: SavedWorkflow) -> None:
+    """Print operators, vocabularies, statistics and sizes."""
+    from workflows.report import report
+
+    saved.verify()
+    print(report(saved.workflow))

@@ -1,0 +1,165 @@
+"""Tables of strings: insertion, lookup and check.
+
+They are wide tables (:mod:`workflows.compiled.tables`) of the strings' hashes. The strings of all
+vocabularies lie one after the other in an array of bytes; strings with equal hashes are
+distinguished by their bytes.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numba import types
+
+from clicklog.hashing import murmur3_of_bytes
+from clicklog.kernels import compiled
+from workflows.compiled.intrinsics import eight_bytes, prefetch
+from workflows.compiled.tables import (
+    AHEAD,
+    IDS,
+    NULL_ID32,
+    OOV_ID32,
+    PLACE,
+    PLACE_BEGIN,
+    PLACE_FIRST_ID,
+    PLACE_OOV_IDS,
+    PLACE_SLOTS,
+    PLACE_TEXT,
+    PLACE_VALUES,
+    READ_WORDS,
+    TALLY,
+    WORDS,
+    mix64,
+    read_only,
+    slot_of,
+)
+
+BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+
+
+@numba.njit(forceinline=True)
+def _last_bytes(data, at, end):
+    """The fewer than eight bytes ``data[at:end]`` as one word."""
+    if at + 8 <= len(data):
+        return eight_bytes(data, at) & ((np.uint64(1) << np.uint64(8 * (end - at))) - np.uint64(1))
+    word = np.uint64(0)
+    for k in range(end - at):
+        word |= np.uint64(data[at + k]) << np.uint64(8 * k)
+    return word
+
+
+@numba.njit(forceinline=True)
+def _hash_text(data, begin, end):
+    hashed = np.uint64(end - begin)
+    at = begin
+    while at + 8 <= end:
+        hashed = mix64(hashed ^ eight_bytes(data, at))
+        at += 8
+    return mix64(hashed ^ _last_bytes(data, at, end))
+
+
+@compiled(
+    types.void(WORDS, types.int64, read_only(types.int64), BYTES, types.int64),
+)
+def insert_text(words, slots, begins, data, first_id):
+    """As :func:`insert_narrow`, for strings ``data[begins[i]:begins[i + 1]]``.
+
+    Strings with equal hashes both get a slot; a string that occurs twice is not detected.
+    """
+    size = np.uint64(slots)
+    for i in range(len(begins) - 1):
+        hashed = _hash_text(data, begins[i], begins[i + 1])
+        at = slot_of(hashed, size)
+        while words[np.uint64(2) * at + np.uint64(1)] != 0:
+            at = at + np.uint64(1) if at + np.uint64(1) < size else np.uint64(0)
+        words[np.uint64(2) * at] = hashed
+        words[np.uint64(2) * at + np.uint64(1)] = np.uint64(first_id + i)
+
+
+@compiled(types.boolean(types.Array(types.int64, 1, "C", readonly=True), types.int64))
+def text_is_in_order(begins, length):
+    """Whether the offsets are ascending, from 0 to ``length``."""
+    if len(begins) == 0 or begins[0] != 0 or begins[-1] != length:
+        return False
+    wrong = 0
+    for i in range(1, len(begins)):
+        wrong += begins[i] < begins[i - 1]
+    return wrong == 0
+
+
+@numba.njit(forceinline=True)
+def _same_text(data, begin, end, text_begins, text, which):
+    """Whether ``data[begin:end]`` is string ``which``; safe if the offsets are damaged."""
+    if which < 0 or which + 1 >= len(text_begins):
+        return False
+    at, text_end = text_begins[which], text_begins[which + 1]
+    # in this order, because a difference of damaged offsets may overflow
+    if at < 0 or text_end < at or text_end > len(text) or text_end - at != end - begin:
+        return False
+    while begin + 8 <= end:
+        if eight_bytes(data, begin) != eight_bytes(text, at):
+            return False
+        begin += 8
+        at += 8
+    return _last_bytes(data, begin, end) == _last_bytes(text, at, text_end)
+
+
+@compiled(
+    types.void(read_only(types.int32), BYTES, read_only(types.uint64), types.int64,
+               READ_WORDS, PLACE, read_only(types.int64), BYTES, IDS, TALLY),
+)  # fmt: skip
+def encode_text(begins, data, missing, bit, words, place, text_begins, text, out, tally):
+    """As :func:`encode_hex`, of strings ``data[begins[i]:begins[i + 1]]``.
+
+    ``text[text_begins[k]:text_begins[k + 1]]`` is string k of all vocabularies.
+    """
+    begin, size = np.uint64(place[PLACE_BEGIN]), np.uint64(place[PLACE_SLOTS])
+    end = begin + np.uint64(2) * size
+    oov_ids = np.uint32(place[PLACE_OOV_IDS])
+    first_id, ids = np.int32(place[PLACE_FIRST_ID]), np.uint32(place[PLACE_VALUES])
+    first_text = place[PLACE_TEXT] - place[PLACE_FIRST_ID]
+    shift, masked = np.uint64(bit), len(missing) > 0
+    rows = len(begins) - 1
+    hashes = np.empty(min(rows, AHEAD), np.uint64)  # of the following rows, in a ring buffer
+    for i in range(min(rows, AHEAD)):
+        hashes[i] = _hash_text(data, begins[i], begins[i + 1])
+    nulls = 0
+    oov = 0
+    for i in range(rows):
+        hashed = hashes[i % AHEAD]
+        if i + AHEAD < rows:
+            later = _hash_text(data, begins[i + AHEAD], begins[i + AHEAD + 1])
+            hashes[i % AHEAD] = later
+            prefetch(words, begin + np.uint64(2) * slot_of(later, size))
+        if masked and (missing[i] >> shift) & np.uint64(1):
+            out[i] = NULL_ID32
+            nulls += 1
+            continue
+        home = begin + np.uint64(2) * slot_of(hashed, size)
+        at = home
+        found = np.int32(0)
+        while words[at + np.uint64(1)] != 0:
+            candidate = np.int32(words[at + np.uint64(1)])
+            if (
+                words[at] == hashed
+                and np.uint32(candidate - first_id) < ids
+                and _same_text(
+                    data, begins[i], begins[i + 1], text_begins, text, first_text + candidate
+                )
+            ):
+                found = candidate
+                break
+            at += np.uint64(2)
+            if at == end:
+                at = begin
+            if at == home:
+                break
+        if found == 0:
+            found = OOV_ID32
+            if oov_ids > 1:
+                hashed32 = murmur3_of_bytes(data, begins[i], begins[i + 1])
+                found += np.int32(hashed32 % oov_ids)
+            oov += 1
+        out[i] = found
+    tally[0] += nulls
+    tally[1] += oov
