@@ -4,18 +4,7 @@ It has Merlin's loader interface where the two agree: ``batch_size``, ``shuffle`
 ``device``, ``global_rank``/``global_size`` as ``rank``/``world_size``; ``len()``, ``map``,
 ``transforms``, ``input_schema``, ``output_schema``; and it reads the ``.merlin/schema.json`` that
 Merlin writes. It does not inherit from merlin.dataloader's Loader, because each part of that was
-measured to be slower or found to be wrong (merlin-dataloader 23.8.0; docs/loader.md):
-
-- sharding: Merlin assigns whole Dask partitions, so ranks get different numbers of steps; here rows
-  are assigned (:mod:`nvt_loader.plan`);
-- reading: Dask takes 8 ms per partition, whose number depends on the machine's memory; here row
-  groups are decoded directly, by compiled loops, pyarrow or libcudf;
-- conversion: Merlin converts each batch in the training thread, column by column; here a block is
-  built ahead of use, and a batch is three views of it (:mod:`nvt_loader.blocks`);
-- the queue: Merlin's producer polls every microsecond and takes the interpreter lock from the
-  trainer; here it blocks;
-- the batch: Merlin's is a tuple of dicts of tensors; here it is what TorchRec's models take;
-- ``seed_fn``, ``epochs`` and the global generator: here an epoch is a function of (seed, epoch).
+measured to be slower or found to be wrong: docs/loader.md compares them, defect by defect.
 
 Functions given to ``map`` and ``transforms`` take and return such a batch, not frames.
 """
