@@ -70,11 +70,6 @@ EXCEPTIONS = {
     ("nvt_compat.saved", "workflows.description"),
     ("nvt_compat.saved", "workflows.store"),
 }
-#: Circles that other work mends now: delete each with its circle.
-KNOWN_CIRCLES = {
-    frozenset({"nvt_loader.parquet.checks", "nvt_loader.parquet.footers"}),
-    frozenset({"nvt_loader.memory", "nvt_loader.parquet"}),
-}
 
 #: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
 NVTABULAR_MODULES = {
@@ -214,7 +209,7 @@ def test_every_sub_room_is_in_the_table(room: str) -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_modules_of_a_room_import_in_a_circle(room: str) -> None:
-    assert not _circles(_graph(room)) - KNOWN_CIRCLES
+    assert not _circles(_graph(room))
 
 
 @pytest.mark.parametrize("room", SUB_ROOMS)
@@ -224,7 +219,7 @@ def test_no_sub_rooms_import_in_a_circle(room: str) -> None:
     for module, others in _graph(room).items():
         own = _sub_room(module)
         graph.setdefault(own, set()).update({_sub_room(other) for other in others} - {own})
-    assert not _circles(graph) - KNOWN_CIRCLES
+    assert not _circles(graph)
 
 
 def test_nvtabular_is_imported_where_it_is_patched_and_nowhere_else() -> None:
