@@ -1,4 +1,4 @@
-"""One epoch of one rank: blocks made in a background thread, batches handed out from them."""
+"""One epoch of one rank: a background thread builds blocks, and batches are views of them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from nvt_loader.plan import Plan
 
 @dataclasses.dataclass
 class Position:
-    """Where an epoch is.
+    """How far an epoch has got.
 
     Attributes:
-        epoch: counted from 0.
+        epoch: the epoch, counted from 0.
         step: steps of the epoch drawn so far, those before a resume included.
         first: the step at which this iterator began.
         rows: rows of this rank that this iterator has delivered.
@@ -39,12 +39,12 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What decides which row comes when, besides the plan.
+    """What determines the order of the rows besides the plan.
 
     Attributes:
         shuffle: one of :data:`nvt_loader.plan.SHUFFLES`.
-        seed: of the permutations.
-        rank, world_size: whose batches.
+        seed: the seed of the permutations.
+        rank, world_size: the rank that gets the batches, and the number of ranks.
     """
 
     shuffle: str
@@ -56,15 +56,15 @@ class Order:
 def produce_blocks(
     dataset: Dataset,
     plan: Plan,
-    blocks: CpuBuilder,
+    builder: CpuBuilder,
     position: Position,
     order: Order,
     budget: Budget,
 ) -> Iterator[tuple[slice, Any]]:
-    """The blocks of one rank's batches from ``position.first`` to the epoch's end.
+    """Build the blocks of one rank from step ``position.first`` to the epoch's end.
 
     Yields:
-        which of the block's steps are wanted (not those before ``position.first``), and the block.
+        The steps of the block to draw (not those before ``position.first``), and the block.
     """
     epoch, first_step, rank, world_size = (
         position.epoch,
@@ -81,11 +81,11 @@ def produce_blocks(
     assigned = planning.assign_rows(plan, starts, planning.find_remainder(plan, **where))
 
     def read(ranges: list[planning.Range]) -> ShardReader:
-        pieces = (
-            piece for ends in ranges for piece in planning.row_group_slices(starts, groups, *ends)
+        slices = (
+            part for ends in ranges for part in planning.row_group_slices(starts, groups, *ends)
         )
         first = min(budget.first_rows, budget.decode_rows)
-        return ShardReader(blocks.decode, pieces, first, budget.decode_rows)
+        return ShardReader(builder.decode, slices, first, budget.decode_rows)
 
     batch = plan.global_batch // world_size
     spans = plan.spans(rank, world_size)
@@ -112,19 +112,22 @@ def produce_blocks(
             sources.append(Source(reader, span.width, span.begin, span.end, place, permutation))
             place += span.end - span.begin
         wanted = slice(max(first_step - begin, 0), plan.steps - begin)
-        yield wanted, blocks.build(end - begin, batch, sources)
+        yield wanted, builder.build(end - begin, batch, sources)
     if plan.steps > plan.full_steps:
         first, last = (assigned.remainder[0] + row for row in plan.last_step(rank, world_size))
         size = last - first
         sources = [Source(read([(first, last)]), size, 0, size, 0)] if size else []
-        yield slice(0, 1), blocks.build(1, size, sources)
+        yield slice(0, 1), builder.build(1, size, sources)
 
 
 def _extents(
     plan: Plan, shuffle: str, first_step: int, batch: int, budget: Budget
 ) -> Iterator[tuple[int, int, int]]:
-    """The blocks of full steps: (window, begin, end). Shuffling rows needs whole windows, also
-    when an epoch resumes inside one; else a block begins where it likes."""
+    """Yield the blocks of full steps: (window, begin, end).
+
+    Shuffling rows needs whole windows, also when an epoch resumes inside one. Without it a block
+    may begin at any step.
+    """
     if shuffle == "rows":
         yield from plan.windows(first_step)
         return
@@ -137,23 +140,24 @@ def _extents(
 
 
 class EpochIterator(Iterator[Batch]):
-    """Batches from blocks; a thread of its own makes blocks ahead.
+    """Yields batches from blocks, which a thread of its own builds ahead.
 
     The thread runs one task per block and waits for nothing in between, so it can always end: at
-    the end of the epoch, after an error, or when the iterator is dropped (the executor goes with
-    it). An error ends the epoch and is raised again by every later ``next()``.
+    the end of the epoch, after an error, or when the iterator and with it the executor is dropped.
+    An error ends the epoch and is raised again by every later ``next()``.
     """
 
     def __init__(
         self,
         produced: Iterator[tuple[slice, Any]],
-        blocks: CpuBuilder,
+        builder: CpuBuilder,
         make_batch: BatchFactory,
         position: Position,
         finish: Callable[[Position], None],
     ) -> None:
-        """``finish`` is called at the end of the epoch, and may raise."""
-        self._produced, self._blocks = produced, blocks
+        """Yield the batches of the blocks in ``produced``; at the end call ``finish``, which may
+        raise."""
+        self._produced, self._builder = produced, builder
         self._make_batch, self._finish = make_batch, finish
         self._position = position
         self._batches: Iterator[Batch] = iter(())
@@ -166,7 +170,7 @@ class EpochIterator(Iterator[Batch]):
     def __next__(self) -> Batch:
         batch = next(self._batches, None)
         while batch is None:
-            self._batches = iter(())  # lets go of the last block
+            self._batches = iter(())  # releases the last block
             self._batches = self._next_block()
             batch = next(self._batches, None)
         self._position.step += 1
@@ -174,7 +178,7 @@ class EpochIterator(Iterator[Batch]):
         return batch
 
     def _submit(self) -> None:
-        self._ahead.append(self._executor.submit(self._blocks.produce, self._produced))
+        self._ahead.append(self._executor.submit(self._builder.produce, self._produced))
 
     def _next_block(self) -> Iterator[Batch]:
         if self._error is not None:
@@ -182,7 +186,7 @@ class EpochIterator(Iterator[Batch]):
         if not self._ahead:
             raise StopIteration
         try:
-            made = self._ahead[0].result()  # stays in line if interrupted here
+            made = self._ahead[0].result()  # stays in the queue if interrupted here
             if made is None:
                 self._finish(self._position)
         except Exception as error:
@@ -194,10 +198,10 @@ class EpochIterator(Iterator[Batch]):
             raise StopIteration
         self._ahead.popleft()
         self._submit()
-        steps, block = self._blocks.receive(*made)
+        steps, block = self._builder.receive(*made)
         return block.batches(steps, self._make_batch)
 
     def _stop(self) -> None:
         self._ahead.clear()
         self._executor.shutdown(wait=False, cancel_futures=True)
-        self._blocks.close()
+        self._builder.close()

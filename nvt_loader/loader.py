@@ -1,21 +1,10 @@
-"""The loader: a split's parquet → one stream of TorchRec batches per rank.
+"""The loader: parquet files of a split → one stream of TorchRec batches per rank.
 
-It speaks Merlin's loader interface where the two agree: ``batch_size``, ``shuffle``, ``drop_last``,
+It has Merlin's loader interface where the two agree: ``batch_size``, ``shuffle``, ``drop_last``,
 ``device``, ``global_rank``/``global_size`` as ``rank``/``world_size``; ``len()``, ``map``,
 ``transforms``, ``input_schema``, ``output_schema``; and it reads the ``.merlin/schema.json`` that
-Merlin writes. It does not inherit from merlin.dataloader's Loader, because every part of that was
-measured slower or found wrong (merlin-dataloader 23.8.0; figures in the benchmark's table):
-
-- sharding: Merlin deals whole Dask partitions, so ranks get different numbers of steps; here rows
-  are assigned (:mod:`nvt_loader.plan`);
-- reading: 8 ms of Dask per partition, whose number follows the machine's memory; here row groups
-  are decoded directly, by compiled loops, pyarrow or libcudf;
-- conversion: per batch, in the training thread, frame by frame; here per block, ahead of use, and a
-  batch is three views (:mod:`nvt_loader.blocks`);
-- the queue: Merlin's producer polls every microsecond and takes the interpreter from the trainer;
-  here it blocks;
-- the batch: a tuple of dicts of tensors; here what TorchRec's models take;
-- ``seed_fn``, ``epochs`` and the global generator: here an epoch is a function of (seed, epoch).
+Merlin writes. It does not inherit from merlin.dataloader's Loader, because each part of that was
+measured to be slower or found to be wrong: docs/loader.md compares them, defect by defect.
 
 Functions given to ``map`` and ``transforms`` take and return such a batch, not frames.
 """
@@ -49,69 +38,69 @@ from nvt_loader.state import check_state, make_state
 class KJTLoader:
     """Batches for one rank from a split's parquet files.
 
-    Every ``iter()`` gives a fresh iterator over one epoch. It yields
+    Every ``iter()`` returns a new iterator over one epoch. It yields
     :class:`torchrec.datasets.utils.Batch` on ``device``:
 
     - ``dense_features``: float32 [B, dense columns];
     - ``sparse_features``: KeyedJaggedTensor with the categorical columns as keys, in the schema's
       order; values of ``id_dtype``, lengths and offsets int32, stride B. Without multi-hot columns
-      there is one id per key and row. Multi-hot columns give as many as their lists hold, and
-      weights (float32) if ``weights`` names columns with them; other ids weigh 1;
+      there is one id per key and row. A multi-hot column has as many ids in a row as its list
+      holds. If ``weights`` names columns with weights, ids have weights (float32), by default 1;
     - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them).
 
     Over all ranks, an epoch yields every row exactly once, in the same number of steps on each
-    rank. B is ``batch_size``, but for the last step: its rows are split evenly over the ranks, so
+    rank. B is ``batch_size`` except in the last step: its rows are split evenly over the ranks, so
     a rank may get an empty batch (B = 0), which is a valid batch. ``drop_last`` leaves that step
     out, and with it other rows in each epoch. The global batch of each step depends on
     ``batch_size * world_size`` and the data, not on the world size: see :mod:`nvt_loader.plan`.
-    The batches of a block share memory with it and constants with each other: do not write into
-    them.
+    The batches of a block share its memory and constants with each other: do not write into them.
 
     **Epochs.** The first ``iter()`` is epoch 0, each later one the next, whether or not the one
     before was finished; :meth:`set_epoch` and :meth:`load_state_dict` choose what the next
-    ``iter()`` is. The order is a function of (seed, epoch). Unshuffled epochs are all alike.
+    ``iter()`` is. The order is a function of (seed, epoch). Unshuffled epochs are all equal.
 
-    **Order.** A batch draws from ``virtual_shards`` places of the data. ``shuffle="row_groups"``
-    permutes the row groups; ``"rows"`` (or True) also the rows within windows of
-    ``shuffle_window`` rows. ``virtual_shards=1`` without shuffling is the order of the files, at
-    the price that each rank decodes nearly everything.
+    **Order.** A batch takes rows from ``virtual_shards`` places of the data.
+    ``shuffle="row_groups"`` permutes the row groups; ``"rows"`` (or True) also the rows within
+    windows of ``shuffle_window`` rows. ``virtual_shards=1`` without shuffling is the order of the
+    files, but then each rank decodes nearly everything.
 
-    **Errors** of the background thread come out of ``next()``, and again of every later one. A
-    dropped iterator ends its threads. An epoch that did not deliver the rows it should have is
-    an error, and so are data that are not the rows of the ETL's manifest.
+    **Errors** of the background thread are raised by ``next()``, and again by every later one. The
+    threads of a dropped iterator end. An epoch that delivers fewer or more rows than planned is an
+    error, and so is a split with another number of rows than the ETL's manifest says.
 
     Args:
         path: directory of one split, as ``OUT/criteo_binary/split/train``; or one parquet file.
         batch_size: rows of a batch *of this rank*.
-        rank: which of the ranks this is.
+        rank: number of this rank.
         world_size: number of ranks.
-        shuffle: "none" (False), "row_groups" or "rows" (True); anew in every epoch.
-        seed: of the permutations; the same on all ranks.
-        drop_last: leave out the last step when it is not full.
-        device: where the batches go; None is the current CUDA device, or the CPU without one.
-        virtual_shards: places in the data that a batch draws from, at most
-            ``batch_size * world_size``. By default 8, of which 1, 2, 4 and 8 ranks share none;
-            a multiple of ``world_size`` is faster for more ranks.
+        shuffle: "none" (False), "row_groups" or "rows" (True); another order in every epoch.
+        seed: seed of the permutations; the same on all ranks.
+        drop_last: leave out the last step if it is not full.
+        device: device of the batches; None is the current CUDA device, or the CPU without one.
+        virtual_shards: places in the data that a batch takes rows from, at most
+            ``batch_size * world_size``; by default 8. Batches depend on it and not on the world
+            size. Ranks read no rows in common if it is a multiple of ``world_size``; otherwise they
+            share virtual shards, which costs time and, where rows are shuffled, memory.
         shuffle_window: rows of a window, over all virtual shards.
-        schema: the columns; by default ``.merlin/schema.json`` beside the files. With it, any
-            parquet will do: numbers of other types are converted.
+        schema: the columns; by default ``.merlin/schema.json`` beside the files. With a schema, the
+            files may be any parquet: numbers of other types are converted.
         table_sizes: rows of the embedding tables, instead of the schema's.
         hash_indices: map ids outside their table into it, instead of refusing them.
         weights: multi-hot column → list column with the weights of its ids.
-        id_dtype: "int32" or "int64", of the ids.
-        undersampling_rate: share of the negative rows to keep, the same ones in each epoch. A
-            model trained on them says p; the rate without it is ``p / (p + (1 - p) / rate)``.
+        id_dtype: type of the ids, "int32" or "int64".
+        undersampling_rate: share of the negative rows to keep, the same ones in each epoch. If a
+            model trained on them predicts p, the probability is ``p / (p + (1 - p) / rate)``.
         limit_batches: end each epoch after so many steps.
-        loader_memory: bytes for blocks, decoded columns and shuffling windows; by default
-            256 MiB, or 1 GiB where libcudf decodes. Row groups that are in use come on top.
+        loader_memory: most bytes for blocks, decoded columns and shuffling windows; by default
+            256 MiB, or 1 GiB where libcudf decodes. Row groups in use are not counted.
         decode_threads: threads that decode; by default two where there are two processors.
         transforms: functions of a batch, applied in order before those of :meth:`map`.
 
     Raises:
         BadInputError: a missing directory, file or schema, or a file that cannot be read.
-        SchemaError: a missing or retyped column, a null, an id outside its table, other rows
-            than the manifest's.
-        SettingsError: settings that make no sense.
+        SchemaError: a missing column or one of another type, a null, an id outside its table, or a
+            split with another number of rows than the manifest says.
+        SettingsError: a setting out of its range, or too little ``loader_memory``.
     """
 
     def __init__(
@@ -156,8 +145,8 @@ class KJTLoader:
             if value not in known:
                 raise SettingsError(f"{name} = {value!r}", f"choose one of {', '.join(known)}")
         if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
-            raise SettingsError(f"undersampling_rate = {undersampling_rate}", "a share is 0 … 1")
-        self._dataset = _dataset(
+            raise SettingsError(f"undersampling_rate = {undersampling_rate}", "choose 0 … 1")
+        self._dataset = _configured(
             read_dataset(path, schema, weights),
             table_sizes=table_sizes,
             id_dtype=np.dtype(id_dtype),
@@ -200,7 +189,7 @@ class KJTLoader:
 
     @property
     def epoch_rows(self) -> int:
-        """Rows that an epoch delivers, over all ranks."""
+        """Rows of an epoch, over all ranks."""
         return self._plan.epoch_rows
 
     @property
@@ -210,7 +199,7 @@ class KJTLoader:
 
     @property
     def device(self) -> torch.device:
-        """Where the batches are."""
+        """Device of the batches."""
         return self._device
 
     @property
@@ -219,12 +208,12 @@ class KJTLoader:
         return tuple(self._functions)
 
     def map(self, function: Callable[[Any], Any]) -> KJTLoader:
-        """Apply ``function`` to each batch (after those given before); the loader itself."""
+        """Apply ``function`` to each batch, after those given before; return the loader."""
         self._functions.append(function)
         return self
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, the same on every rank, the last smaller one included."""
+        """Steps of an epoch, the same on every rank, including the last, smaller one."""
         return self._plan.steps
 
     @property
@@ -237,7 +226,7 @@ class KJTLoader:
         self._next, self._current = Position(epoch), None
 
     def __iter__(self) -> Iterator[Batch]:
-        """A fresh iterator over the next epoch, or over the rest of a loaded state's epoch."""
+        """Return an iterator over the next epoch, or over the rest of a loaded state's epoch."""
         if get_worker_info() is not None:
             raise SettingsError(
                 "KJTLoader inside a worker of torch's DataLoader: each would deliver all rows",
@@ -245,29 +234,30 @@ class KJTLoader:
             )
         position = self._current = dataclasses.replace(self._next)
         self._next = Position(position.epoch + 1)
-        kind = choose_builder(self._dataset, self._device)
-        blocks = kind(self._dataset, self._device, self._threads)
+        builder = choose_builder(self._dataset, self._device)(
+            self._dataset, self._device, self._threads
+        )
         produced = produce_blocks(
-            self._dataset, self._plan, blocks, position, self._order, self._budget()
+            self._dataset, self._plan, builder, position, self._order, self._budget()
         )
         batches: Iterator[Batch] = EpochIterator(
-            produced, blocks, self._make_batch, position, self._finish
+            produced, builder, self._make_batch, position, self._finish
         )
         for function in self._functions:
             batches = map(function, batches)
         return batches
 
     def state_dict(self, trained_steps: int | None = None) -> dict[str, Any]:
-        """Where training is, as a few numbers; the same on all ranks.
+        """Return how far training has got, as a few numbers that are the same on all ranks.
 
         Args:
             trained_steps: steps *of the newest iterator's epoch* that were trained, counted from
-                the epoch's beginning, those before a resume included. A training pipeline draws
-                batches ahead (TrainPipelineSparseDist: two), and those must come again after a
-                resume, so say what was trained. None: every batch that was drawn.
+                the epoch's beginning, including those before a resume. A training pipeline draws
+                batches ahead (TrainPipelineSparseDist: two), which must come again after a resume.
+                None counts every batch that was drawn as trained.
 
         Raises:
-            SettingsError: that many steps were not drawn, or fewer than when the epoch resumed.
+            SettingsError: fewer steps were drawn, or more before the epoch was resumed.
         """
         position = self._current or self._next
         step = position.step if trained_steps is None else trained_steps
@@ -275,7 +265,7 @@ class KJTLoader:
             raise SettingsError(
                 f"trained_steps = {step} in an epoch of which steps {position.first} to "
                 f"{position.step} were drawn",
-                "count from the epoch's beginning, those before a resume included",
+                "count from the epoch's beginning, including the steps before a resume",
             )
         finished = step == len(self) and step > 0
         return make_state(
@@ -286,13 +276,13 @@ class KJTLoader:
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next ``iter()`` yield exactly the steps that ``state`` has not trained.
+        """Make the next ``iter()`` yield exactly the steps that were not trained before ``state``.
 
-        The world size may be another, if ``batch_size * world_size`` is the same.
+        The world size may differ if ``batch_size * world_size`` is the same.
 
         Raises:
-            SchemaError: the data are not those of the state.
-            SettingsError: a setting is not, or the state is of another version or no state.
+            SchemaError: the data have changed since the state was written.
+            SettingsError: a setting has changed, or the state has another version.
         """
         check_state(state, self._identity(), self._dataset.directory)
         self._plan = dataclasses.replace(self._plan, virtual_shards=state["virtual_shards"])
@@ -300,14 +290,14 @@ class KJTLoader:
         self._current = None
 
     def check_epoch(self) -> None:
-        """Compare what the newest iterators of all ranks delivered with the data (collective).
+        """Compare the rows that all ranks' newest iterators delivered with the plan (collective).
 
-        Needs torch.distributed where there are several ranks. Every iterator checks its own rows
-        at its end without it; this adds them up.
+        It needs torch.distributed if there are several ranks. Each iterator also checks its own
+        rows at the end of its epoch.
 
         Raises:
-            SchemaError: on every rank, when the sum is not :attr:`epoch_rows` (less what was
-                trained before a resume).
+            SchemaError: on every rank, if the sum is not :attr:`epoch_rows` (without the rows that
+                were trained before a resume).
         """
         first = self._current.first if self._current else 0
         accounting.check_sum(self.rows_delivered, self._plan, first, self._order.world_size)
@@ -332,7 +322,7 @@ class KJTLoader:
         return divide_memory(self._dataset, self._memory, demand, on_device=on_device)
 
     def _identity(self) -> dict[str, Any]:
-        """What a state must share with the loader that loads it."""
+        """Return what must be the same in a state and the loader that loads it."""
         plan = self._plan
         rate = self._dataset.undersampling
         return {
@@ -346,15 +336,15 @@ class KJTLoader:
         }
 
 
-def _dataset(dataset: Dataset, table_sizes: Iterable[int] | None, **options: Any) -> Dataset:
-    """The dataset with what the caller wants of it, checked against the ETL's manifest."""
+def _configured(dataset: Dataset, table_sizes: Iterable[int] | None, **options: Any) -> Dataset:
+    """Check the dataset against the ETL's manifest and add the caller's options."""
     schema = dataset.schema
     if table_sizes is not None:
         sizes = tuple(table_sizes)
         if len(sizes) != len(schema.categorical):
             raise SettingsError(
                 f"{len(sizes)} table sizes for {len(schema.categorical)} categorical columns",
-                "give one for each",
+                "give one size for each column",
             )
         schema = dataclasses.replace(schema, table_sizes=sizes)
     accounting.check_manifest(dataset)

@@ -1,4 +1,4 @@
-"""What a loader's state holds, and whether a loader may go on from it."""
+"""The state of a loader, and whether another loader may continue from it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from clicklog.errors import SchemaError, SettingsError
 
-#: 2: shards begin at row groups, windows are permuted otherwise. How many virtual shards there are,
-#: which once followed from the world size, a state says itself.
+#: Since version 2 shards begin at row groups and windows are permuted in another way. The number of
+#: virtual shards is part of the state, because it once depended on the world size.
 STATE_VERSION = 2
 
 
 def make_state(
     identity: dict[str, Any], *, virtual_shards: int, epoch: int, step: int
 ) -> dict[str, Any]:
-    """The state: what must stay the same, and where training is."""
+    """Return a state: what must stay the same, and how far training has got."""
     return {
         "version": STATE_VERSION,
         **identity,
@@ -29,8 +29,8 @@ def check_state(state: dict[str, Any], mine: dict[str, Any], directory: Path) ->
     """Refuse a state of other data or settings.
 
     Raises:
-        SchemaError: the data are not those of the state.
-        SettingsError: a setting is not, or the state is of another version or no state.
+        SchemaError: the data have changed since the state was written.
+        SettingsError: a setting has changed, or the state has another version.
     """
     if state.get("version") != STATE_VERSION:
         raise SettingsError(

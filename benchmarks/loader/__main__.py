@@ -1,14 +1,15 @@
-"""The loader beside Merlin's own, TorchRec's and a plain one: parquet → batches for a DLRM.
+"""Compare loaders from parquet to DLRM batches: ours, Merlin's, TorchRec's and a plain one.
 
-Every run is a process of its own that iterates for some seconds; its start is not counted, and
-rates are without the first batch. Limits are parts of the work alone: decoding with one thread
-(page checksums verified, no batches), copying a batch. "x merlin stock" is within a case. "later
-ms" and "CPU ms" are of the first batch of a later epoch. "x decode" is the loader's rate over that
-of one decoding thread, both measured in the same process in turn, by the clock (the loader has two
-threads where there are two processors) and by CPU time. Training steps are those of a small DLRM
-(DistributedModelParallel, TrainPipelineSparseDist, B = 2048); "x ready" is the step's time over
-that with a batch that is ready in memory, both measured in the same process in turn. "others %" is
-what other programs took of the machine; where it is much, nothing is judged.
+Every run is a process of its own that iterates for some seconds. Its start is not counted, and
+rates exclude the first batch. "limit" systems do only a part of the work: decode with one thread
+(page checksums verified, no batches), or copy a batch. "x merlin stock" compares within a case.
+"later ms" and "CPU ms" are the times to the first batch of a later epoch. "x decode" is the
+loader's rate over that of one decoding thread, by wall-clock time (the loader has two threads where
+there are two processors) and by CPU time. Training steps are those of a small DLRM
+(DistributedModelParallel, TrainPipelineSparseDist, B = 2048). "x ready" is the time of a step over
+that of a step whose batch is already in memory. Both sides of these ratios are measured in turn in
+the same process. "others %" is the share of the machine that other programs took; where it is high,
+targets are not judged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long something took, and how much of the machine others took meanwhile."""
+"""Measure time, CPU time, and the share of the machine that other programs take meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Clock:
         self._begin = self._now()
 
     def stop(self) -> tuple[float, float, float]:
-        """Since the clock was made."""
+        """Return the three since the clock was made."""
         seconds, cpu, busy = (b - a for a, b in zip(self._begin, self._now(), strict=True))
         return seconds, cpu, max(busy - cpu, 0) / (seconds * PROCESSORS)
 
@@ -24,12 +24,12 @@ class Clock:
 
 
 def _busy_seconds() -> float:
-    """CPU seconds of all processes since the machine started, and what its host took from it."""
+    """Return the CPU seconds of all processes since the machine started, and of its host."""
     try:
         with open("/proc/stat") as file:
             user, nice, system, _, _, irq, softirq, steal, *_ = map(
                 int, file.readline().split()[1:]
             )
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return 0.0
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""What a training step costs with a loader, beside a step whose batch is ready in memory."""
+"""Measure a training step with a loader, and one whose batch is already in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WARM, STEPS, PHASES = 10, 25, 3
 
 
 def measure_steps(args: argparse.Namespace) -> dict[str, Any]:
-    """Medians of the seconds of a step, ready batches and the system's batches in turn."""
+    """Return the median times of a step, with ready batches and the system's batches in turn."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -41,7 +41,7 @@ def measure_steps(args: argparse.Namespace) -> dict[str, Any]:
         batches = systems.make(args.system, args)
         times["loader"] += _train(model, optimizer, itertools.islice(batches, STEPS + 2))
         if hasattr(batches, "stop"):
-            batches.stop()  # its thread goes on otherwise
+            batches.stop()  # or its thread continues
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "others": clock.stop()[2],
@@ -52,7 +52,7 @@ def measure_steps(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _train(model: Any, optimizer: Any, batches: Iterable[Any]) -> list[float]:
-    """Seconds of each step of a pipeline over ``batches``, but the first two."""
+    """Return the seconds of each step of a pipeline over ``batches``, except the first two."""
     pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
     seconds, iterator = [], _iterate(batches)
     while True:

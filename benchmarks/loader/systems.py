@@ -1,4 +1,4 @@
-"""What is measured: an iterable of TorchRec batches each, one epoch long."""
+"""The systems that are measured: each is an iterable of one epoch of TorchRec batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DECODE, MEMCPY = "limit: decode", "limit: memcpy"
 
 
 def make(system: str, args: argparse.Namespace) -> Iterable[Any]:
-    """The batches of a system; the imports are its own."""
+    """Return the batches of a system, and import only what it needs."""
     return {
         OURS: ours,
         STOCK: stock,
@@ -117,7 +117,7 @@ def npy(args: argparse.Namespace) -> Iterable[Any]:
 
 
 def plain(args: argparse.Namespace) -> Iterable[Any]:
-    """torch's DataLoader over an IterableDataset over pyarrow: what one writes first."""
+    """A plain solution: torch's DataLoader over an IterableDataset that reads with pyarrow."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset
     from torchrec.datasets.utils import Batch
@@ -168,12 +168,12 @@ class _Decoded:
 
 
 def decode(args: argparse.Namespace) -> Iterable[Any]:
-    """Decoding alone: pyarrow, one thread, whole row groups, checksums verified, no batches."""
+    """Decode only: pyarrow, one thread, whole row groups, checksums verified, no batches."""
     return _Decoded(args)
 
 
 def memcpy(args: argparse.Namespace) -> Iterable[Any]:
-    """Copying a batch alone: the same one again and again, into fresh memory."""
+    """Copy only: the same batch again and again, into new memory."""
     import torch
 
     size, count = args.batch_size, 4_000_000 // args.batch_size

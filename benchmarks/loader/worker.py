@@ -1,4 +1,4 @@
-"""Measures one system in a process of its own; prints one JSON line."""
+"""Measure one system in a process of its own and print one JSON line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from benchmarks.loader import systems
 from benchmarks.loader.clock import PROCESSORS, Clock
 from dlrm.launch.startup import prepare_torch
 
-#: A run ends when its time is over and so many rows came, or when it has lasted so many times it.
+#: A run ends after its time if it has got LEAST_ROWS rows, and after PATIENCE times that anyway.
 LEAST_ROWS, PATIENCE = 400_000, 20
 #: How often loader and decoding are measured in turn.
 ROUNDS = 3
 
 
 def main() -> None:
-    """Measure what the arguments say."""
+    """Measure the system that the command line names."""
     parser = argparse.ArgumentParser()
     add = parser.add_argument
     add("system")
@@ -53,11 +53,10 @@ def main() -> None:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Iterate for some seconds after the first batch, or to the epoch's end.
 
-    Rates are of what comes after the first batch: a loader that begins slowly is not measured by
-    its beginning again.
+    Rates exclude the first batch, which has a measurement of its own.
     """
     batches = systems.make(args.system, args)
-    gc.freeze()  # as train_torchrec.py does: garbage of the imports is nobody's here
+    gc.freeze()  # as train_torchrec.py does, so that collections skip the imports' objects
     before, begin = time.process_time(), time.perf_counter()
     iterator = iter(batches)
     next(iterator)
@@ -87,19 +86,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _iterate(iterator: Iterator[Any], seconds: float) -> int:
-    """Draw batches for some seconds; how many rows came."""
+    """Draw batches for some seconds and return the number of their rows."""
     rows, begin = 0, time.perf_counter()
     for batch in iterator:
         rows += batch if isinstance(batch, int) else batch.labels.shape[0]
         elapsed = time.perf_counter() - begin
-        # a loader that stands still between its chunks needs some of them to show its rate
+        # a loader that delivers in bursts needs several of them to show its rate
         if elapsed > seconds and (rows > LEAST_ROWS or elapsed > PATIENCE * seconds):
             break
     return rows
 
 
 def _next_epochs(batches: Any) -> dict[str, float]:
-    """Medians of how long the first batch of a further epoch takes: code and files are warm."""
+    """Return the median times to the first batch of a later epoch, with code and files warm."""
     wall, cpu = [], []
     for _ in range(5):
         time.sleep(0.2)  # the last iterator's threads end
@@ -116,10 +115,10 @@ def _next_epochs(batches: Any) -> dict[str, float]:
 
 
 def _beside_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]:
-    """The loader's rate over that of decoding the same files alone, both in turn; medians.
+    """Return the medians of the loader's rate over the rate of decoding the same files.
 
-    In one process and in turn, because on a shared machine two runs that are minutes apart do not
-    compare.
+    Both are measured in turn in one process, because runs that are minutes apart do not compare on
+    a shared machine.
     """
     shares: dict[str, list[float]] = {"decode_share": [], "decode_share_cpu": []}
     for _ in range(ROUNDS):
@@ -149,18 +148,18 @@ def _all_ranks(args: argparse.Namespace) -> dict[str, Any]:
     for other in others:
         found.append(json.loads(other.communicate()[0].splitlines()[-1]))
     return {
-        "samples_per_s": sum(one["samples_per_s"] for one in found),
-        "samples_per_cpu_s": sum(one["samples_per_cpu_s"] for one in found) / len(found),
-        "first_batch_ms": max(one["first_batch_ms"] for one in found),
-        "loading_mb": sum(one["loading_mb"] for one in found),
-        # the other ranks are not others
+        "samples_per_s": sum(rank["samples_per_s"] for rank in found),
+        "samples_per_cpu_s": sum(rank["samples_per_cpu_s"] for rank in found) / len(found),
+        "first_batch_ms": max(rank["first_batch_ms"] for rank in found),
+        "loading_mb": sum(rank["loading_mb"] for rank in found),
+        # the other ranks are not other programs
         "others": max(0.0, found[0]["others"] - sum(map(_cpu_share, found[1:]))),
     }
 
 
-def _cpu_share(one: dict[str, Any]) -> float:
-    """The share of the processors that a rank took."""
-    cpu = one["samples_per_s"] / one["samples_per_cpu_s"]  # processors
+def _cpu_share(rank: dict[str, Any]) -> float:
+    """Return the share of the processors that a rank used."""
+    cpu = rank["samples_per_s"] / rank["samples_per_cpu_s"]  # processors
     return cpu / PROCESSORS
 
 

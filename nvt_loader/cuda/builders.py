@@ -1,8 +1,8 @@
-"""Blocks on a GPU: decoded there by libcudf, or decoded on the CPU and copied asynchronously.
+"""Build blocks on a GPU: decoded there by libcudf, or decoded on the CPU and copied.
 
-Everything a block needs happens on a stream of the loader's own, in the loader's thread. The
-training thread never waits for the host: its stream waits for the event behind a block, once per
-block. Blocks are torch's memory; libcudf's is used on the loader's stream only.
+All work for a block runs on a stream of the loader's own, launched by the loader's thread. The
+training thread never waits for the host: its stream waits for the event after a block, once per
+block. Blocks are in torch's memory; libcudf's memory is used on the loader's stream only.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from nvt_loader.cpu.builder import CpuBuilder
 from nvt_loader.cuda.device_rows import build_on_device, decoded_rows
 from nvt_loader.parquet.dataset import Dataset
 
-#: What RMM's pool for libcudf keeps between calls, at most.
+#: Most bytes that RMM's pool for libcudf keeps between calls.
 POOL_BYTES = 1 << 30
 
 
 def choose_builder(dataset: Dataset, device: torch.device) -> type[CpuBuilder]:
-    """What makes blocks for ``device`` on this machine."""
+    """Return the class that builds blocks for ``device`` on this machine."""
     if device.type == "cpu":
         return CpuBuilder
-    # undersampling picks rows by their labels, which is done on the CPU
+    # undersampling selects rows by their labels, which is done on the CPU
     if dataset.undersampling is None and importlib.util.find_spec("pylibcudf") is not None:
         return CudfBuilder
     return PinnedBuilder
 
 
 class PinnedBuilder(CpuBuilder):
-    """Blocks decoded on the CPU into pinned memory; asynchronous copies of each to the device."""
+    """Builds blocks on the CPU in pinned memory and copies each to the device asynchronously."""
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         super().__init__(dataset, device, threads)
         self._stream = loader_stream(device)
 
     def memory(self, size: int) -> torch.Tensor:
-        """Uninitialised pinned memory, which torch recycles: uint8 [size]."""
+        """Return uninitialised pinned memory, which torch recycles: uint8 [size]."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def produce(
         self, produced: Iterator[tuple[slice, FlatBlock]]
     ) -> tuple[slice, FlatBlock | JaggedBlock, torch.cuda.Event] | None:
-        """The next block, on its way to the device, and the event after it."""
+        """Start the copy of the next block to the device, followed by an event; None at the end."""
         with torch.cuda.stream(self._stream):
             made = next(produced, None)
             if made is None:
                 return None
             steps, block = made
-            # torch keeps the pinned memory until the copies that read it are done
+            # torch keeps the pinned memory until the copies from it are complete
             return steps, block.to(self._device), self._stream.record_event()
 
     def receive(
@@ -67,7 +67,7 @@ class PinnedBuilder(CpuBuilder):
 
 
 class CudfBuilder(PinnedBuilder):
-    """Blocks decoded by libcudf on the device; no column passes through the host."""
+    """Builds blocks on the device, decoded by libcudf; no column passes through the host."""
 
     on_device = True
 
@@ -76,13 +76,13 @@ class CudfBuilder(PinnedBuilder):
         from nvt_loader.cuda.cudf_reader import CudfReader
 
         use_pool(device)
-        self._rows = CudfReader(dataset, self._stream)
-        self.decode = self._rows.decode
+        self._reader = CudfReader(dataset, self._stream)
+        self.decode = self._reader.decode
 
     def build(self, steps: int, batch: int, sources: list[Source]) -> FlatBlock | JaggedBlock:
-        """As :meth:`CpuBuilder.build`, on the device."""
+        """Build a block as :meth:`CpuBuilder.build` does, on the device."""
         rows = [part for source in sources for part in source.reader.take(steps * source.width)]
-        self._rows.read([part.group for part in rows])
+        self._reader.read([part.group for part in rows])
         return build_on_device(
             self._dataset, decoded_rows(rows), sources, steps, batch, self._device
         )
@@ -90,22 +90,22 @@ class CudfBuilder(PinnedBuilder):
 
 @functools.cache
 def loader_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all loaders on a device.
+    """Return the stream that all loaders on a device share.
 
-    Memory that torch hands out on one stream is used again on that stream only: with a stream for
-    each epoch, each epoch would take its own. What a loader launches is little, and training
-    waits for it: so it goes first.
+    Torch uses memory again only on the stream that it was allocated on: with a stream for each
+    epoch, each epoch would allocate its own. Loaders launch little work and training waits for it,
+    so the stream has a high priority.
     """
     return torch.cuda.Stream(device, priority=-1)
 
 
 @functools.cache
 def use_pool(device: torch.device) -> None:
-    """Let RMM take libcudf's memory on ``device`` from a pool of CUDA's, unless somebody has chosen
-    already. By itself it asks the driver for each buffer, and for that the device has to be idle.
+    """Let RMM take libcudf's memory on ``device`` from a CUDA pool, if it has no other resource.
 
-    To take it from torch's allocator instead needs Python for each buffer, and so the interpreter's
-    lock, which the training thread holds.
+    By default RMM asks the driver for each buffer, which waits until the device is idle. Torch's
+    allocator is no alternative: it needs Python for each buffer, and so the interpreter lock, which
+    the training thread holds.
     """
     import rmm
 

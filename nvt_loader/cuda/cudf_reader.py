@@ -1,4 +1,4 @@
-"""Row groups → columns on a GPU, by libcudf: to import it needs pylibcudf."""
+"""Decode row groups on a GPU with libcudf. Importing this module needs pylibcudf."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from nvt_loader.parquet.dataset import Dataset, check_file, check_unchanged
 from nvt_loader.parquet.decoder import FOOTERS, error_context
 from nvt_loader.plan import RowGroupSlice
 
-#: Bytes of rows that one call decodes; libcudf needs about as much besides.
+#: Bytes of rows that one call decodes. libcudf needs about as much again while it does.
 CALL_BYTES = 256 << 20
 
 
 class CudfReader:
     """Reads whole row groups, several in one call: a call takes about as long for one as for ten.
 
-    Numbers of other types than the contract's are converted. libcudf does not verify page
-    checksums.
+    Numbers of other types than the loader's are converted. libcudf does not verify page checksums.
     """
 
     def __init__(self, dataset: Dataset, stream: torch.cuda.Stream) -> None:
-        """Everything is done on ``stream``, which has to be the current one."""
+        """Read on ``stream``, which must be the current one."""
         self._dataset = dataset
         self._stream = _Stream(stream)
         self._checker = DeviceChecker(dataset, stream.device)
@@ -45,17 +44,17 @@ class CudfReader:
         self._footers = functools.lru_cache(FOOTERS)(functools.partial(_read_footers, dataset))
         self._together = True
 
-    def decode(self, piece: RowGroupSlice, _rows: int) -> Iterator[DeviceRowGroupSlice]:
-        """Yield the rows of a piece, of which nothing is decoded yet (a ``Decoder``)."""
-        group = self._groups.setdefault(piece.row_group, DeviceRowGroup(piece.row_group))
-        yield DeviceRowGroupSlice(group, piece.begin, piece.end)
+    def decode(self, part: RowGroupSlice, _rows: int) -> Iterator[DeviceRowGroupSlice]:
+        """Yield a slice of a row group that :meth:`read` decodes later (a ``Decoder``)."""
+        group = self._groups.setdefault(part.row_group, DeviceRowGroup(part.row_group))
+        yield DeviceRowGroupSlice(group, part.begin, part.end)
 
     def read(self, groups: Iterable[DeviceRowGroup]) -> None:
-        """Decode the row groups that are not yet.
+        """Decode those row groups that are not decoded yet.
 
         Raises:
-            BadInputError: a file that cannot be read or is not what it was at planning time.
-            SchemaError: a null, a number that is none, an id outside its table.
+            BadInputError: a file cannot be read or has changed since planning.
+            SchemaError: a null, infinity or NaN, or an id outside its table.
         """
         wanted = {group.number: group for group in groups if group.decoded is None}
         for numbers in self._calls(sorted(wanted)):
@@ -63,7 +62,7 @@ class CudfReader:
                 wanted[number].decoded = rows
 
     def _calls(self, numbers: list[int]) -> Iterator[list[int]]:
-        """Divide row groups among calls of at most :data:`CALL_BYTES`, if each has no more."""
+        """Divide row groups among calls of at most :data:`CALL_BYTES`, or one larger row group."""
         width, own, size, groups = row_bytes(self._dataset), [], 0.0, self._dataset.row_groups
         for number in numbers:
             more = width * groups[number].rows
@@ -82,7 +81,7 @@ class CudfReader:
         try:
             rows = self._read_together(numbers)
         except ClickLogError:
-            # One by one: the error then says of which file and row group it is. If none fails
+            # Read them one by one, so that the error names the file and row group. If none fails
             # alone, the files' types differ, which libcudf refuses in one call.
             found = [self._read_together([number]) for number in numbers]
             self._together = False
@@ -90,7 +89,7 @@ class CudfReader:
         return rows.split([self._dataset.row_groups[number].rows for number in numbers])
 
     def _read_together(self, numbers: list[int]) -> DeviceRows:
-        """The rows of some row groups, one after the other. ``numbers`` rise."""
+        """Decode row groups into consecutive rows; ``numbers`` are ascending."""
         file = self._dataset.row_groups[numbers[0]].file
         with error_context(self._dataset, numbers[0]):
             columns = self._read_columns(numbers)
@@ -99,7 +98,7 @@ class CudfReader:
             return self._checker.checked(rows, file, wide)
 
     def _read_columns(self, numbers: list[int]) -> dict[str, Any]:
-        """libcudf's columns. Raises OSError for whatever it says of the files."""
+        """Read libcudf's columns. Raises OSError for any error that libcudf finds in the files."""
         files: dict[int, list[int]] = {}
         for number in numbers:
             group = self._dataset.row_groups[number]
@@ -143,25 +142,25 @@ class CudfReader:
             return offsets, values, None
         weight_offsets, weights = self._list_parts(columns[own])
         found, needed = weight_offsets.diff(), offsets.diff()
-        if not torch.equal(found, needed):  # waits: in our own thread
+        if not torch.equal(found, needed):  # waits, in the loader's thread
             row = int((found != needed).nonzero()[0])
             raise SchemaError(
                 f"{path}: column {own} has {int(found[row])} weights for {int(needed[row])} ids",
-                "each id needs a weight",
+                "write one weight for each id",
             )
         return offsets, values, self._floats([weights]).view(-1)
 
     def _list_parts(self, column: Any) -> tuple[torch.Tensor, Any]:
-        """Offsets (int32 [rows + 1]) and elements of a list column."""
+        """Return offsets (int32 [rows + 1]) and elements of a list column."""
         view = column.list_view()
         return self._tensor([view.offsets()]).view(-1), view.child()
 
     def _floats(self, columns: list[Any]) -> torch.Tensor:
-        """Columns as float32 [rows, columns]."""
+        """Convert columns to float32 [rows, columns]."""
         return self._stacked(columns, torch.float32)
 
     def _ids(self, columns: list[Any]) -> torch.Tensor:
-        """Columns as int32 or int64 [rows, columns]."""
+        """Convert columns to int32 or int64 [rows, columns]."""
         narrow = all(column.type().id() == plc.TypeId.INT32 for column in columns)
         return self._stacked(columns, torch.int32 if narrow else torch.int64)
 
@@ -171,23 +170,23 @@ class CudfReader:
         return torch.cat([self._tensor([column]).to(dtype) for column in columns], dim=1)
 
     def _tensor(self, columns: list[Any]) -> torch.Tensor:
-        """Columns of one type as a tensor [rows, columns]: one copy on the device."""
-        if columns[0].size() == 0:  # of which libcudf makes no tensor
+        """Copy columns of one type to a tensor [rows, columns], on the device."""
+        if columns[0].size() == 0:  # libcudf makes no tensor of an empty table
             device = self._stream.device
             return torch.empty(0, len(columns), dtype=torch.int32, device=device)
         capsule = plc.interop.to_dlpack(plc.Table(columns), self._stream)
-        return from_dlpack(capsule).view(-1, len(columns))  # of one column it has one dimension
+        return from_dlpack(capsule).view(-1, len(columns))  # one column has one dimension
 
 
 def _read_footers(dataset: Dataset, file: int) -> tuple[pq.FileMetaData, Any]:
-    """A file's footer, as Arrow and as libcudf has it."""
+    """Read a file's footer, with Arrow and with libcudf."""
     footer = check_file(dataset, file)
     source = plc.io.SourceInfo([str(dataset.files[file])])
     return footer, plc.io.parquet_metadata.read_parquet_footers(source)[0]
 
 
 class _Stream:
-    """A torch stream as libcudf takes it (torch's own has ``__cuda_stream__`` only of late)."""
+    """A torch stream as libcudf takes it: older torch streams lack ``__cuda_stream__``."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream

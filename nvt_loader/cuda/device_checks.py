@@ -1,4 +1,4 @@
-"""What may not reach a model, looked for on a device."""
+"""Check rows on a device: infinity and NaN, ids outside their tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nvt_loader.parquet.dataset import Dataset
 
 
 class DeviceChecker:
-    """Checks rows on their device: one reduction, read back in the loader's thread."""
+    """Checks rows on their device by reductions that the loader's thread reads back."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         self._dataset = dataset
@@ -25,11 +25,11 @@ class DeviceChecker:
         self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
 
     def checked(self, rows: DeviceRows, file: int, unsigned: Collection[str] = ()) -> DeviceRows:
-        """The rows with their ids in the loader's dtype. Raises :class:`SchemaError`.
+        """Return the rows with their ids in the loader's dtype. Raises :class:`SchemaError`.
 
         Args:
-            rows: ids as int32 or int64.
-            file: where they are from.
+            rows: rows with ids as int32 or int64.
+            file: the number of the file that the rows are from.
             unsigned: the columns whose ids were uint64; those from 2⁶³ on are negative now.
         """
         schema, path = self._dataset.schema, self._dataset.files[file]
@@ -46,7 +46,7 @@ class DeviceChecker:
         }
         in_weights = [~weights.isfinite().all().view(1) for weights in weighted.values()]
         parts = [broken, outside, *in_lists, *in_weights]
-        found = torch.cat(parts).cpu().numpy()  # waits: in our own thread
+        found = torch.cat(parts).cpu().numpy()  # waits, in the loader's thread
         ends = np.cumsum([len(broken), len(outside), len(in_lists)])
         broken, outside, in_lists, in_weights = np.split(found, ends)
         for i in np.flatnonzero(broken):
@@ -58,10 +58,10 @@ class DeviceChecker:
         ids, lists = rows.ids, list(rows.lists)
         for i in np.flatnonzero(outside):
             ids = ids.clone()
-            ids[:, i] = self._inside(ids[:, i], self._single[i], file, unsigned)
+            ids[:, i] = self._into_table(ids[:, i], self._single[i], file, unsigned)
         for k in np.flatnonzero(in_lists):
             offsets, values, weights = lists[k]
-            inside = self._inside(values, self._lists[k], file, unsigned)
+            inside = self._into_table(values, self._lists[k], file, unsigned)
             lists[k] = offsets, inside, weights
         return DeviceRows(
             rows.rows,
@@ -70,11 +70,11 @@ class DeviceChecker:
             tuple((offsets, values.to(dtype), weights) for offsets, values, weights in lists),
         )
 
-    def _inside(
+    def _into_table(
         self, ids: torch.Tensor, column: int, file: int, unsigned: Collection[str]
     ) -> torch.Tensor:
         found = ids.cpu().numpy()
         if self._dataset.schema.categorical[column] in unsigned:
             found = found.view(np.uint64)
-        found = self._host.inside(found, column, file)
+        found = self._host.into_table(found, column, file)
         return torch.from_numpy(found.astype(np.int64)).to(ids)

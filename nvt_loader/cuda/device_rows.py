@@ -1,4 +1,4 @@
-"""Columns as tensors → blocks, by torch's operators: what a GPU does, tested on a CPU."""
+"""Build blocks from columns with torch's operators, on a GPU, and in tests on a CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DeviceRows:
     """Consecutive rows on a device.
 
     Attributes:
-        rows: how many.
+        rows: the number of rows.
         floats: float32 [rows, 1 + dense columns], the label first.
         ids: int [rows, categorical columns that are not multi-hot].
         lists: per multi-hot column offsets (int32 [rows + 1]), ids, and weights (float32) or None.
@@ -32,8 +32,8 @@ class DeviceRows:
     lists: tuple[ListColumn, ...]
 
     def slice(self, begin: int, end: int, ends: Sequence[tuple[int, int]]) -> DeviceRows:
-        """Rows [begin, end), on the same memory; ``ends`` are where their elements begin and end in
-        each list column."""
+        """Return rows [begin, end), on the same memory; ``ends`` say where their elements begin and
+        end in each list column."""
         lists = tuple(
             (
                 offsets[begin : end + 1] - first,
@@ -45,7 +45,7 @@ class DeviceRows:
         return DeviceRows(end - begin, self.floats[begin:end], self.ids[begin:end], lists)
 
     def clone(self) -> DeviceRows:
-        """The same on memory of its own."""
+        """Copy the rows, except for the offsets."""
         lists = tuple(
             (offsets, values.clone(), None if weights is None else weights.clone())
             for offsets, values, weights in self.lists
@@ -53,14 +53,14 @@ class DeviceRows:
         return DeviceRows(self.rows, self.floats.clone(), self.ids.clone(), lists)
 
     def split(self, sizes: Sequence[int]) -> list[DeviceRows]:
-        """So many rows after each other, each part on memory of its own."""
+        """Split the rows into consecutive parts of these sizes, each on memory of its own."""
         bounds = list(itertools.accumulate(sizes, initial=0))
         parts = slices([(self, *ends) for ends in itertools.pairwise(bounds)])
         return [part.clone() for part in parts]
 
 
 def slices(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
-    """Rows [begin, end) of each; waits for the device, once, if there are lists."""
+    """Return rows [begin, end) of each; with lists this waits for the device, once."""
     if not wanted or not wanted[0][0].lists:
         return [rows.slice(begin, end, ()) for rows, begin, end in wanted]
     ends = [
@@ -79,11 +79,11 @@ def slices(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
 
 @dataclasses.dataclass(eq=False)
 class DeviceRowGroup:
-    """A row group that is decoded when a block needs it, together with the others it needs.
+    """A row group that is decoded with the others that the same block needs.
 
     Attributes:
-        number: which, in file order.
-        decoded: its rows, once they are there.
+        number: its number in file order.
+        decoded: its rows, once they are decoded.
     """
 
     number: int
@@ -92,7 +92,7 @@ class DeviceRowGroup:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRowGroupSlice:
-    """Rows [begin, end) of a row group, decoded or not."""
+    """Rows [begin, end) of a row group, decoded or not yet."""
 
     group: DeviceRowGroup
     begin: int
@@ -100,17 +100,17 @@ class DeviceRowGroupSlice:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return self.end - self.begin
 
     def slice(self, begin: int, end: int) -> DeviceRowGroupSlice:
-        """Rows [begin, end) of them."""
+        """Return rows [begin, end) of the slice."""
         return DeviceRowGroupSlice(self.group, self.begin + begin, self.begin + end)
 
 
-def decoded_rows(pending: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
-    """Rows of row groups that have been decoded."""
-    return slices([(one.group.decoded, one.begin, one.end) for one in pending])
+def decoded_rows(parts: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
+    """Return the rows of slices whose row groups have been decoded."""
+    return slices([(part.group.decoded, part.begin, part.end) for part in parts])
 
 
 def build_on_device(
@@ -121,14 +121,14 @@ def build_on_device(
     batch: int,
     device: torch.device,
 ) -> FlatBlock | JaggedBlock:
-    """The block of ``steps`` batches that the sources make together, on ``device``.
+    """Build the block of ``steps`` batches from the rows of all sources, on ``device``.
 
-    ``chunks`` are the rows of the sources, of one after the other.
+    ``chunks`` hold the rows of the first source, then those of the next, and so on.
     """
     schema = dataset.schema
     if not chunks:
         return empty_block(dataset, steps, device)
-    # which row of all chunks each row of a batch is
+    # for each row of a batch its number among the rows of all chunks
     where = torch.empty((steps, batch), dtype=torch.int64, device=device)
     base = 0
     for source in sources:
@@ -157,7 +157,7 @@ def _jagged(
     labels: torch.Tensor,
     dense: torch.Tensor,
 ) -> JaggedBlock:
-    """All columns' ids go into one pool; each row of each column is a range of it."""
+    """Concatenate the ids of all columns; each row of each column is a range of these."""
     steps, batch = where.shape
     schema, device = dataset.schema, ids.device
     pool, weights, lengths, starts = [], [], [], []

@@ -1,6 +1,6 @@
-"""Rows by pyarrow: list columns, nulls, other types, undersampling, whatever a page may hold.
+"""Read rows with pyarrow: list columns, other types, undersampling, any kind of page.
 
-It is also what says what is wrong with a file.
+What the page reader refuses comes here, so the errors of broken files are Arrow's.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from nvt_loader.plan import RowGroupSlice, keep_rows
 
 @dataclasses.dataclass(frozen=True)
 class _Columns:
-    """Where the columns are in a file's batches, and which can be taken as they are.
+    """Where the columns are in a file's batches, and which need no conversion.
 
     Attributes:
-        numbers: int64, of the schema's columns that are read.
+        numbers: int64, which of the schema's columns are read.
         indices: int64 [all columns], where those are in a batch.
-        plain: int64, numbers of the columns of the loader's own types.
-        others: numbers of those that are converted, and of the lists.
+        plain: int64, those that need no conversion.
+        others: those that are converted, and the lists.
     """
 
     numbers: np.ndarray
@@ -47,16 +47,18 @@ class ArrowReader:
         self._dataset, self._checker = dataset, checker
 
     def chunks(
-        self, piece: RowGroupSlice, rows: int, footer: pq.FileMetaData, numbers: np.ndarray
+        self, part: RowGroupSlice, rows: int, footer: pq.FileMetaData, numbers: np.ndarray
     ) -> Iterator[RowChunk]:
-        """The schema's columns ``numbers`` of a piece; other columns have no address.
+        """Yield a slice of a row group in chunks of at most ``rows`` rows.
+
+        Only the schema's columns ``numbers`` are read; the others have no address.
 
         Raises:
-            SchemaError: a null, a number that is none, an id outside its table.
+            SchemaError: a null, infinity or NaN, or an id outside its table.
             pa.ArrowException, OSError: the file cannot be read.
         """
         dataset = self._dataset
-        group = dataset.row_groups[piece.row_group]
+        group = dataset.row_groups[part.row_group]
         names = [dataset.schema.columns[i] for i in numbers.tolist()]
         # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
         source = pa.OSFile(str(dataset.files[group.file]))
@@ -71,22 +73,22 @@ class ArrowReader:
         )
         where = None
         first = 0  # of the batch, as a row of the row group
-        for batch in self._kept(batches, piece.row_group):
+        for batch in self._kept(batches, part.row_group):
             where = where or self._columns(batch.schema, numbers)
-            begin, end = max(piece.begin - first, 0), min(piece.end - first, batch.num_rows)
+            begin, end = max(part.begin - first, 0), min(part.end - first, batch.num_rows)
             if begin < end:
                 yield self._chunk(batch.slice(begin, end - begin), where, group.file)
             first += batch.num_rows
-            if first >= piece.end:
+            if first >= part.end:
                 return
         raise BadInputError(
             f"{dataset.files[group.file]}: row group {group.index} ends after {first} of "
-            f"{piece.end} rows",
+            f"{part.end} rows",
             REWRITE,
         )
 
     def _kept(self, batches: Iterator[pa.RecordBatch], row_group: int) -> Iterator[pa.RecordBatch]:
-        """The rows that undersampling keeps."""
+        """Yield the rows that undersampling keeps."""
         if self._dataset.undersampling is None:
             yield from batches
             return
@@ -146,14 +148,14 @@ def _address(array: pa.Array) -> int:
 
 
 def _sampled(dataset: Dataset, row_group: int) -> np.ndarray:
-    """Which rows of a row group undersampling keeps even if they are negative: bool [rows]."""
+    """Return which rows of a row group undersampling keeps even if negative: bool [rows]."""
     rate, seed = dataset.undersampling
     rows = dataset.row_groups[row_group].rows
     return keep_rows(rows, rate, seed=seed, row_group=row_group)
 
 
 def count_kept(dataset: Dataset) -> Dataset:
-    """The dataset with the rows that undersampling keeps of each row group; reads all labels."""
+    """Count the rows of each row group that undersampling keeps, by all labels."""
     label = dataset.schema.label
     kept, number, file = [], -1, None
     for i, group in enumerate(dataset.row_groups):

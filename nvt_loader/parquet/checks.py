@@ -1,8 +1,8 @@
-"""Columns that are what the schema says: types, nulls, numbers that are none, ids in their tables.
+"""Convert columns and check their values: nulls, infinity and NaN, ids outside their tables.
 
-All of it before a model sees the rows, and from the values themselves: a footer's minimum and
-maximum say what was written, not what the pages hold now. It costs one reduction for each chunk,
-or, where pages are indices, for each dictionary.
+Everything is checked before a model sees the rows, and on the values themselves: a footer's minimum
+and maximum say what was written, not what the pages hold now. A check costs one reduction for each
+chunk or, where pages hold indices, for each dictionary.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from nvt_loader.parquet.row_chunks import RowChunk
 
 log = logging.getLogger(__name__)
 
-#: From here on, a float32's magnitude as bits is infinite or not a number.
+#: From this number on, the bits of a float32's magnitude mean infinity or NaN.
 INFINITY_BITS = 0x7F800000
 
-#: First ids of every table that hashing leaves alone: padding, null, out of vocabulary.
+#: First ids of every table that hashing does not map to: padding, null, out of vocabulary.
 RESERVED_IDS = 3
 
 FILL_REMEDY = "the ETL fills missing values; run it again"
 
 
 class Checker:
-    """Converts and checks the columns of a split's files; safe for use by several threads."""
+    """Converts and checks the columns of a split's files. Several threads may use it at once."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -47,13 +47,13 @@ class Checker:
         self._types = [pa.float32()] * self._first_id + [ids] * len(self._sizes)
         self._warned: set[str] = set()
         self._known: tuple[pq.ParquetSchema | None, dict[int, tuple[int, int]]] = (None, {})
-        #: What a column's numbers have to stay below: ids unsigned, floats their magnitude's bits.
+        #: What each number must stay below: an unsigned id, or the bits of a magnitude.
         self.limits = np.array([INFINITY_BITS] * self._first_id + [*schema.table_sizes], np.uint64)
         self._lock = threading.Lock()
 
     def plain_leaves(self, footer: pq.FileMetaData) -> dict[int, tuple[int, int]]:
-        """The columns of the loader's own types: which of the file's leaves each is, and whether
-        its values may be missing."""
+        """Find the columns of the loader's own types: for each the number of its leaf in the file,
+        and whether its values may be missing."""
         schema = footer.schema
         with self._lock:
             known, leaves = self._known
@@ -69,12 +69,12 @@ class Checker:
         return leaves
 
     def is_plain(self, kind: pa.DataType, number: int) -> bool:
-        """Whether a column of this type is what the loader hands out, but for nulls."""
+        """Whether a column of this type needs no conversion."""
         lists = number >= self._first_id and self._is_list[number - self._first_id]
         return not lists and kind == self._types[number]
 
     def column(self, column: pa.Array, number: int, file: int) -> pa.Array:
-        """A column of a file, without nulls and in the type that the loader hands out."""
+        """Convert a column of a file to the type that the loader hands out; refuse nulls."""
         name = self._dataset.schema.columns[number]
         if is_list(column.type) and not pa.types.is_list(column.type):
             column = column.cast(pa.list_(column.type.value_type))
@@ -96,20 +96,21 @@ class Checker:
             )
 
     def _to_ids(self, column: pa.Array, i: int, file: int) -> pa.Array:
-        """Integers of another width as ids; those outside the table are assigned with before."""
+        """Convert integers of another width to ids, after mapping those outside the table."""
         flat = column.flatten() if self._is_list[i] else column
         ids = flat.to_numpy(zero_copy_only=False)
-        ids = pa.array(self.inside(ids, i, file).astype(self._dataset.id_dtype))
+        ids = pa.array(self.into_table(ids, i, file).astype(self._dataset.id_dtype))
         if not self._is_list[i]:
             return ids
         offsets = column.offsets.to_numpy()
         return pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), ids)
 
-    def inside(self, ids: np.ndarray, i: int, file: int) -> np.ndarray:
-        """Ids that are in the table of categorical column ``i``: hashed if asked to, or refused.
+    def into_table(self, ids: np.ndarray, i: int, file: int) -> np.ndarray:
+        """Return the ids of categorical column ``i`` with those outside its table mapped into it.
 
         Raises:
-            SchemaError: naming file, column, id and table size.
+            SchemaError: an id is outside the table and ``hash_indices`` is off. The message names
+                file, column, id and table size.
         """
         name, size = self._dataset.schema.categorical[i], int(self._sizes[i])
         bad = (ids < 0) | (ids >= size)
@@ -120,13 +121,13 @@ class Checker:
             raise SchemaError(
                 f"{self._dataset.files[file]}: column {name} holds id {outside[0]}, outside its "
                 f"table of {size} rows (in {outside.size} of {ids.size} ids)",
-                "table sizes come from .merlin/schema.json: it and the data are of two ETL runs; "
-                "--hash_indices maps such ids into the table",
+                "table sizes come from .merlin/schema.json, which belongs to another ETL run than "
+                "the data; run the ETL again, or let --hash_indices map such ids into the table",
             )
         if size <= RESERVED_IDS:
             raise SchemaError(
-                f"column {name}: a table of {size} rows has none to map ids to",
-                f"hashing leaves the first {RESERVED_IDS} ids alone; enlarge the table",
+                f"column {name}: a table of {size} rows has no row to map ids to",
+                f"hashing does not map to the first {RESERVED_IDS} ids; enlarge the table",
             )
         with self._lock:
             warned = name in self._warned
@@ -153,13 +154,13 @@ class Checker:
         numbers: np.ndarray,
         file: int,
     ) -> None:
-        """Refuse (or hash) what is no number and what is no id of its table.
+        """Refuse infinity and NaN; refuse or map ids outside their tables.
 
         Args:
             chunk: the rows.
-            arrays: its list columns.
-            numbers: of the columns to look at.
-            file: where it is from.
+            arrays: the chunk's list columns.
+            numbers: which columns to check.
+            file: the number of the file that the rows are from.
         """
         if not chunk.rows:
             return
@@ -188,10 +189,10 @@ class Checker:
                 self._replace(chunk, array, i, file)
 
     def refuse(self, chunk: RowChunk, number: int, file: int) -> None:
-        """Refuse a column, no list, that has a number at its limit or above (or hash its ids).
+        """Refuse a flat column that has a number at its limit or above, or map its ids.
 
         Raises:
-            SchemaError: naming file, column and value.
+            SchemaError: the message names file, column and value.
         """
         if number < self._first_id:
             name = self._dataset.schema.columns[number]
@@ -199,22 +200,22 @@ class Checker:
         self._replace(chunk, None, number, file)
 
     def _replace(self, chunk: RowChunk, array: pa.Array | None, number: int, file: int) -> None:
-        """Put ids that are in the table in place of a column's, which may be the list ``array``."""
+        """Map a column's ids into its table; ``array`` is the column if it is a list."""
         i = number - self._first_id
         if array is None:
-            ids = self.inside(chunk.column(number, self._dataset.id_dtype), i, file)
+            ids = self.into_table(chunk.column(number, self._dataset.id_dtype), i, file)
             chunk.addresses[number] = ids.ctypes.data
-        else:  # as long as all elements, so that the offsets stay right
+        else:  # a copy of all elements, so that the offsets stay valid
             begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
             ids = array.values.to_numpy().copy()
-            ids[begin:end] = self.inside(ids[begin:end], i, file)
+            ids[begin:end] = self.into_table(ids[begin:end], i, file)
             chunk.values[number] = ids.ctypes.data
         chunk.owner.append(ids)
 
     def weights(
         self, column: pa.Array, lists: pa.Array, name: str, owner: list[Any], file: int
     ) -> int:
-        """The address of a list column's float32 weights, by the offsets of its ids ``lists``."""
+        """Return the address of a list column's float32 weights, for the offsets of its ids."""
         if not pa.types.is_list(column.type):
             column = column.cast(pa.list_(column.type.value_type))
         self._refuse_nulls(column, name, file)
@@ -224,7 +225,7 @@ class Checker:
             raise SchemaError(
                 f"{self._dataset.files[file]}: column {name} has {np.diff(own)[row]} weights for "
                 f"{np.diff(offsets)[row]} ids",
-                "each id needs a weight",
+                "write one weight for each id",
             )
         values = column.values.slice(own[0], own[-1] - own[0]).cast(pa.float32(), safe=False)
         owner.append(values)
@@ -235,13 +236,13 @@ class Checker:
 
 
 def refuse_non_finite(column: np.ndarray, name: str, path: Path) -> NoReturn:
-    """Refuse infinities and NaN, which one step spreads over the whole model.
+    """Refuse infinity and NaN, which one training step spreads over the whole model.
 
     Raises:
-        SchemaError: naming file, column and value.
+        SchemaError: the message names file, column and value.
     """
-    broken = column[~np.isfinite(column)]
+    found = column[~np.isfinite(column)]
     raise SchemaError(
-        f"{path}: column {name} holds {broken[0]} (in {broken.size} of {column.size} values)",
+        f"{path}: column {name} holds {found[0]} (in {found.size} of {column.size} values)",
         "the ETL writes finite numbers only; run it again",
     )

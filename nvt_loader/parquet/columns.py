@@ -32,7 +32,7 @@ def check_columns(
     """Refuse a file that lacks a column or holds it in a type that cannot be converted.
 
     Raises:
-        SchemaError: naming file and column.
+        SchemaError: the message names file and column.
     """
     wanted = dict.fromkeys([schema.label, *schema.dense], "numbers")
     wanted |= dict.fromkeys(schema.categorical, "integer ids")
@@ -59,10 +59,10 @@ def check_columns(
 
 
 def find_leaves(footer: pq.FileMetaData, columns: Iterable[str]) -> dict[str, int]:
-    """Which of a file's leaves holds the values of each column, flat or a list."""
+    """Return the number of the leaf that holds the values of each column, flat or a list."""
     fields = footer.schema.to_arrow_schema()
     first = itertools.accumulate((_count_leaves(field.type) for field in fields), initial=0)
-    leaves = dict(zip(fields.names, first, strict=False))  # paths of leaves are not unambiguous
+    leaves = dict(zip(fields.names, first, strict=False))  # leaves' paths are ambiguous
     return {name: leaves[name] for name in columns}
 
 

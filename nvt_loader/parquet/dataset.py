@@ -1,4 +1,4 @@
-"""What lies in a split's directory, from the parquet footers alone: files, row groups, columns."""
+"""A split's files, row groups and columns, read from the parquet footers alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REWRITE = "restore the file, or run the ETL again"
 
 @dataclasses.dataclass(frozen=True)
 class RowGroup:
-    """A row group: its file (an index into :attr:`Dataset.files`), its place there, its rows."""
+    """A row group: its file (an index into :attr:`Dataset.files`), its index there, its rows."""
 
     file: int
     index: int
@@ -35,18 +35,18 @@ class RowGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A split on disk.
+    """A split on disk, and how the loader reads it.
 
     Attributes:
-        directory: of the split.
+        directory: the split's directory.
         schema: columns and table sizes, from ``.merlin/schema.json``.
         files: the parquet files, ``part.2`` before ``part.10``.
-        sizes: their sizes in bytes.
+        sizes: the files' sizes in bytes.
         row_groups: all row groups in the order of the files.
         weights: multi-hot column → the list column that holds its ids' weights.
-        id_dtype: of the ids that the loader hands out.
+        id_dtype: the type of the ids that the loader hands out.
         hash_indices: map ids outside their table into it.
-        undersampling: share of the negative rows that is kept, and the seed; None: all.
+        undersampling: share of the negative rows that is kept, and the seed; None keeps all.
         kept: rows of each row group that undersampling keeps.
     """
 
@@ -80,7 +80,8 @@ class Dataset:
 
     @functools.cached_property
     def row_bytes(self) -> np.ndarray:
-        """Bytes of a row in each of the schema's columns, of a list its offset: int64 [columns]."""
+        """Bytes of a row in each of the schema's columns; for a list, of its offset: int64
+        [columns]."""
         lists = set(self.schema.multi_hot)
         floats = [4] * (1 + len(self.schema.dense))
         ids = [4 if name in lists else self.id_dtype.itemsize for name in self.schema.categorical]
@@ -100,11 +101,11 @@ class Dataset:
         }
 
     def read_footer(self, path: Path) -> pq.FileMetaData:
-        """:func:`read_footer` of a file with these columns."""
+        """Read the footer of a file with these columns; see :func:`read_footer`."""
         return read_footer(path, self.schema, self.weights)
 
     def fingerprint(self) -> dict[str, int | str]:
-        """Counts that say what the data is, and a digest of names, sizes, row groups, columns."""
+        """Return counts, and a digest of file names, sizes, row groups and columns."""
         value = [
             [path.name for path in self.files],
             self.sizes,
@@ -133,7 +134,7 @@ def read_dataset(
 
     Raises:
         BadInputError: there is no such directory, no parquet file or no schema in it, a file has
-            no readable footer, or ``_metadata`` names a file that is gone.
+            no readable footer, or ``_metadata`` names a missing file.
         SchemaError: a column is missing from a file, or its type cannot be converted.
         SettingsError: weights of a column that is not multi-hot.
     """
@@ -175,8 +176,8 @@ def _files(directory: Path) -> list[Path]:
 def read_footer(path: Path, schema: TableSchema, weights: dict[str, str]) -> pq.FileMetaData:
     """Read a file's footer and check its columns.
 
-    Raises as :func:`nvt_loader.parquet.columns.check_columns`, and :class:`BadInputError` when the
-    file has none.
+    Raises as :func:`nvt_loader.parquet.columns.check_columns`, and :class:`BadInputError` if the
+    file has no footer.
     """
     try:
         footer = pq.read_metadata(path)
@@ -187,7 +188,7 @@ def read_footer(path: Path, schema: TableSchema, weights: dict[str, str]) -> pq.
 
 
 def check_file(dataset: Dataset, number: int) -> pq.FileMetaData:
-    """A file's footer. Raises :class:`BadInputError` if the file is no longer as it was."""
+    """Return a file's footer. Raises :class:`BadInputError` if the file's size has changed."""
     path, size = dataset.files[number], dataset.sizes[number]
     found = path.stat().st_size
     if found != size:
@@ -199,11 +200,11 @@ def check_file(dataset: Dataset, number: int) -> pq.FileMetaData:
 
 
 def check_unchanged(dataset: Dataset, row_group: int, footer: pq.FileMetaData) -> None:
-    """Refuse a file whose row groups are no longer as planned. Raises :class:`BadInputError`."""
+    """Refuse a file whose row groups have changed. Raises :class:`BadInputError`."""
     group = dataset.row_groups[row_group]
     if group.index >= footer.num_row_groups or footer.row_group(group.index).num_rows != group.rows:
         raise BadInputError(
-            f"{dataset.files[group.file]}: row group {group.index} has no longer {group.rows} rows",
+            f"{dataset.files[group.file]}: row group {group.index} no longer has {group.rows} rows",
             "the file was rewritten while in use, or _metadata is out of date: delete _metadata",
         )
 
@@ -211,7 +212,7 @@ def check_unchanged(dataset: Dataset, row_group: int, footer: pq.FileMetaData) -
 def _read_collected(
     directory: Path, schema: TableSchema, weights: dict[str, str], files: list[Path]
 ) -> dict[str, list[int]]:
-    """From ``_metadata``: file name → rows of its row groups, for files not written after it."""
+    """Read ``_metadata``: file name → rows of its row groups, for files not written after it."""
     path = directory / "_metadata"
     if not path.exists():
         return {}
@@ -223,8 +224,8 @@ def _read_collected(
     missing = sorted(rows.keys() - {file.name for file in files})
     if missing:
         raise BadInputError(
-            f"{path} names {missing[0]}, which is not there",
-            "restore the file; if its rows are meant to be gone, delete _metadata",
+            f"{path} names {missing[0]}, which does not exist",
+            "restore the file; if it was removed on purpose, delete _metadata",
         )
     written = path.stat().st_mtime_ns
     fresh = {file.name for file in files if file.stat().st_mtime_ns <= written}
@@ -238,7 +239,7 @@ def _words(name: str) -> list[str]:
 def _suggest(directory: Path) -> str:
     splits = [name for name in SPLITS if (directory / name).is_dir()]
     if splits:
-        return f"name one split, as {directory / splits[0]}"
+        return f"name one split, for example {directory / splits[0]}"
     siblings = [name for name in SPLITS if (directory.parent / name).is_dir()]
     if siblings:
         # "validation" and "val" are what the split is called elsewhere

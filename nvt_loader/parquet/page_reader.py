@@ -65,7 +65,7 @@ class PageReader:
 
     def __init__(self, dataset: Dataset, checker: Checker) -> None:
         self._dataset, self._checker = dataset, checker
-        self._places: dict[int, ColumnChunks | None] = {}
+        self._known: dict[int, ColumnChunks | None] = {}
         self._bytes, self._values = Buffers(), Buffers()
 
     def open(self, row_group: int, footer: pq.FileMetaData) -> OpenRowGroup | None:
@@ -77,14 +77,14 @@ class PageReader:
         Raises:
             OSError: the file cannot be read.
         """
-        place = self._place(row_group, footer)
-        if place is None:
+        columns = self._columns(row_group, footer)
+        if columns is None:
             return None
         file = self._dataset.row_groups[row_group].file
-        memory = self._bytes.take(sum(size for _, size in place.byte_ranges))
-        if not _read(self._dataset.files[file], place.byte_ranges, memory):
+        memory = self._bytes.take(sum(size for _, size in columns.byte_ranges))
+        if not _read(self._dataset.files[file], columns.byte_ranges, memory):
             return None
-        chunks = place.chunks.copy()
+        chunks = columns.chunks.copy()
         chunks[:, pages.ADDRESS] += memory.ctypes.data
         found = _find_pages(chunks)
         if found is None:
@@ -92,59 +92,68 @@ class PageReader:
         table, first_page = found
         if not _verify_checksums(table, memory):
             return None
-        owner: list[Any] = [] if all(place.codecs) else [memory]
-        if any(place.codecs) and not _decompress(table, first_page, place.codecs, owner):
+        owner: list[Any] = [] if all(columns.codecs) else [memory]
+        if any(columns.codecs) and not _decompress(table, first_page, columns.codecs, owner):
             return None
         cursors = np.empty((len(chunks), CURSOR_FIELDS), np.int64)
         largest = np.empty(len(chunks), np.uint64)
         if not open_columns(cursors, largest, table, first_page, chunks):
             return None
-        checked = largest >= place.limits
+        checked = largest >= columns.limits
         state = cursors, table, first_page, chunks
         return OpenRowGroup(
-            self._dataset, self._checker, place, file, state, checked, owner, self._values
+            self._dataset, self._checker, columns, file, state, checked, owner, self._values
         )
 
-    def _place(self, row_group: int, footer: pq.FileMetaData) -> ColumnChunks | None:
-        places = self._places
-        if row_group not in places:
-            if len(places) >= ROW_GROUPS:
-                places = self._places = {}
-            places[row_group] = _column_chunks(self._dataset, self._checker, row_group, footer)
-        return places[row_group]
+    def _columns(self, row_group: int, footer: pq.FileMetaData) -> ColumnChunks | None:
+        known = self._known
+        if row_group not in known:
+            if len(known) >= ROW_GROUPS:
+                known = self._known = {}
+            known[row_group] = _column_chunks(self._dataset, self._checker, row_group, footer)
+        return known[row_group]
 
 
+@dataclasses.dataclass
 class OpenRowGroup:
     """Hands out the rows of a row group, from the first to the last.
 
     Attributes:
-        numbers: int64, the schema's columns that are read here.
-        complete: whether these are all of the schema's columns.
+        dataset, checker: the data, and the checks of its columns.
+        columns: the column chunks that are read here.
+        file: the number of the row group's file.
+        state: cursors, pages, first pages and column chunks, as the loops take them.
+        checked: bool [chunks], the columns whose values are checked row by row.
+        owner: the objects that keep the pages' memory alive.
+        buffers: memory for decoded values.
+        broken: whether rows could not be read; then none can be any more.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        checker: Checker,
-        place: ColumnChunks,
-        file: int,
-        state: tuple[np.ndarray, ...],
-        checked: np.ndarray,
-        owner: list[Any],
-        buffers: Buffers,
-    ) -> None:
-        self.numbers = place.numbers
-        self.complete = len(place.numbers) == len(dataset.row_bytes)
-        self._dataset, self._checker, self._file = dataset, checker, file
-        self._place, self._state, self._checked = place, state, checked
-        self._owner, self._buffers = owner, buffers
-        self._broken = False
+    dataset: Dataset
+    checker: Checker
+    columns: ColumnChunks
+    file: int
+    state: tuple[np.ndarray, ...]
+    checked: np.ndarray
+    owner: list[Any]
+    buffers: Buffers
+    broken: bool = False
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The schema's columns that are read here: int64."""
+        return self.columns.numbers
+
+    @property
+    def complete(self) -> bool:
+        """Whether these are all of the schema's columns."""
+        return len(self.numbers) == len(self.dataset.row_bytes)
 
     def skip(self, rows: int) -> bool:
         """Skip the next rows; False if they cannot be read here."""
         none = np.zeros(len(self.numbers), np.int64)
         return self._can(
-            read_rows, none, none.astype(np.uint64), *self._state, none, self._checked, rows
+            read_rows, none, none.astype(np.uint64), *self.state, none, self.checked, rows
         )
 
     def read(self, rows: int) -> RowChunk | None:
@@ -153,30 +162,30 @@ class OpenRowGroup:
         Raises:
             SchemaError: infinity or NaN, or an id outside its table.
         """
-        memory = self._buffers.take(rows * self._place.row_bytes)
-        targets = memory.ctypes.data + rows * self._place.starts
+        memory = self.buffers.take(rows * self.columns.row_bytes)
+        targets = memory.ctypes.data + rows * self.columns.starts
         found = np.empty(len(self.numbers), np.int64)
         largest = np.zeros(len(found), np.uint64)
-        if not self._can(read_rows, found, largest, *self._state, targets, self._checked, rows):
+        if not self._can(read_rows, found, largest, *self.state, targets, self.checked, rows):
             return None
-        addresses, none = np.zeros((2, len(self._dataset.row_bytes)), np.int64)
+        addresses, none = np.zeros((2, len(self.dataset.row_bytes)), np.int64)
         addresses[self.numbers] = found
-        owner = [*self._owner, memory]
-        chunk = RowChunk(rows, addresses, self._dataset.row_bytes, none, none, owner)
-        for i in np.flatnonzero(largest >= self._place.limits).tolist():
-            self._checker.refuse(chunk, int(self.numbers[i]), self._file)
+        owner = [*self.owner, memory]
+        chunk = RowChunk(rows, addresses, self.dataset.row_bytes, none, none, owner)
+        for i in np.flatnonzero(largest >= self.columns.limits).tolist():
+            self.checker.refuse(chunk, int(self.numbers[i]), self.file)
         return chunk
 
     def read_into(self, target: Target, first: int, rows: int) -> bool:
         """Read the next rows of all columns into a block; ``first`` is the number of the first one
         in its source. False if they cannot be read here, or do not pass the checks."""
-        where = first, rows, self._place.order, self._place.limits
-        return self._can(read_into, *target.arguments, *where, *self._state, self._checked)
+        where = first, rows, self.columns.order, self.columns.limits
+        return self._can(read_into, *target.arguments, *where, *self.state, self.checked)
 
     def _can(self, kernel: Callable[..., bool], *arguments: object) -> bool:
         """Call a kernel; return whether it could read its rows. After one failure none can."""
-        self._broken = self._broken or not kernel(*arguments)
-        return not self._broken
+        self.broken = self.broken or not kernel(*arguments)
+        return not self.broken
 
 
 def _column_chunks(

@@ -116,8 +116,8 @@ class Blocks(CpuBuilder):
     def __init__(self, dataset, device, threads=1):
         super().__init__(dataset, device, threads)
         stream = SimpleNamespace(device=self._device, cuda_stream=0)
-        self._rows = sys.modules["nvt_loader.cuda.cudf_reader"].CudfReader(dataset, stream)
-        self.decode = self._rows.decode
+        self._reader = sys.modules["nvt_loader.cuda.cudf_reader"].CudfReader(dataset, stream)
+        self.decode = self._reader.decode
 
     build = gpu.CudfBuilder.build
 

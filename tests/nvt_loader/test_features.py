@@ -122,7 +122,7 @@ def test_hash_indices(train, caplog):
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == 2  # once for each column, not for each chunk
     assert "column cat_1 outside its table of 20 rows" in warned[0] + warned[1]
-    with pytest.raises(SchemaError, match="has none to map ids to"):
+    with pytest.raises(SchemaError, match="has no row to map ids to"):
         list(KJTLoader(train, 64, table_sizes=(10, 3, 50), hash_indices=True, device="cpu"))
     with pytest.raises(SettingsError, match="2 table sizes for 3"):
         KJTLoader(train, 64, table_sizes=(1, 2), device="cpu")
