@@ -2,8 +2,8 @@
 #
 #   PYTHON      interpreters to try, in turn; the first that is Python 3.11 or 3.12 and has venv
 #   LOCK        the lock file; by default gpu.txt where nvidia-smi lists a GPU, else cpu.txt
-#   WHEELS      folders with wheels that pip may take too, say PyTorch's CPU build; `make lock` adds
-#               their digests to the lock, without which pip refuses them
+#   WHEELS      folders with wheels that pip may take too, such as PyTorch's CPU build; their digests
+#               must be in the lock
 #   TEST_FLAGS  more arguments for pytest; DEMO_FLAGS, for the demo; BENCH_FLAGS, for benchmarks
 
 .DEFAULT_GOAL := help
@@ -26,6 +26,13 @@ endif
 BUILT := $(VENV)/built-from-$(notdir $(LOCK))
 LINKED := $(VENV)/linked
 TOOLS := build/tools/built
+# Installed before a lock.
+BEFORE := requirements/build.txt requirements/torch.txt requirements/cuda.txt
+# The next argument is a version of Python. Pins stay as they are while requirements/*.in allow them;
+# UV_FLAGS=--upgrade takes the newest versions.
+RESOLVE = build/tools/bin/uv pip compile --quiet --no-config --no-annotate --generate-hashes \
+    --custom-compile-command='make lock' --python-platform=x86_64-manylinux_2_35 $(UV_FLAGS) \
+    --python-version
 
 # Sets $python in a recipe's shell, or ends it.
 define FIND_PYTHON
@@ -61,9 +68,10 @@ test-gpu: $(LINKED) ## the tests that need a GPU; minutes
 rapids-sources: $(LINKED) ## RAPIDS' Python sources in build/rapids, for the tests of nvt_compat
 	@$(ON_PATH) python -m tests.nvt_compat.rapids
 
-lint: $(LINKED) ## check style and formatting
+lint: $(LINKED) $(TOOLS) ## check style, formatting, and the types of the public modules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@build/tools/bin/mypy --python-executable=$(BIN)/python
 
 bench-etl: $(LINKED) ## the ETL beside NVTabular, Polars and DuckDB; minutes
 	@$(ON_PATH) python -m benchmarks.etl $(BENCH_FLAGS)
@@ -83,9 +91,21 @@ bench-stability: $(LINKED) ## AUROC over seeds: mean, spread, worst; minutes
 bench-gpu: $(LINKED) ## ETL, loader, training, inference on a GPU beside its limits; minutes
 	@$(ON_PATH) python -m benchmarks.gpu $(BENCH_FLAGS)
 
-# What these three run has an environment of its own, which needs nothing of the project's.
-lock: $(TOOLS) ## the digests of all pins into requirements/*.txt, after a pin was changed by hand
-	@PATH="$(CURDIR)/build/tools/bin:$$PATH" $(CURDIR)/build/tools/bin/python requirements/hashes.py $(WHEELS)
+# What these run is in an environment of its own, which needs nothing of the project's.
+lock: $(TOOLS) ## resolve requirements/*.in into requirements/*.txt, with the digest of every file
+	@for name in build torch cuda; do \
+	    $(RESOLVE) 3.11 --no-deps -o requirements/$$name.txt requirements/$$name.in || exit; \
+	done
+	@for kind in cpu gpu; do \
+	    set -- requirements/$$kind.in --override=requirements/overrides.in \
+	        --excludes=requirements/$$kind-excludes.txt $(BEFORE:%=-c %) \
+	        $$(sed -n 's/^\([a-z][a-z0-9-]*\)==.*/--no-emit-package=\1/p' $(BEFORE)); \
+	    $(RESOLVE) 3.11 "$$@" -o requirements/$$kind.txt || exit; \
+	    $(RESOLVE) 3.12 "$$@" -c requirements/$$kind.txt >/dev/null || exit; \
+	done
+	@$(RESOLVE) 3.11 requirements/tools.in -o requirements/tools.txt \
+	    $(BEFORE:%=-c %) -c requirements/cpu.txt -c requirements/gpu.txt
+	@git --no-pager diff --stat -- requirements
 
 audit: $(TOOLS) ## known vulnerabilities of the locked versions, where they can be looked up
 	@build/tools/bin/python requirements/audit.py
@@ -103,16 +123,19 @@ $(TOOLS): requirements/tools.txt
 	@build/tools/bin/python -m pip --disable-pip-version-check install --quiet $(HASHED) -r $<
 	@touch $@
 
-$(BUILT): requirements/build.txt requirements/torch.txt requirements/cuda.txt $(LOCK)
+$(BUILT): $(BEFORE) $(LOCK)
 	@$(FIND_PYTHON); \
 	echo "env: $$($$python --version) in $(VENV)"; \
 	rm -rf $(VENV) && $$python -m venv $(VENV)
 	@echo "env: $(shell sed -n 's/^\([a-z][^ ]*\).*/\1/p' requirements/build.txt)"
 	@$(INSTALL) $(HASHED) -r requirements/build.txt
 	@echo "env: $(shell sed -n 's/^\([a-z][^ ]*\).*/\1/p' requirements/torch.txt) and what it needs"
-	@# pip prefers files whose digests the package index tells: so WHEELS come first, by themselves.
-	@$(if $(wildcard $(addsuffix /torch-*.whl,$(WHEELS))),$(INSTALL) $(HASHED) --no-index -r requirements/torch.txt ||) \
-	    $(INSTALL) $(HASHED) -r requirements/torch.txt
+	@# A wheel in WHEELS for this Python is the only one to be taken: if pip refuses it, stop.
+	@tag=$$($(BIN)/python -c 'import sys; print("cp%d%d" % sys.version_info[:2])'); \
+	for folder in $(WHEELS); do \
+	    ls $$folder/torch-*-$$tag-*.whl >/dev/null 2>&1 && local=--no-index; \
+	done; \
+	$(INSTALL) $(HASHED) $$local -r requirements/torch.txt
 	@if grep -q '^Requires-Dist: cuda' $(VENV)/lib/python3*/site-packages/torch-*.dist-info/METADATA; \
 	    then $(INSTALL) $(HASHED) -r requirements/cuda.txt; fi
 	@echo "env: $(LOCK), $(shell grep -c == $(LOCK)) packages"

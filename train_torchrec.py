@@ -23,11 +23,13 @@ _REPORT_DELAY_S = 2.0
 
 
 def _train(argv: list[str]) -> None:
+    from clicklog.versions import check_training_stack
     from dlrm.launch.startup import bind_cpus, prepare_torch
     from dlrm.reporting.metrics_log import set_up_logging
     from dlrm.settings.flags import parse_settings
 
     settings = parse_settings(argv)
+    check_training_stack()  # also where TorchRec is missing
     set_up_logging()
     if settings.bind_cpus and not settings.plan_only:
         bind_cpus()
@@ -69,9 +71,13 @@ def _follows_from_another(error: RuntimeError) -> bool:
     return isinstance(error, DistError) or "gloo" in text or "connection" in text
 
 
-def main(argv: list[str]) -> int:
-    """Run; the exit status. An end that is no defect is told in one message."""
-    return ended(lambda: _train(argv), _report)
+def main(argv: list[str] | None = None) -> int:
+    """Train, and return the exit status; errors of input or settings are one message.
+
+    Args:
+        argv: Arguments of the command line; by default those of this process.
+    """
+    return ended(lambda: _train(sys.argv[1:] if argv is None else argv), _report)
 
 
 def _report(message: str) -> None:
@@ -83,4 +89,4 @@ def _report(message: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -110,7 +110,9 @@ class TableSchema:
 
     @classmethod
     def _of(cls, value: Any, path: Path) -> TableSchema:
-        label, dense, categorical, sizes, multi_hot = "", [], [], [], []
+        label, sizes, multi_hot = "", [], []
+        dense: list[str] = []
+        categorical: list[str] = []
         for feature in value.get("feature", []):
             tags = feature.get("annotation", {}).get("tag", [])
             name = feature["name"]

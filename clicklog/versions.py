@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import TypeAlias
 
 from clicklog.errors import ClickLogError
@@ -35,6 +36,9 @@ ETL = {
     "pandas": "3.0",
     "numpy": "2",
 }
+#: Packages that pip cannot install together with the rest, because their pins contradict it.
+_APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloader==23.8.0"
+_LOCKS = Path(__file__).parents[1] / "requirements"
 #: RAPIDS, checked where it is installed.
 RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
 
@@ -93,13 +97,15 @@ def _listed(versions: dict[str, str]) -> str:
 def _line(found: dict[str, str | None], supported: str, command: str) -> str:
     there = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in found.items())
     return (
-        f"unsupported packages: found {there}; supported: {supported}; to mend it, run `make env`"
-        f" for a fresh .venv, or here `{command}`"
+        f"unsupported packages: found {there}; supported: {supported}; to mend it, run `{command}`"
+        f"{', or `make env` for a fresh .venv' if _LOCKS.is_dir() else ''}"
     )
 
 
 def _install(version: VersionLookup) -> str:
     kind = "gpu" if version("fbgemm-gpu") or version("cudf-cu13") else "cpu"
+    if not _LOCKS.is_dir():  # installed from a wheel
+        return f"pip install 'nvt-torchrec[{kind}]' && pip install --no-deps {_APART}"
     return (
         "pip install --no-deps -r requirements/build.txt -r requirements/torch.txt"
         f"{' -r requirements/cuda.txt' if kind == 'gpu' else ''} &&"

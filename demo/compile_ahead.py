@@ -1,8 +1,8 @@
-"""Compile ahead what the ETL and the loader compile when they first need it.
+"""Compile the loops of the ETL and the loader ahead of their first use.
 
-``make env`` ends with this. Loops are compiled for the processor, once, and kept (see
-:mod:`clicklog.kernels`); here by several processes at once, where a first run would do one after
-the other: some by importing their modules, those of the ETL by doing all of it with a few rows.
+``make env`` runs this at its end. Loops are compiled once for the processor and cached (see
+:mod:`clicklog.kernels`). Several processes compile at once, while a first run would compile one
+loop after the other. Some import the modules; those for the ETL run it with a few rows.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from etl.engines.hardware import cores
 
 log = logging.getLogger("demo")
 
-#: Modules whose import compiles, those together that need each other; the slowest first.
+#: Modules that compile on import, the slowest first; a group is imported by one process.
 IMPORTS = (
     ("workflows.compiled.text_tables", "workflows.compiled.dense"),
     ("nvt_loader.parquet.page_values", "nvt_loader.parquet.pages"),
     ("nvt_loader.kernels", "nvt_loader.parquet.crc32"),
 )
-#: Specs of a log of numbers in TSV, and of one in CSV with strings and lists.
+#: The spec of a TSV log with numbers, and that of a CSV log with strings and lists.
 SPECS = ("criteo_1tb", "retail")
 
 _COMMANDS = """
 import json, sys
 from etl.__main__ import main
 for arguments in json.loads(sys.argv[1]):
-    if main(arguments) > 1:  # 1: a check that found something
+    if main(arguments) > 1:  # 1: a check with findings
         sys.exit(1)
 """
 
 
 class CompileError(ClickLogError):
-    """A process that was to compile failed; this may be ignored, the first use tries again."""
+    """A process failed to compile. This may be ignored: the first use compiles again."""
 
 
 def main() -> int:
-    """Compile everything; the exit status."""
+    """Compile everything; return the exit status."""
     return run_command(_run)
 
 
@@ -53,13 +53,12 @@ def _run() -> None:
     begin = time.perf_counter()
     log.info("compiling loops for this processor, %d at a time", cores())
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(cores()) as pool:
-        for _ in pool.map(_started, _programs(Path(directory))):
-            pass
+        list(pool.map(_run_python, _programs(Path(directory))))
     log.info("compiled in %.1f s", time.perf_counter() - begin)
 
 
 def _programs(directory: Path) -> Iterator[list[str]]:
-    """Arguments of Python, for each process."""
+    """Yield the arguments of Python for each process."""
     for modules in IMPORTS:
         yield ["-c", f"import {', '.join(modules)}"]
     for spec in SPECS:
@@ -74,7 +73,7 @@ def _programs(directory: Path) -> Iterator[list[str]]:
         yield ["-c", _COMMANDS, json.dumps(commands)]
 
 
-def _started(arguments: list[str]) -> None:
+def _run_python(arguments: list[str]) -> None:
     command = [sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

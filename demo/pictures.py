@@ -1,4 +1,4 @@
-"""One picture of the demo: what came in, how training went, how good the scores are."""
+"""The picture of the demo: rows, learning curves, AUROC and calibration."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BLUE, RED, GREEN, GREY = "#4477aa", "#ee6677", "#228833", "#888888"
 
 
 def draw(paths: dict[str, Path], summary: dict[str, Any]) -> None:
-    """Write ``demo.png``: learning curves, AUROC beside the oracle's, rows, calibration."""
-    from matplotlib.figure import Figure
+    """Draw ``demo.png``: learning curves, AUROC of model and oracle, calibration."""
+    from matplotlib.figure import Figure  # slow to import, and needed at the end only
 
     figure = Figure(figsize=(12, 8), layout="constrained")
     (loss, auroc), (bars, calibration) = figure.subplots(2, 2)
@@ -72,7 +72,7 @@ def _auroc_bars(axes, summary: dict[str, Any]) -> None:
 
 
 def _calibration(axes, paths: dict[str, Path]) -> None:
-    """Observed click rate in each tenth of the predictions of the last day."""
+    """Draw the click rate in each tenth of the predictions of the last day."""
     table = pq.read_table(paths["predictions"])
     probability, label = table["probability"].to_numpy(), table["label"].to_numpy()
     tenths = np.array_split(np.argsort(probability, kind="stable"), 10)

@@ -13,7 +13,7 @@ from clicklog.files.atomic import read_json
 
 
 def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
-    """Rows, speeds, AUROCs beside the oracle's, and how far two ways of scoring are apart."""
+    """Collect rows, speeds, AUROCs, and the difference between two ways of scoring."""
     manifest = read_json(paths["etl"] / "manifest.json", "the ETL's manifest")
     timings = read_json(paths["etl"] / "timings.json", "the ETL's timings")
     planted = read_json(paths["raw"] / "synthetic.json", "the synthetic log's description")
@@ -38,17 +38,17 @@ def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
 
 
 def read_training_log(directory: Path) -> list[dict[str, Any]]:
-    """The events of ``metrics.jsonl``."""
+    """Read the events of ``metrics.jsonl``."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple[float, float]:
-    """How far the scores of raw rows are from training's: row by row, and in log loss.
+    """Return how far scores of raw rows differ from training's, at most per row, and in log loss.
 
-    Raw rows went through the saved workflow. Row by row they are compared with the ETL's parquet,
-    through the loader and the checkpoint's model; their log loss with that of the sharded model in
-    training's last evaluation.
+    The raw rows were scored through the saved workflow. Their scores are compared with those of the
+    checkpoint's model on the ETL's parquet, and their log loss with that of the sharded model in
+    the last evaluation of training.
     """
     from dlrm.launch.startup import prepare_torch
 
@@ -73,7 +73,7 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
 
 
 def print_table(summary: dict[str, Any]) -> None:
-    """The summary for people."""
+    """Print the summary as a table."""
     s = summary
     print(f"""
 rows                {s["rows_in"]:,} in, {s["rows_out"]:,} out, {s["rows_rejected"]:,} rejected

@@ -1,8 +1,11 @@
 """Training: DLRM model, sharding plan, optimizers, training and evaluation loops, checkpoints.
 
-Importing this package imports neither torch nor TorchRec; its modules do so where they need it.
+Importing this package imports neither torch nor TorchRec; its modules do so where they need them.
+Without TorchRec, as on a machine that only scores with bundles, :mod:`dlrm.metrics` and
+:mod:`dlrm.launch.startup` work.
 """
 
-from clicklog.versions import check_training_stack
+from clicklog.versions import check_training_stack, installed_version
 
-check_training_stack()
+if installed_version("torchrec"):
+    check_training_stack()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import secrets
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from clicklog.errors import BadInputError, OutputError
-from clicklog.files.atomic import TEMPORARY, lock
+from clicklog.files.atomic import locked, remove_temporary
 
 log = logging.getLogger(__name__)
 
@@ -129,15 +128,14 @@ def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool
     elif not (output / UNFINISHED_FILE).exists():
         check_output(output, resume=resume)
         return output / WORK_DIRECTORY
-    marker = stack.enter_context(_locked(output))
-    if is_finished(output):  # before it, or we, could take a breath
+    marker = stack.enter_context(locked(output / UNFINISHED_FILE, output))
+    if is_finished(output):  # by another process, between the first look and the lock
         release(output)
         check_output(output, resume=resume)
         return output / WORK_DIRECTORY
     if restart:
         _remove(output, OWN)
-    for path in output.rglob(f".*{TEMPORARY}"):
-        path.unlink(missing_ok=True)  # of a worker that is not done yet, see _remove
+    remove_temporary(output)  # there may be some of a worker that is not done yet, see _remove
     name = "" if restart else _state_named(output, marker)
     if not name:
         name = secrets.token_hex(_NAME_LETTERS // 2)
@@ -173,19 +171,6 @@ def release(output: Path) -> None:
     shutil.rmtree(output / WORK_DIRECTORY, ignore_errors=True)
     with contextlib.suppress(OSError):
         (output / UNFINISHED_FILE).unlink()
-
-
-@contextlib.contextmanager
-def _locked(output: Path) -> Iterator:
-    """The marker, open and locked."""
-    path = output / UNFINISHED_FILE
-    while True:
-        with open(path, "a+", encoding="utf-8") as marker:
-            lock(marker, output)
-            # who had it before may have removed it, and a third made another
-            if path.exists() and os.path.samestat(os.fstat(marker.fileno()), path.stat()):
-                yield marker
-                return
 
 
 @contextlib.contextmanager

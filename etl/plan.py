@@ -1,4 +1,4 @@
-"""What the ETL will do: which rows go to which part of which split. Needs no NVTabular."""
+"""The plan of a run: which rows go to which part of which split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clicklog.splits import SPLITS, cut_last_day
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """One block of rows, which becomes ``<split>/part.<part>.parquet``."""
+    """A unit of work: a block of rows, which becomes ``<split>/part.<part>.parquet``."""
 
     split: str
     part: int
@@ -22,7 +22,7 @@ class Unit:
 
     @property
     def file(self) -> str:
-        """Path below the directory of the splits."""
+        """The path of the part below the directory of the splits."""
         return f"{self.split}/part.{self.part}.parquet"
 
 
@@ -31,11 +31,12 @@ class Plan:
     """All units of a run.
 
     Attributes:
-        days: the input files, by day.
-        units: in order: train by day, valid, test. Parts are numbered in each split.
-        rows_per_step: by the first rows; a block's begin and end are counted in steps: bytes of
-            text, or rows of parquet.
-        bytes_per_step: of the files.
+        days: The input files, in the order of the days.
+        units: The units of train by day, then those of valid and test; each split numbers its
+            parts from 0.
+        rows_per_step: Rows per step, estimated from the first rows. A step is what a block's begin
+            and end count: a byte of text, or a row of parquet.
+        bytes_per_step: Bytes of the files per step.
     """
 
     days: list[DayFile]
@@ -45,7 +46,7 @@ class Plan:
 
     @property
     def train_blocks(self) -> list[Block]:
-        """The blocks a workflow is fitted on."""
+        """The blocks that the workflow is fitted on."""
         return [unit.block for unit in self.units if unit.split == "train"]
 
     def _steps(self, split: str | None) -> int:
@@ -53,30 +54,30 @@ class Plan:
         return sum(block.end - block.begin for block in blocks)
 
     def text_bytes(self, split: str | None = None) -> int:
-        """Bytes of (decompressed) input in one split, or in all; of parquet about so many."""
+        """Return the bytes of decompressed input in one split, or in all; estimated for parquet."""
         return round(self._steps(split) * self.bytes_per_step)
 
     def estimated_rows(self, split: str | None = None) -> int:
-        """About how many rows are in one split, or in all; of parquet exactly."""
+        """Estimate the rows in one split, or in all; exact for parquet."""
         return round(self._steps(split) * self.rows_per_step)
 
 
 def make_plan(
     days: list[DayFile], spec: FeatureSpec, *, block_bytes: int, limit_rows: int | None = None
 ) -> Plan:
-    """Cut the days into units; the last day there is becomes valid and test.
+    """Cut the days into units; the last day becomes valid and test.
 
-    The cuts depend on the data and ``block_bytes`` only, never on who will do the work.
+    The cuts depend only on the data and ``block_bytes``, not on the engine or its workers.
 
     Args:
-        days: uncompressed files; see :func:`etl.staging.staged`.
-        spec: the columns, and the format of the files.
-        block_bytes: about how much text, or how much of decoded parquet, a unit takes.
-        limit_rows: use the first so many rows of each day only.
+        days: The uncompressed files; see :func:`etl.staging.staged`.
+        spec: The columns, and the format of the files.
+        block_bytes: The approximate size of a unit, as text or as decoded parquet.
+        limit_rows: The number of rows of each day to use, from its begin; None for all.
 
     Raises:
-        BadRowError: the rows have no label, or not as many fields as the spec.
-        BadInputError: a file lacks a column, or there are too few rows for every split to get one.
+        BadRowError: The rows have no label, or another number of fields than the spec.
+        BadInputError: A file lacks a column, or a split would get no row.
     """
     units: list[Unit] = []
     parts = dict.fromkeys(SPLITS, 0)
@@ -94,7 +95,7 @@ def make_plan(
             add(day, "train", day.begin, end)
             continue
         rows = day.count_rows(end)
-        place = {0: day.begin, rows: end}  # of a row; finding one takes a scan of the text
+        place = {0: day.begin, rows: end}  # by row number; finding others scans the text
         for split, cut in cut_last_day(rows, only_day=len(days) == 1).items():
             for row in cut:
                 if row not in place:
@@ -104,7 +105,7 @@ def make_plan(
     empty = [split for split in SPLITS if not parts[split]]
     if empty:
         raise BadInputError(
-            f"{days[-1].source}: too few rows: nothing left for {', '.join(empty)}",
+            f"{days[-1].source}: too few rows: none left for {', '.join(empty)}",
             "the last day is halved into valid and test (a log of one day 80/10/10); "
             "use a longer file or a larger --limit_rows",
         )

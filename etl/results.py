@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from clicklog.errors import BadInputError
-from clicklog.files.validation import convert
 from clicklog.kernels import compiled
 from etl.plan import Unit
 
@@ -52,33 +51,18 @@ class UnitResult:
         return self.rows + self.bad_count
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form, with the unit's name only."""
+        """JSON-ready form, without the unit; :class:`UnitRecord` reads it."""
         return {
-            "unit": self.unit.file,
             **{name: getattr(self, name) for name in _COUNTS},
-            "bad": [list(one) for one in self.bad],
+            "bad": [list(row) for row in self.bad],
             **{name: getattr(self, name).tolist() for name in _BY_COLUMN},
         }
 
-    @classmethod
-    def from_dict(cls, value: dict[str, Any], unit: Unit) -> UnitResult:
-        """Inverse of :meth:`to_dict`. Raises ValueError if it is damaged, or another unit's."""
-        read = convert(_Record, value)
-        if read.unit != unit.file:
-            raise ValueError(f"{read.unit} instead of {unit.file}")
-        return cls(
-            unit=unit,
-            bad=[(line, what) for line, what in read.bad],
-            **{name: getattr(read, name) for name in _COUNTS},
-            **{name: np.array(getattr(read, name), np.int64) for name in _BY_COLUMN},
-        )
-
 
 @dataclasses.dataclass(frozen=True)
-class _Record:
+class UnitRecord:
     """A :class:`UnitResult` in JSON."""
 
-    unit: str
     rows: int
     bad_count: int
     bad: list[list[Any]]
@@ -87,6 +71,19 @@ class _Record:
     dense_missing: list[int]
     null: list[int]
     oov: list[int]
+
+    def __post_init__(self) -> None:
+        if any(len(row) != 2 for row in self.bad):
+            raise ValueError("bad is no list of lines and reasons")
+
+    def result(self, unit: Unit) -> UnitResult:
+        """The result of the unit."""
+        return UnitResult(
+            unit=unit,
+            bad=[(line, reason) for line, reason in self.bad],
+            **{name: getattr(self, name) for name in _COUNTS},
+            **{name: np.array(getattr(self, name), np.int64) for name in _BY_COLUMN},
+        )
 
 
 def by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:

@@ -1,9 +1,8 @@
-"""One run of the ETL, from the days of a log to a finished output directory."""
+"""A run of the ETL, from the days of a log to a finished output directory."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shutil
 import time
@@ -16,10 +15,10 @@ from tqdm import tqdm
 
 from clicklog.errors import BadInputError, ClickLogError, OutputError
 from clicklog.files.atomic import read_json, write_json
+from clicklog.files.journal import refuse_changes
 from clicklog.files.validation import parse
 from clicklog.kernels import compile_seconds
 from clicklog.readers.raw import DayFile, find_days
-from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
 from etl import output, staging
 from etl.engines import choice
@@ -30,17 +29,21 @@ from etl.manifest import inputs_of, read_manifest
 from etl.plan import Plan, make_plan
 from etl.results import UnitResult
 from etl.settings import EtlSettings
-from etl.state import changes, plan_record, read_plan_record, recorded
+from etl.state import begin_or_resume, plan_record, recorded, with_defaults
 
 log = logging.getLogger(__name__)
 
 
 def run(settings: EtlSettings) -> dict[str, Any]:
-    """Run the ETL; returns the manifest it wrote.
+    """Run the ETL.
+
+    Returns:
+        The manifest of the run.
 
     Raises:
-        BadInputError, BadRowError: the input, naming file, line, column and value.
-        OutputError: the output directory holds something else, or cannot be written.
+        BadInputError: An input file is missing, empty or damaged.
+        BadRowError: A row is malformed; the message names file, line, column and value.
+        OutputError: The output directory holds something else, or cannot be written.
     """
     settings = choice.resolve(settings)
     days = find_days(settings.input_path, settings.days)
@@ -50,54 +53,21 @@ def run(settings: EtlSettings) -> dict[str, Any]:
     ) as work:
         if output.is_finished(settings.output_path):
             return _already_finished(settings.output_path, now)
-        resumed = _compare(work / "plan.json", now, settings.output_path)
-        return _Run(settings, days, work, now, resumed).all()
+        resumed = begin_or_resume(work, now, settings.output_path)
+        return _Run(settings, days, work, now, resumed).execute()
 
 
 def _already_finished(path: Path, now: dict[str, Any]) -> dict[str, Any]:
     manifest = read_manifest(path / output.MANIFEST_FILE)
-    before = {"settings": _with_defaults(manifest["settings"]), "inputs": inputs_of(manifest)}
-    now = {key: now[key] for key in before}  # other versions may read it
-    _refuse_changes(before, now, path, "choose another --output_path")
+    before = with_defaults({"settings": manifest["settings"], "inputs": inputs_of(manifest)})
+    now = {key: now[key] for key in before}  # without versions: others may read the output
+    refuse_changes(before, now, path, "choose another --output_path")
     log.info("%s: finished already, nothing to do", path)
     return manifest
 
 
-def _compare(record: Path, now: dict[str, Any], path: Path) -> bool:
-    """Whether a run is resumed; its settings and inputs must be those of its beginning."""
-    resumed = record.exists()
-    if resumed:
-        before = read_plan_record(record)
-        before["settings"] = _with_defaults(before["settings"])
-        if now["settings"]["on_bad_rows"] == "quarantine":
-            # whatever is done had no bad rows: quarantine would have done the same
-            before["settings"]["on_bad_rows"] = "quarantine"
-        _refuse_changes(
-            before, now, path, "undo that, or discard what the run did and begin with --restart"
-        )
-        log.info("%s: going on with a run that did not finish", path)
-    write_json(record, now)
-    return resumed
-
-
-def _with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an earlier run, with the spec's keys that its version did not have yet."""
-    with contextlib.suppress(ClickLogError):  # a spec that is none is a change, told as such
-        spec = FeatureSpec.from_dict(settings["spec"]).to_dict()
-        return {**settings, "spec": json.loads(json.dumps(spec))}
-    return settings
-
-
-def _refuse_changes(before: dict, now: dict, path: Path, remedy: str) -> None:
-    changed = changes(before, now)
-    if changed:
-        more = [f"and {len(changed) - 8} more"] if len(changed) > 8 else []
-        listed = "".join(f"\n  {line}" for line in changed[:8] + more)
-        raise OutputError(f"{path}: begun with something else:{listed}", remedy)
-
-
 class _Run:
-    """The stages of a run; each finds what an earlier process did of it."""
+    """The stages of a run; each continues where an earlier process stopped."""
 
     def __init__(
         self,
@@ -113,10 +83,10 @@ class _Run:
         self.workflow = self.output / "workflow"
         self.split_root = self.output / "criteo_binary" / "split"
         self.parts = choice.parts_root(work)
-        self.clock = _Clock()
+        self.stage = _StageTimer()
 
-    def all(self) -> dict[str, Any]:
-        with self.clock("read the input"):
+    def execute(self) -> dict[str, Any]:
+        with self.stage("read the input"):
             threads = self.settings.workers or cores()
             plan = make_plan(
                 staging.staged(self.days, self.settings, self.work, threads),
@@ -127,56 +97,51 @@ class _Run:
         _log_plan(plan)
         self._check_cuts(plan)
         done = self._fit_and_transform(plan)
-        most = self.settings.max_bad_fraction
-        quarantine(done, self.settings.spec, self.work, self.output, most)
+        quarantine(done, self.settings.spec, self.work, self.output, self.settings.max_bad_fraction)
         if self.settings.shuffle != "none":
-            with self.clock("shuffle"):
+            with self.stage("shuffle"):
                 self._shuffle(done)
         return self._finish(plan, done)
 
     def _check_cuts(self, plan: Plan) -> None:
-        """The units of a resumed run are those that it began with."""
+        """Refuse to resume a run if its input would be cut into other units than before."""
         cuts = [[u.file, u.block.source, u.block.begin, u.block.end] for u in plan.units]
         path = self.work / "cuts.json"
         if path.exists() and read_json(path, "the cuts of an unfinished run") != cuts:
             raise BadInputError(
-                f"{self.settings.input_path}: its lines are not where they were, though sizes and "
-                "times of its files are the same",
+                f"{self.settings.input_path}: the positions of lines changed since the run began, "
+                "although sizes and times of the files are the same",
                 "begin again with --restart",
             )
         write_json(path, cuts)
 
     def _fit_and_transform(self, plan: Plan) -> list[UnitResult]:
-        """The results of all units, in their order."""
+        """Return the results of all units, in the order of the plan."""
         results = recorded(self.work, plan.units)
-        have = {result.unit for result in results}
-        missing = [unit for unit in plan.units if unit not in have]
+        finished = {result.unit for result in results}
+        missing = [unit for unit in plan.units if unit not in finished]
         fitted = self._is_fitted()
         if self.resumed:
-            log.info(
-                "%s; %d of %d parts are there",
-                "fitted" if fitted else "not fitted",
-                len(have),
-                len(plan.units),
-            )
+            state = "fitted" if fitted else "not fitted"
+            log.info("%s; %d of %d parts are written", state, len(finished), len(plan.units))
         with contextlib.ExitStack() as stack:
             if missing or not fitted:
-                with self.clock("start workers"):
+                with self.stage("start workers"):
                     engine = stack.enter_context(choice.start(self.settings, self.work))
             if not fitted:
-                with self.clock("fit"), RowsBar("fit", plan, "train") as bar:
+                with self.stage("fit"), RowsBar("fit", plan, "train") as bar:
                     self._fit(engine, plan, bar, parts_done=bool(results))
             if missing:
                 done = sum(result.lines for result in results)
-                with self.clock("transform"), RowsBar("transform", plan, initial=done) as bar:
+                with self.stage("transform"), RowsBar("transform", plan, initial=done) as bar:
                     for result in engine.transform(missing, self.workflow):
                         bar.update(result.lines)
                         results.append(result)
-        order = {unit: i for i, unit in enumerate(plan.units)}
-        return sorted(results, key=lambda result: order[result.unit])
+        by_unit = {result.unit: result for result in results}
+        return [by_unit[unit] for unit in plan.units]
 
     def _is_fitted(self) -> bool:
-        """Whether the saved workflow is the one that this run has fitted, and undamaged."""
+        """Return whether the saved workflow is the one that this run fitted, and undamaged."""
         from workflows import compiled, inspect
         from workflows.description import verify
 
@@ -191,7 +156,7 @@ class _Run:
         return True
 
     def _fitted_digest(self) -> str | None:
-        """The digest of the workflow that this run has fitted, if that is known."""
+        """Return the digest of the workflow that this run fitted; None if it is not recorded."""
         file = self.work / "fit.json"
         try:
             return parse(dict[str, str], read_json(file, "the record of a fit"), file)["digest"]
@@ -206,24 +171,24 @@ class _Run:
         before, now = self._fitted_digest(), inspect(self.workflow).digest
         if parts_done and before not in (None, now):
             raise OutputError(
-                f"{self.workflow}: fitted again, it has digest {now}; the parts that are done were "
+                f"{self.workflow}: fitted again, it has digest {now}; the finished parts were "
                 f"encoded with {before}",
-                "discard what the run did and begin again with --restart",
+                "discard them and begin again with --restart",
             )
         write_json(self.work / "fit.json", {"digest": now})
-        # Of no use any more. Deleting takes a while, which transforming need not wait for.
+        # no longer needed; deleting takes a while, so it happens while units are transformed
         Thread(target=shutil.rmtree, args=(choice.fit_root(self.work), True)).start()
 
     def _shuffle(self, results: list[UnitResult]) -> None:
         from etl.shuffle.training_rows import Part, shuffle
 
-        own = [result for result in results if result.unit.split == "train"]
-        total = sum(result.rows for result in own)
+        train = [result for result in results if result.unit.split == "train"]
+        total = sum(result.rows for result in train)
         with tqdm(desc="shuffle", total=total, unit=" rows", unit_scale=True, disable=None) as bar:
             shuffle(
                 self.parts,
                 self.parts,
-                [Part(result.unit.file, result.rows, result.unit.day) for result in own],
+                [Part(result.unit.file, result.rows, result.unit.day) for result in train],
                 mode=self.settings.shuffle,
                 seed=self.settings.seed,
                 work=self.work / "shuffle",
@@ -238,17 +203,19 @@ class _Run:
         from workflows import inspect
 
         description = inspect(self.workflow)
-        with self.clock("describe"):
+        with self.stage("describe"):
             files = [result.unit.file for result in results]
             with output.named_errors(self.split_root):
                 move_parts(self.parts, self.split_root, files)
             sizes = check_rows(plan, results, self.split_root)
             write_descriptions(self.split_root, files, description.table_schema)
-        _refuse_changes(
+        refuse_changes(
             self.record,
-            plan_record(self.settings.to_dict(), self._days_now()),
+            plan_record(
+                self.settings.to_dict(), find_days(self.settings.input_path, self.settings.days)
+            ),
             self.output,
-            "they were written to during the run; begin again with --restart",
+            "the inputs were changed during the run; begin again with --restart",
         )
         manifest = make_manifest(self.record, self.days, results, sizes, description)
         write_json(self.output / "timings.json", self._timings(plan, manifest))
@@ -256,16 +223,13 @@ class _Run:
         write_json(self.output / output.MANIFEST_FILE, manifest)
         output.release(self.output)
         log.info("wrote %s", self.output / output.MANIFEST_FILE)
-        if found := one_label_splits(manifest["splits"]):
-            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(found), ONE_LABEL_REMEDY)
+        if warnings := one_label_splits(manifest["splits"]):
+            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), ONE_LABEL_REMEDY)
         return manifest
 
-    def _days_now(self) -> list[DayFile]:
-        return find_days(self.settings.input_path, self.settings.days)
-
     def _timings(self, plan: Plan, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Seconds per stage of this process; speeds only of a run without an interruption."""
-        seconds = self.clock.seconds
+        """Return the seconds per stage of this process, and speeds unless it resumed a run."""
+        seconds = self.stage.seconds
         work = seconds.get("fit", 0.0) + seconds.get("transform", 0.0)
         speeds: dict[str, Any] = {"rows_per_s": None, "text_mb_per_s": None}
         if work and not self.resumed:
@@ -286,11 +250,11 @@ def _log_plan(plan: Plan) -> None:
             len(units),
         )
     if len(plan.days) == 1:
-        log.info("one day only: its first four fifths for training, the rest halved")
+        log.info("one day only: 80 % for training, 10 % each for validation and test")
 
 
 class RowsBar(tqdm):
-    """Progress of a stage on a terminal: rows/s, MB of input/s, time left."""
+    """A progress bar on a terminal: rows/s, MB of input per second, time left."""
 
     def __init__(self, what: str, plan: Plan, split: str | None = None, initial: int = 0) -> None:
         self.mb_per_row = plan.text_bytes(split) / max(1, plan.estimated_rows(split)) / 1e6
@@ -301,24 +265,24 @@ class RowsBar(tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """tqdm's, and the speed in MB/s."""
+        """tqdm's fields, with the speed in MB/s."""
         value = super().format_dict
         rate = value["rate"] or (value["n"] - value["initial"]) / max(value["elapsed"], 1e-9)
         value["postfix"] = f"{rate * self.mb_per_row:.0f} MB/s"
         return value
 
 
-class _Clock:
-    """Seconds per stage; each is logged when it ends, and how long loops were compiled in it."""
+class _StageTimer:
+    """Measures and logs the seconds of each stage, and how many of them compiled loops."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def __call__(self, stage_name: str) -> Iterator[None]:
+    def __call__(self, name: str) -> Iterator[None]:
         begin, compiled = time.perf_counter(), compile_seconds()
         yield
-        self.seconds[stage_name] = round(time.perf_counter() - begin, 3)
+        self.seconds[name] = round(time.perf_counter() - begin, 3)
         compiled = compile_seconds() - compiled
         words = f", {compiled:.1f} s of it compiling" if compiled >= 0.1 else ""
-        log.info("%s: %.1f s%s", stage_name, self.seconds[stage_name], words)
+        log.info("%s: %.1f s%s", name, self.seconds[name], words)

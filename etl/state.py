@@ -1,8 +1,6 @@
-"""What of a run is done already: durable records of its units, below ``OUT/.work``.
+"""The state of a run, below ``OUT/.work``: its plan, and the finished units with their files.
 
-A unit's files come first (its rejected rows, its part), then its record; each is written beside,
-synced and renamed. So a unit with a record is done for good, and one without is done again. Units
-that are synced together have one record, in a file with the name of the first.
+The files of a unit are its part and its rejected rows; its record is in the run's journal.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,15 +17,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from clicklog.errors import BadInputError
-from clicklog.files.atomic import Written, atomic_path, deferred, publish, read_json, write_json
-from clicklog.files.validation import parse
+from clicklog.errors import ClickLogError
+from clicklog.files.atomic import Written, atomic_path, deferred, publish
+from clicklog.files.journal import Journal, refuse_changes
 from clicklog.readers.raw import DayFile, read_bytes
 from clicklog.rows import BadRow, RawRows
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
 from etl.parquet import write_tables
 from etl.plan import Unit
-from etl.results import LostRowsError, UnitResult, count_bits
+from etl.results import LostRowsError, UnitRecord, UnitResult, count_bits
+
+log = logging.getLogger(__name__)
 
 #: Bad rows of a unit that its record describes; all of them are in its file of rejected rows.
 DESCRIBED = 5
@@ -117,25 +119,14 @@ def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> UnitResult:
 
 
 def record(work: Path, results: list[UnitResult]) -> None:
-    """Write one record of units whose files are in place. Raises :class:`OutputError`."""
-    first = results[0].unit
-    path = work / "units" / f"{first.split}.{first.part}.json"
-    write_json(path, [result.to_dict() for result in results])
+    """Record units whose files are in place. Raises :class:`OutputError`."""
+    Journal(work).add({result.unit.file: result.to_dict() for result in results})
 
 
 def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
     """The results of those units that are done, in the order given."""
-    found: dict[str, dict[str, Any]] = {}
-    for path in (work / "units").glob("*.json"):
-        with contextlib.suppress(BadInputError, KeyError, TypeError):  # of a damaged disk
-            found |= {one["unit"]: one for one in read_json(path, "the record of units")}
-    results = []
-    for unit in units:
-        try:
-            results.append(UnitResult.from_dict(found[unit.file], unit))
-        except (KeyError, ValueError):  # not done, or a damaged disk
-            continue
-    return results
+    found = Journal(work).finished(UnitRecord)
+    return [found[unit.file].result(unit) for unit in units if unit.file in found]
 
 
 def rejected_file(work: Path, unit: Unit) -> Path:
@@ -165,11 +156,41 @@ class _PlanRecord:
     versions: dict[str, Any]
 
 
-def read_plan_record(file: Path) -> dict[str, Any]:
-    """What :func:`plan_record` gave when the run began. Raises :class:`BadInputError`."""
-    value = read_json(file, "the record of an unfinished run")
-    parse(_PlanRecord, value, file, "discard what the run did and begin again with --restart")
-    return value
+def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
+    """Whether a job is resumed; its plan must be that of its beginning.
+
+    Args:
+        work: directory of the job's state.
+        now: its plan, see :func:`plan_record`.
+        output: what it writes, for errors.
+
+    Raises:
+        BadInputError: the plan of the beginning is damaged.
+        OutputError: the plan is another one, or cannot be written.
+    """
+    journal = Journal(work)
+    found = journal.plan(_PlanRecord, "discard what was done and begin again with --restart")
+    if found is None:
+        journal.begin(now)
+    else:
+        before = with_defaults(dataclasses.asdict(found))
+        if now["settings"].get("on_bad_rows") == "quarantine":
+            # no finished unit had bad rows: quarantine would have done the same
+            before["settings"]["on_bad_rows"] = "quarantine"
+        remedy = "undo that, or discard what was done and begin again with --restart"
+        refuse_changes(before, now, output, remedy)
+        log.info("%s: resuming a run that did not finish", output)
+        journal.update(now)
+    return found is not None
+
+
+def with_defaults(plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan of an earlier run, with the keys of its spec that its version did not have yet."""
+    with contextlib.suppress(ClickLogError, KeyError):  # no spec, or a damaged one: a change
+        spec = FeatureSpec.from_dict(plan["settings"]["spec"]).to_dict()
+        settings = {**plan["settings"], "spec": json.loads(json.dumps(spec))}
+        return {**plan, "settings": settings}
+    return plan
 
 
 def fingerprint(day: DayFile) -> dict[str, Any]:
@@ -185,41 +206,3 @@ def fingerprint(day: DayFile) -> dict[str, Any]:
     ends = {(0, min(day.size, _ENDS)), (max(0, day.size - _ENDS), day.size)}
     digest = hashlib.sha256(b"".join(read_bytes(day.path, *cut) for cut in sorted(ends)))
     return {"size": day.size, "sha256 of its ends": digest.hexdigest()}
-
-
-def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What is different between two plan records, one line for each."""
-    old, new = _leaves(before), _leaves(now)
-    lines = []
-    for key in sorted(old.keys() | new.keys()):
-        if key in old and key in new:
-            if old[key] != new[key]:
-                lines.append(f"{_name(key)}: {old[key]!r} before, {new[key]!r} now")
-            continue
-        there, what = (old, "new") if key in new else (new, "no longer there")
-        shared = max((_shared(key, other) for other in there), default=0)
-        lines.append(f"{_name(key[: shared + 1])}: {what}")
-    return list(dict.fromkeys(lines))
-
-
-def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """How many first steps of two paths are the same."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def _name(path: tuple[str, ...]) -> str:
-    kind, *rest = path
-    return " ".join(rest) if kind == "inputs" else ".".join(rest)
-
-
-def _leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """The leaves of nested dicts and lists by their path; columns go by their names."""
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        named = all(isinstance(one, dict) and "name" in one for one in value)
-        items = [(one["name"] if named else str(i), one) for i, one in enumerate(value)]
-    else:
-        return {path: value}
-    return {k: v for name, one in items for k, v in _leaves(one, (*path, str(name))).items()}

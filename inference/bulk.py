@@ -97,7 +97,7 @@ def predict_file(
         SchemaError: An id column, or the label, is missing.
         OutputError: The output exists or cannot be written, or the earlier run had other arguments.
     """
-    from inference.parts import Parts
+    from inference.parts import open_parts
 
     if output_path.exists():
         raise OutputError(f"{output_path} exists", "choose another --output, or remove it first")
@@ -112,7 +112,7 @@ def predict_file(
     key = _key(predictor, input_path, spec, ids, reject, piece_bytes)
     bar = tqdm(desc="predict", unit="rows", unit_scale=True, disable=None)
     rejected_file = output_path.with_name(f"{output_path.name}.rejected.tsv")
-    with Parts(output_path, key, resume=resume) as parts, bar:
+    with open_parts(output_path, key, resume=resume) as parts, bar:
         if parts.done:
             bar.update(parts.rows)
             log.info("%s: resumed after row %d", output_path, parts.rows)

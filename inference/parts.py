@@ -1,12 +1,13 @@
 """Durable parts of a bulk run, beside its output, until they become one file.
 
-``.OUTPUT.parts/`` holds ``run.json`` (what the scores depend on), ``N.parquet`` (part N) and
-``N.tsv`` (its rejected rows). Each appears when it is whole, the parquet last; a run that was ended
-by whatever begins again behind the last part.
+``.OUTPUT.parts/`` holds a journal (:mod:`clicklog.files.journal`), ``N.parquet`` (part N) and
+``N.tsv`` (its rejected rows). However a run ends, the next one goes on behind its last part.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import logging
 import shutil
@@ -18,67 +19,87 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.errors import OutputError
-from clicklog.files.atomic import atomic_path, lock, read_json, write_json
-from clicklog.files.validation import parse
+from clicklog.files.atomic import atomic_path, locked, together
+from clicklog.files.journal import Journal, refuse_changes
 
 log = logging.getLogger(__name__)
 
 _ROW_GROUP_ROWS = 1 << 20
 
 
-class Parts:
-    """The parts of one output. A context: while it is open, no other run may write there."""
+@dataclasses.dataclass(frozen=True)
+class _PartRecord:
+    """How many rows a part has, and how many were rejected."""
 
-    def __init__(self, output: Path, key: dict[str, Any], *, resume: bool) -> None:
-        self.output = output
-        self.directory = output.with_name(f".{output.name}.parts")
-        self._key = json.loads(json.dumps(key))  # tuples are lists in there
-        self._resume = resume
-        self.done = 0
+    rows: int
+    rejected: int
 
-    def __enter__(self) -> Parts:
+
+@contextlib.contextmanager
+def open_parts(output: Path, settings: dict[str, Any], *, resume: bool) -> Iterator[Parts]:
+    """The parts of one output. Meanwhile no other run may write there.
+
+    Args:
+        output: the file that the parts become.
+        settings: what the scores depend on.
+        resume: keep the parts of an earlier run, which must have had the same settings.
+
+    Raises:
+        OutputError: the earlier run had others, another run writes there, or it cannot be written.
+    """
+    parts = Parts(output)
+    with contextlib.ExitStack() as stack:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.directory / "lock", "ab")
+            parts.directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(parts.directory / "lock", parts.directory))
         except OSError as error:
             raise OutputError(
-                f"{self.output}: cannot be written: {error.strerror}", "choose a writable place"
+                f"{output}: cannot be written: {error.strerror}", "choose a writable place"
             ) from error
+        parts.begin({"settings": json.loads(json.dumps(settings))}, resume)  # tuples become lists
         try:
-            lock(self._lock, self.directory)
-            self._open()
-        except BaseException:
-            self._lock.close()
-            raise
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.close()
-        if self.done:
-            log.warning(
-                "%s: %d finished parts are kept, --resume uses them", self.output, self.done
-            )
-        else:
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _open(self) -> None:
-        marker = self.directory / "run.json"
-        if self._resume and marker.exists():
-            before = read_json(marker, "an unfinished `python -m inference predict`")
-            before = parse(dict[str, Any], before, marker, "call it without --resume")
-            changed = [key for key in self._key if before.get(key) != self._key[key]]
-            if changed:
-                raise OutputError(
-                    f"{self.output}: the run to resume had another {', '.join(changed)}",
-                    "call it as before, or without --resume to begin anew",
+            yield parts
+        finally:
+            if parts.done:
+                log.warning(
+                    "%s: %d finished parts are kept, --resume uses them", output, parts.done
                 )
-            while self._part(self.done).exists():
-                self.done += 1
+            else:
+                shutil.rmtree(parts.directory, ignore_errors=True)
+
+
+class Parts:
+    """See :func:`open_parts`."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.directory = output.with_name(f".{output.name}.parts")
+        self._journal = Journal(self.directory)
+        self._records: list[_PartRecord] = []
+
+    def begin(self, plan: dict[str, Any], resume: bool) -> None:
+        """Find the finished parts of an earlier run with this plan, or discard them."""
+        before = None
+        if resume:
+            before = self._journal.plan(dict[str, Any], "call it without --resume")
+        if before is None:
+            self._journal.begin(plan)
             return
-        for file in self.directory.iterdir():
-            if file.name != "lock":
-                file.unlink()
-        write_json(marker, self._key)
+        remedy = "call it as before, or without --resume to begin anew"
+        refuse_changes(before, plan, self.output, remedy)
+        found = self._journal.finished(_PartRecord)
+        while str(self.done) in found:
+            self._records.append(found[str(self.done)])
+
+    @property
+    def done(self) -> int:
+        """How many parts are finished."""
+        return len(self._records)
+
+    @property
+    def rows(self) -> int:
+        """Rows in the parts so far."""
+        return sum(record.rows for record in self._records)
 
     def _part(self, number: int) -> Path:
         return self.directory / f"{number}.parquet"
@@ -88,19 +109,17 @@ class Parts:
 
     def add(self, tables: Sequence[pa.Table], rejected: bytes) -> None:
         """Make the next part durable: its rows, and lines about its rejected rows."""
-        with atomic_path(self._rejected(self.done)) as temporary:
-            temporary.write_bytes(rejected)
         table = pa.concat_tables(tables)
-        with atomic_path(self._part(self.done)) as temporary:
-            pq.write_table(
-                table, temporary, row_group_size=_ROW_GROUP_ROWS, write_page_checksum=True
-            )
-        self.done += 1
-
-    @property
-    def rows(self) -> int:
-        """Rows in the parts so far."""
-        return sum(pq.read_metadata(self._part(number)).num_rows for number in range(self.done))
+        with together():
+            with atomic_path(self._rejected(self.done)) as temporary:
+                temporary.write_bytes(rejected)
+            with atomic_path(self._part(self.done)) as temporary:
+                pq.write_table(
+                    table, temporary, row_group_size=_ROW_GROUP_ROWS, write_page_checksum=True
+                )
+        record = _PartRecord(len(table), rejected.count(b"\n"))
+        self._journal.add({str(self.done): dataclasses.asdict(record)})
+        self._records.append(record)
 
     def finish(self, rejected_file: Path) -> tuple[int, int]:
         """Join the parts into the output, and their rejected rows into another file if any.
@@ -108,25 +127,20 @@ class Parts:
         Returns:
             How many rows, and how many rejected ones.
         """
-        bad = sum(self._lines(number) for number in range(self.done))
+        rows, bad = self.rows, sum(record.rejected for record in self._records)
         if bad:
             with atomic_path(rejected_file) as temporary, open(temporary, "wb") as out:
                 out.write(b"line\treason\traw\n")
                 for number in range(self.done):
                     out.write(self._rejected(number).read_bytes())
-        rows = 0
         with atomic_path(self.output) as temporary:
             with pq.ParquetFile(self._part(0)) as first:
                 schema = first.schema_arrow
             with pq.ParquetWriter(temporary, schema, write_page_checksum=True) as writer:
                 for table in self._groups():
                     writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
-                    rows += len(table)
-        self.done = 0  # they are in the output: not worth keeping
+        self._records = []  # they are in the output: not worth keeping
         return rows, bad
-
-    def _lines(self, number: int) -> int:
-        return self._rejected(number).read_bytes().count(b"\n")
 
     def _groups(self) -> Iterator[pa.Table]:
         for number in range(self.done):

@@ -136,7 +136,7 @@ class Predictor:
         return self.predict_encoded(encoded.dense, encoded.ids)
 
     @torch.inference_mode()
-    def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | Sequence[Ids]) -> np.ndarray:
+    def predict_encoded(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
         """Return the probabilities float32 [n] of dense and ids of EncodedRows."""
         count = dense.shape[1]
         if count <= MODEL_ROWS:
@@ -147,7 +147,7 @@ class Predictor:
         ]
         return np.concatenate(scores)
 
-    def _score(self, dense: np.ndarray, ids: np.ndarray | Sequence[Ids]) -> np.ndarray:
+    def _score(self, dense: np.ndarray, ids: np.ndarray | list[Ids]) -> np.ndarray:
         logits = self.model.logits(dense, self.model.lookup(ids))
         return torch.sigmoid(logits).cpu().numpy()
 

@@ -1,20 +1,22 @@
 """Training batches from the parquet that the ETL writes: one stream of batches per rank.
 
-:class:`KJTLoader` is imported on first use, because TorchRec takes seconds to import and
-:mod:`nvt_loader.plan` and :mod:`nvt_loader.parquet.footers` do without it.
+:class:`KJTLoader` is imported on first use, because it needs torch and TorchRec, which take 4 to
+13 seconds to import and which :mod:`nvt_loader.plan` and :mod:`nvt_loader.parquet` do without.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clicklog import __version__
+
 if TYPE_CHECKING:
     from nvt_loader.loader import KJTLoader
 
-__all__ = ["KJTLoader"]
+__all__ = ["KJTLoader", "__version__"]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> type[KJTLoader]:
     if name == "KJTLoader":
         from nvt_loader.loader import KJTLoader
 

@@ -138,7 +138,8 @@ class KJTLoader:
         decode_threads: int | None = None,
         transforms: Iterable[Callable[[Any], Any]] = (),
     ) -> None:
-        shuffle = {True: "rows", False: "none"}.get(shuffle, shuffle)
+        if isinstance(shuffle, bool):
+            shuffle = "rows" if shuffle else "none"
         _check(batch_size=(batch_size, 1), seed=(seed, 0), shuffle_window=(shuffle_window, 1))
         if limit_batches is not None:
             _check(limit_batches=(limit_batches, 1))
@@ -249,7 +250,9 @@ class KJTLoader:
         produced = produce_blocks(
             self._layout, self._plan, blocks, position, self._order, self._budget()
         )
-        batches = EpochIterator(produced, blocks, self._make_batch, position, self._finish)
+        batches: Iterator[Batch] = EpochIterator(
+            produced, blocks, self._make_batch, position, self._finish
+        )
         for function in self._functions:
             batches = map(function, batches)
         return batches

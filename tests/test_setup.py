@@ -1,12 +1,12 @@
 """The locks, the environment that runs this test, environment.yml, the Makefile and .ci/run."""
 
-import hashlib
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"
+CPU_LOCK = "requirements/cpu.txt"
 PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][0-9a-z.]*)((?: --hash=sha256:[0-9a-f]{64})+)")
 BEFORE = ("build.txt", "torch.txt", "cuda.txt")  # what is installed before a lock
 GPU_ONLY_MODULES = {"cudf-cu13", "dask-cudf-cu13", "dask-cuda", "cupy-cuda13x", "rmm-cu13"}
@@ -135,49 +136,31 @@ def test_environment_yml_installs_the_same_files():
     ]
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, REQUIREMENTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def lines(name):
+    """Requirements in a file that is written by hand, and in those that it includes."""
+    for line in (REQUIREMENTS / name).read_text().splitlines():
+        text = line.partition("#")[0].strip()
+        if text.startswith("-r "):
+            yield from lines(text.removeprefix("-r "))
+        elif text:
+            yield Requirement(text)
 
 
-def test_digests_are_written_and_replaced():
-    hashes = script("hashes")
-    lock = "# why\na==1.0\nb-c==2 \\\n    --hash=sha256:dd \\\n    --hash=sha256:ee\n# end\n"
-    once = hashes.with_hashes(lock, {"a": {"22", "11"}, "b-c": {"33"}})
-    assert once == (
-        "# why\na==1.0 \\\n    --hash=sha256:11 \\\n    --hash=sha256:22\n"
-        "b-c==2 \\\n    --hash=sha256:33\n# end\n"
-    )
-    assert hashes.with_hashes(once, {"a": {"22", "11"}, "b-c": {"33"}}) == once
+@pytest.mark.parametrize("kind", ["build", "torch", "cuda", "cpu", "gpu", "tools"])
+def test_locks_are_resolved_from_what_is_written_by_hand(kind):
+    locked = pins(f"{kind}.txt")
+    before = {} if kind in ("build", "torch", "cuda") else pins("torch.txt")
+    for need in lines(f"{kind}.in"):
+        version = (before | locked).get(canonicalize_name(need.name), "none")
+        assert version in [*need.specifier.filter([version])], f"{need}: run `make lock`"
 
 
-def test_digests_of_builds_that_are_not_here_are_kept(tmp_path, monkeypatch, capsys):
-    """As long as the version is the one that they were written for."""
-    hashes = script("hashes")
-    lock = tmp_path / "torch.txt"
-    lock.write_text("a==1.0 \\\n    --hash=sha256:cc \\\n    --hash=sha256:ff\n")
-    monkeypatch.setattr(hashes, "HERE", tmp_path)
-    monkeypatch.setattr(hashes, "LOCKS", ("torch.txt",))
-    files = {"1.0": {"ff", "aa"}, "2.0": {"dd"}}
-    monkeypatch.setattr(hashes, "published", lambda pins, *where: {"a": files[pins["a"]]})
-    monkeypatch.setattr(sys, "argv", ["hashes.py", str(tmp_path / "absent")])
-    hashes.main()
-    assert re.findall("sha256:(..)", lock.read_text()) == ["aa", "cc", "ff"]
-    assert "a==1.0: kept cc" in capsys.readouterr().out
-    lock.write_text(lock.read_text().replace("1.0", "2.0"))
-    hashes.main()
-    assert re.findall("sha256:(..)", lock.read_text()) == ["dd"]
-
-
-def test_wheels_in_folders_are_found_by_their_version(tmp_path):
-    for name in ("torch-2.13.0+cpu-x.whl", "torch-2.12.0-x.whl", "my_pkg-1.0-x.whl"):
-        (tmp_path / name).write_text(name)
-    found = script("hashes").in_folders({"torch": "2.13.0", "my-pkg": "1.0"}, [str(tmp_path)])
-    digest = hashlib.sha256(b"torch-2.13.0+cpu-x.whl").hexdigest()
-    assert found["torch"] == {digest}
-    assert found.keys() == {"torch", "my-pkg"}
+def test_overrides_and_exclusions_are_what_is_broken_on_purpose():
+    """uv resolves the locks: it keeps every other published requirement."""
+    changed = {need.name for need in lines("overrides.in")}
+    excluded = {need.name for need in lines("cpu-excludes.txt")}
+    assert changed | excluded == {name for _, name in BROKEN_ON_PURPOSE}
+    assert {need.name for need in lines("gpu-excludes.txt")} < excluded
 
 
 def test_pip_refuses_another_file(tmp_path):
@@ -209,8 +192,22 @@ def test_pip_refuses_another_file(tmp_path):
     ],
 )  # fmt: skip
 def test_an_audit_says_what_it_could_not_check(capsys, output, error, status, told):
-    assert script("audit").report(output, error) == status
+    spec = importlib.util.spec_from_file_location("audit", REQUIREMENTS / "audit.py")
+    audit = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(audit)
+    assert audit.report(output, error) == status
     assert told in capsys.readouterr().out
+
+
+def test_the_checked_modules_exist_and_return_no_any():
+    """A public function that returns Any would tell its callers nothing."""
+    files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
+    for name in files:
+        path = ROOT / name
+        assert path.exists(), f"pyproject.toml, [tool.mypy] files: {name} is gone"
+        for module in path.rglob("*.py") if path.is_dir() else [path]:
+            public = re.findall(r"def ([a-z]\w*)\([^:]*\) -> Any:", module.read_text())
+            assert not public, f"{module}: {public}"
 
 
 # ------------------------------------------------------------------------------ Makefile, .ci/run
@@ -285,6 +282,40 @@ def test_without_a_fitting_python_make_says_so_and_removes_nothing(run, bin_dir,
     assert "none of these is a Python 3.11 or 3.12 with venv: oldpython no-such" in done.stderr
     assert "PYTHON=/path/to/python3.11" in done.stderr
     assert (venv / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("wheel", "refused", "installs"),
+    [
+        ("torch-2.13.0+cpu-cp311-cp311-linux.whl", True, ["--no-index"]),
+        ("torch-2.13.0+cpu-cp311-cp311-linux.whl", False, ["--no-index"]),
+        ("torch-2.13.0+cpu-cp312-cp312-linux.whl", False, [""]),
+        ("numpy-2.0-cp311-cp311-linux.whl", False, [""]),
+    ],
+)
+def test_a_wheel_of_pytorch_that_pip_refuses_ends_make(
+    run, bin_dir, tmp_path, wheel, refused, installs
+):
+    """It does not install the CUDA build from the index instead."""
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / wheel).touch()
+    fake = f"""
+        case "$*" in
+        "-m venv "*) mkdir -p $3/bin; cp $0 $3/bin/python ;;
+        -c*) echo cp311 ;;
+        *torch.txt*) case "$*" in *--no-index*) echo --no-index;; *) echo;; esac >> {tmp_path}/torch
+            exit {int(refused)} ;;
+        *-r*) echo other >> {tmp_path}/others ;;
+        esac
+    """
+    program(bin_dir / "fakepython", fake)
+    make = ("make", f"{tmp_path}/v/built-from-cpu.txt", "PYTHON=fakepython")
+    done = run(*make, f"VENV={tmp_path}/v", f"WHEELS={tmp_path}/wheels", f"LOCK={CPU_LOCK}")
+    assert (tmp_path / "torch").read_text().splitlines() == installs
+    assert (done.returncode == 0) == (not refused)
+    others = (tmp_path / "others").read_text().splitlines()
+    assert len(others) == (1 if refused else 2)  # build.txt alone, or the lock too
+    assert (tmp_path / "v" / "built-from-cpu.txt").exists() == (not refused)
 
 
 def test_make_alone_lists_every_target(run):

@@ -1,30 +1,63 @@
 """From a feature spec to an NVTabular Workflow, and to disk and back.
 
-``build`` and ``load`` give genuine ``nvtabular.Workflow`` objects; importing this package imports
-neither NVTabular nor Dask nor pandas (only using it does).
+:func:`build` and :func:`load` return genuine ``nvtabular.Workflow`` objects. Importing this package
+imports neither NVTabular nor Dask nor pandas; calling ``build``, ``load`` or ``save`` does.
 """
 
 from __future__ import annotations
 
-import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-_HOME = {
-    "build": "workflows.graph",
-    "to_frame": "workflows.frames",
-    "load": "workflows.store",
-    "save": "workflows.store",
-    "inspect": "workflows.description",
-    "verify": "workflows.description",
-    "WorkflowDescription": "workflows.description",
-    "Fitted": "workflows.writer",
-    "write_workflow": "workflows.writer",
-    "FittedVocabulary": "workflows.vocabulary",
-    "finish": "workflows.vocabulary",
-}
-__all__ = sorted(_HOME)
+from clicklog import __version__
+from workflows.description import WorkflowDescription, inspect, verify
+from workflows.frames import to_frame
+from workflows.vocabulary import FittedVocabulary, finish
+from workflows.writer import Fitted, write_workflow
+
+if TYPE_CHECKING:
+    import nvtabular
+
+    from clicklog.spec.feature_spec import FeatureSpec
+
+__all__ = [
+    "Fitted",
+    "FittedVocabulary",
+    "WorkflowDescription",
+    "__version__",
+    "build",
+    "finish",
+    "inspect",
+    "load",
+    "save",
+    "to_frame",
+    "verify",
+    "write_workflow",
+]
 
 
-def __getattr__(name: str):
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Workflow:
+    """Return an unfitted Workflow for a feature spec; see :func:`workflows.graph.build`."""
+    from workflows import graph
+
+    return graph.build(spec, categories_path)
+
+
+def load(path: Path | str, *, label: bool = True) -> nvtabular.Workflow:
+    """Return the fitted Workflow in a directory; see :func:`workflows.store.load`.
+
+    Args:
+        path: Directory that :func:`save` or ``python -m etl run`` wrote.
+        label: Whether the Workflow passes the label through (training) or has no such column
+            (inference).
+    """
+    from workflows import store
+
+    return store.load(path, label=label)
+
+
+def save(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:
+    """Write a fitted Workflow to a directory; see :func:`workflows.store.save`."""
+    from workflows import store
+
+    return store.save(workflow, spec, path)

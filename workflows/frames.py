@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +12,11 @@ import pyarrow.compute as pc
 from clicklog.rows import CategoryValues, Ragged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False):
+
+def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataFrame:
     """A frame of the raw columns, named and ordered as in the spec.
 
     pandas: label float32; numbers float64 with NaN where missing (what a spec admits is exact
@@ -34,7 +37,7 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False):
     return pd.DataFrame(_columns(rows, spec, _to_pandas), copy=False)
 
 
-def joined(parts: Sequence[Any], *, gpu: bool):
+def joined(parts: Sequence[Any], *, gpu: bool) -> pd.DataFrame:
     """One frame of the rows of some: of pandas frames, or (``gpu``) a ``cudf.DataFrame`` of what
     :func:`to_table` gives."""
     if gpu:

@@ -61,10 +61,10 @@ def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
     if number == PADDING_ID:
         return Meaning(number, "padding")
     if number == NULL_ID:
-        return Meaning(number, "null", count=observed and observed["null"])
+        return Meaning(number, "null", count=observed["null"] if observed else None)
     if number < spec.reserved_ids:
-        alone = observed is not None and spec.oov_ids == 1
-        return Meaning(number, "oov", count=observed["oov"] if alone else None)
+        alone = spec.oov_ids == 1
+        return Meaning(number, "oov", count=observed["oov"] if observed and alone else None)
     row = number - spec.reserved_ids
     with _opened(Path(path) / vocabulary.file) as file:
         for group in range(file.num_row_groups):
@@ -98,7 +98,7 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
     if not text:
         return meaning_of(path, column, NULL_ID)
     value = _parsed(text, spec)
-    scalar = (strings([value]) if spec.raw == "string" else to_arrow(np.array([value])))[0]
+    scalar = (strings([str(value)]) if spec.raw == "string" else to_arrow(np.array([value])))[0]
     first = spec.reserved_ids
     with _opened(Path(path) / vocabulary.file) as file:
         for group in range(file.num_row_groups):

@@ -18,7 +18,7 @@ x ≤ −3 is −inf or NaN, and Normalize turns the whole column into NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -98,7 +98,7 @@ class _Nodes:
             SELECT, {"selector": selector | ({"groups": groups} if groups else {})}, names
         )
 
-    def add(self, kind: str, params: Record, parents: list[int], others: list[int] = ()) -> int:
+    def add(self, kind: str, params: Record, parents: list[int], others: Sequence[int] = ()) -> int:
         """A node after others, of the columns they give; its id."""
         names = [name for i in [*parents, *others] for name in self._names(i)]
         return self._add(kind, params, names, parents, others)
@@ -106,7 +106,14 @@ class _Nodes:
     def _names(self, node: int) -> list[str]:
         return self.records[node]["selector"]["names"]
 
-    def _add(self, kind, params, names, parents=(), others=()) -> int:
+    def _add(
+        self,
+        kind: str,
+        params: Record,
+        names: list[str],
+        parents: Sequence[int] = (),
+        others: Sequence[int] = (),
+    ) -> int:
         self.records.append(
             {
                 "id": len(self.records),
@@ -126,8 +133,8 @@ def _categorical(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
 
     _check_joint_names(spec)
     ends = []
-    for _, vocabularies in groupby(sorted(spec.vocabularies.values(), key=policy), key=policy):
-        vocabularies = list(vocabularies)
+    for _, same_policy in groupby(sorted(spec.vocabularies.values(), key=policy), key=policy):
+        vocabularies = list(same_policy)
         names = [column.name for columns in vocabularies for column in columns]
         groups = [[column.name for column in columns] for columns in vocabularies]
         groups = [group for group in groups if len(group) > 1]

@@ -7,6 +7,7 @@ one order: by value.
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from clicklog.arrays import to_arrow, to_numpy
 from clicklog.spec.feature_spec import CategoricalColumn
 
 #: Values as they are held: int64 [n] (raw hex32 and int) or a string array without nulls.
-Values = np.ndarray | pa.StringArray
+Values: TypeAlias = np.ndarray | pa.StringArray
 
 #: What :attr:`FittedVocabulary.observed` counts.
 OBSERVED = ("null", "oov", "unique")

@@ -218,7 +218,7 @@ def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
             offsets, data = string_parts(values)
             begin, end = int(offsets[0]), int(offsets[-1])
             digest.update((offsets - begin).astype("<i8").tobytes())
-            digest.update(data[begin:end])
+            digest.update(data[begin:end].data)
         else:
             digest.update(to_numpy(values).astype("<i8", copy=False).tobytes())
     return digest.hexdigest()

@@ -1,16 +1,16 @@
-"""The ETL beside NVTabular, Polars and DuckDB: a raw log → vocabularies → training parquet.
+"""Compare the ETL with NVTabular, Polars and DuckDB: a raw log → vocabularies → training parquet.
 
 Every program reads the same text and writes the same values: vocabularies by falling count (ties
-by value), ids int32, dense log-normalized float32, parquet that is not compressed. Their outputs
-are compared value by value, and a program with another output counts as failed. Times are of whole
-processes, start included, but for the lines "… only", which are limits: one part of the work alone.
-The case "… a sync" is ours where each fsync takes so long: how many there are, and how many seconds
-threads wait for them that have other work. The others sync nothing.
+by value), ids int32, dense log-normalized float32, uncompressed parquet. Their outputs are compared
+value by value; a program with a different output counts as failed. Times are those of whole
+processes, including their start. Lines "… only" are limits: a part of the work alone. The case
+"… a sync" is ours on a disk whose fsync takes that long; it counts the fsyncs, and the seconds that
+working threads wait for them. The other programs do not sync.
 """
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import clicklog.interrupts  # noqa: F401  # before slow imports: Ctrl-C prints one line from here on
 
 # isort: split
 import dataclasses
@@ -29,6 +29,7 @@ from benchmarks.venvs import BUILD
 from clicklog.command_line import Settings, flag
 from clicklog.files.atomic import lock
 from clicklog.spec.feature_spec import load_spec
+from etl.engines.hardware import cores
 
 ETL = "TSV to parquet"
 #: Text per unit of work for the two memory lines, MiB, and how much longer the second log is.
@@ -49,7 +50,7 @@ class BenchmarkSettings(Settings):
     rare: float = flag("share of rare values in the largest columns of the log to make", 0.25)
     repeats: int = flag("runs of each system", 3, least=1)
     slow_repeats: int = flag("runs of the slow systems (nvtabular, dask)", 1, least=1)
-    threads: int = flag("threads of every system", systems.cores, least=1)
+    threads: int = flag("threads of every system", cores, least=1)
     only: str = flag(
         "only the lines with one of these, for example 'polars,cpu TSV'", "", metavar="WORDS"
     )
@@ -66,15 +67,19 @@ def _run(settings: BenchmarkSettings) -> int:
     work.mkdir(parents=True, exist_ok=True)
     with open(work / "lock", "w") as marker:
         lock(marker, work)
-        return _measured(settings, work)
+        return _measure(settings, work)
 
 
-def _measured(settings: BenchmarkSettings, work: Path) -> int:
+def _measure(settings: BenchmarkSettings, work: Path) -> int:
     log = _log(settings, work)
     chosen = _systems(log, settings.slow_repeats)
     if settings.only:
         words = settings.only.split(",")
-        chosen = [one for one in chosen if any(word in f"{one.name} {one.case}" for word in words)]
+        chosen = [
+            system
+            for system in chosen
+            if any(word in f"{system.name} {system.case}" for word in words)
+        ]
     table = Table(
         "etl",
         f"ETL of {log.rows:,} rows ({_megabytes(log.path):,.0f} MB of text, {DAYS} days), "
@@ -99,7 +104,7 @@ def _measured(settings: BenchmarkSettings, work: Path) -> int:
 
 
 def _log(settings: BenchmarkSettings, work: Path) -> Log:
-    """The log that was given, or one made once for these settings."""
+    """Return the given log, or one that is made once for these settings."""
     path = settings.input
     if path is None:
         path = work / f"log-{settings.rows}-{settings.cardinality_scale:g}-{settings.rare:g}"
@@ -112,7 +117,7 @@ def _log(settings: BenchmarkSettings, work: Path) -> Log:
 
 def _systems(log: Log, slow: int) -> list[System]:
     def bounded(times: int) -> System:
-        """A log of so many times the text of the units in work, with the same vocabularies."""
+        """Run on a log of ``times`` the text of the units in work, with the same vocabularies."""
         path = log.work / f"log_{times}x"
         head = (_UNIT_MB << 20) * log.threads // DAYS
         system = systems.ours(
@@ -152,10 +157,10 @@ def _megabytes(path: Path) -> float:
 
 
 def _compare(table: Table, log: Log) -> None:
-    """Compare the outputs of the last runs with ours; note what they have in common."""
+    """Compare the outputs of the last runs with ours, and note the result."""
     name = "ours cpu"
     if (name, ETL) not in table.runs or (name, ETL) in table.failed:
-        table.notes.append("outputs were not compared: there is none of our cpu engine")
+        table.notes.append("outputs were not compared: our cpu engine wrote none")
         return
     spec = load_spec()
     reference = systems.our_output(systems.output_of(log, name, ETL))
@@ -164,7 +169,7 @@ def _compare(table: Table, log: Log) -> None:
         ("ours dask", systems.our_output, ""),
         ("polars", systems.frames_output, ""),
         (POLARS_STAGED, systems.frames_output, ""),
-        ("duckdb", systems.frames_output, "order"),  # its joins promise none
+        ("duckdb", systems.frames_output, "order"),  # its joins do not keep it
         (NVTABULAR_NAME, systems.nvtabular_output, "ties"),
     ):
         if (system, ETL) not in table.runs or (system, ETL) in table.failed:

@@ -1,6 +1,6 @@
-"""How fast a part of the ETL could be alone: reading bytes, parsing, writing parquet.
+"""Measure a part of the ETL alone: reading bytes, parsing, or writing parquet.
 
-Each prints rows/s of that part; the start of the process and compilation are not in it.
+Prints rows/s of that part, without the start of the process and without compilation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.readers.raw import Block, find_days, open_day, read_block, read_bytes
@@ -30,7 +29,7 @@ def main() -> None:
     parser.add_argument("--input", required=True, help="the raw log")
     parser.add_argument("--output", type=Path, help="a finished output to write again")
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--rows", type=int, required=True, help="of the log")
+    parser.add_argument("--rows", type=int, required=True, help="rows of the log")
     args = parser.parse_args()
     seconds = _write(args) if args.part == "write" else _over_blocks(args)
     print(json.dumps({"rows_per_s": args.rows / seconds}))
@@ -58,11 +57,8 @@ def _write(args: argparse.Namespace) -> float:
     files = sorted((args.output / "criteo_binary" / "split").glob("*/*.parquet"))
     tables = [(pq.ParquetFile(f).read(), target / f"{i}.parquet") for i, f in enumerate(files)]
 
-    def write(one: tuple[pa.Table, Path]) -> None:
-        write_part(*one)
-
     try:
-        return _timed(write, tables, args.threads)
+        return _timed(lambda part: write_part(*part), tables, args.threads)
     finally:
         shutil.rmtree(target, ignore_errors=True)
 

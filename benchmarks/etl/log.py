@@ -28,7 +28,7 @@ SUMMARY_FILE = "log.json"
 
 
 def make_log(path: Path, rows: int, cardinality_scale: float, rare: float) -> None:
-    """Make ``day_0`` … in ``path``, unless they are there.
+    """Make ``day_0`` … in ``path``, unless they exist.
 
     Args:
         path: of the log.
@@ -69,7 +69,7 @@ def _add_rare(
 
 
 def repeat_head(source: Path, target: Path, head_bytes: int, times: int) -> None:
-    """A log whose days are the first lines of those of ``source``, so many times over.
+    """Make a log whose days repeat the first lines of those of ``source``.
 
     Whatever ``times``, it has the same values, and so the same vocabularies.
     """
@@ -85,7 +85,7 @@ def repeat_head(source: Path, target: Path, head_bytes: int, times: int) -> None
 
 
 def rows_of(path: Path) -> int:
-    """Rows of a log made by :func:`make_log`, or by ``etl synthesize``.
+    """Return the rows of a log made by :func:`make_log`, or by ``etl synthesize``.
 
     Raises:
         BadInputError: there is none.

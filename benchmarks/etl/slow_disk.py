@@ -1,7 +1,7 @@
-"""``python -m etl`` on a disk that takes longer: every fsync sleeps before it does its work.
+"""Run ``python -m etl`` on a slow disk: every fsync sleeps first.
 
-Prints, as its last line, how many fsyncs there were, and how many seconds threads waited for them
-that have other work to do. The arguments are those of ``python -m etl``.
+The last line it prints has the number of fsyncs, and how many seconds working threads waited for
+them. The arguments are those of ``python -m etl``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 from clicklog.files import atomic as files
 
-#: Seconds that a sync takes longer: a network disk, or one that others keep busy.
+#: Seconds that each sync takes longer, as on a network disk or a busy one.
 DELAY_S = 0.05
 
 
 def slow_main(arguments: list[str]) -> int:
-    """Run the command; its exit status."""
+    """Run the command; return its exit status."""
     lock = threading.Lock()
     seen = {"syncs": 0, "sync_wait_s": 0.0}
 
@@ -48,7 +48,7 @@ def slow_main(arguments: list[str]) -> int:
         return wrapped
 
     os.fsync = slow(os.fsync)
-    # Before others import them by name.
+    # before other modules import them by name
     files.publish, files.fsync_directory = timed(files.publish), timed(files.fsync_directory)
     from etl.__main__ import main
     from etl.engines.syncing import Syncer

@@ -1,11 +1,10 @@
-"""The programs that are compared, how they are started, and where their output is."""
+"""The programs that are compared: how they are started, and where they write."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -35,7 +34,7 @@ NVTABULAR = Peer(
 
 
 class WarmUpError(ClickLogError):
-    """Our own program failed before anything was measured."""
+    """Our own program failed before the measurements."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,24 +47,19 @@ class Log:
     threads: int
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def output_of(log: Log, name: str, case: str) -> Path:
-    """Where a system writes."""
+    """Return where a system writes."""
     return log.work / f"{name} {case}".replace(" ", "_")
 
 
 def ours(log: Log, engine: str, name: str, case: str, *flags: str, **more: Any) -> System:
-    """``python -m etl run``, the whole process."""
+    """Measure the whole process of ``python -m etl run``."""
     output = output_of(log, name, case)
     command = [sys.executable, "-m", "etl", "run", "--engine", engine, *flags]
     command += ["--input_path", str(log.path), "--workers", str(log.threads)]
 
     def warm_up() -> None:
-        """Numba's kernels are compiled once per machine, and kept."""
+        """Compile Numba's kernels, which are cached."""
         target = log.work / "warm_up"
         shutil.rmtree(target, ignore_errors=True)
         done = subprocess.run(
@@ -91,7 +85,7 @@ def ours(log: Log, engine: str, name: str, case: str, *flags: str, **more: Any) 
 
 
 def ours_on_a_slow_disk(log: Log, name: str, case: str) -> System:
-    """:func:`ours` with the cpu engine, each fsync of which takes longer."""
+    """Measure :func:`ours` with the cpu engine on a disk with a slow fsync."""
     plain = ours(log, "cpu", name, case)
     program, *arguments = plain.command
     assert arguments[:2] == ["-m", "etl"]
@@ -100,7 +94,7 @@ def ours_on_a_slow_disk(log: Log, name: str, case: str) -> System:
 
 
 def peer(log: Log, peer: Peer, name: str, *flags: str, case: str, **more: Any) -> System:
-    """A program of this folder in the peer's own environment."""
+    """Measure a program of this folder in the peer's own environment."""
     output = output_of(log, name, case)
     program = HERE / f"peer_{peer.name}.py"
     command = [peer.python, program, "--input", log.path, "--output", output, *flags]
@@ -117,7 +111,7 @@ def peer(log: Log, peer: Peer, name: str, *flags: str, case: str, **more: Any) -
 
 
 def limit(log: Log, part: str, written: Path) -> System:
-    """Reading, parsing or writing alone, with our code; ``written`` is what is written again."""
+    """Measure only reading, parsing or writing with our code; ``written`` is written again."""
     command = [sys.executable, "-m", "benchmarks.etl.limits", part, "--input", str(log.path)]
     command += ["--threads", str(log.threads), "--rows", str(log.rows)]
     if part == "write":
@@ -126,15 +120,15 @@ def limit(log: Log, part: str, written: Path) -> System:
 
 
 def our_output(directory: Path) -> Output:
-    """What ``python -m etl run`` wrote."""
+    """Read what ``python -m etl run`` wrote."""
     from workflows import inspect
 
     description = inspect(directory / "workflow")
     split = directory / "criteo_binary" / "split"
 
     def vocabulary(name: str, suffix: str) -> np.ndarray:
-        one = description.vocabularies[name]
-        return read_parquet_column(directory / "workflow" / one.file, one.name + suffix)
+        found = description.vocabularies[name]
+        return read_parquet_column(directory / "workflow" / found.file, found.name + suffix)
 
     return Output(
         _splits(split, ("train", "valid", "test")),
@@ -144,7 +138,7 @@ def our_output(directory: Path) -> Output:
 
 
 def frames_output(directory: Path) -> Output:
-    """What the programs for Polars and DuckDB wrote."""
+    """Read what the programs for Polars and DuckDB wrote."""
 
     def vocabulary(name: str, column: Callable[[str], str]) -> np.ndarray:
         return read_parquet_column(directory / "vocabulary" / f"{name}.parquet", column(name))
@@ -157,7 +151,7 @@ def frames_output(directory: Path) -> Output:
 
 
 def nvtabular_output(directory: Path) -> Output:
-    """What the program for NVTabular wrote; its values are strings, and not compared."""
+    """Read what the program for NVTabular wrote; values are strings and are not compared."""
 
     def counts(name: str) -> np.ndarray:
         file = directory / "categories" / f"unique.{name}.parquet"

@@ -1,4 +1,4 @@
-"""Whether two programs made the same training data; if not, their speeds do not compare."""
+"""Check that two programs wrote the same training data, so that their speeds are comparable."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DENSE_TOLERANCE = 1e-5
 
 
 class DifferentOutputError(ClickLogError):
-    """Two programs did not do the same work."""
+    """Two programs wrote different training data."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What a program wrote.
+    """The output of a program.
 
     Attributes:
         splits: parquet files of each split, in the order of their rows.
@@ -50,19 +50,19 @@ class Output:
 
 
 def parts(directory: Path) -> list[Path]:
-    """The parquet files of a directory by the number in their names."""
+    """List the parquet files of a directory in the order of the numbers in their names."""
     found = [path for path in directory.iterdir() if path.suffix == ".parquet"]
     return sorted(found, key=lambda path: int(re.search(r"\d+", path.name)[0]))
 
 
 def read_parquet_column(path: Path, name: str) -> np.ndarray:
-    """A column of one parquet file."""
+    """Read a column of a parquet file."""
     return pq.ParquetFile(path).read(columns=[name]).column(0).to_numpy()
 
 
 @dataclasses.dataclass
 class Summary:
-    """What was compared, to be printed."""
+    """A summary of the comparison, to be printed."""
 
     rows: int = 0
     vocabulary: int = 0
@@ -146,7 +146,7 @@ def _compare_vocabularies(name: str, ours: Output, theirs: Output, *, same_ties:
 
 
 def _mixed(hashes: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """A hash per row, of what was hashed before and one more column (SplitMix64's mixer)."""
+    """Add a column to the hash of each row (SplitMix64's mixer)."""
     bits = column.astype(np.float64) if column.dtype.kind == "f" else column.astype(np.int64)
     mixed = hashes * np.uint64(0x9E3779B97F4A7C15) + bits.view(np.uint64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -160,7 +160,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _same_but_for_ties(a: np.ndarray, b: np.ndarray, counts: np.ndarray) -> bool:
-    """Whether ids ``a`` and ``b`` of the same rows are names of the same values."""
+    """Return whether ids ``a`` and ``b`` of the same rows stand for the same values."""
     if int(b.min()) < 0 or int(b.max()) >= _FIRST_VALUE_ID + len(counts):
         return False
     reserved = -np.arange(1, _FIRST_VALUE_ID + 1)  # each of its own kind

@@ -214,6 +214,38 @@ def lock(marker: IO, directory: Path) -> None:
         ) from None
 
 
+@contextlib.contextmanager
+def locked(marker: Path, directory: Path) -> Iterator[IO[str]]:
+    """Yield the marker file, open and locked, so that no other program writes to ``directory``.
+
+    Args:
+        marker: is created if need be, and stays.
+        directory: is named in errors.
+
+    Raises:
+        OutputError: another process holds the lock.
+        OSError: the marker cannot be opened.
+    """
+    while True:
+        with open(marker, "a+", encoding="utf-8") as file:
+            lock(file, directory)
+            # the process that held it before may have removed it, and a third created another
+            if marker.exists() and os.path.samestat(os.fstat(file.fileno()), marker.stat()):
+                yield file
+                return
+
+
+def remove_temporary(directory: Path) -> None:
+    """Delete what processes that were ended left half written below ``directory``."""
+    for path in directory.rglob(f".*{TEMPORARY}"):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"{path}: cannot be deleted: {error.strerror}", "make its directory writable"
+            ) from error
+
+
 def write_text(path: Path | str, text: str) -> None:
     """Write ``text`` (UTF-8) atomically. Raises :class:`OutputError`."""
     with atomic_path(path) as temporary:

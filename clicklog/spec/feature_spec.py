@@ -168,7 +168,7 @@ class FeatureSpec:
         Hashed columns have none and stay as they are.
         """
         columns = tuple(
-            column if column.hash_buckets else dataclasses.replace(column, **policy)
+            column if column.hash_buckets else dataclasses.replace(column, **policy)  # type: ignore[arg-type]
             for column in self.categorical
         )
         return dataclasses.replace(self, categorical=columns)

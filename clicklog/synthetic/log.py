@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from clicklog.errors import OutputError, SettingsError
-from clicklog.files.atomic import TEMPORARY, atomic_path, lock, write_json
+from clicklog.files.atomic import TEMPORARY, atomic_path, locked, write_json
 from clicklog.spec.feature_spec import FeatureSpec, load_spec
 from clicklog.splits import SPLITS, cut_last_day
 from clicklog.synthetic.model import (
@@ -272,18 +272,15 @@ def _claimed(directory: Path) -> Iterator[None]:
     running programs apart.
     """
     marker = directory / _MARKER
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
         try:
-            file, fresh = open(marker, "x"), True  # noqa: SIM115
-        except FileExistsError:
-            file, fresh = open(marker, "r+"), False  # noqa: SIM115
-    except OSError as error:
-        raise OutputError(
-            f"{directory}: cannot be written: {error.strerror}", "choose another directory"
-        ) from error
-    with file:
-        lock(file, directory)
+            directory.mkdir(parents=True, exist_ok=True)
+            fresh = not marker.exists()
+            stack.enter_context(locked(marker, directory))
+        except OSError as error:
+            raise OutputError(
+                f"{directory}: cannot be written: {error.strerror}", "choose another directory"
+            ) from error
         try:
             _clear(directory, days_are_ours=not fresh)
         except OutputError:
@@ -296,7 +293,8 @@ def _claimed(directory: Path) -> Iterator[None]:
 
 def _clear(directory: Path, *, days_are_ours: bool) -> None:
     """Delete unfinished files; raise before deleting anything if there are others."""
-    ours, others = [], []
+    ours: list[os.DirEntry[str]] = []
+    others: list[os.DirEntry[str]] = []
     for entry in os.scandir(directory):
         is_day = re.fullmatch(r"day_\d+(\.csv|\.parquet)?", entry.name) is not None
         mine = entry.name.endswith(TEMPORARY) or (is_day and days_are_ours)

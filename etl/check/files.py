@@ -1,4 +1,4 @@
-"""Checks that need no data: which files there are, their footers, and what describes them."""
+"""Checks of the files and their footers, without reading the data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from etl.manifest import MANIFEST_VERSION
 from etl.output import MANIFEST_FILE, UNFINISHED_FILE, WORK_DIRECTORY
 
 AGAIN = "restore the file, or run the ETL again"
-#: What a split is called elsewhere.
+#: Names of splits in other projects, and ours.
 _OTHER_NAMES = {"validation": "valid", "val": "valid", "eval": "valid", "training": "train"}
 
 
@@ -29,13 +29,13 @@ class Output:
     """An output directory, as far as it could be read.
 
     Attributes:
-        path: what was given.
-        root: the directory of the splits; files are named relative to it.
-        splits: per split its parquet files, ``part.2`` before ``part.10``.
-        footers: of the files that have one.
-        schema: columns and table sizes; None where no schema says.
-        manifest: None where there is none, or none that can be read.
-        findings: what was found while reading these.
+        path: The path that was given.
+        root: The directory of the splits; the paths of files are relative to it.
+        splits: The parquet files of each split, ``part.2`` before ``part.10``.
+        footers: The footers of the files that have a valid one.
+        schema: The columns and table sizes; None without a schema.
+        manifest: The manifest; None without one that can be read.
+        findings: The findings so far.
     """
 
     path: Path
@@ -46,16 +46,24 @@ class Output:
     manifest: dict[str, Any] | None
     findings: list[Finding]
 
-    def add(self, severity: str, kind: str, where: Any, what: str, remedy: str = "") -> None:
-        """Add a finding."""
-        self.findings.append(Finding(severity, kind, str(where), what, remedy))
+    def error(self, kind: str, where: Any, what: str, remedy: str) -> None:
+        """Add a finding that training fails on, or is wrong with."""
+        self.findings.append(Finding(ERROR, kind, str(where), what, remedy))
+
+    def warning(self, kind: str, where: Any, what: str, remedy: str) -> None:
+        """Add a finding that training may be wrong with."""
+        self.findings.append(Finding(WARNING, kind, str(where), what, remedy))
+
+    def note(self, kind: str, where: Any, what: str, remedy: str = "") -> None:
+        """Add a finding for information."""
+        self.findings.append(Finding(NOTE, kind, str(where), what, remedy))
 
 
 def find(path: Path) -> Output:
-    """Read what there is at ``path``.
+    """Find the splits at ``path``; read footers, schema and manifest.
 
     Raises:
-        BadInputError: no such directory, or no parquet file below it.
+        BadInputError: The directory does not exist, or contains no parquet file.
     """
     if not path.is_dir():
         raise BadInputError(f"{path}: no such directory", "give the OUT of a run")
@@ -70,7 +78,7 @@ def find(path: Path) -> Output:
         try:
             output.footers[file] = pq.read_metadata(root / file)
         except (OSError, pa.ArrowException) as error:
-            output.add(ERROR, "footer", file, f"no parquet file: {error}", AGAIN)
+            output.error("footer", file, f"not a parquet file: {error}", AGAIN)
     _read_schema(output)
     _read_manifest(output)
     return output
@@ -88,51 +96,47 @@ def _find_splits(path: Path) -> tuple[Path, dict[str, list[str]]]:
 
 
 def _parquet_files(directory: Path, root: Path) -> list[str]:
-    """The files that the loader takes, in its order."""
+    """List the files that the loader reads, in its order."""
     files = [path for path in directory.glob("*.parquet") if path.name[0] not in "._"]
-    files.sort(key=lambda path: [_number(word) for word in re.split(r"(\d+)", path.name)])
+    files.sort(
+        key=lambda path: [
+            int(word) if word.isdigit() else word for word in re.split(r"(\d+)", path.name)
+        ]
+    )
     return [str(path.relative_to(root)) for path in files]
 
 
-def _number(word: str) -> int | str:
-    return int(word) if word.isdigit() else word
-
-
 def _read_schema(output: Output) -> None:
-    """The schema of all splits: that of their directory, else the first split's."""
+    """Read the schema of all splits: that of their directory, or else of the first split."""
     directories = [output.root, *(output.root / split for split in output.splits)]
-    found = [one for one in directories if (one / SCHEMA_FILE).exists()]
+    found = [directory for directory in directories if (directory / SCHEMA_FILE).exists()]
     for directory in found:
         try:
             schema = TableSchema.read(directory)
         except ClickLogError as error:
-            output.add(
-                ERROR,
+            output.error(
                 "schema",
                 directory / SCHEMA_FILE,
                 error.what,
-                "it needs the tags target, continuous and categorical, and intDomain.max: write it "
-                "with clicklog.schema.TableSchema.write",
+                "write it with clicklog.schema.TableSchema.write: it needs intDomain.max and tags",
             )
             continue
         if output.schema is None:
             output.schema = schema
         elif schema != output.schema:
-            output.add(
-                ERROR,
+            output.error(
                 "schema",
                 directory / SCHEMA_FILE,
-                f"not that of {found[0] / SCHEMA_FILE}",
-                "splits of one data set have one schema: copy the right one",
+                f"different from {found[0] / SCHEMA_FILE}",
+                "all splits need the same schema: copy the right one",
             )
     for split in output.splits:
         if not (output.root / split / SCHEMA_FILE).exists():
-            output.add(
-                ERROR,
+            output.error(
                 "schema",
                 output.root / split,
                 f"no {SCHEMA_FILE}",
-                f"copy it from {found[0]}" if found else "the loader reads table sizes there",
+                f"copy it from {found[0]}" if found else "the loader reads table sizes from it",
             )
 
 
@@ -140,139 +144,127 @@ def _read_manifest(output: Output) -> None:
     file = output.path / MANIFEST_FILE
     if not file.exists():
         if not (output.path / UNFINISHED_FILE).exists():
-            output.add(
-                NOTE,
+            output.note(
                 "manifest",
                 output.path,
-                f"no {MANIFEST_FILE}: made elsewhere, so rows and files are compared with nothing",
+                f"no {MANIFEST_FILE}: made elsewhere, so rows and files are not compared with it",
             )
         return
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
         version = manifest["format_version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        output.add(ERROR, "manifest", file, f"damaged: {error!r}", AGAIN)
+        output.error("manifest", file, f"damaged: {error!r}", AGAIN)
         return
     if version != MANIFEST_VERSION:
-        output.add(
-            WARNING,
+        output.warning(
             "manifest",
             file,
-            f"format version {version}, this program reads {MANIFEST_VERSION}; it is not used",
-            "check with the version that wrote it",
+            f"format version {version}, but this program reads {MANIFEST_VERSION}; it is not used",
+            "check with the version of this program that wrote it",
         )
         return
     output.manifest = manifest
 
 
 def check(output: Output) -> None:
-    """Check which files there are, and their columns."""
-    _markers(output)
-    _splits(output)
-    _columns(output)
+    """Check that all splits exist, and the columns of their files."""
+    _check_unfinished(output)
+    _check_splits(output)
+    _check_columns(output)
 
 
-def _markers(output: Output) -> None:
+def _check_unfinished(output: Output) -> None:
     if (output.path / UNFINISHED_FILE).exists():
-        output.add(
-            ERROR,
+        output.error(
             "unfinished",
             output.path / UNFINISHED_FILE,
             "the run has not finished",
             "run it again with --resume or --restart",
         )
     elif (output.path / WORK_DIRECTORY).exists():
-        output.add(WARNING, "leftover", output.path / WORK_DIRECTORY, "left by a run", "delete it")
+        output.warning("leftover", output.path / WORK_DIRECTORY, "left by a run", "delete it")
     left = {path for place in (output.path, output.root) for path in place.rglob(f"*{TEMPORARY}")}
     for path in sorted(left):
         if WORK_DIRECTORY not in path.parts:
-            output.add(
-                WARNING, "leftover", path, "half written, by a process that died", "delete it"
-            )
+            output.warning("leftover", path, "half written by a process that died", "delete it")
 
 
-def _splits(output: Output) -> None:
+def _check_splits(output: Output) -> None:
     for name in output.splits:
         if name in _OTHER_NAMES:
-            output.add(
-                WARNING,
+            output.warning(
                 "splits",
                 output.root / name,
-                f"training looks for {_OTHER_NAMES[name]}",
+                f"training reads {_OTHER_NAMES[name]}",
                 f"rename the directory to {_OTHER_NAMES[name]}",
             )
     known = {_OTHER_NAMES.get(name, name) for name in output.splits}
     for name in SPLITS:
         if known & set(SPLITS) and name not in known and len(output.splits) > 1:
-            output.add(
-                WARNING, "splits", output.root / name, "no parquet file", f"make a split {name}"
-            )
+            output.warning("splits", output.root / name, "no parquet file", f"add a split {name}")
     for name, files in output.splits.items():
         if not sum(output.footers[file].num_rows for file in files if file in output.footers):
-            output.add(ERROR, "splits", output.root / name, "no rows", AGAIN)
+            output.error("splits", output.root / name, "no rows", AGAIN)
 
 
-def _columns(output: Output) -> None:
-    """Names, order, types, nullability of each file against the schema, or the first file's."""
+def _check_columns(output: Output) -> None:
+    """Compare names, order, types and nullability with the schema, or else with the first file."""
     wanted = output.schema.arrow if output.schema else None
-    strict = output.manifest is not None
+    report = output.note if output.manifest is None else output.warning
     nullable: dict[tuple, list[str]] = {}
     for file, footer in output.footers.items():
         found = footer.schema.to_arrow_schema()
         if wanted is None:
             wanted = found.remove_metadata()
         for field in wanted:
-            _column(output, file, found, field)
+            _check_column(output, file, found, field)
         extra = [name for name in found.names if name not in wanted.names]
         if extra:
-            output.add(
-                WARNING if strict else NOTE,
+            report(
                 "columns",
                 file,
                 f"columns {', '.join(extra)} are not in the schema",
-                "the loader leaves them out; nothing to do",
+                "nothing to do: the loader ignores them",
             )
         order = list(dict.fromkeys(name for name in found.names if name in wanted.names))
         if order != [name for name in wanted.names if name in order]:
-            output.add(
-                WARNING if strict else NOTE,
+            report(
                 "columns",
                 file,
                 f"columns in another order than the schema's: {', '.join(order[:5])} …",
-                "the loader goes by name; HugeCTR by order",
+                "the loader reads columns by name, HugeCTR by order",
             )
         nullables = {field.name for field in found if field.nullable}
         names = tuple(name for name in order if name in nullables)
         if output.schema and names:
             nullable.setdefault(names, []).append(file)
     for names, files in nullable.items():
-        output.add(
-            WARNING if strict else NOTE,
+        report(
             "columns",
             files[0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""),
             f"nullable columns: {', '.join(names[:5])}" + (" …" if len(names) > 5 else ""),
-            "harmless as long as no null is in them",
+            "nothing to do as long as they contain no null",
         )
 
 
-def _column(output: Output, file: str, found: pa.Schema, field: pa.Field) -> None:
+def _check_column(output: Output, file: str, found: pa.Schema, field: pa.Field) -> None:
     index = found.get_field_index(field.name)
     if index < 0:
-        twice = found.names.count(field.name)
-        what = f"there {twice} times" if twice else "missing"
-        output.add(ERROR, "columns", f"{file}: column {field.name}", what, AGAIN)
+        count = found.names.count(field.name)
+        what = f"occurs {count} times" if count else "missing"
+        output.error("columns", f"{file}: column {field.name}", what, AGAIN)
     elif not _same_type(found.field(index).type, field.type):
-        output.add(
-            ERROR,
+        output.error(
             "columns",
             f"{file}: column {field.name}",
             f"{found.field(index).type} instead of {field.type}",
-            "write ids as int32 (or lists of them), dense features and labels as float32",
+            "write ids as int32 (or lists of int32), dense features and labels as float32",
         )
 
 
 def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Equal but for names of list elements and nullability, which are checked elsewhere."""
+    """Compare types without the names of list elements and nullability."""
     if pa.types.is_list(found) and pa.types.is_list(wanted):
         return found.value_type == wanted.value_type
     return found == wanted

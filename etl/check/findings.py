@@ -1,23 +1,23 @@
-"""What a check finds."""
+"""The findings of a check."""
 
 from __future__ import annotations
 
 import dataclasses
 
-#: Severities: training on it fails or is wrong; it may be; just to know.
+#: Severities: training fails or is wrong; training may be wrong; for information only.
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of a check's report.
+    """A line of a check's report.
 
     Attributes:
         severity: :data:`ERROR`, :data:`WARNING` or :data:`NOTE`.
-        kind: what is checked, in a word or two; findings alike have the same.
-        where: file, and row group, row or column in it.
-        what: what is wrong there, with the value.
-        remedy: what to do about it.
+        kind: The kind of the finding, in one or two words; similar findings share it.
+        where: The file, and the row group, row or column in it.
+        what: What is wrong there, with the value.
+        remedy: What to do about it.
     """
 
     severity: str

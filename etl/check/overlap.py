@@ -1,13 +1,13 @@
-"""Are rows of one split also in another?
+"""Check whether rows of one split are also in another.
 
-Rows are compared by 64-bit hashes, of which a sample is kept: those whose hash ends in some number
-of zero bits, the same ones in every split. So memory is bounded, and exact for small data.
+Rows are compared by 64-bit hashes. A sample is kept: the hashes that end in a number of zero bits,
+which is the same for every split. So memory is bounded, and the check is exact for small data.
 
-What is an error: files with the same rows in any order, and *windows* of 16 consecutive rows that
-are in two splits: then a range of rows was copied. Single rows that coincide are none: the same
-user sees the same page twice. How many to expect, a split tells itself: if a share s of n rows
-has its like within the split, another one of N rows has the like of up to s·N/n (its chance grows
-at most in proportion to N). A share well above that is a warning.
+An error is reported for files with the same rows in any order, and for *windows* of 16 consecutive
+rows that occur in two splits, because then a range of rows was copied. Single equal rows are no
+error, as the same user may see the same page twice. The number to expect is estimated from repeats
+within a split: if a share s of its n rows is repeated in it, up to s·N/n of its rows are expected
+in another split of N rows. A share well above that is a warning.
 """
 
 from __future__ import annotations
@@ -20,27 +20,25 @@ import numpy as np
 
 from clicklog.kernels import compiled
 from clicklog.splits import SPLITS
-from etl.check.findings import ERROR, NOTE, WARNING
 from etl.shuffle.permutation import mix
 
 if TYPE_CHECKING:
     from etl.check.files import Output
 
-#: Rows of a window. Windows that are mostly one row repeated tell nothing and are left out.
-WINDOW = 16
-_LEAST_CHANGES = 8
-#: Hashes of rows, and of windows, that are kept for each held-out split.
+#: Rows of a window. Windows in which fewer rows differ from the one before are ignored.
+WINDOW, _LEAST_CHANGES = 16, 8
+#: Hashes of rows and of windows that are kept for each held-out split, approximately.
 _KEPT_ROWS, _KEPT_WINDOWS = 1 << 22, 1 << 20
-#: A copied range of fewer rows is no finding.
+#: Copied ranges of fewer rows are not reported.
 _LEAST_COPIED = 48
-#: Shares of coincident rows up to here are no finding, nor up to twice what is expected.
+#: Shares of equal rows up to this, or up to twice the expected share, are not warned of.
 _HARMLESS = 0.01
-_REMEDY = "evaluation on rows of the training set is worth nothing: cut the splits by time"
+_REMEDY = "evaluation on training rows is meaningless: cut the splits by time"
 
 
 @dataclasses.dataclass
 class Sample:
-    """Of some rows: their number, the sum of their hashes, sampled hashes of rows and windows."""
+    """The number of some rows, the sum of their hashes, sampled hashes of rows and windows."""
 
     rows: int
     digest: int
@@ -48,48 +46,49 @@ class Sample:
     windows: np.ndarray
 
     @classmethod
-    def joined(cls, samples: list[Sample]) -> Sample:
-        """Of the rows of several."""
-        none = np.empty(0, np.uint64)
+    def join(cls, samples: list[Sample]) -> Sample:
+        """Join the samples of different rows."""
+        empty = np.empty(0, np.uint64)
         return cls(
-            sum(one.rows for one in samples),
-            sum(one.digest for one in samples) % 2**64,
-            np.concatenate([none, *(one.hashes for one in samples)]),
-            np.concatenate([none, *(one.windows for one in samples)]),
+            sum(sample.rows for sample in samples),
+            sum(sample.digest for sample in samples) % 2**64,
+            np.concatenate([empty, *(sample.hashes for sample in samples)]),
+            np.concatenate([empty, *(sample.windows for sample in samples)]),
         )
 
 
 def take_sample(hashes: np.ndarray, row_mask: int, window_mask: int) -> Sample:
-    """Sample consecutive rows by their hashes, uint64 [n]."""
+    """Take a sample of consecutive rows, given their hashes, uint64 [n]."""
     digest, rows, windows = _sampled(hashes, np.uint64(row_mask), np.uint64(window_mask))
     return Sample(len(hashes), int(digest), rows, windows)
 
 
 @dataclasses.dataclass
 class _HeldOut:
-    """What is kept of a split that others are compared with."""
+    """The part of a held-out split that is kept to compare others with."""
 
     rows: int
-    hashes: np.ndarray  # sampled, sorted, each once
-    counts: np.ndarray  # how many rows have it
-    windows: np.ndarray  # sampled, sorted, each once
-    files: np.ndarray  # number of the file a window is in
+    hashes: np.ndarray  # sampled hashes of rows, sorted, distinct
+    counts: np.ndarray  # the number of rows that have each
+    windows: np.ndarray  # sampled hashes of windows, sorted, distinct
+    files: np.ndarray  # the number of the file that each window is in
 
 
 @dataclasses.dataclass
 class _Common:
-    """What a held-out split and another one have in common."""
+    """The rows and windows that a held-out split and another split share."""
 
-    hashes: np.ndarray  # bool: which of the held-out split's
-    windows: Counter = dataclasses.field(default_factory=Counter)  # by (file, file)
+    hashes: np.ndarray  # bool: which of the held-out split's hashes are shared
+    windows: Counter = dataclasses.field(default_factory=Counter)  # by pair of files
 
 
 class Overlap:
-    """Collects samples of all splits, held-out ones first, and compares them.
+    """Collects samples of all splits, held-out splits first, and compares them.
 
     Attributes:
-        order: files that may be read at the same time; after each list comes :meth:`finish`.
-        row_mask, window_mask: for :func:`take_sample`.
+        order: Lists of files that may be read in parallel; :meth:`finish` is called after each.
+        row_mask: The mask for hashes of rows, for :func:`take_sample`.
+        window_mask: The mask for hashes of windows.
     """
 
     def __init__(self, splits: dict[str, list[str]], rows: dict[str, int]) -> None:
@@ -115,28 +114,28 @@ class Overlap:
 
     @classmethod
     def plan(cls, output: Output) -> Overlap:
-        """For the files of an output."""
+        """Make it for the files of an output."""
         rows = {file: footer.num_rows for file, footer in output.footers.items()}
         order = sorted(output.splits, key=lambda name: [*SPLITS, name].index(name))
         return cls({split: output.splits[split] for split in order}, rows)
 
     def reduce(self, file: str, sample: Sample) -> Sample:
-        """Leave of a sample of the training split what held-out ones have too. Thread-safe."""
+        """Reduce a sample of training rows to what held-out splits contain as well. Thread-safe."""
         if self._split_of[file] in self._held_names:
             return sample
         held = self._held.values()
-        hashes = [sample.hashes[_find(one.hashes, sample.hashes) >= 0] for one in held]
-        windows = [sample.windows[_find(one.windows, sample.windows) >= 0] for one in held]
-        none = np.empty(0, np.uint64)
+        hashes = [sample.hashes[_find(split.hashes, sample.hashes) >= 0] for split in held]
+        windows = [sample.windows[_find(split.windows, sample.windows) >= 0] for split in held]
+        empty = np.empty(0, np.uint64)
         return Sample(
             sample.rows,
             sample.digest,
-            np.unique(np.concatenate([none, *hashes])),
-            np.unique(np.concatenate([none, *windows])),
+            np.unique(np.concatenate([empty, *hashes])),
+            np.unique(np.concatenate([empty, *windows])),
         )
 
     def add(self, file: str, sample: Sample) -> None:
-        """Take in the (reduced) sample of a row group."""
+        """Add the (reduced) sample of a row group."""
         split = self._split_of[file]
         rows, digest = self._digests.get(file, (0, 0))
         self._digests[file] = rows + sample.rows, (digest + sample.digest) % 2**64
@@ -146,7 +145,7 @@ class Overlap:
             self._samples.setdefault(file, []).append(sample)
 
     def _place(self, split: str) -> int:
-        """How many held-out splits a split is compared with: those that were read before it."""
+        """Count the held-out splits that were read before a split, and are compared with it."""
         return self._held_names.index(split) if split in self._held_names else len(self._held_names)
 
     def _compare(self, split: str, other: str, file: int, sample: Sample) -> None:
@@ -159,7 +158,7 @@ class Overlap:
             common.windows[file, their_file] += count
 
     def finish(self) -> None:
-        """All files of the next list in :attr:`order` are read."""
+        """Note that all files of the next list in :attr:`order` have been read."""
         for split in self._held_names:
             if split not in self._held:
                 self._held[split] = self._finish(split)
@@ -167,7 +166,7 @@ class Overlap:
 
     def _finish(self, split: str) -> _HeldOut:
         own = [file for file in self._names if self._split_of[file] == split]
-        samples = {file: Sample.joined(self._samples.pop(file, [])) for file in own}
+        samples = {file: Sample.join(self._samples.pop(file, [])) for file in own}
         hashes = np.concatenate([sample.hashes for sample in samples.values()])
         windows = np.concatenate([sample.windows for sample in samples.values()])
         files = [np.full(len(samples[file].windows), self._names.index(file)) for file in own]
@@ -176,16 +175,16 @@ class Overlap:
         return _HeldOut(self._rows[split], hashes, counts, windows, np.concatenate(files)[first])
 
     def check(self, output: Output) -> None:
-        """Add findings to the output."""
-        same = self._same_files(output)
+        """Compare the splits, and add findings to the output."""
+        same = self._check_same_files(output)
         for (split, other), common in self._common.items():
             held = self._held[other]
-            self._copied(output, split, common, held, same)
+            self._check_copied(output, split, common, held, same)
             if held.counts.sum():
-                self._coincident(output, split, other, common, held)
+                self._check_equal_rows(output, split, other, common, held)
 
-    def _same_files(self, output: Output) -> set[tuple[str, str]]:
-        """Report files with the same rows; the pairs."""
+    def _check_same_files(self, output: Output) -> set[tuple[str, str]]:
+        """Report files with the same rows; return the pairs."""
         first: dict[tuple[int, int], str] = {}
         pairs = set()
         for file in self._names:
@@ -195,36 +194,37 @@ class Overlap:
             if key in first:
                 pairs |= {(first[key], file), (file, first[key])}
                 what = f"holds the same {key[0]} rows as {first[key]}"
-                output.add(ERROR, "same rows", file, what, "delete one of them")
+                output.error("same rows", file, what, "delete one of them")
             first.setdefault(key, file)
         return pairs
 
-    def _copied(self, output: Output, split: str, common: _Common, held: _HeldOut, same) -> None:
+    def _check_copied(
+        self, output: Output, split: str, common: _Common, held: _HeldOut, same
+    ) -> None:
         scale = self.window_mask + 1
         by_chance = self._windows_by_chance(split, held)
         for (mine, theirs), count in sorted(common.windows.items()):
             pair = self._names[mine], self._names[theirs]
             if pair in same or count * scale + WINDOW < _LEAST_COPIED or by_chance * 100 > count:
                 continue
-            output.add(
-                ERROR,
+            output.error(
                 "same rows",
                 pair[1],
-                f"about {count * scale + WINDOW - 1} rows of it stand in {pair[0]} too, in the "
-                "same order",
+                f"about {count * scale + WINDOW - 1} rows of it are in {pair[0]} too, in the same "
+                "order",
                 _REMEDY,
             )
 
     def _windows_by_chance(self, split: str, held: _HeldOut) -> float:
-        """How many equal windows to expect in the sample if rows were independent draws."""
+        """Estimate the equal windows in the sample if rows were drawn independently."""
         sampled, scale = held.counts.astype(float), self.row_mask + 1
         pairs = held.rows * (held.rows - 1)
         equal = (sampled * (sampled - 1)).sum() * scale / pairs if pairs else 1.0
-        # of two rows to be equal; `equal` of no pair seen says less than one in `pairs`
+        # the probability that two rows are equal; without an equal pair, less than 1 / pairs
         equal = min(1.0, max(equal, 1 / max(pairs, 1)))
         return self._rows[split] * held.rows / (self.window_mask + 1) * equal**WINDOW
 
-    def _coincident(
+    def _check_equal_rows(
         self, output: Output, split: str, other: str, common: _Common, held: _HeldOut
     ) -> None:
         kept = held.counts.sum()
@@ -232,18 +232,18 @@ class Overlap:
         repeated = held.counts[held.counts > 1].sum() / kept
         expected = min(1.0, repeated * max(1.0, self._rows[split] / max(held.rows, 1)))
         suspicious = share > max(_HARMLESS, 2 * expected)
-        output.add(
-            WARNING if suspicious else NOTE,
+        report = output.warning if suspicious else output.note
+        report(
             "overlap",
             output.root / other,
-            f"{share:.2%} of its rows are also in {split} (by its own repeats, up to "
-            f"{expected:.2%} is to be expected)",
+            f"{share:.2%} of its rows are also in {split} (from repeats within it, up to "
+            f"{expected:.2%} is expected)",
             _REMEDY if suspicious else "",
         )
 
 
 def _mask(rows: int, kept: int) -> int:
-    """Hashes whose lower bits under this mask are 0 are about ``kept`` of ``rows``, or all."""
+    """Choose a mask so that about ``kept`` of ``rows`` hashes, or all, have only zeros under it."""
     mask = 0
     while rows > kept * (mask + 1):
         mask = 2 * mask + 1
@@ -251,7 +251,7 @@ def _mask(rows: int, kept: int) -> int:
 
 
 def _find(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The index of each value in ``ordered``, -1 where it is not there."""
+    """Find the index of each value in ``ordered``, -1 for values that are not in it."""
     if not len(ordered):
         return np.full(len(values), -1)
     at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
@@ -260,7 +260,7 @@ def _find(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 @compiled()
 def _sampled(hashes, row_mask, window_mask):
-    """Sum of all hashes; hashes of rows and of windows (polynomial rolling hash) in the sample."""
+    """Return the sum of all hashes, and the sampled hashes of rows and windows (rolling hash)."""
     factor = np.uint64(0xD6E8FEB86659FD93)
     leaving = np.uint64(1)
     for _ in range(WINDOW):

@@ -1,4 +1,4 @@
-"""Checks of what describes an output: `_metadata`, manifest, workflow, HugeCTR's files."""
+"""Checks of the files that describe an output: `_metadata`, manifest, workflow, HugeCTR's."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ import pyarrow.parquet as pq
 from clicklog.errors import ClickLogError
 from clicklog.schema import SCHEMA_FILE
 from etl.check.files import AGAIN, Output
-from etl.check.findings import ERROR, WARNING
 from etl.output import MANIFEST_FILE
 
 
 def check(output: Output) -> None:
-    """Compare what describes the files with what they are."""
-    _collected(output)
-    _manifest(output)
-    _workflow(output)
-    _hugectr(output)
+    """Compare the files that describe the data with the data files."""
+    _check_all_metadata(output)
+    _check_manifest(output)
+    _check_workflow(output)
+    _check_hugectr(output)
 
 
-def _collected(output: Output) -> None:
-    """``_metadata`` above all splits and in each."""
-    if list(output.splits) != [output.path.name]:  # of one split alone, others are listed above it
-        _collected_in(output, output.root, {file: file for file in output.footers})
+def _check_all_metadata(output: Output) -> None:
+    """Check ``_metadata`` of all splits together and of each."""
+    if list(output.splits) != [output.path.name]:  # else the one above lists other splits too
+        _check_metadata(output, output.root, {file: file for file in output.footers})
     for split, files in output.splits.items():
         names = {Path(file).name: file for file in files if file in output.footers}
-        _collected_in(output, output.root / split, names)
+        _check_metadata(output, output.root / split, names)
 
 
-def _collected_in(output: Output, directory: Path, names: dict[str, str]) -> None:
-    """Compare ``_metadata`` with the footers of the files it has to list, by their name there."""
+def _check_metadata(output: Output, directory: Path, names: dict[str, str]) -> None:
+    """Compare ``_metadata`` with the footers; ``names`` are the files by their name in it."""
     path = directory / "_metadata"
     if not path.exists():
         if output.manifest is not None:
-            output.add(ERROR, "_metadata", path, "missing", AGAIN)
+            output.error("_metadata", path, "missing", AGAIN)
         return
     try:
         footer = pq.read_metadata(path)
     except (OSError, pa.ArrowException) as error:
-        output.add(ERROR, "_metadata", path, f"no parquet metadata: {error}", "delete it")
+        output.error("_metadata", path, f"not parquet metadata: {error}", "delete it")
         return
     listed: dict[str, list[int]] = {}
     for i in range(footer.num_row_groups):
@@ -53,18 +52,17 @@ def _collected_in(output: Output, directory: Path, names: dict[str, str]) -> Non
         listed.setdefault(group.column(0).file_path, []).append(group.num_rows)
     remedy = "delete it if the files are right, or run the ETL again"
     for name in sorted(listed.keys() - names.keys()):
-        output.add(ERROR, "_metadata", path, f"lists {name}, which is not there", remedy)
+        output.error("_metadata", path, f"lists {name}, which does not exist", remedy)
     for name, file in names.items():
         own = output.footers[file]
         rows = [own.row_group(i).num_rows for i in range(own.num_row_groups)]
         if name not in listed and rows:
-            output.add(ERROR, "_metadata", path, f"does not list {name}", remedy)
+            output.error("_metadata", path, f"does not list {name}", remedy)
         elif rows != listed.get(name, []):
-            output.add(
-                ERROR,
+            output.error(
                 "_metadata",
                 path,
-                f"says {name} has row groups of {_short(listed[name])} rows, it has {_short(rows)}",
+                f"lists row groups of {_short(listed[name])} rows in {name}, it has {_short(rows)}",
                 remedy,
             )
 
@@ -74,19 +72,18 @@ def _short(values: list[int]) -> str:
     return f"{shown} … ({len(values)})" if len(values) > 4 else shown or "0"
 
 
-def _manifest(output: Output) -> None:
-    """Files, bytes and rows against the manifest, and its own sums."""
+def _check_manifest(output: Output) -> None:
+    """Compare files, bytes and rows with the manifest, and check its sums."""
     if output.manifest is None:
         return
     file = output.path / MANIFEST_FILE
     try:
-        for what in _differences(output, output.manifest):
-            output.add(ERROR, "rows", *what)
-        _rejected(output, output.manifest["rows"]["rejected"])
+        for difference in _differences(output, output.manifest):
+            output.error("rows", *difference)
+        _check_rejected(output, output.manifest["rows"]["rejected"])
         expected = output.manifest["num_embeddings_per_feature"]
         if output.schema and output.schema.num_embeddings_per_feature != expected:
-            output.add(
-                ERROR,
+            output.error(
                 "schema",
                 output.root / SCHEMA_FILE,
                 f"table sizes {output.schema.num_embeddings_per_feature}, the manifest says "
@@ -94,17 +91,17 @@ def _manifest(output: Output) -> None:
                 AGAIN,
             )
     except (AttributeError, KeyError, TypeError) as error:
-        output.add(ERROR, "manifest", file, f"damaged: {error!r}", AGAIN)
+        output.error("manifest", file, f"damaged: {error!r}", AGAIN)
 
 
 def _differences(output: Output, manifest: dict[str, Any]) -> Iterator[tuple[Any, str, str]]:
-    """Where, what and remedy of differences in rows and files."""
-    listed = {one["file"]: one for one in manifest["files"]}
-    there = {file for files in output.splits.values() for file in files}
-    for name in sorted(listed.keys() - there):
-        yield name, "missing, the manifest lists it", AGAIN
-    for name in sorted(there - listed.keys()):
-        yield name, "not in the manifest", "the loader would take it: delete it if it is not yours"
+    """Yield where, what and remedy of differences in rows and files."""
+    listed = {part["file"]: part for part in manifest["files"]}
+    existing = {file for files in output.splits.values() for file in files}
+    for name in sorted(listed.keys() - existing):
+        yield name, "missing, but listed in the manifest", AGAIN
+    for name in sorted(existing - listed.keys()):
+        yield name, "not in the manifest", "delete it, or else the loader reads it"
     for name in sorted(listed.keys() & output.footers.keys()):
         rows, size = output.footers[name].num_rows, (output.root / name).stat().st_size
         if rows != listed[name]["rows"]:
@@ -113,8 +110,8 @@ def _differences(output: Output, manifest: dict[str, Any]) -> Iterator[tuple[Any
             yield name, f"{size} bytes, the manifest says {listed[name]['bytes']}", AGAIN
     file = output.path / MANIFEST_FILE
     splits: Counter = Counter()
-    for name, one in listed.items():
-        splits[name.split("/")[0]] += one["rows"]
+    for name, part in listed.items():
+        splits[name.split("/")[0]] += part["rows"]
     for split, rows in splits.items():
         if manifest["splits"][split]["rows"] != rows:
             yield (
@@ -124,7 +121,7 @@ def _differences(output: Output, manifest: dict[str, Any]) -> Iterator[tuple[Any
             )
     for where, rows in [
         ("rows", manifest["rows"]),
-        *((one["path"], one["rows"]) for one in manifest["inputs"]),
+        *((source["path"], source["rows"]) for source in manifest["inputs"]),
     ]:
         if rows["in"] != rows["out"] + rows["rejected"]:
             yield (
@@ -140,30 +137,29 @@ def _differences(output: Output, manifest: dict[str, Any]) -> Iterator[tuple[Any
         )
 
 
-def _rejected(output: Output, expected: int) -> None:
-    """Rows that were left out are all in ``rejected/``: a line each, below one of names."""
+def _check_rejected(output: Output, expected: int) -> None:
+    """Check that ``rejected/`` holds all rejected rows, a line each below a header."""
     directory = output.path / "rejected"
     listed = 0
     for path in directory.glob("*.tsv"):
         with open(path, "rb") as lines:
             listed += max(0, sum(1 for _ in lines) - 1)
     if listed != expected:
-        output.add(
-            WARNING,
+        output.warning(
             "rows",
             directory,
             f"{listed} rejected rows, the manifest says {expected}",
-            "restore the directory if you want to know which rows were left out",
+            "restore the directory if you need the rejected rows",
         )
 
 
-def _workflow(output: Output) -> None:
-    """The saved workflow's digests, and that it is the one the data were made with."""
+def _check_workflow(output: Output) -> None:
+    """Check the digests of the saved workflow, and that the data were made with it."""
     path = output.path / "workflow"
     expected = (output.manifest or {}).get("workflow_digest")
     if not path.exists():
         if expected:
-            output.add(ERROR, "workflow", path, "missing", "inference needs it: " + AGAIN)
+            output.error("workflow", path, "missing, but inference needs it", AGAIN)
         return
     from workflows.description import inspect, verify
 
@@ -171,93 +167,85 @@ def _workflow(output: Output) -> None:
         description = inspect(path)
         verify(path, description)
     except ClickLogError as error:
-        output.add(ERROR, "workflow", path, error.what, error.remedy)
+        output.error("workflow", path, error.what, error.remedy)
         return
     if expected and description.digest != expected:
-        output.add(
-            ERROR,
+        output.error(
             "workflow",
             path,
             f"digest {description.digest[:12]}…, the manifest says {expected[:12]}…",
             "the data were made with another workflow: restore it, or run the ETL again",
         )
     if output.schema and description.table_schema != output.schema:
-        output.add(
-            ERROR,
+        output.error(
             "workflow",
             path,
-            f"columns or table sizes other than those of {output.root / SCHEMA_FILE}",
+            f"columns or table sizes other than in {output.root / SCHEMA_FILE}",
             "the data were made with another workflow: restore it, or run the ETL again",
         )
-    _compiled(output, path)
-
-
-def _compiled(output: Output, path: Path) -> None:
     if not (path / "compiled").exists():
         return
-    from workflows import compiled
+    from workflows import compiled  # takes long to import, and only some outputs have it
 
     try:
         compiled.load(path, verify=True)
     except ClickLogError as error:
-        output.add(ERROR, "workflow", path / "compiled", error.what, error.remedy)
+        output.error("workflow", path / "compiled", error.what, error.remedy)
 
 
-def _hugectr(output: Output) -> None:
-    """HugeCTR's two files, where they are or should be."""
+def _check_hugectr(output: Output) -> None:
+    """Check HugeCTR's two files, where they exist or should."""
     for split, files in output.splits.items():
         directory = output.root / split
-        for name, one in (("_file_list.txt", _file_list), ("_metadata.json", _metadata_json)):
+        checks = (("_file_list.txt", _check_file_list), ("_metadata.json", _check_metadata_json))
+        for name, check_file in checks:
             path = directory / name
             if path.exists():
-                _guarded(output, path, one, files)
+                _check_readable(output, path, check_file, files)
             elif output.manifest is not None:
-                output.add(ERROR, "HugeCTR", path, "missing", AGAIN)
+                output.error("HugeCTR", path, "missing", AGAIN)
 
 
-def _guarded(output: Output, path: Path, one: Callable, files: list[str]) -> None:
+def _check_readable(output: Output, path: Path, check_file: Callable, files: list[str]) -> None:
     try:
-        one(output, path, files)
+        check_file(output, path, files)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        output.add(ERROR, "HugeCTR", path, f"damaged: {error!r}", AGAIN)
+        output.error("HugeCTR", path, f"damaged: {error!r}", AGAIN)
 
 
-def _file_list(output: Output, path: Path, files: list[str]) -> None:
+def _check_file_list(output: Output, path: Path, files: list[str]) -> None:
     count, *listed = path.read_text(encoding="utf-8").splitlines()
     wanted = [Path(file).name for file in files]
-    if int(count) != len(listed) or [Path(one).name for one in listed] != wanted:
-        output.add(
-            ERROR,
+    if int(count) != len(listed) or [Path(file).name for file in listed] != wanted:
+        output.error(
             "HugeCTR",
             path,
-            f"says {count} files and lists {len(listed)}, {len(files)} are here",
+            f"counts {count} files and lists {len(listed)}, but {len(files)} exist",
             "run the ETL again",
         )
-    elsewhere = [one for one in listed if not Path(one).exists()]
-    if elsewhere:
-        output.add(
-            WARNING,
+    missing = [file for file in listed if not Path(file).exists()]
+    if missing:
+        output.warning(
             "HugeCTR",
             path,
-            f"{len(elsewhere)} paths lead nowhere, the first is {elsewhere[0]}",
-            "the directory was moved: in this file, replace "
-            f"{Path(elsewhere[0]).parent} by {path.parent.resolve()}",
+            f"{len(missing)} of its paths do not exist, the first is {missing[0]}",
+            "if the directory was moved, replace in this file "
+            f"{Path(missing[0]).parent} by {path.parent.resolve()}",
         )
 
 
-def _metadata_json(output: Output, path: Path, files: list[str]) -> None:
+def _check_metadata_json(output: Output, path: Path, files: list[str]) -> None:
     value = json.loads(path.read_text(encoding="utf-8"))
-    listed = {one["file_name"]: one["num_rows"] for one in value["file_stats"]}
+    listed = {file["file_name"]: file["num_rows"] for file in value["file_stats"]}
     wanted = {
         Path(file).name: output.footers[file].num_rows for file in files if file in output.footers
     }
     if listed != wanted:
         name = sorted(dict(listed.items() ^ wanted.items()))[0]
-        output.add(
-            ERROR,
+        output.error(
             "HugeCTR",
             path,
-            f"says {name} has {listed.get(name)} rows, it has {wanted.get(name)}",
+            f"lists {name} with {listed.get(name)} rows, it has {wanted.get(name)}",
             "run the ETL again",
         )
     if output.schema is None:
@@ -268,8 +256,8 @@ def _metadata_json(output: Output, path: Path, files: list[str]) -> None:
         ("conts", output.schema.dense),
         ("cats", output.schema.categorical),
     ):
-        found = [(one["col_name"], one["index"]) for one in value[kind]]
+        found = [(column["col_name"], column["index"]) for column in value[kind]]
         if found != [(name, place[name]) for name in names]:
-            output.add(
-                ERROR, "HugeCTR", path, f"{kind} are not the schema's columns", "run the ETL again"
+            output.error(
+                "HugeCTR", path, f"{kind} differ from the schema's columns", "run the ETL again"
             )

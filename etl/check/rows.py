@@ -1,7 +1,6 @@
 """Checks of the data: page checksums, nulls, ranges of ids, finite numbers, labels.
 
-Every row group is read once, a few rows at a time; each row is hashed on the way, for
-:mod:`etl.check.overlap`.
+Every row group is read once, in batches. Each row is hashed as well, for :mod:`etl.check.overlap`.
 """
 
 from __future__ import annotations
@@ -21,18 +20,17 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_numpy
 from clicklog.kernels import compiled
 from etl.check.files import AGAIN, Output
-from etl.check.findings import ERROR, WARNING
 from etl.check.overlap import Overlap, Sample, take_sample
 from etl.labels import ONE_LABEL_REMEDY, one_label
 
 _BATCH_ROWS = 1 << 16
-_IDS = "ids from 0 to the table's rows - 1 can be looked up: run the ETL again"
-_FINITE = "training diverges on it: replace it, or run the ETL again"
+_IDS = "ids have to be from 0 to the table's rows - 1: run the ETL again"
+_FINITE = "training would diverge: replace the value, or run the ETL again"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
-    """A value that must not be: where the first of its kind is in a row group, and how many."""
+    """A kind of invalid value in a row group: the first of them, and how many there are."""
 
     kind: str
     column: str
@@ -44,7 +42,7 @@ class _Problem:
 
 @dataclasses.dataclass
 class _Scan:
-    """What reading a row group found."""
+    """The result of reading a row group."""
 
     file: str
     group: int
@@ -59,8 +57,8 @@ class _Scan:
 def check(
     output: Output, *, workers: int, report: Callable[[int, int], object] | None = None
 ) -> None:
-    """Read everything; see :func:`etl.commands.check.check` for the arguments."""
-    known = _statistics(output)
+    """Read all data; see :func:`etl.commands.check.check` for the arguments."""
+    known = _check_statistics(output)
     total = sum(footer.num_rows for footer in output.footers.values())
     overlap = Overlap.plan(output)
     found: dict[tuple[str, str, str], tuple[_Problem, int]] = {}
@@ -73,7 +71,7 @@ def check(
                     report(scan.rows, total)
                 if scan.unreadable:
                     where = f"{scan.file}: row group {scan.group}"
-                    output.add(ERROR, "data", where, scan.unreadable, AGAIN)
+                    output.error("data", where, scan.unreadable, AGAIN)
                 for problem in scan.problems:
                     key = (scan.file, problem.column, problem.kind)
                     first, group = found.get(key, (problem, scan.group))
@@ -89,23 +87,22 @@ def check(
         if (file, column, kind) not in known:
             where = f"{file}: row group {group}, row {problem.row}, column {column}"
             more = f" ({problem.count} such in the file)" if problem.count > 1 else ""
-            output.add(ERROR, kind, where, problem.what + more, problem.remedy)
-    _labels(output, positives, negatives)
+            output.error(kind, where, problem.what + more, problem.remedy)
+    _check_labels(output, positives, negatives)
     overlap.check(output)
 
 
-def _labels(output: Output, positives: Counter, negatives: Counter) -> None:
+def _check_labels(output: Output, positives: Counter, negatives: Counter) -> None:
     for split, files in output.splits.items():
         counted = sum(positives[file] for file in files)
         labelled = counted + sum(negatives[file] for file in files)
         if what := one_label(labelled, counted):
-            output.add(WARNING, "labels", output.root / split, what, ONE_LABEL_REMEDY)
+            output.warning("labels", output.root / split, what, ONE_LABEL_REMEDY)
         if output.manifest is None:
             continue
         expected = output.manifest.get("splits", {}).get(split, {}).get("positives")
         if expected is not None and counted != expected:
-            output.add(
-                ERROR,
+            output.error(
                 "rows",
                 output.root / split,
                 f"{counted} rows have label 1, the manifest says {expected}",
@@ -113,8 +110,8 @@ def _labels(output: Output, positives: Counter, negatives: Counter) -> None:
             )
 
 
-def _statistics(output: Output) -> set[tuple[str, str, str]]:
-    """Nulls and ranges of ids by the footers; what was found: (file, column, kind)."""
+def _check_statistics(output: Output) -> set[tuple[str, str, str]]:
+    """Check nulls and ranges of ids by the footers; return findings as (file, column, kind)."""
     known = set()
     sizes = _sizes(output)
     for file, footer in output.footers.items():
@@ -130,21 +127,21 @@ def _statistics(output: Output) -> set[tuple[str, str, str]]:
                 flat = name == column.path_in_schema  # an empty list counts as a null here
                 if flat and nulls and (file, name, "nulls") not in known:
                     known.add((file, name, "nulls"))
-                    output.add(ERROR, "nulls", where, f"{nulls} nulls", AGAIN)
+                    output.error("nulls", where, f"{nulls} nulls", AGAIN)
                 size = sizes[name]
                 if size is None or not statistics.has_min_max:
                     continue
                 if not isinstance(statistics.min, int):
-                    continue  # of another type, which is a finding already
-                for one in (statistics.min, statistics.max):
-                    if not 0 <= one < size and (file, name, "id range") not in known:
+                    continue  # another type, which was reported already
+                for id_ in (statistics.min, statistics.max):
+                    if not 0 <= id_ < size and (file, name, "id range") not in known:
                         known.add((file, name, "id range"))
-                        output.add(ERROR, "id range", where, _outside(one, size), _IDS)
+                        output.error("id range", where, _outside(id_, size), _IDS)
     return known
 
 
 def _sizes(output: Output) -> dict[str, int | None]:
-    """The schema's columns, and the table sizes of those that hold ids."""
+    """Return the schema's columns, each with its table size if it holds ids."""
     if output.schema is None:
         return {}
     sizes: dict[str, int | None] = dict.fromkeys(output.schema.columns)
@@ -152,12 +149,12 @@ def _sizes(output: Output) -> dict[str, int | None]:
 
 
 def _column_name(path: str, sizes: dict) -> str | None:
-    """``ids.list.element`` → ``ids``; None for a column that is not the schema's."""
+    """Return ``ids`` for ``ids.list.element``; None for a column that is not in the schema."""
     return path if path in sizes else name if (name := path.split(".")[0]) in sizes else None
 
 
-def _outside(one: int, size: int) -> str:
-    return f"id {one}, the table has {size} rows"
+def _outside(id_: int, size: int) -> str:
+    return f"id {id_}, the table has {size} rows"
 
 
 def _scans(
@@ -187,18 +184,18 @@ def _scan(output: Output, overlap: Overlap, file: str, group: int) -> _Scan:
     except (OSError, pa.ArrowException) as error:
         scan.unreadable = f"cannot be read: {error}"
     else:
-        scan.sample = overlap.reduce(file, Sample.joined(samples))
+        scan.sample = overlap.reduce(file, Sample.join(samples))
     return scan
 
 
 def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarray:
-    """Check the rows of a batch; returns their hashes, uint64 [n]."""
+    """Check the rows of a batch; return their hashes, uint64 [n]."""
     schema = output.schema
     hashes = np.zeros(len(batch), np.uint64)
     sizes = _sizes(output)
     for name in schema.columns if schema else batch.schema.names:
         if batch.schema.names.count(name) != 1:
-            continue  # a finding already
+            continue  # reported already
         array = batch.column(name)
 
         def problem(kind: str, what: str, remedy: str, row: int, count: int, name=name) -> None:
@@ -212,7 +209,7 @@ def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarra
             _scan_lists(array, sizes.get(name), hashes, problem)
             continue
         if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
-            continue  # the type is a finding already
+            continue  # the type was reported already
         values = to_numpy(pc.fill_null(array, 0) if array.null_count else array)
         _fold(_bits(values), hashes)
         if schema and name == schema.label:
@@ -240,7 +237,7 @@ def _first(problem: Callable, kind: str, wrong: np.ndarray, what: Callable, reme
 
 
 def _scan_ids(values: np.ndarray, size: int, problem: Callable, rows: Any = None) -> None:
-    """``rows``: maps places in ``values`` to rows, for lists."""
+    """Check ids; ``rows`` maps positions in ``values`` to rows, for lists."""
     if not len(values) or (values.min() >= 0 and values.max() < size):
         return
     wrong = (values < 0) | (values >= size)
@@ -251,13 +248,13 @@ def _scan_ids(values: np.ndarray, size: int, problem: Callable, rows: Any = None
 
 def _scan_finite(values: np.ndarray, problem: Callable) -> None:
     with np.errstate(invalid="ignore"):
-        total = values.sum(dtype=np.float64)  # not finite if one of them is not: one pass, no array
+        total = values.sum(dtype=np.float64)  # finite only if all values are
     if not np.isfinite(total):
         _first(
             problem,
             "not finite",
             ~np.isfinite(values),
-            lambda i: f"{values[i]}, a number is needed",
+            lambda i: f"{values[i]} instead of a finite number",
             _FINITE,
         )
 
@@ -286,7 +283,7 @@ def _bits(values: np.ndarray) -> np.ndarray:
 
 @compiled()
 def _fold(bits, hashes):
-    """Add a column to the rows' hashes; the order of the columns counts."""
+    """Add a column to the hashes of the rows; they depend on the order of the columns."""
     for i in range(len(bits)):
         hashes[i] = _folded(hashes[i], bits[i])
 

@@ -1,8 +1,8 @@
-"""Whether this machine can do what it is for: driver, CUDA, RAPIDS, PyTorch, FBGEMM, links, disk.
+"""Check what this machine offers: driver, CUDA, RAPIDS, PyTorch, FBGEMM, NVLink, memory, storage.
 
-Exit status 0: nothing is wrong; without a GPU too, where the CPU engine and the CPU trainer do the
-work. 1: something is wrong, and the command that mends it stands below it. Every program and
-package is tried in a process of its own, so that what crashes is reported.
+Exit status 0: nothing is wrong. That includes machines without a GPU, where the CPU engine and the
+CPU trainer do the work. 1: something is wrong, and its remedy is printed below it. Packages are
+tried in processes of their own, so that a crash is reported like any other error.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
+from typing import Any
+
+try:
+    import pynvml
+except ImportError:
+    pynvml = None  # reported by open_driver
 
 from clicklog.command_line import Settings, flag
 from clicklog.errors import ClickLogError
@@ -29,8 +35,8 @@ from clicklog.versions import (
 OK, NOTE, WRONG = "ok", "note", "wrong"
 #: What CUDA 13 needs (NVIDIA, CUDA 13.0 release notes, table of drivers), and RAPIDS: Turing on.
 LEAST_DRIVER, LEAST_CUDA, LEAST_CAPABILITY = 580, (13, 0), (7, 5)
+#: Time limit of a process that tries a package.
 _SECONDS = 120
-_QUERY = "index,name,memory.total,memory.used,driver_version,compute_cap,mig.mode.current"
 
 _INSTALL = "make env LOCK=requirements/gpu.txt"
 _DRIVER = "install NVIDIA's driver 580 or later: sudo apt install nvidia-driver-580-server-open"
@@ -66,7 +72,8 @@ except Exception as error:
     found["error"] = str(error).splitlines()[0]
 print(json.dumps(found))
 """
-# What the ETL needs of cuDF: its kernels, groups of strings, and what CuPy and Numba compile.
+# The parts of cuDF that the ETL needs: its kernels, groups of strings, code that CuPy and Numba
+# compile.
 _CUDF = """
 import json, nvt_compat, cudf, numpy as np, pandas as pd
 from cudf.core.abc import Serializable
@@ -90,95 +97,58 @@ _PATH_FILES = (
 )
 
 
+#: PCIe paths between two GPUs, by NVML's number and as ``nvidia-smi topo -m`` abbreviates them.
+_PATHS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+
 @dataclasses.dataclass(frozen=True)
-class Finding:
-    """One line of the report: ``state`` is ok, note or wrong; ``mend`` a command, or words."""
+class Diagnosis:
+    """A line of the report.
+
+    Attributes:
+        subject: The part of the machine that was checked.
+        state: :data:`OK`, :data:`NOTE` or :data:`WRONG`.
+        what: What was found.
+        remedy: A command that helps, or what to do in words.
+    """
 
     subject: str
     state: str
     what: str
-    mend: str = ""
+    remedy: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Gpu:
-    """A card as nvidia-smi lists it; memory in MiB, ``capability`` as (8, 0)."""
-
-    index: int
-    name: str
-    memory: int
-    used: int
-    driver: str
-    capability: tuple[int, ...]
-    mig: bool
-
-
-def parse_gpus(text: str) -> list[Gpu]:
-    """What ``nvidia-smi --query-gpu=… --format=csv,noheader,nounits`` prints."""
-    found = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != len(_QUERY.split(",")) or not fields[0].isdigit():
-            continue
-        index, name, memory, used, driver, capability, mig = fields
-        numbers = [int(value) if value.isdigit() else 0 for value in (memory, used)]
-        version = tuple(int(part) for part in re.findall(r"\d+", capability))
-        found.append(Gpu(int(index), name, *numbers, driver, version, mig == "Enabled"))
-    return found
-
-
-def parse_cuda(text: str) -> tuple[int, int] | None:
-    """The CUDA version that a driver can do, in the head of what ``nvidia-smi`` prints."""
-    found = re.search(r"CUDA(?: UMD)? Version:\s*(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def parse_topology(text: str) -> dict[tuple[int, int], str]:
-    """How cards are connected (``nvidia-smi topo -m``): NV18, PIX, NODE, SYS … by pair."""
-    found, columns = {}, 0
-    for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
-        cells = line.split()
-        if cells[:1] == ["GPU0"] and not columns:  # the head of the columns
-            columns = sum(bool(re.fullmatch(r"GPU\d+", cell)) for cell in cells)
-        elif cells and (row := re.fullmatch(r"GPU(\d+)", cells[0])):
-            for column in range(int(row[1]) + 1, columns):
-                found[int(row[1]), column] = cells[1 + column]
-    return found
-
-
-def parse_nvlink(text: str) -> dict[int, list[float]]:
-    """GB/s of each active link of each card (``nvidia-smi nvlink --status``)."""
-    found: dict[int, list[float]] = {}
-    links: list[float] = []
-    for line in text.splitlines():
-        if card := re.match(r"GPU (\d+):", line):
-            links = found.setdefault(int(card[1]), [])
-        elif link := re.search(r"Link \d+: ([\d.]+) GB/s", line):
-            links.append(float(link[1]))
-    return found
-
-
-def parse_meminfo(text: str) -> int:
-    """GiB of main memory, from ``/proc/meminfo``."""
-    found = re.search(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) >> 20 if found else 0
-
-
-def _said(*command: str) -> str | None:
-    """What a program prints; None if it is not there or fails."""
-    if not shutil.which(command[0]):
-        return None
+def open_driver() -> tuple[list, str]:
+    """Return NVML's handles of all GPUs, and the reason where there are none."""
+    if pynvml is None:
+        return [], "nvidia-ml-py is not installed"
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)], "NVML lists none"
+    except pynvml.NVMLError as error:
+        return [], str(error)
 
 
-def _tried(code: str) -> dict:
-    """What a snippet of Python prints as JSON; ``error`` if it ends otherwise."""
+def _ask(default: Any, function: Callable, *arguments: Any) -> Any:
+    """Call a function of NVML; return the default where a GPU or a container does not allow it."""
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError:
+        return default
+
+
+def _memory(gpu: Any) -> tuple[int, int]:
+    """Return the total and the used bytes of a GPU's memory."""
+    memory = _ask(None, pynvml.nvmlDeviceGetMemoryInfo, gpu)
+    return (memory.total, memory.used) if memory else (0, 0)
+
+
+def _run_snippet(code: str) -> dict:
+    """Run Python code in another process and return the JSON that it prints.
+
+    A process that ends in another way gives a dictionary with the reason as ``error``.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -195,165 +165,180 @@ def _tried(code: str) -> dict:
         return {"error": last[0]}
 
 
-def check_driver(gpus: list[Gpu], cuda: tuple[int, int] | None, smi: bool) -> list[Finding]:
-    """Cards, their driver, the CUDA it can do, and MIG."""
+def check_driver(gpus: list, reason: str) -> list[Diagnosis]:
+    """Check the GPUs, their driver, the CUDA it supports, and which GPUs are hidden."""
     if not gpus:
-        seen = "nvidia-smi lists none" if smi else "there is no nvidia-smi"
-        return [Finding("GPU", NOTE, f"none ({seen}): the CPU does the work here")]
+        return [Diagnosis("GPU", NOTE, f"none ({reason}): the CPU does the work here")]
     found = []
-    for gpu in gpus:
-        mig = ", MIG" if gpu.mig else ""
-        memory = f"{gpu.memory / 1024:.0f} GiB, {gpu.used / 1024:.1f} used"
-        capability = ".".join(map(str, gpu.capability))
-        state = OK if gpu.capability >= LEAST_CAPABILITY else WRONG
-        mend = "" if state == OK else "RAPIDS needs compute capability 7.5 or more: another card"
-        words = f"{gpu.name}, {memory}, compute capability {capability}{mig}"
-        found.append(Finding(f"GPU {gpu.index}", state, words, mend))
-    driver = gpus[0].driver
-    old = int(driver.split(".")[0] or 0) < LEAST_DRIVER
-    found.append(Finding("driver", WRONG if old else OK, driver, _DRIVER if old else ""))
-    if cuda is not None:
-        state = OK if cuda >= LEAST_CUDA else WRONG
-        words = f"{cuda[0]}.{cuda[1]}, by the driver"
-        found.append(Finding("CUDA", state, words, "" if state == OK else _DRIVER))
+    for i, gpu in enumerate(gpus):
+        total, used = _memory(gpu)
+        capability = tuple(_ask((0, 0), pynvml.nvmlDeviceGetCudaComputeCapability, gpu))
+        mig = _ask((0, 0), pynvml.nvmlDeviceGetMigMode, gpu)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+        words = (
+            f"{_ask('unknown', pynvml.nvmlDeviceGetName, gpu)}, {total / 2**30:.0f} GiB, "
+            f"{used / 2**30:.1f} used, compute capability {'.'.join(map(str, capability))}"
+        )
+        old = capability < LEAST_CAPABILITY
+        remedy = "use another GPU: RAPIDS needs compute capability 7.5" if old else ""
+        words += ", MIG" if mig else ""
+        found.append(Diagnosis(f"GPU {i}", WRONG if old else OK, words, remedy))
+    version = _ask("0 (unknown)", pynvml.nvmlSystemGetDriverVersion)
+    old = int(version.split(".")[0].split()[0]) < LEAST_DRIVER
+    found.append(Diagnosis("driver", WRONG if old else OK, version, _DRIVER if old else ""))
+    if cuda := _ask(0, pynvml.nvmlSystemGetCudaDriverVersion_v2):
+        major, minor = cuda // 1000, cuda % 1000 // 10
+        old = (major, minor) < LEAST_CUDA
+        words = f"the driver supports {major}.{minor}"
+        found.append(Diagnosis("CUDA", WRONG if old else OK, words, _DRIVER if old else ""))
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and not hidden.startswith("MIG-"):
-        words = f"CUDA_VISIBLE_DEVICES={hidden!r} hides cards from all programs"
-        found.append(Finding("visible", NOTE, words, "unset CUDA_VISIBLE_DEVICES"))
+        words = f"CUDA_VISIBLE_DEVICES={hidden!r} hides GPUs from all programs"
+        found.append(Diagnosis("visible", NOTE, words, "unset CUDA_VISIBLE_DEVICES"))
     return found
 
 
-def check_torch(gpus: int, told: dict) -> Finding:
-    """PyTorch: whether it sees the cards that the driver sees."""
-    if "version" not in told:
-        return Finding("PyTorch", WRONG, told.get("error", "no answer"), "make env")
-    words = f"{told['version']}, CUDA {told['cuda'] or 'none'}, {told['gpus']} GPU(s)"
-    words += f", NCCL {told['nccl']}" if "nccl" in told else ""
-    if gpus and not told["cuda"]:
-        return Finding("PyTorch", WRONG, f"{words}: a build for CPUs", _INSTALL)
-    if gpus and not told["gpus"]:
-        reason = told["error"] or "torch.cuda.is_available() is false"
-        return Finding("PyTorch", WRONG, f"{words}: {reason}", "nvidia-smi must work as this user")
-    if told["error"]:
-        return Finding("PyTorch", WRONG, f"{words}: {told['error']}", _INSTALL)
-    return Finding("PyTorch", OK, words)
+def check_torch(gpus: int, found: dict) -> Diagnosis:
+    """Check that PyTorch is a build for GPUs where there are some, and sees them."""
+    if "version" not in found:
+        return Diagnosis("PyTorch", WRONG, found.get("error", "no answer"), "make env")
+    words = f"{found['version']}, CUDA {found['cuda'] or 'none'}, {found['gpus']} GPU(s)"
+    words += f", NCCL {found['nccl']}" if "nccl" in found else ""
+    if gpus and not found["cuda"]:
+        return Diagnosis("PyTorch", WRONG, f"{words}: a build for CPUs", _INSTALL)
+    if gpus and not found["gpus"]:
+        reason = found["error"] or "torch.cuda.is_available() is false"
+        return Diagnosis(
+            "PyTorch", WRONG, f"{words}: {reason}", "make nvidia-smi work for this user"
+        )
+    if found["error"]:
+        return Diagnosis("PyTorch", WRONG, f"{words}: {found['error']}", _INSTALL)
+    return Diagnosis("PyTorch", OK, words)
 
 
 def check_fbgemm(
-    gpus: int, told: dict, version: Callable[[str], str | None] = installed_version
-) -> Finding:
-    """FBGEMM: the package that goes with the device, and one operator of it on the device."""
+    gpus: int, found: dict, version: Callable[[str], str | None] = installed_version
+) -> Diagnosis:
+    """Check that FBGEMM is the package for this device, and run one of its operators."""
     kind = FBGEMM_CPU if version(FBGEMM_CPU) else "fbgemm-gpu"
     words = f"{kind} {version(kind)}"
-    if told.get("error") or told.get("values") != [8, 9, 7]:
-        error = told.get("error", "")
-        mend = _INSTALL if gpus else "make env LOCK=requirements/cpu.txt"
+    if found.get("error") or found.get("values") != [8, 9, 7]:
+        error = found.get("error", "")
+        remedy = _INSTALL if gpus else "make env LOCK=requirements/cpu.txt"
         if "libnvidia-ml" in error and not gpus:
-            error += " (of NVIDIA's driver: the build for GPUs needs it)"
-        return Finding("FBGEMM", WRONG, f"{words}: {error}", mend)
+            error += " (a library of NVIDIA's driver, which the build for GPUs needs)"
+        return Diagnosis("FBGEMM", WRONG, f"{words}: {error}", remedy)
     if gpus and kind == FBGEMM_CPU:
-        return Finding("FBGEMM", WRONG, f"{words}: a build for CPUs", _INSTALL)
-    return Finding("FBGEMM", OK, f"{words}, on a {told['device']}")
+        return Diagnosis("FBGEMM", WRONG, f"{words}: a build for CPUs", _INSTALL)
+    return Diagnosis("FBGEMM", OK, f"{words}, on a {found['device']}")
 
 
 def check_rapids(
-    gpus: int, told: dict | None, version: Callable[[str], str | None] = installed_version
-) -> Finding:
-    """cuDF: installed where there are GPUs, and able to add."""
-    if told is None:
+    gpus: int, found: dict | None, version: Callable[[str], str | None] = installed_version
+) -> Diagnosis:
+    """Check that cuDF is installed where there are GPUs, and works."""
+    if found is None:
         if not gpus:
-            return Finding("RAPIDS", NOTE, "not installed, and nothing to run on")
-        return Finding("RAPIDS", WRONG, "not installed: the ETL runs on the CPU", _INSTALL)
+            return Diagnosis("RAPIDS", NOTE, "not installed; not needed without a GPU")
+        return Diagnosis("RAPIDS", WRONG, "not installed: the ETL runs on the CPU", _INSTALL)
     if not gpus:
-        return Finding("RAPIDS", NOTE, f"cuDF {version('cudf-cu13')}, and no GPU to run on")
-    if told.get("sum") != 3 or told["error"]:
-        error = told.get("error", "")
-        mend = _PATH_FILES if "numba.cuda.core" in error else _INSTALL
-        return Finding("RAPIDS", WRONG, f"cuDF does not work: {error}", mend)
-    if not told["gpus"]:
+        return Diagnosis("RAPIDS", NOTE, f"cuDF {version('cudf-cu13')} without a GPU to run on")
+    if found.get("sum") != 3 or found["error"]:
+        error = found.get("error", "")
+        remedy = _PATH_FILES if "numba.cuda.core" in error else _INSTALL
+        return Diagnosis("RAPIDS", WRONG, f"cuDF does not work: {error}", remedy)
+    if not found["gpus"]:
         words = "Numba finds no GPU (it needs libNVVM): the ETL would run on the CPU"
-        return Finding("RAPIDS", WRONG, words, _INSTALL)
+        return Diagnosis("RAPIDS", WRONG, words, _INSTALL)
     rest = ", ".join(f"{name} {version(name)}" for name in ("dask-cudf-cu13", "dask-cuda"))
-    workers = f"{told['gpus']} worker(s) of {told['memory'] >> 30} GiB"
-    return Finding("RAPIDS", OK, f"cuDF {told['version']}, {rest}; {workers}")
+    workers = f"{found['gpus']} worker(s) of {found['memory'] >> 30} GiB"
+    return Diagnosis("RAPIDS", OK, f"cuDF {found['version']}, {rest}; {workers}")
 
 
-def check_links(gpus: int, pairs: dict[tuple[int, int], str], links: dict) -> Finding:
-    """NVLink: what the all-to-all of several cards goes over."""
-    if gpus < 2:
-        return Finding("NVLink", NOTE, "one card or none: nothing to connect")
-    slow = {pair: kind for pair, kind in pairs.items() if not kind.startswith("NV")}
-    speed = f", {sum(links[0]):g} GB/s from card 0" if links.get(0) else ""
-    if slow or not pairs:
-        kinds = ", ".join(f"{a}-{b} {kind}" for (a, b), kind in slow.items()) or "unknown"
-        words = f"not all cards are linked ({kinds}): messages between them go over PCIe"
-        return Finding("NVLink", NOTE, words, "nvidia-smi nvlink --status; nvidia-smi topo -m")
-    return Finding("NVLink", OK, f"all {gpus} cards, {min(pairs.values())}{speed}")
+def check_links(gpus: list) -> Diagnosis:
+    """Check that all GPUs are connected by NVLink, which the all-to-all of training uses."""
+    if len(gpus) < 2:
+        return Diagnosis("NVLink", NOTE, "fewer than two GPUs: nothing to connect")
+    slow = []
+    nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+    for (a, one), (b, other) in combinations(enumerate(gpus), 2):
+        status = _ask(None, pynvml.nvmlDeviceGetP2PStatus, one, other, nvlink)
+        if status != pynvml.NVML_P2P_STATUS_OK:
+            path = _ask(None, pynvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+            slow.append(f"{a}-{b} {_PATHS.get(path, 'unknown')}")
+    if slow:
+        words = f"missing between some GPUs ({', '.join(slow)}): their messages go over PCIe"
+        return Diagnosis("NVLink", NOTE, words, "nvidia-smi nvlink --status; nvidia-smi topo -m")
+    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    active = sum(_ask(0, pynvml.nvmlDeviceGetNvLinkState, gpus[0], link) for link in links)
+    field = pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON
+    values = _ask([], pynvml.nvmlDeviceGetFieldValues, gpus[0], [field])
+    speed = active * sum(value.value.uiVal for value in values) / 1000
+    words = f"between all {len(gpus)} GPUs" + (f", {speed:g} GB/s from GPU 0" if speed else "")
+    return Diagnosis("NVLink", OK, words)
 
 
-def check_memory(gpus: list[Gpu], host: int, shared: int) -> list[Finding]:
-    """Main memory for what GPUs spill, and shared memory for NCCL; both in GiB."""
-    needed = sum(gpu.memory for gpu in gpus) >> 10
-    found = [Finding("memory", OK, f"{host} GiB")]
+def check_memory(gpus: list, host: int, shared: int) -> list[Diagnosis]:
+    """Check main memory, to which GPUs spill, and shared memory, for NCCL; both in GiB."""
+    needed = sum(_memory(gpu)[0] for gpu in gpus) >> 30
+    found = [Diagnosis("memory", OK, f"{host} GiB")]
     if needed > host:
-        words = f"{host} GiB, less than the cards' {needed}: what they spill may not fit"
-        found = [Finding("memory", NOTE, words, "give --block_mb and --workers small values")]
+        words = f"{host} GiB, less than the GPUs' {needed}: data that they spill may not fit"
+        found = [Diagnosis("memory", NOTE, words, "use a smaller --block_mb and fewer --workers")]
     if len(gpus) > 1 and shared < 1:
-        words = f"/dev/shm holds {shared} GiB, and NCCL needs some for each card"
-        found.append(Finding("/dev/shm", WRONG, words, "docker run --ipc=host, or --shm-size=16g"))
+        words = f"/dev/shm holds {shared} GiB, NCCL needs some for each GPU"
+        found.append(
+            Diagnosis("/dev/shm", WRONG, words, "docker run --ipc=host, or --shm-size=16g")
+        )
     return found
 
 
-def check_storage(gpus: int, fs: bool, cufile: bool, mode: str) -> Finding:
-    """GPUDirect Storage: libcudf's reads from disk into the card's memory (KvikIO, cuFile)."""
+def check_storage(gpus: int, fs: bool, cufile: bool, mode: str) -> Diagnosis:
+    """Check GPUDirect Storage (KvikIO, cuFile): reads from disk straight into GPU memory."""
     if not gpus:
-        return Finding("GPUDirect", NOTE, "no GPU to read into")
+        return Diagnosis("GPUDirect", NOTE, "no GPU to read into")
     if not cufile:
-        return Finding("GPUDirect", NOTE, "no libcufile: reads go through main memory", _INSTALL)
+        return Diagnosis("GPUDirect", NOTE, "no libcufile: reads go through main memory", _INSTALL)
     if mode.lower() in ("on", "true", "1", "yes"):
         words = f"KVIKIO_COMPAT_MODE={mode}: reads go through main memory"
-        return Finding("GPUDirect", NOTE, words, "unset KVIKIO_COMPAT_MODE")
+        return Diagnosis("GPUDirect", NOTE, words, "unset KVIKIO_COMPAT_MODE")
     if not fs:
         words = "no kernel module nvidia-fs: KvikIO reads through main memory"
-        return Finding(
-            "GPUDirect", NOTE, words, "sudo apt install nvidia-fs-dkms, if the disks can"
+        return Diagnosis(
+            "GPUDirect", NOTE, words, "sudo apt install nvidia-fs-dkms, if the disks support it"
         )
-    return Finding("GPUDirect", OK, "nvidia-fs and libcufile; KvikIO chooses by file system")
+    return Diagnosis("GPUDirect", OK, "nvidia-fs and libcufile; KvikIO chooses by file system")
 
 
-def check_stack(check: Callable[[], None], subject: str) -> Finding:
-    """The versions of packages, by the table in :mod:`clicklog.versions`."""
+def check_stack(check: Callable[[], None], subject: str) -> Diagnosis:
+    """Check the versions of packages against the table in :mod:`clicklog.versions`."""
     try:
         check()
     except ClickLogError as error:
-        what, _, mend = str(error).partition("; to mend it, run ")
-        return Finding(subject, WRONG, what, mend)
-    return Finding(subject, OK, "versions fit each other")
+        what, _, remedy = str(error).partition("; to mend it, run ")
+        return Diagnosis(subject, WRONG, what, remedy)
+    return Diagnosis(subject, OK, "the versions are a supported combination")
 
 
-def examine() -> list[Finding]:
-    """Look at this machine."""
-    told = _said("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
-    gpus = parse_gpus(told or "")
-    count = len(gpus)
-    head = _said("nvidia-smi") or ""
-    cudf = _tried(_CUDF) if installed_version("cudf-cu13") and count else None
-    if cudf is None and installed_version("cudf-cu13"):
-        cudf = {}
-    topology = parse_topology(_said("nvidia-smi", "topo", "-m") or "") if count > 1 else {}
-    links = parse_nvlink(_said("nvidia-smi", "nvlink", "--status") or "") if count > 1 else {}
+def examine() -> list[Diagnosis]:
+    """Check this machine."""
+    handles, reason = open_driver()
+    gpus = len(handles)
+    cudf = None
+    if installed_version("cudf-cu13"):
+        cudf = _run_snippet(_CUDF) if gpus else {}
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
     shared = shutil.disk_usage("/dev/shm").total >> 30 if Path("/dev/shm").is_dir() else 0
     return [
-        *check_driver(gpus, parse_cuda(head), told is not None),
+        *check_driver(handles, reason),
         check_stack(check_training_stack, "training"),
         check_stack(check_etl_stack, "ETL"),
-        check_torch(count, _tried(_TORCH)),
-        check_fbgemm(count, _tried(_FBGEMM)),
-        check_rapids(count, cudf),
-        *check_memory(gpus, parse_meminfo(Path("/proc/meminfo").read_text()), shared),
-        check_links(count, topology, links),
+        check_torch(gpus, _run_snippet(_TORCH)),
+        check_fbgemm(gpus, _run_snippet(_FBGEMM)),
+        check_rapids(gpus, cudf),
+        *check_memory(handles, host, shared),
+        check_links(handles),
         check_storage(
-            count,
+            gpus,
             Path("/proc/driver/nvidia-fs").exists(),
             bool(installed_version("nvidia-cufile") or installed_version("nvidia-cufile-cu13")),
             os.environ.get("KVIKIO_COMPAT_MODE", ""),
@@ -361,14 +346,14 @@ def examine() -> list[Finding]:
     ]
 
 
-def report(findings: list[Finding]) -> str:
-    """A line for each finding, and one for what to do about it."""
-    width = max(len(finding.subject) for finding in findings)
+def report(diagnoses: list[Diagnosis]) -> str:
+    """Format a line for each diagnosis, followed by one for its remedy."""
+    width = max(len(line.subject) for line in diagnoses)
     lines = []
-    for finding in findings:
-        lines.append(f"{finding.state:5}  {finding.subject:{width}}  {finding.what}")
-        if finding.mend:
-            lines.append(f"{'':{width + 9}}-> {finding.mend}")
+    for line in diagnoses:
+        lines.append(f"{line.state:5}  {line.subject:{width}}  {line.what}")
+        if line.remedy:
+            lines.append(f"{'':{width + 9}}-> {line.remedy}")
     return "\n".join(lines)
 
 
@@ -376,7 +361,7 @@ def report(findings: list[Finding]) -> str:
 class DoctorSettings(Settings):
     """The settings of ``python -m etl doctor``."""
 
-    json: bool = flag("print the findings as JSON", False)
+    json: bool = flag("print the diagnoses as JSON", False)
 
 
 DESCRIPTION = __doc__
@@ -384,10 +369,10 @@ SETTINGS = (DoctorSettings,)
 
 
 def run(settings: DoctorSettings) -> int:
-    """Examine, report; the exit status."""
-    findings = examine()
+    """Check this machine and print the report; returns the exit status."""
+    diagnoses = examine()
     if settings.json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
+        print(json.dumps([dataclasses.asdict(diagnosis) for diagnosis in diagnoses], indent=1))
     else:
-        print(report(findings))
-    return 1 if any(finding.state == WRONG for finding in findings) else 0
+        print(report(diagnoses))
+    return 1 if any(diagnosis.state == WRONG for diagnosis in diagnoses) else 0

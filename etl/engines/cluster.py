@@ -1,4 +1,4 @@
-"""The Dask cluster on this machine: a worker process per GPU, or per core without one."""
+"""A Dask cluster: one that runs already, or one on this machine, a worker per GPU or core."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from distributed import Client, LocalCluster
 from clicklog.errors import ClickLogError, SettingsError
 from etl.engines.hardware import cores, gpu_count, gpu_memory
 
-#: Shares of a GPU's memory: RMM's pool, and where Dask begins to spill to the host.
+#: Shares of a GPU's memory: the size of RMM's pool, and when Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8
-CONNECT_SECONDS = 10
-#: A worker takes seconds to start, on a busy machine a minute.
-START_SECONDS = 300
-CLOSE_SECONDS = 20
+#: Time limits. A worker takes seconds to start, on a busy machine a minute.
+CONNECT_SECONDS, START_SECONDS, CLOSE_SECONDS = 10, 300, 20
 
 
 class WorkerLostError(ClickLogError):
-    """A Dask worker died again and again, in nearly all cases for want of memory."""
+    """Dask workers died repeatedly, nearly always because they ran out of memory."""
 
 
 @contextlib.contextmanager
 def cluster(
     scheduler: str | None, workers: int | None, directory: Path, shared: Path
 ) -> Iterator[tuple[Client, bool]]:
-    """A client, and whether its workers have GPUs.
+    """Connect to a running cluster, or start one on this machine.
 
     Args:
-        scheduler: address of a Dask cluster that runs already and sees the same files; without,
+        scheduler: The address of a running Dask cluster that sees the same files; None starts a
             :func:`local_cluster`.
-        workers: see :func:`local_cluster`.
-        directory: see :func:`local_cluster`.
-        shared: a directory that every worker must see.
+        workers: See :func:`local_cluster`.
+        directory: See :func:`local_cluster`.
+        shared: A directory that every worker must see.
+
+    Yields:
+        A client of the cluster, and whether its workers have GPUs.
 
     Raises:
-        SettingsError: no scheduler answers at the address, it has no workers, they do not see
+        SettingsError: No scheduler answers at the address, it has no workers, they do not see
             the shared directory, or they have GPUs and this machine or the scheduler's has none.
     """
     if not scheduler:
@@ -58,15 +59,15 @@ def cluster(
             f"--scheduler {scheduler}: {error}", "start one with `dask scheduler`"
         ) from error
     with client:
-        yield client, _checked(client, f"--scheduler {scheduler}", shared)
+        yield client, _check_workers(client, f"--scheduler {scheduler}", shared)
 
 
-def _checked(client: Client, name: str, shared: Path) -> bool:
-    """Whether the workers of a cluster that runs already have GPUs."""
+def _check_workers(client: Client, name: str, shared: Path) -> bool:
+    """Check the workers of a running cluster; return whether they have GPUs."""
     try:
         gpus = client.run(gpu_count)
         if not gpus:
-            raise SettingsError(f"{name}: no workers", "start some for it")
+            raise SettingsError(f"{name}: no workers", "start workers for this scheduler")
         sees = client.run(os.path.isdir, str(shared))
         at_scheduler = any(gpus.values()) and client.run_on_scheduler(gpu_count)
     except ModuleNotFoundError as error:
@@ -101,16 +102,20 @@ def _checked(client: Client, name: str, shared: Path) -> bool:
 
 @contextlib.contextmanager
 def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
-    """Start workers, yield their client (Dask's default while it lives), stop them.
+    """Start workers on this machine, and stop them at the end of the context.
 
     Args:
-        workers: how many; without, one per GPU, or one per core.
-        directory: for their spilled data.
+        workers: The number of workers; None for one per GPU, or one per core without GPUs.
+        directory: The directory for data that they spill.
+
+    Yields:
+        A client, which is Dask's default client during the context.
 
     Raises:
-        SettingsError: more workers than GPUs.
+        SettingsError: There are fewer GPUs than workers.
+        WorkerLostError: The workers do not start.
     """
-    # It tells of every connection that opens and closes; errors reach us as exceptions.
+    # Dask logs every connection; errors are raised as exceptions anyway.
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     gpus = gpu_count()
     options = {
@@ -127,17 +132,17 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
             raise SettingsError(f"{workers} workers for {gpus} GPUs", f"--workers {gpus} at most")
         from dask_cuda import LocalCUDACluster
 
-        # It sets a preload of its own, so nvt_compat reaches its workers by pre_import. It would
-        # take shares of the whole card where a worker has an instance of one.
+        # LocalCUDACluster sets its own preload, so workers load nvt_compat by pre_import. The sizes
+        # are in bytes because it would compute shares of the whole GPU for a MIG instance.
         memory = gpu_memory()
         options |= {
             "rmm_pool_size": int(POOL_SHARE * memory),
             "device_memory_limit": int(SPILL_SHARE * memory),
             "pre_import": "nvt_compat",
         }
-        started = _uninterrupted(lambda: LocalCUDACluster(**options))
+        started = _start_without_sigint(lambda: LocalCUDACluster(**options))
     else:
-        started = _uninterrupted(lambda: LocalCluster(**options, processes=True))
+        started = _start_without_sigint(lambda: LocalCluster(**options, processes=True))
     with contextlib.ExitStack() as stack:
         stack.callback(_close, started)
         client = Client(started)
@@ -145,21 +150,22 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
         yield client
 
 
-def _close(one: Client | LocalCluster) -> None:
-    """Close it, but do not wait for ever, as Dask does at times after a worker was killed.
+def _close(opened: Client | LocalCluster) -> None:
+    """Close a client or a cluster, with a time limit: Dask may wait forever for a killed worker.
 
-    The processes of workers end with this one, whatever they do.
+    Worker processes end with this process in any case.
     """
     with contextlib.suppress(TimeoutError):
-        one.close(timeout=CLOSE_SECONDS)
+        opened.close(timeout=CLOSE_SECONDS)
 
 
-def _uninterrupted(start: Callable):
-    """``start()``, the processes of which never see Ctrl-C.
+def _start_without_sigint(start: Callable):
+    """Call ``start`` so that the processes it starts do not receive SIGINT.
 
-    It reaches all processes of a terminal; it is ours to stop the workers, without tracebacks.
-    They inherit the signal mask of the thread that starts them, so it is another than this one:
-    Ctrl-C still reaches us, and is raised once there is something to stop.
+    Ctrl-C reaches all processes of a terminal, but this process stops the workers, without their
+    tracebacks. Processes inherit the signal mask of the thread that starts them, so another thread
+    blocks SIGINT and starts them. This thread still receives it, and raises KeyboardInterrupt once
+    the workers can be stopped.
     """
     outcome: dict = {}
 
@@ -170,7 +176,7 @@ def _uninterrupted(start: Callable):
         except Exception as error:
             outcome["error"] = error
 
-    # multiprocessing's helper, once it runs, lifts the mask of the thread that started it
+    # multiprocessing's resource tracker, if it starts later, would unblock SIGINT in that thread
     resource_tracker.ensure_running()
     thread = threading.Thread(target=run, name="start-workers", daemon=True)
     thread.start()
@@ -181,7 +187,7 @@ def _uninterrupted(start: Callable):
         if "value" in outcome:
             outcome["value"].close()
         raise
-    remedy = "see what `python -m etl doctor` says, and the memory that others have left"
+    remedy = "run `python -m etl doctor`, and see whether other processes use up the memory"
     if thread.is_alive():
         raise WorkerLostError(f"Dask workers did not start in {START_SECONDS} s", remedy)
     if "error" in outcome:
@@ -193,7 +199,7 @@ def _uninterrupted(start: Callable):
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """What went wrong in a worker, behind Dask's "Nanny failed to start."."""
+    """Return the error of a worker that Dask hides behind "Nanny failed to start."."""
     while type(error) is RuntimeError and error.__cause__:
         error = error.__cause__
     return error

@@ -1,9 +1,9 @@
-"""How often each value of a column occurs: counted by sorting, merged run by run.
+"""Count how often each value of a column occurs, and merge such counts.
 
-Numbers are sorted (numpy's vectorized sort: 1–4 ns a value, where a hash table takes 2–14) and
-counted in one pass; what is counted stays sorted, so that counts of two blocks merge in one pass
-too. To sort more values at once costs less than to merge counts: count whole blocks. Strings are
-counted by Arrow's hash tables. None of it holds the interpreter lock.
+Numbers are sorted and counted in one pass: numpy's vectorized sort takes 1–4 ns per value, a hash
+table 2–14 ns. Counts stay sorted by value, so those of two blocks are merged in one pass too.
+Sorting more values at once is cheaper than merging counts, so whole blocks are counted. Strings
+are counted by Arrow's hash tables. All of it releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class Counts:
     """Distinct values and how often each occurred.
 
     Attributes:
-        values: uint32 or int64 [n], ascending; or ``pa.LargeStringArray`` [n] without nulls, in
-            any order (large: 32-bit offsets end at 2 GiB of text).
-        counts: int64 [n].
+        values: The distinct values: uint32 or int64 [n] in ascending order, or a
+            ``pa.LargeStringArray`` [n] without nulls in any order (32-bit offsets would limit it to
+            2 GiB of text).
+        counts: How often each occurred, int64 [n].
     """
 
     values: np.ndarray | pa.LargeStringArray
@@ -39,8 +40,10 @@ def count(pieces: Sequence[np.ndarray] | Sequence[pa.Array], placeholders: int =
     """Count the values of a column.
 
     Args:
-        pieces: of the column, at least one: uint32 or int64 [n], or string arrays without nulls.
-        placeholders: so many values are 0, or ``""``, that only stand for missing ones.
+        pieces: The parts of the column, at least one: uint32 or int64 [n], or string arrays without
+            nulls.
+        placeholders: The number of zeros that stand for missing values and are not counted. In
+            string columns every ``""`` stands for a missing value.
     """
     if isinstance(pieces[0], pa.Array):
         return _count_text(pa.chunked_array(pieces))
@@ -53,19 +56,19 @@ def count(pieces: Sequence[np.ndarray] | Sequence[pa.Array], placeholders: int =
 
 
 def _count_text(values: pa.ChunkedArray) -> Counts:
-    import pyarrow.compute as pc  # a fifth of a second, which a log of numbers need not wait
+    import pyarrow.compute as pc  # takes 0.2 s to import, and a log of numbers does not need it
 
     counted = pc.value_counts(values.cast(pa.large_string()))
     text, counts = counted.field("values"), counted.field("counts")
-    there = pc.not_equal(text, "")  # an empty string is a missing one
-    return Counts(text.filter(there), to_numpy(counts.filter(there)))
+    present = pc.not_equal(text, "")  # an empty string stands for a missing value
+    return Counts(text.filter(present), to_numpy(counts.filter(present)))
 
 
 def merge(several: Iterable[Counts]) -> Counts:
-    """The sum of at least one, of the same kind of values; taken one by one.
+    """Add up counts of the same type of values, at least one; they are consumed one by one.
 
-    Each is merged with those of about the same size, so that no value is moved more often than the
-    logarithm of their number, and few wait in memory.
+    Counts are merged with others of about the same size. So a value is copied at most as often as
+    the logarithm of their number, and few of them are in memory at once.
     """
     waiting: list[Counts] = []
     for counts in several:
@@ -86,7 +89,7 @@ def _merge_two(a: Counts, b: Counts) -> Counts:
     values = np.empty(len(a) + len(b), a.values.dtype)
     counts = np.empty(len(values), np.int64)
     used = _merge_sorted(a.values, a.counts, b.values, b.counts, values, counts)
-    if used < len(values) * 3 // 4:  # give the rest back
+    if used < len(values) * 3 // 4:  # release the unused memory
         return Counts(values[:used].copy(), counts[:used].copy())
     return Counts(values[:used], counts[:used])
 
@@ -105,7 +108,7 @@ def _merge_text(a: Counts, b: Counts) -> Counts:
 
 @compiled()
 def _run_lengths(ordered, placeholders, values, counts):
-    """Distinct values of a sorted array and their counts; how many there are."""
+    """Write the distinct values of a sorted array and their counts; return their number."""
     used = 0
     at = 0
     while at < len(ordered):
@@ -124,7 +127,7 @@ def _run_lengths(ordered, placeholders, values, counts):
 
 @compiled()
 def _merge_sorted(a_values, a_counts, b_values, b_counts, values, counts):
-    """Merge without a branch that depends on the values: half of those would be mispredicted."""
+    """Merge without branches that depend on the values, half of which would be mispredicted."""
     i = j = used = 0
     while i < len(a_values) and j < len(b_values):
         a, b = a_values[i], b_values[j]

@@ -1,10 +1,9 @@
-"""Fitting and transforming blocks in threads of one process, without NVTabular.
+"""Fit and transform blocks in threads of one process, without NVTabular.
 
-Every heavy step (reading, parsing, sorting, encoding, writing parquet) runs without the
-interpreter lock. A block is read in pieces that fit the processor's caches; a thread holds no more
-than a piece and, when it fits, the categories of its block, when it transforms, a row group. What
-waits for the disk has no part in this: a further thread syncs what is finished, and the system is
-asked for the blocks that come next.
+Every heavy step (reading, parsing, sorting, encoding, writing parquet) releases the interpreter
+lock. A block is read in pieces that fit the processor's caches. A thread holds one piece in memory
+and, while fitting, the categories of its block, or, while transforming, a row group. No thread
+waits for the disk: another one syncs finished files, and the system reads the next blocks ahead.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Text that is parsed at once: small enough that it stays in a core's caches with what it becomes,
-#: and that freed memory is used again instead of going back to the system.
+#: Text that is parsed at once. Small enough that it stays in a core's caches together with the
+#: parsed columns, and that freed memory is reused instead of returned to the system.
 PIECE_BYTES = 2 << 20
-#: Changes when the partial results of another version cannot be used.
+#: The version of the partial results; a run does not use those of another version.
 _RUNS_VERSION = 2
 
 
@@ -60,23 +59,24 @@ def fit(
     reject: bool,
     report: Callable[[float], object] = lambda rows: None,
 ) -> Fitted:
-    """Count the categories and measure the dense columns of some blocks.
+    """Count the categories and compute the moments of the dense columns.
 
-    What is counted becomes durable in ``directory`` block by block, while others are counted.
-    Called again with the same arguments, after whatever end the first call took, it does what is
-    missing. The result depends on the blocks and the spec alone.
+    The counts of each block are made durable in ``directory`` while others are counted. After an
+    interruption, a call with the same arguments does only what is missing. The result depends only
+    on the blocks and the spec.
 
     Args:
-        blocks: of the training days.
-        spec: the columns.
-        directory: for partial results: one small file per block, later one of many blocks.
-        workers: threads.
-        reject: leave bad rows out instead of raising.
-        report: called with the rows that were done since the last call.
+        blocks: The blocks of the training days.
+        spec: The columns.
+        directory: The directory for partial results: a small file per block, which are merged into
+            larger ones later.
+        workers: The number of threads.
+        reject: Whether to leave malformed rows out instead of raising.
+        report: A function that is called with the number of rows done since the last call.
 
     Raises:
-        BadRowError: a row breaks the spec: of the bad rows, the first in the order of ``blocks``.
-        BadInputError: a block cannot be read, or there are no rows.
+        BadRowError: A row is malformed; of several such rows, the first in the order of ``blocks``.
+        BadInputError: A block cannot be read, or there are no rows.
         OutputError: ``directory`` cannot be written.
     """
     key = _key(blocks, spec)
@@ -87,24 +87,24 @@ def fit(
         runs.compact()
         report(sum(int(run.array("rows")) for run in runs.files))
         missing = runs.missing
-        left = [blocks[index] for index in missing]
+        to_read = [blocks[index] for index in missing]
 
         def fit_block(turn: int, index: int) -> int:
             log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
-            _read_ahead(left, turn, workers, spec)
+            _read_ahead(to_read, turn, workers, spec)
             run = _count_block(blocks[index], spec, reject)
             runs.add(index, run)
             return run.rows
 
-        # In the order of blocks, so that of several errors it is always the same one that is told.
-        for future in [pool.submit(fit_block, *one) for one in enumerate(missing)]:
+        # in the order of the blocks, so that of several errors always the same one is raised
+        for future in [pool.submit(fit_block, *item) for item in enumerate(missing)]:
             report(future.result())
         return _finish(runs.files, spec, pool)
 
 
 @contextlib.contextmanager
 def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads; at the end, whatever it is, work that has not begun is dropped."""
+    """Start threads; when the context ends or fails, drop work that has not begun."""
     pool = ThreadPoolExecutor(workers, "etl")
     try:
         yield pool
@@ -113,16 +113,17 @@ def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _read_ahead(blocks: list[Block], turn: int, workers: int, spec: FeatureSpec) -> None:
-    """Ask for the block that comes after those in work; at first, for these too."""
-    if spec.input.format != "parquet":  # of which blocks are rows
+    """Ask the system to read the block after those in work; in the first turn, those as well."""
+    if spec.input.format != "parquet":  # whose blocks are ranges of rows, not of bytes
         for block in blocks[turn + workers if turn else 0 : turn + workers + 1]:
             will_read(block.path, block.begin, block.end)
 
 
 def _key(blocks: list[Block], spec: FeatureSpec) -> str:
-    """A digest of everything that partial results depend on.
+    """Return a digest of everything that partial results depend on.
 
-    Not on whether bad rows are rejected: a block that was counted without rejecting has none.
+    Whether malformed rows are rejected is left out: a block that was counted without rejecting has
+    no such rows.
     """
     described = [_RUNS_VERSION, PIECE_BYTES, spec.to_dict()]
     described += [dataclasses.astuple(block) for block in blocks]
@@ -132,7 +133,7 @@ def _key(blocks: list[Block], spec: FeatureSpec) -> str:
 def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
     columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
     missing = np.zeros(len(columns), np.int64)
-    measured = [np.zeros((len(spec.dense), 4))]
+    of_pieces = [np.zeros((len(spec.dense), 4))]
     rows_read = 0
     for rows in read_block_chunks(block, spec, reject=reject, chunk_bytes=PIECE_BYTES):
         rows_read += len(rows)
@@ -140,24 +141,24 @@ def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
         for pieces, piece in zip(columns, rows.categorical, strict=True):
             pieces.append(piece)
         if normalized(spec):
-            measured.append(moments(rows, spec))
+            of_pieces.append(moments(rows, spec))
     counts, nulls = {}, {}
-    for column, pieces, gone in zip(spec.categorical, columns, missing, strict=True):
+    for column, pieces, absent in zip(spec.categorical, columns, missing, strict=True):
         name = column.vocabulary_name
-        found = _count_column(pieces, column, int(gone))
+        found = _count_column(pieces, column, int(absent))
         counts[name] = merge([counts[name], found]) if name in counts else found
-        nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else gone)
+        nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else absent)
     return Run(
         rows=rows_read,
         nulls=np.array([nulls[name] for name in spec.vocabularies], np.int64),
-        moments=merge_moments(measured)[np.newaxis],
+        moments=merge_moments(of_pieces)[np.newaxis],
         counts=[counts[name] for name in spec.vocabularies],
     )
 
 
 def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missing: int) -> Counts:
     values = [piece.values if isinstance(piece, Ragged) else piece for piece in pieces]
-    if column.hash_buckets:  # ids by a formula: nothing to learn
+    if column.hash_buckets:  # the id is a hash: nothing to count
         return count([values[0][:0]])
     return count(values, placeholders=0 if column.multi_hot else missing)
 
@@ -166,31 +167,33 @@ def _finish(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor) -
     rows = sum(int(file.array("rows")) for file in files)
     if not rows:
         raise BadInputError("the training days have no well-formed row", "look at their first line")
-    files = sorted(files, key=lambda file: file.path.stat().st_size)  # merges small ones first
+    files = sorted(
+        files, key=lambda file: file.path.stat().st_size
+    )  # so that small ones are merged first
     nulls = sum(file.array("nulls") for file in files)
 
     def vocabulary(v: int, columns: tuple[CategoricalColumn, ...]) -> FittedVocabulary:
         counts = merge(file.counts(v) for file in files)
-        return finish(_plain(counts, columns[0]), counts.counts, columns[0], int(nulls[v]))
+        return finish(_to_vocabulary(counts, columns[0]), counts.counts, columns[0], int(nulls[v]))
 
     found = pool.map(vocabulary, range(len(nulls)), spec.vocabularies.values())
     in_order = sorted(files, key=lambda file: file.first_block)
-    merged = merge_moments([one for file in in_order for one in file.array("moments")])
+    merged = merge_moments([block for file in in_order for block in file.array("moments")])
     return Fitted(
         statistics=statistics(merged, spec) if normalized(spec) else {},
         vocabularies=dict(zip(spec.vocabularies, found, strict=True)),
     )
 
 
-def _plain(counts: Counts, column: CategoricalColumn) -> np.ndarray | pa.StringArray:
-    """Values as vocabularies hold them: int64, or strings with 32-bit offsets."""
+def _to_vocabulary(counts: Counts, column: CategoricalColumn) -> np.ndarray | pa.StringArray:
+    """Convert values to the types of vocabularies: int64, or strings with 32-bit offsets."""
     if not isinstance(counts.values, pa.Array):
         return counts.values.astype(np.int64)
     try:
         return counts.values.cast(pa.string())
     except pa.ArrowInvalid:
         raise SettingsError(
-            f"column {column.name}: {len(counts)} different strings, over 2 GiB together",
+            f"column {column.name}: {len(counts)} different strings of more than 2 GiB in all",
             "set hash_buckets for this column in the spec",
         ) from None
 
@@ -207,19 +210,21 @@ def transform(
     """Transform units with a saved workflow; write their parts and records.
 
     Args:
-        units: what to do.
-        workflow_path: the saved workflow: training data are made by what inference will load.
-        parts: directory of the splits' parts.
-        work: directory of the run's state; see :func:`etl.state.write_unit`.
-        workers: threads; each does whole units.
-        reject: leave bad rows out instead of raising.
+        units: The units of work.
+        workflow_path: The path of the saved workflow, which inference loads as well.
+        parts: The directory of the splits' parts.
+        work: The directory of the run's state; see :func:`etl.state.write_unit`.
+        workers: The number of threads; each does whole units.
+        reject: Whether to leave malformed rows out instead of raising.
 
     Yields:
-        Results in the order of ``units``. When there are no more, all units are durable.
+        The results in the order of ``units``. After the last one, all units are durable.
 
     Raises:
-        BadRowError, BadInputError, OutputError: of the first unit that fails; units that were not
-            begun are left.
+        BadRowError: A row is malformed. Of several errors the first is raised, and units that have
+            not begun are dropped.
+        BadInputError: A block cannot be read.
+        OutputError: A part cannot be written.
     """
     workflow = compiled.load(workflow_path)
     blocks = [unit.block for unit in units]
@@ -227,7 +232,7 @@ def transform(
     def transform_unit(turn: int, unit: Unit) -> UnitResult:
         log.debug("begin %s", unit.file)
         _read_ahead(blocks, turn, workers, workflow.spec)
-        result, written = write_unit(unit, _encoded(unit.block, workflow, reject), parts, work)
+        result, written = write_unit(unit, _encode(unit.block, workflow, reject), parts, work)
         syncer.add(written, result)
         return result
 
@@ -235,11 +240,11 @@ def transform(
         Syncer(functools.partial(record, work), workers) as syncer,
         _threads(workers) as pool,
     ):
-        for future in [pool.submit(transform_unit, *one) for one in enumerate(units)]:
+        for future in [pool.submit(transform_unit, *item) for item in enumerate(units)]:
             yield future.result()
 
 
-def _encoded(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
+def _encode(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
     for rows in read_block_chunks(block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES):
         encoded = workflow.transform(rows)
         yield rows, compiled.to_table(encoded, workflow.schema), encoded.oov

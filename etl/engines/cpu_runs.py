@@ -5,7 +5,8 @@ renamed; a thread of its own waits for the disk, while others count. :data:`FAN_
 are complete are merged into one file and then deleted, and so on with those, so that neither the
 number of files nor their size grows with the log, but with the vocabulary. Which blocks a run is
 over is its name: if the program dies between writing a merged run and deleting what went into it,
-the larger run counts and the smaller ones are deleted.
+the larger run counts and the smaller ones are deleted. So runs need no records of their own; the
+directory's journal (:mod:`clicklog.files.journal`) holds what they depend on.
 
 Which runs are merged depends on when the disk was done with them. So whatever depends on the order
 of additions, as the moments do, is kept block by block and added up at the end.
@@ -26,14 +27,13 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.errors import BadInputError, OutputError
-from clicklog.files.atomic import TEMPORARY, atomic_path, deferred, write_text
+from clicklog.files.atomic import atomic_path, deferred, remove_temporary
+from clicklog.files.journal import Journal
 from clicklog.strings import string_parts
 from etl.engines.counting import Counts, merge
 from etl.engines.syncing import Syncer
 
 FAN_IN = 8
-#: Names the blocks and settings that the runs of a directory belong to.
-KEY_FILE = "key"
 _NAME = re.compile(r"(\d+)-(\d+)\.npz")
 
 
@@ -151,8 +151,7 @@ class Runs:
         self._blocks, self._vocabularies = blocks, vocabularies
         self._lock = threading.Lock()
         self._merging: set[tuple[int, int]] = set()
-        self._claim(key)
-        self._ranges = self._recover()
+        self._ranges = self._recover(key)
         self._syncer = Syncer(self._note, ahead)
 
     def __enter__(self) -> Self:
@@ -162,26 +161,23 @@ class Runs:
     def __exit__(self, *error: Any) -> None:
         self._syncer.__exit__(*error)
 
-    def _claim(self, key: str) -> None:
-        key_file = self._directory / KEY_FILE
-        with contextlib.suppress(OSError):
-            if key_file.read_text(encoding="utf-8") == key:
-                return
-        for path in (key_file, *self._files()):
-            _delete(path)
-        write_text(key_file, key)
-
-    def _files(self) -> list[Path]:
-        return [path for path in self._directory.glob("*.npz") if _NAME.fullmatch(path.name)]
-
-    def _recover(self) -> set[tuple[int, int]]:
-        """The ranges there are, once what is half written or covered by a larger one is gone."""
-        for path in self._directory.glob(f".*{TEMPORARY}"):
-            _delete(path)
-        found = {tuple(map(int, _NAME.fullmatch(path.name).groups())) for path in self._files()}
+    def _recover(self, key: str) -> set[tuple[int, int]]:
+        """The blocks of the runs there are, without those of another key and those merged."""
+        journal = Journal(self._directory)
+        before = None
+        with contextlib.suppress(BadInputError):
+            before = journal.plan(dict[str, str], "")
+        remove_temporary(self._directory)
+        files = [path for path in self._directory.glob("*.npz") if _NAME.fullmatch(path.name)]
+        if before != {"key": key}:
+            for path in files:
+                _delete(path)
+            journal.begin({"key": key})
+            return set()
+        found = {tuple(map(int, _NAME.fullmatch(path.name).groups())) for path in files}
         kept: set[tuple[int, int]] = set()
         end = 0
-        for begin, stop in sorted(found, key=lambda one: (one[0], -one[1])):
+        for begin, stop in sorted(found, key=lambda blocks: (blocks[0], -blocks[1])):
             if begin < end:  # ranges are nested or apart
                 _delete(self._path((begin, stop)))
             else:

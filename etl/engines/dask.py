@@ -1,4 +1,4 @@
-"""Fitting and transforming blocks with NVTabular over Dask: cuDF on GPUs, pandas without."""
+"""Fit and transform blocks with NVTabular over Dask: cuDF on GPUs, pandas without."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from workflows.store import load
 log = logging.getLogger(__name__)
 
 _PROGRESS = "etl-rows"
-#: Vocabularies that stay on a worker's GPU, in bytes of all columns' tables (value and id).
+#: Vocabularies up to this size stay on a worker's GPU; an entry is a value and its id.
 VOCABULARY_BYTES, _ENTRY = 2 << 30, 16
-#: How long a cluster may be without a worker: one that died is replaced within seconds.
+#: Seconds that a cluster may have no worker: one that died is replaced within seconds.
 LOST_SECONDS = 60
 
 
@@ -65,24 +65,24 @@ def fit(
     does not depend on the number of workers.
 
     Args:
-        blocks: of the training days.
-        spec: the columns.
-        directory: for the vocabularies.
-        client: of a Dask cluster.
-        gpu: use cuDF frames.
-        reject: leave bad rows out instead of raising.
-        report: called with the rows that were done since the last call, in the end also with
-            those of the first block again.
+        blocks: The blocks of the training days.
+        spec: The columns.
+        directory: The directory for the vocabularies.
+        client: A client of a Dask cluster.
+        gpu: Whether to use cuDF frames.
+        reject: Whether to leave malformed rows out instead of raising.
+        report: A function that is called with the number of rows done since the last call; the
+            rows of the first block are reported twice.
 
     Raises:
-        BadRowError: a row breaks the spec.
-        WorkerLostError: workers run out of memory.
+        BadRowError: A row is malformed.
+        WorkerLostError: Workers ran out of memory.
     """
     empty = to_frame(empty_rows(spec, label=True), spec, gpu=gpu)
-    # NVTabular looks at a row of the first group before and after, for its types.
-    groups = [blocks[:1], *_groups(blocks[1:], BLOCKS_AT_ONCE[gpu])]
-    # Tasks of their own, which Dask fuses with nothing: so the graphs that NVTabular makes, one for
-    # each operator with statistics, share what was read. (A worker weighs a frame three times, for
+    # NVTabular reads the first group once more, for the types of the columns: one block only
+    groups = [blocks[:1], *_batches(blocks[1:], BLOCKS_AT_ONCE[gpu])]
+    # Delayed tasks are not fused with others, so the graphs that NVTabular makes, one for each
+    # operator with statistics, share the frames. (A worker counts a frame's memory three times, for
     # the task and two aliases of it, and so may spill early.)
     read = delayed(functools.partial(_read_frame, spec=spec, gpu=gpu, reject=reject))
     frame = dd.from_delayed([read(group) for group in groups], meta=empty, verify_meta=False)
@@ -98,7 +98,7 @@ def fit(
 
 def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: bool):
     rows, frame = _read(blocks, spec, gpu=gpu, reject=reject)
-    with contextlib.suppress(ValueError):  # outside of a worker nobody listens
+    with contextlib.suppress(ValueError):  # not in a worker
         get_worker().log_event(_PROGRESS, sum(map(len, rows)))
     return frame
 
@@ -106,23 +106,23 @@ def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: b
 def _read(
     blocks: Sequence[Block], spec: FeatureSpec, *, gpu: bool, reject: bool
 ) -> tuple[list[RawRows], Any]:
-    """The rows of each block, and the frame of all of them."""
+    """Read blocks; return the rows of each, and one frame of all of them."""
     make = to_table if gpu else to_frame
 
     def read(block: Block) -> tuple[RawRows, Any]:
         rows = read_block(block, spec, reject=reject)
         return rows, make(rows, spec)
 
-    rows, parts = zip(*_each(read, blocks), strict=True)
+    rows, parts = zip(*_map_in_threads(read, blocks), strict=True)
     return list(rows), joined(parts, gpu=gpu)
 
 
-def _groups(values: list, size: int) -> list[list]:
+def _batches(values: list, size: int) -> list[list]:
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
-def _each(function: Callable, values: Sequence) -> list:
-    """``function`` of each value, in threads; the first error in their order is raised."""
+def _map_in_threads(function: Callable, values: Sequence) -> list:
+    """Call a function with each value, each in a thread; raise the first error in their order."""
     if len(values) == 1:
         return [function(values[0])]
     with ThreadPoolExecutor(len(values)) as pool:
@@ -139,29 +139,34 @@ def transform(
     gpu: bool,
     reject: bool,
 ) -> Iterator[UnitResult]:
-    """Transform units with a saved workflow and write their parts; yields as they finish.
+    """Transform units with a saved workflow and write their parts.
 
-    The workflow is the saved one, so that training data are made by what inference will load.
+    The workflow is loaded from disk, so training data are made by the same one as inference uses.
 
     Args:
-        units: what to do.
-        workflow_path: of the saved workflow.
-        parts: directory of the splits' parts.
-        work: for the records of finished units.
-        client: of a Dask cluster.
-        gpu: use cuDF frames.
-        reject: leave bad rows out instead of raising.
+        units: The units of work.
+        workflow_path: The path of the saved workflow.
+        parts: The directory of the splits' parts.
+        work: The directory of the run's state, for the records of finished units.
+        client: A client of a Dask cluster.
+        gpu: Whether to use cuDF frames.
+        reject: Whether to leave malformed rows out instead of raising.
+
+    Yields:
+        The result of each unit as it finishes.
 
     Raises:
-        BadRowError, OutputError: of the first unit that fails; the others are cancelled.
-        WorkerLostError: workers run out of memory.
+        BadRowError: A row is malformed. Of several errors the first is raised, and the remaining
+            units are cancelled.
+        OutputError: A part cannot be written.
+        WorkerLostError: Workers ran out of memory.
     """
-    # not so many at once that workers are left without
+    # fewer at once where workers would otherwise have nothing to do
     workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
     at_once = max(1, min(BLOCKS_AT_ONCE[gpu], len(units) // workers))
     futures = client.map(
         transform_units,
-        _groups(units, at_once),
+        _batches(units, at_once),
         workflow_path=str(workflow_path),
         digest=sha256(workflow_path / METADATA_FILE),
         parts=parts,
@@ -191,10 +196,13 @@ def transform_units(
     gpu: bool,
     reject: bool,
 ) -> list[UnitResult]:
-    """Transform units, and write their parts and their records; ``digest``: see :func:`_loaded`."""
+    """Transform units in a worker; write their parts and records.
+
+    ``digest`` is that of the workflow's description, see :func:`_load_once`.
+    """
     for unit in units:
         log.debug("begin %s", unit.file)
-    workflow, schema, spec = _loaded(workflow_path, digest, gpu)
+    workflow, schema, spec = _load_once(workflow_path, digest, gpu)
     rows, frame = _read([unit.block for unit in units], spec, gpu=gpu, reject=reject)
     whole = transform_frame(frame, workflow, schema, gpu=gpu)
     del frame
@@ -204,11 +212,11 @@ def transform_units(
         table = whole.slice(ends[i], ends[i + 1] - ends[i])
         return finish_unit(units[i], [(rows[i], table, _count_oov(table, spec))], parts, work)
 
-    return _each(finish, range(len(units)))
+    return _map_in_threads(finish, range(len(units)))
 
 
 def _count_oov(table: pa.Table, spec: FeatureSpec) -> np.ndarray:
-    """Out-of-vocabulary ids per categorical column: int64 [categorical columns]."""
+    """Count out-of-vocabulary ids per categorical column: int64 [categorical columns]."""
     counts = []
     for column in spec.categorical:
         ids = table[column.name]
@@ -220,8 +228,8 @@ def _count_oov(table: pa.Table, spec: FeatureSpec) -> np.ndarray:
 def transform_frame(
     frame: Any, workflow: nvtabular.Workflow, schema: TableSchema, *, gpu: bool
 ) -> pa.Table:
-    """The columns of the training parquet for a frame of raw columns with labels."""
-    if not len(frame):  # NVTabular's operators look at a first value
+    """Transform a frame of raw columns with labels to the columns of the training parquet."""
+    if not len(frame):  # NVTabular's operators need a first value
         return schema.arrow.empty_table()
     frame = workflow.transform(frame)[list(schema.arrow.names)]
     table = (
@@ -233,15 +241,16 @@ def transform_frame(
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(path: str, digest: str, gpu: bool):
-    """The workflow at ``path``, and the spec that rows are read by.
+def _load_once(path: str, digest: str, gpu: bool):
+    """Load the workflow, its table schema and its spec; keep the last one loaded.
 
-    A worker may outlive them, so ``digest`` is that of their description: the workflow's own
-    digest does not tell specs of other file formats apart.
+    The cache is also keyed by the digest of the description, because a worker of a running cluster
+    may see several workflows at the same path. The workflow's own digest would not do: it is the
+    same for specs that differ only in the file format.
     """
     workflow, description = load(path), inspect(path)
     if gpu and _ENTRY * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:
-        # They go to the device once, not for every frame; Dask spills nothing of them.
+        # copied to the GPU once instead of for every frame; Dask cannot spill them
         for node in Graph.get_nodes_by_op_type([workflow.output_node], Categorify):
             node.op.cat_cache = "device"
     return workflow, description.table_schema, description.spec
@@ -249,10 +258,10 @@ def _loaded(path: str, digest: str, gpu: bool):
 
 @contextlib.contextmanager
 def readable_errors(client: Client | None = None) -> Iterator[None]:
-    """Silence NVTabular's own logging of tracebacks; name the cause of lost workers.
+    """Silence NVTabular's logging of tracebacks, and explain why workers were lost.
 
     Raises:
-        WorkerLostError: workers died again and again, or there are none any more.
+        WorkerLostError: Workers died repeatedly, or the cluster has no workers any more.
     """
     loggers = [logging.getLogger(name) for name in ("merlin", "nvtabular")]
     levels = [logger.level for logger in loggers]
@@ -260,20 +269,20 @@ def readable_errors(client: Client | None = None) -> Iterator[None]:
         logger.setLevel(logging.CRITICAL + 1)
     lost = threading.Event()
     try:
-        with _watched(client, lost) if client else contextlib.nullcontext():
+        with _watch_workers(client, lost) if client else contextlib.nullcontext():
             yield
     except (KilledWorker, MemoryError) as error:
         raise WorkerLostError(
-            f"Dask workers ran out of memory, most likely: {error!r}",
-            "use a smaller --block_mb, fewer --workers, or cap the vocabularies; with --resume "
-            "what is done is not done again",
+            f"Dask workers most likely ran out of memory: {error!r}",
+            "use a smaller --block_mb, fewer --workers, or cap the vocabularies; --resume keeps "
+            "what is finished",
         ) from error
-    except (CancelledError, ClosedClientError):  # waiting for a result, or about to ask
+    except (CancelledError, ClosedClientError):  # while or before waiting for a result
         if not lost.is_set():
             raise
         raise WorkerLostError(
             f"the cluster has had no worker for {LOST_SECONDS} s",
-            "see the workers' own output for the reason, start them, and run again with --resume",
+            "see the workers' output for the reason, start them again, and run again with --resume",
         ) from None
     finally:
         for logger, level in zip(loggers, levels, strict=True):
@@ -281,8 +290,8 @@ def readable_errors(client: Client | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched(client: Client, lost: threading.Event) -> Iterator[None]:
-    """Close the client, which ends all waiting, when its cluster is without workers for long."""
+def _watch_workers(client: Client, lost: threading.Event) -> Iterator[None]:
+    """Close the client, which ends all waiting, after its cluster had no workers for too long."""
     stop = threading.Event()
 
     def watch() -> None:

@@ -1,10 +1,10 @@
-"""Mean and spread of the dense columns, block by block, merged without cancellation.
+"""Mean and variance of the dense columns, computed per block and merged without cancellation.
 
-The same numbers, to the rounding of float64, as NVTabular's Normalize with ``nvt_compat.moments``:
-count, mean and the sum of squared deviations from it (M2), the mean held as an offset from a first
-value, merged by the formula of Chan, Golub and LeVeque (Updating formulae and a pairwise algorithm
-for computing sample variances, 1979). Blocks are merged in their order, so that the result does
-not depend on who computed which.
+The results equal those of NVTabular's Normalize with ``nvt_compat.moments`` up to the rounding of
+float64: count, mean and the sum of squared deviations from it (M2). The mean is stored as an offset
+from the first value. Moments are merged by the formula of Chan, Golub and LeVeque (Updating
+formulae and a pairwise algorithm for computing sample variances, 1979), in the order of the blocks,
+so the result does not depend on which worker computed which.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
-#: Logarithms of the small integers, which most counts are: a table look-up instead of a call.
+#: Logarithms of small integers: most values are small, and a look-up is faster than a call.
 _LOGARITHMS = np.log(np.maximum(np.arange(1 << 16), 1))
 
 #: One row of moments per dense column.
@@ -26,15 +26,18 @@ COUNT, ORIGIN, OFFSET, M2 = range(4)
 
 
 def normalized(spec: FeatureSpec) -> bool:
-    """Whether the dense transform needs statistics at all."""
+    """Return whether the dense transform needs the mean and the standard deviation."""
     return spec.dense_transform != "log"
 
 
 def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
-    """Moments of the dense columns before normalization: float64 [dense columns, 4].
+    """Compute the moments of the dense columns before normalization.
 
-    Missing values are filled first, so each counts as a value. Columns: count, origin (the first
-    value), mean − origin, sum of squared deviations from the mean.
+    Missing values are filled first, so each counts as a value.
+
+    Returns:
+        Per dense column: count, origin (the first value), mean − origin, sum of squared deviations
+        from the mean; float64 [dense columns, 4].
     """
     result = np.zeros((len(spec.dense), 4))
     if not len(rows):
@@ -55,7 +58,7 @@ def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
 
 
 def merge_moments(parts: list[np.ndarray]) -> np.ndarray:
-    """Merge the moments of disjoint rows, in their order; at least one."""
+    """Merge the moments of disjoint rows, at least one, in their order."""
     merged = parts[0].copy()
     for other in parts[1:]:
         for j in range(len(merged)):
@@ -74,7 +77,7 @@ def _merge_two(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, float]]:
-    """``{"mean", "std"}`` by dense column; std with n − 1, and 0 for fewer than two rows."""
+    """Return mean and std of each dense column; std divides by n − 1, and is 0 below two rows."""
     result = {}
     for name, (count, origin, offset, m2) in zip(spec.dense_names, merged, strict=True):
         std = math.sqrt(m2 / (count - 1)) if count > 1 else 0.0
@@ -84,7 +87,7 @@ def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, flo
 
 @compiled()
 def _logarithm(values, missing, bit, fill, out):
-    """log(max(value, minimum) + shift) in float64, of what is missing that of ``fill``."""
+    """Compute log(max(value, minimum) + shift) in float64, with ``fill`` for missing values."""
     for i in range(len(values)):
         value = fill if missing[i] & bit else values[i]
         out[i] = np.log(max(value, DENSE_MINIMUM) + DENSE_SHIFT)
@@ -92,7 +95,7 @@ def _logarithm(values, missing, bit, fill, out):
 
 @compiled()
 def _logarithm_of_int(values, missing, bit, fill, table, out):
-    """:func:`_logarithm`, with a table of the small ones; in loops that vectorize."""
+    """Compute :func:`_logarithm` with a table for small integers, in loops that vectorize."""
     least, most = np.int32(DENSE_MINIMUM), np.int32(len(table) - DENSE_SHIFT - 1)
     places = np.empty(len(values), np.int32)
     above = 0
@@ -117,7 +120,7 @@ def _filled(values, missing, bit, fill, out):
 
 @compiled()
 def _moments(values):
-    """Count, origin, mean − origin and M2; four sums each, so that additions do not wait."""
+    """Compute count, origin, mean − origin and M2; four partial sums add in parallel."""
     count = len(values)
     origin = values[0]
     even = count - count % 4

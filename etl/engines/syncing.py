@@ -1,4 +1,4 @@
-"""A thread that waits for the disk, so that those which compute need not."""
+"""A thread that syncs finished files to disk while other threads compute."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _Unit = TypeVar("_Unit")
 
 
 class Syncer(Generic[_Unit]):
-    """Makes written units of work durable in a thread of its own, while others are worked on.
+    """A context manager that makes written units of work durable in a thread of its own.
 
-    Units that are added while it waits for the disk are synced together. Use it as a context: at
-    its end all that was added is durable, or the error is raised.
+    Units that are added during a sync are synced together afterwards. When the context ends, all
+    units are durable, or the error is raised.
 
     Args:
-        note: called with units whose files are durable and in place, to note that they are done;
-            in the syncing thread, in the order in which they were added.
-        ahead: how many units may wait beside those that are being synced; who adds another one
-            waits too.
+        note: A function that records units as finished. It is called in the syncing thread, with
+            units whose files are durable and in place, in the order in which they were added.
+        ahead: The number of units that may wait for the next sync; :meth:`add` blocks when there
+            are more.
     """
 
     def __init__(self, note: Callable[[list[_Unit]], object], ahead: int) -> None:
@@ -35,10 +35,10 @@ class Syncer(Generic[_Unit]):
         self._error: BaseException | None = None
 
     def add(self, written: Sequence[Written], unit: _Unit) -> None:
-        """Sync a unit's files (see :func:`clicklog.files.atomic.deferred`), then note the unit.
+        """Sync a unit's files (see :func:`clicklog.files.atomic.deferred`), then record the unit.
 
         Raises:
-            OutputError: these files, or those of a unit before, cannot be written.
+            OutputError: The files of this unit, or of an earlier one, cannot be written.
         """
         self._room.acquire()
         self._waiting.put((written, unit))
@@ -46,7 +46,7 @@ class Syncer(Generic[_Unit]):
         self._raise()
 
     def wait(self) -> None:
-        """Wait until all that was added is durable. Raises as :meth:`add`."""
+        """Wait until all added units are durable; raises what :meth:`add` raises."""
         self._thread.submit(self._sync).result()
         self._raise()
 
@@ -55,10 +55,10 @@ class Syncer(Generic[_Unit]):
             raise self._error
 
     def _sync(self) -> None:
-        """Sync and note whatever waits; later calls for the same units find nothing."""
+        """Sync and record all units that wait; later calls for the same units find none."""
         files: list[Written] = []
         units: list[_Unit] = []
-        for _ in range(self._waiting.qsize()):  # not those that come as soon as there is room
+        for _ in range(self._waiting.qsize()):  # without those that are added meanwhile
             written, unit = self._waiting.get()
             self._room.release()
             files += written

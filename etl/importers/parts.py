@@ -1,13 +1,11 @@
 """Arrays → the parquet of a training set, in parts of a fixed number of rows.
 
-Each part is durable, and then its record; a run that is continued does only what has no record.
+An import that is resumed writes only the parts that its journal has no record of.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.arrays import to_arrow
-from clicklog.errors import BadInputError, OutputError, SettingsError
+from clicklog.errors import BadInputError, SettingsError
 from clicklog.files.atomic import write_json
+from clicklog.files.journal import Journal
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 from clicklog.versions import installed_version
@@ -28,7 +27,7 @@ from etl.importers.arrays import ArrayFile, ArraySource, RowSet
 from etl.manifest import MANIFEST_VERSION, read_manifest
 from etl.parquet import ROW_GROUP_ROWS, write_descriptions, write_part
 from etl.settings import ImportSettings
-from etl.state import changes, read_plan_record
+from etl.state import begin_or_resume
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +43,23 @@ class _Part:
     rows: RowSet
     begin: int
     end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _PartRecord:
+    """What the journal keeps of a part.
+
+    Attributes:
+        rows: in it.
+        positives: rows with label 1.
+        bytes: of the file.
+        largest: the largest id of each categorical column.
+    """
+
+    rows: int
+    positives: int
+    bytes: int
+    largest: list[int]
 
 
 def import_arrays(
@@ -78,22 +94,8 @@ def import_arrays(
         if output.is_finished(settings.output_path):
             log.info("%s: finished already", settings.output_path)
             return read_manifest(settings.output_path / output.MANIFEST_FILE)
-        _compare(work / "plan.json", record, settings.output_path)
+        begin_or_resume(work, record, settings.output_path)
         return _import(source, settings, sizes, record, work, report)
-
-
-def _compare(file: Path, record: dict, directory: Path) -> None:
-    """An import that is continued is the same one."""
-    if not file.exists():
-        write_json(file, record)
-        return
-    changed = changes(read_plan_record(file), record)
-    if changed:
-        listed = "".join(f"\n  {line}" for line in changed[:8])
-        raise OutputError(
-            f"{directory}: begun with something else:{listed}",
-            "undo that, or discard what was done and begin with --restart",
-        )
 
 
 def _given_sizes(source: ArraySource, settings: ImportSettings) -> tuple[int, ...] | None:
@@ -134,18 +136,26 @@ def _import(
     for split in SPLITS:
         if not any(one.split == split for one in source.sets):
             log.warning("%s: no rows for %s", settings.input_path, split)
-    one = functools.partial(_write, source=source, sizes=sizes, settings=settings, work=work)
+    journal = Journal(work)
+    finished = journal.finished(_PartRecord)
+
+    def import_part(part: _Part) -> _PartRecord:
+        if part.file not in finished:
+            finished[part.file] = _write(part, source, sizes, settings, root)
+            journal.add({part.file: dataclasses.asdict(finished[part.file])})
+        return finished[part.file]
+
     results = []
     with ThreadPoolExecutor(settings.workers, "import") as pool:
         try:
-            for result in pool.map(lambda part: one(part, root=root), parts):
+            for result in pool.map(import_part, parts):
                 results.append(result)
-                report(result["rows"])
+                report(result.rows)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     if sizes is None:
-        largest = np.max([result["largest"] for result in results], axis=0)
+        largest = np.max([result.largest for result in results], axis=0)
         sizes = tuple((largest + 1).tolist())
     schema = TableSchema(source.label, source.dense, source.categorical, sizes)
     write_descriptions(root, [part.file for part in parts], schema)
@@ -172,19 +182,12 @@ def _cut(source: ArraySource) -> list[_Part]:
 
 def _write(
     part: _Part,
-    *,
     source: ArraySource,
     sizes: tuple[int, ...] | None,
     settings: ImportSettings,
-    work: Path,
     root: Path,
-) -> dict[str, Any]:
-    """Write one part, if it has no record; returns its record."""
-    record = work / "units" / f"{part.file.replace('/', '.')}.json"
-    try:
-        return json.loads(record.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        pass
+) -> _PartRecord:
+    """Write one part, durably."""
     rows, begin, end = part.rows, part.begin, part.end
     label = rows.label.read(begin, end)[0].astype(np.float32)
     _refuse(
@@ -210,14 +213,7 @@ def _write(
     size = write_part(
         pa.Table.from_arrays([to_arrow(c) for c in columns], schema=schema), root / part.file
     )
-    result = {
-        "rows": end - begin,
-        "positives": int(np.count_nonzero(label)),
-        "bytes": size,
-        "largest": largest,
-    }
-    write_json(record, result)
-    return result
+    return _PartRecord(end - begin, int(np.count_nonzero(label)), size, largest)
 
 
 def _checked_ids(
@@ -253,7 +249,11 @@ def _refuse(
 
 
 def _manifest(
-    source: ArraySource, schema: TableSchema, record: dict, parts: list[_Part], results: list[dict]
+    source: ArraySource,
+    schema: TableSchema,
+    record: dict,
+    parts: list[_Part],
+    results: list[_PartRecord],
 ) -> dict[str, Any]:
     """As that of a run (:func:`etl.manifest.make_manifest`), without a workflow."""
     splits = {
@@ -264,15 +264,15 @@ def _manifest(
     for part, result in zip(parts, results, strict=True):
         day = by_day.setdefault(str(part.rows.day), {"rows": 0, "positives": 0})
         for counts in (splits[part.rows.split], day):
-            counts["rows"] += result["rows"]
-            counts["positives"] += result["positives"]
+            counts["rows"] += result.rows
+            counts["positives"] += result.positives
     rows = {
         str(file.path): {"in": file.rows, "out": file.rows, "rejected": 0}
         for one in source.sets
         for file in one.files
     }
     days = {str(file.path): one.day for one in source.sets for file in one.files}
-    total = sum(result["rows"] for result in results)
+    total = sum(result.rows for result in results)
     return {
         "format_version": MANIFEST_VERSION,
         "settings": record["settings"],
@@ -287,7 +287,7 @@ def _manifest(
         "workflow_digest": None,
         "versions": record["versions"],
         "files": [
-            {"file": part.file, "rows": result["rows"], "bytes": result["bytes"]}
+            {"file": part.file, "rows": result.rows, "bytes": result.bytes}
             for part, result in zip(parts, results, strict=True)
         ],
     }

@@ -1,7 +1,7 @@
-"""The numbers behind ``report.html``, from what a run wrote: nothing of the log is read again.
+"""The numbers behind ``report.html``, from the files of a finished run; the log is not read again.
 
-Bounded, however large the log: vocabularies are streamed, and the distributions of the dense
-columns are those of a sample of row groups.
+Memory and time are bounded: vocabularies are streamed, and the distributions of the dense columns
+come from a sample of row groups.
 """
 
 from __future__ import annotations
@@ -21,22 +21,28 @@ from clicklog.splits import SPLITS
 from workflows.dense import DENSE_SHIFT
 from workflows.description import Vocabulary, WorkflowDescription
 
-#: Row groups that dense distributions are taken from, rows of each at most, bins of a histogram.
-SAMPLED_ROW_GROUPS, SAMPLED_ROWS, BINS = 4, 16 << 10, 24
+#: Row groups that dense distributions are computed from, and the most rows taken from each.
+SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
+#: Bins of a histogram.
+BINS = 24
 #: Values listed per categorical column.
 TOP = 5
+#: Rows of a vocabulary that are read at once.
 _BATCH = 1 << 18
-_HUGE = 1e300
+#: Larger values are left out of histograms, as the width of a bin would overflow.
+_LARGEST = 1e300
 
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """Shares of the sampled rows with finite values, in equal bins between ``low`` and ``high``.
+    """A histogram of the finite values of the sampled rows, with bins of equal width.
 
     Attributes:
-        shares: float64 [bins]; they add up to 1 − ``below`` − ``above``.
-        low, high: ends of the axis.
-        below, above: shares outside of it.
+        shares: Share of the rows in each bin, float64 [bins]; the sum is 1 − below − above.
+        low: Lower end of the axis.
+        high: Upper end of the axis.
+        below: Share of the rows below the axis.
+        above: Share of the rows above the axis.
     """
 
     shares: np.ndarray
@@ -45,10 +51,19 @@ class Histogram:
     below: float
     above: float
 
+    @property
+    def ends(self) -> list[str]:
+        """The ends of the axis with three digits; rounding errors around 0 are shown as 0."""
+        least = 1e-3 * (self.high - self.low)
+        return [
+            "0" if abs(end) < least else f"{end:,.0f}" if abs(end) >= 100 else f"{end:.3g}"
+            for end in (self.low, self.high)
+        ]
+
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """A dense column: its missing rate per split, its values before and after the transform."""
+    """A dense column: its missing share per split, its values before and after the transform."""
 
     name: str
     missing: dict[str, float]
@@ -61,16 +76,17 @@ class Categorical:
     """A categorical column.
 
     Attributes:
-        name: of the column.
-        vocabulary: name of its vocabulary, which columns may share.
-        policy: of its vocabulary, in words.
-        values: in its vocabulary; None if it is hashed.
-        table_size: rows of its embedding table.
-        missing: share of rows per split.
-        unseen: share of ids per split that are out of vocabulary; None if it is hashed.
-        most: how many of the most frequent values make 99 % of the occurrences of all in the
-            vocabulary; None if it is hashed.
-        top: value, occurrences in the training days, share of all ids there.
+        name: The name of the column.
+        vocabulary: The name of its vocabulary, which columns may share.
+        policy: The policy of its vocabulary, in words.
+        values: The number of values in its vocabulary; None for a hashed column.
+        table_size: The rows of its embedding table.
+        missing: The share of rows without a value, per split.
+        oov: The share of ids that are out of vocabulary, per split; None for a hashed column.
+        values_for_99: The number of most frequent values that make 99 % of the occurrences of
+            all values in the vocabulary; None for a hashed column.
+        top: The most frequent values, each with its occurrences in the training days and its
+            share of all ids there.
     """
 
     name: str
@@ -79,14 +95,14 @@ class Categorical:
     values: int | None
     table_size: int
     missing: dict[str, float]
-    unseen: dict[str, float] | None
-    most: int | None
+    oov: dict[str, float] | None
+    values_for_99: int | None
     top: list[tuple[str, int, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportData:
-    """All that the report shows beside the manifest and the timings."""
+    """What the report shows in addition to the manifest and the timings."""
 
     dense: list[Dense]
     categorical: list[Categorical]
@@ -94,24 +110,24 @@ class ReportData:
 
 
 def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescription) -> ReportData:
-    """Gather the numbers.
+    """Collect the numbers.
 
     Args:
-        output: the directory of the run, with its workflow and all parts.
-        manifest: of the run.
-        description: of its workflow.
+        output: The directory of the run, with its workflow and all parts.
+        manifest: The manifest of the run.
+        description: The description of its workflow.
     """
     split_root = output / "criteo_binary" / "split"
     spec = description.spec
     counted = {
-        vocabulary.name: _count(output / "workflow" / vocabulary.file, vocabulary)
+        vocabulary.name: _read_counts(output / "workflow" / vocabulary.file, vocabulary)
         for vocabulary in description.vocabularies.values()
     }
-    ids = _list_ids(split_root, manifest, [c.name for c in spec.categorical if c.multi_hot])
+    ids = _count_ids(split_root, manifest, [c.name for c in spec.categorical if c.multi_hot])
     categorical = []
     for column in spec.categorical:
         vocabulary = description.vocabularies[column.name]
-        most, top = counted[vocabulary.name]
+        values_for_99, top = counted[vocabulary.name]
         hashed = bool(column.hash_buckets)
         categorical.append(
             Categorical(
@@ -121,22 +137,22 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
                 values=None if hashed else vocabulary.values,
                 table_size=vocabulary.table_size,
                 missing=_shares(manifest, "missing", column.name),
-                unseen=None
+                oov=None
                 if hashed
                 else _shares(manifest, "out_of_vocabulary", column.name, ids.get(column.name)),
-                most=None if hashed else most,
+                values_for_99=None if hashed else values_for_99,
                 top=[(as_log_text(value, column.raw), count, share) for value, count, share in top],
             )
         )
     sample = _sample(split_root, manifest)
     dense = []
     for name, values in _read(sample, spec.dense_names).items():
-        after = np.sort(values)  # what it was before the transform is in the same order
+        after = np.sort(values)  # the transform is monotonic: raw values have the same order
         dense.append(
             Dense(
                 name=name,
                 missing=_shares(manifest, "missing", name),
-                before=_histogram(before(after, name, description)),
+                before=_histogram(undo_transform(after, name, description)),
                 after=_histogram(after),
             )
         )
@@ -144,7 +160,7 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
 
 
 def describe_policy(column: CategoricalColumn) -> str:
-    """The vocabulary policy of a column, in words."""
+    """Describe the vocabulary policy of a column in words."""
     if column.hash_buckets:
         return f"hashed into {column.hash_buckets:,} buckets"
     words = []
@@ -162,40 +178,40 @@ def describe_policy(column: CategoricalColumn) -> str:
 def _shares(
     manifest: dict[str, Any], key: str, name: str, totals: dict[str, int] | None = None
 ) -> dict[str, float]:
-    """Per split, how many there are of ``key`` in a column, over rows or over ``totals``."""
+    """Divide a column's counts under ``key`` by the rows of each split, or by ``totals``."""
     splits = manifest["splits"]
     totals = totals or {split: splits[split]["rows"] for split in SPLITS}
     return {split: splits[split][key][name] / max(1, totals[split]) for split in SPLITS}
 
 
-def _list_ids(
+def _count_ids(
     split_root: Path, manifest: dict[str, Any], names: list[str]
 ) -> dict[str, dict[str, int]]:
-    """Ids in each split, for columns of lists. The footers count an empty list as a value."""
+    """Count the ids in each split, for columns of lists; footers count an empty list as a value."""
     if not names:
         return {}
     totals = {
         name: {split: -manifest["splits"][split]["missing"][name] for split in SPLITS}
         for name in names
     }
-    for one in manifest["files"]:
-        footer = pq.read_metadata(split_root / one["file"])
+    for part in manifest["files"]:
+        footer = pq.read_metadata(split_root / part["file"])
         for group in map(footer.row_group, range(footer.num_row_groups)):
             for chunk in map(group.column, range(group.num_columns)):
                 name = chunk.path_in_schema.split(".")[0]
                 if name in totals:
-                    totals[name][one["file"].split("/")[0]] += chunk.num_values
+                    totals[name][part["file"].split("/")[0]] += chunk.num_values
     return totals
 
 
-def _count(path: Path, vocabulary: Vocabulary) -> tuple[int, list[tuple[Any, int, float]]]:
-    """How many values make 99 % of the occurrences, and the first values with their counts.
+def _read_counts(path: Path, vocabulary: Vocabulary) -> tuple[int, list[tuple[Any, int, float]]]:
+    """Return how many values make 99 % of the occurrences, and the first values with their counts.
 
-    Counts fall, so one pass over them is enough, in batches.
+    Values are sorted by falling count, so one pass in batches is enough.
     """
     observed = vocabulary.observed
     total = max(1, sum(observed.values()))
-    wanted, seen, most = 0.99 * observed["unique"], 0, 0
+    wanted, seen, needed = 0.99 * observed["unique"], 0, 0
     top: list[tuple[Any, int, float]] = []
     with pq.ParquetFile(path) as file:
         names = [vocabulary.name, f"{vocabulary.name}_size"]
@@ -206,17 +222,17 @@ def _count(path: Path, vocabulary: Vocabulary) -> tuple[int, list[tuple[Any, int
         for batch in file.iter_batches(batch_size=_BATCH, columns=names[1:]):
             running = seen + np.cumsum(to_numpy(batch.column(0)))
             inside = int(np.searchsorted(running, wanted)) + 1
-            most += min(inside, len(running))
+            needed += min(inside, len(running))
             if inside <= len(running):
                 break
             seen = int(running[-1])
-    return most, top
+    return needed, top
 
 
 def _sample(split_root: Path, manifest: dict[str, Any]) -> list[tuple[Path, int]]:
-    """Training parts at equal distances, and how many rows of a row group of each are taken."""
-    train = [one for one in manifest["files"] if one["file"].startswith("train/")]
-    files = [one["file"] for one in train if one["rows"]]  # all rows of a part may be rejected
+    """Choose training parts at equal distances, and how many rows to take from each."""
+    train = [part for part in manifest["files"] if part["file"].startswith("train/")]
+    files = [part["file"] for part in train if part["rows"]]  # all rows of a part may be rejected
     count = min(SAMPLED_ROW_GROUPS, len(files))
     paths = [split_root / files[i * len(files) // count] for i in range(count)]
     rows = [pq.read_metadata(path).row_group(0).num_rows for path in paths]
@@ -224,12 +240,12 @@ def _sample(split_root: Path, manifest: dict[str, Any]) -> list[tuple[Path, int]
 
 
 def _step(rows: int) -> int:
-    """One row in so many is taken."""
+    """Return n where every n-th row is taken."""
     return -(-rows // SAMPLED_ROWS)
 
 
 def _read(sample: list[tuple[Path, int]], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The dense columns of the sampled row groups, each float64."""
+    """Read the dense columns of the sampled row groups as float64."""
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for path, _ in sample:
         with pq.ParquetFile(path) as file:
@@ -240,12 +256,12 @@ def _read(sample: list[tuple[Path, int]], names: Sequence[str]) -> dict[str, np.
     return {name: np.concatenate(own).astype(np.float64) for name, own in parts.items()}
 
 
-def before(values: np.ndarray, name: str, description: WorkflowDescription) -> np.ndarray:
-    """What transformed values were, by the inverse of the transform (missing ones filled)."""
+def undo_transform(values: np.ndarray, name: str, description: WorkflowDescription) -> np.ndarray:
+    """Compute raw values from transformed ones; missing ones become what they were filled with."""
     spec = description.spec
     if name in description.statistics:
-        known = description.statistics[name]
-        values = values * known["std"] + known["mean"]
+        fitted = description.statistics[name]
+        values = values * fitted["std"] + fitted["mean"]
     if spec.dense_transform != "normalize":
         values = np.exp(values) - DENSE_SHIFT
     column = next(column for column in spec.dense if column.name == name)
@@ -253,11 +269,11 @@ def before(values: np.ndarray, name: str, description: WorkflowDescription) -> n
 
 
 def _histogram(values: np.ndarray) -> Histogram:
-    """Of ascending values, between the 0.5th and the 99th percentile: outliers would hide the rest.
+    """Make a histogram of ascending values from the 0.5th to the 99th percentile.
 
-    What is not finite (NaN is last) or would overflow below is left out.
+    A wider axis would show outliers only. Values that are not finite are left out.
     """
-    values = values[np.abs(values) < _HUGE]
+    values = values[np.abs(values) < _LARGEST]
     total = len(values)
     if not total:
         return Histogram(np.zeros(BINS), 0.0, 1.0, 0.0, 0.0)

@@ -10,20 +10,21 @@ Two passes over the files, each in threads. *Scatter* reads runs of consecutive 
 writes each run's rows, sorted into buckets, as one file. *Gather* reads one bucket from all those
 files, puts its rows in order and writes the parts it covers. A bucket is some consecutive parts;
 runs and buckets are as large as each other, so that memory, the number of files and the size of
-what is read at once stay reasonable for any size of split. The state on disk::
+what is read at once stay reasonable for any size of split. The state on disk is a journal
+(:mod:`clicklog.files.journal`) and for each run a file ``run.<i>``: the run's rows as Arrow IPC
+messages by bucket, then where each begins. The units of the journal are::
 
-    plan.json          what to do; written first, kept by a run that continues
-    run.<i>            a run's rows, Arrow IPC messages by bucket, then where each begins
-    scattered          all runs are there: the source is not read again
+    run.<i>            the file is there
+    scattered          all of them are: the source is not read again
     bucket.<i>         the parts of this bucket are written
-    shuffled           all are
+    shuffled           all parts are
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+import json
 import math
 import os
 import threading
@@ -37,12 +38,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.arrays import to_arrow, to_numpy
-from clicklog.errors import BadInputError, OutputError, SettingsError
-from clicklog.files.atomic import atomic_path, read_json, write_json, write_text
-from clicklog.files.validation import parse
+from clicklog.errors import BadInputError, SettingsError
+from clicklog.files.atomic import atomic_path
+from clicklog.files.journal import Journal, refuse_changes
 from etl.parquet import write_part
 from etl.shuffle.permutation import permute, round_keys
 
+_RESTART = "run with --restart"
 #: Bytes of rows that a thread takes at once: at least, and at most (a part may be larger).
 _LEAST, _MOST = 64 << 20, 512 << 20
 #: Rows that a thread takes from a file at once should be at least so many bytes.
@@ -97,19 +99,33 @@ def shuffle(
     if seed < 0:
         raise SettingsError(f"seed {seed} is negative", "choose one of 0, 1, 2 …")
     task = {"mode": mode, "seed": seed, "parts": [dataclasses.astuple(part) for part in parts]}
-    plan = _plan(source, task, work, bytes_at_once)
-    if (work / "shuffled").exists():
+    journal = Journal(work)
+    plan = _plan(source, task, journal, bytes_at_once)
+    finished = journal.finished(float)
+
+    def once(unit: str, work: Callable[[], float]) -> float:
+        """Do the work of a unit, unless it is finished; returns the rows to report."""
+        if unit not in finished:
+            finished[unit] = work()
+            journal.add({unit: finished[unit]})
+        return finished[unit]
+
+    def scatter(run: int) -> float:
+        return once(f"run.{run}", lambda: _scatter(plan, source, work, run))
+
+    def gather(bucket: int) -> float:
+        return once(f"bucket.{bucket}", lambda: _gather(plan, source, target, work, bucket))
+
+    if "shuffled" in finished:
         report(plan.rows)
         return
-    if not (work / "scattered").exists():
-        scatter = functools.partial(_scatter, plan, source, work)
-        _in_threads(scatter, range(len(plan.runs)), workers, report)
-        write_text(work / "scattered", "")
-    else:
+    if "scattered" in finished:
         report(plan.rows / 2)
-    gather = functools.partial(_gather, plan, source, target, work)
+    else:
+        _in_threads(scatter, range(len(plan.runs)), workers, report)
+        journal.add({"scattered": 0})
     _in_threads(gather, range(len(plan.buckets)), workers, report)
-    write_text(work / "shuffled", "")
+    journal.add({"shuffled": 0})
     for run in range(len(plan.runs)):
         _run_file(work, run).unlink(missing_ok=True)
 
@@ -119,17 +135,17 @@ class _Plan:
     """What to do, a function of the parts' footers; JSON-ready.
 
     Attributes:
-        task: what :func:`shuffle` was asked for.
+        settings: what :func:`shuffle` was asked for.
         runs: consecutive row groups: [part, row group, first row, rows] each.
         buckets: consecutive parts: [first part, last part + 1].
     """
 
-    task: dict[str, Any]
+    settings: dict[str, Any]
     runs: list[list[list[int]]]
     buckets: list[list[int]]
 
     def __post_init__(self) -> None:
-        self.parts = [Part(*part) for part in self.task["parts"]]
+        self.parts = [Part(*part) for part in self.settings["parts"]]
         self.starts = np.cumsum([0] + [part.rows for part in self.parts])
         self.rows = int(self.starts[-1])
         # the first row of each bucket, and all rows
@@ -138,7 +154,7 @@ class _Plan:
 
     def _segments(self) -> list[tuple[int, int, np.ndarray]]:
         """Rows [begin, end) that are permuted among themselves, and the keys."""
-        mode, seed = self.task["mode"], self.task["seed"]
+        mode, seed = self.settings["mode"], self.settings["seed"]
         if mode == "full":
             return [(0, self.rows, round_keys(seed))]
         segments = []
@@ -159,17 +175,12 @@ class _Plan:
         return np.concatenate(pieces)
 
 
-def _plan(source: Path, task: dict, work: Path, bytes_at_once: int | None) -> _Plan:
-    """The plan in ``work``, or a new one. Row groups' sizes change when the parts are replaced."""
-    file = work / "plan.json"
-    if file.exists():
-        plan = parse(_Plan, read_json(file, "the plan of a shuffle"), file, "run with --restart")
-        if plan.task["parts"] != [list(part) for part in task["parts"]] or any(
-            plan.task[key] != task[key] for key in ("mode", "seed")
-        ):
-            raise OutputError(
-                f"{file}: a shuffle with other rows or settings began here", "run with --restart"
-            )
+def _plan(source: Path, task: dict, journal: Journal, bytes_at_once: int | None) -> _Plan:
+    """The journal's plan, or a new one. Row groups' sizes change when the parts are replaced."""
+    plan = journal.plan(_Plan, _RESTART)
+    if plan is not None:
+        before, now = {"settings": plan.settings}, {"settings": json.loads(json.dumps(task))}
+        refuse_changes(before, now, journal.directory, _RESTART)
         return plan
     groups = []  # part, row group, first row, rows, bytes
     sizes = []  # of parts
@@ -178,7 +189,7 @@ def _plan(source: Path, task: dict, work: Path, bytes_at_once: int | None) -> _P
         if footer.num_rows != rows:
             raise BadInputError(
                 f"{source / name}: {footer.num_rows} rows instead of {rows}",
-                "run with --restart",
+                _RESTART,
             )
         own, row = [], 0
         for j in range(footer.num_row_groups):
@@ -196,8 +207,8 @@ def _plan(source: Path, task: dict, work: Path, bytes_at_once: int | None) -> _P
         [[group[:4] for group in run] for run in runs],
         [[bucket[0], bucket[-1] + 1] for bucket in buckets],
     )
-    write_json(file, {"task": plan.task, "runs": plan.runs, "buckets": plan.buckets})
-    return _plan(source, task, work, None)
+    journal.begin(dataclasses.asdict(plan))
+    return plan
 
 
 def _bytes(group: pq.RowGroupMetaData) -> int:
@@ -223,8 +234,6 @@ def _scatter(plan: _Plan, source: Path, work: Path, run: int) -> float:
     """Write the rows of a run by bucket; returns half of their number."""
     groups = plan.runs[run]
     rows = sum(group[3] for group in groups)
-    if _run_file(work, run).exists():
-        return rows / 2
     tables = []
     for part in sorted({group[0] for group in groups}):
         own = [group[1] for group in groups if group[0] == part]
@@ -264,10 +273,7 @@ def _scatter(plan: _Plan, source: Path, work: Path, run: int) -> float:
 
 def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) -> float:
     """Write the parts of a bucket; returns half of their rows."""
-    done = work / f"bucket.{bucket}"
     begin, end = int(plan.bounds[bucket]), int(plan.bounds[bucket + 1])
-    if done.exists():
-        return (end - begin) / 2
     parts = range(*plan.buckets[bucket])
     schema = _read(source / plan.parts[parts[0]].file, pq.read_schema)
     moving = schema.append(pa.field("", pa.int64(), nullable=False))
@@ -288,7 +294,6 @@ def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) ->
         own = slice(*(plan.starts[part : part + 2] - begin))
         rows = batch.take(to_arrow(order[own]))
         write_part(pa.Table.from_batches([rows], schema), target / plan.parts[part].file)
-    write_text(done, "")
     return (end - begin) / 2
 
 
@@ -323,20 +328,20 @@ def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
         return read(path)
     except (OSError, pa.ArrowException) as error:
-        raise BadInputError(f"{path}: cannot be read: {error}", "run with --restart") from error
+        raise BadInputError(f"{path}: cannot be read: {error}", _RESTART) from error
 
 
 def _in_threads(work: Callable, items: Sequence, workers: int, report: Callable) -> None:
     """Do ``work(item)`` for all; report what it returns. The first error stops the rest."""
     lock = threading.Lock()
 
-    def one(item) -> None:
+    def work_and_report(item) -> None:
         rows = work(item)
         with lock:
             report(rows)
 
     with ThreadPoolExecutor(workers, "shuffle") as pool:
-        futures = [pool.submit(one, item) for item in items]
+        futures = [pool.submit(work_and_report, item) for item in items]
         try:
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
         finally:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.errors import BadRowError, SchemaError
 from clicklog.rows import CategoryValues, Ragged, RawRows, dense_dtype
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.raw_types import (
@@ -24,40 +23,12 @@ from clicklog.spec.raw_types import (
     RawType,
 )
 from clicklog.strings import strings
+from inference.errors import InvalidRowError, MissingColumnError
 
 _HEX = re.compile(HEX32_PATTERN).fullmatch
 _INT32, _INT, _HEX32 = RAW_TYPES["int32"], RAW_TYPES["int"], RAW_TYPES["hex32"]
 _FLOAT, _STRING = RAW_TYPES["float"], RAW_TYPES["string"]
 _MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}  # pandas', NumPy's: by name, not imported
-
-
-class InvalidRowError(BadRowError):
-    """A value that its column cannot hold.
-
-    Attributes:
-        row: index of the row, from 0.
-        column: name of the column.
-        reason: the value, and what belongs there.
-    """
-
-    def __init__(self, row: int, column: str, reason: str) -> None:
-        super().__init__(f"row {row}, column {column}: {reason}")
-        self.args = row, column, reason
-        self.row, self.column, self.reason = row, column, reason
-
-
-class MissingColumnError(SchemaError):
-    """Rows without a column that the spec has.
-
-    Attributes:
-        column: name of the column.
-        row: index of the first row that lacks it, from 0; None if all do.
-    """
-
-    def __init__(self, what: str, remedy: str, column: str, row: int | None = None) -> None:
-        super().__init__(what, remedy)
-        self.args = what, remedy, column, row
-        self.column, self.row = column, row
 
 
 def no_such_key(row: int, column: str) -> MissingColumnError:

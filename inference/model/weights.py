@@ -10,6 +10,7 @@ import torch
 
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
+from clicklog.versions import check_training_stack
 from inference.model.scoring import Layer, ServingModel
 from inference.model.tables import Table
 
@@ -65,7 +66,9 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
     Raises:
         BadInputError: The checkpoint is missing, incomplete or damaged.
         SchemaError: It is not a checkpoint of this program.
+        UnsupportedStackError: TorchRec is not installed.
     """
+    check_training_stack()
     from dlrm.checkpoint.store import load_model, read_model_file  # imports TorchRec: seconds
 
     shape = shape_of_checkpoint(read_model_file(path))

@@ -115,3 +115,13 @@ def test_the_locks_are_a_supported_stack(lock):
 def test_the_lookup_reads_what_is_installed():
     assert versions.installed_version("pytest") == pytest.__version__
     assert versions.installed_version("no-such-package-anywhere") is None
+
+
+def test_the_remedy_for_a_wheel_names_no_files_of_a_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(versions, "_LOCKS", tmp_path / "requirements")
+    message = refusal(check_training_stack, TRAINING | {"torchrec": None})
+    assert "`pip install 'nvt-torchrec[cpu]' && pip install --no-deps torchrec==1.8.0 " in message
+    assert "requirements/" not in message
+    assert "make env" not in message
+    message = refusal(check_training_stack, {"fbgemm-gpu": "1.8.0"})
+    assert "pip install 'nvt-torchrec[gpu]' &&" in message

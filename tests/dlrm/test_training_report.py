@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from clicklog import charts
-from clicklog.charts import Series
 from clicklog.errors import BadInputError
 from clicklog.files.atomic import write_json
+from clicklog.pages.charts import Series, lines
+from clicklog.pages.render import environment
 from dlrm.data import read_oracle
 from dlrm.reporting.metrics_log import MetricsLog
 from dlrm.reporting.page import main, read_events, write_report
@@ -88,7 +88,7 @@ def test_the_page_is_whole_and_says_what_happened(run):
     assert "of 30 steps" in found.texts
     assert found.texts.count("table-wise") == 4
     assert "--learning_rate" in found.texts
-    assert "The run has not come to its end." not in " ".join(found.texts)
+    assert "The run has not finished." not in " ".join(found.texts)
 
 
 def test_an_oracle_of_other_rows_is_none(run):
@@ -133,14 +133,14 @@ def test_a_run_that_goes_on_has_a_page_too(run, tmp_path, capsys):
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:8]))
     assert main([str(tmp_path)]) == 0
-    assert "The run has not come to its end." in (tmp_path / "training.html").read_text()
+    assert "The run has not finished." in (tmp_path / "training.html").read_text()
     (tmp_path / "metrics.jsonl").write_text(lines[0])  # nothing is trained yet
     _parsed(write_report(tmp_path).read_text())
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(BadInputError, match="not the metrics of a training run"):
         write_report(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"event": "start", "settings": {}}')
-    with pytest.raises(BadInputError, match="not as this version of the trainer writes it"):
+    with pytest.raises(BadInputError, match="not in the format of this version of the trainer"):
         write_report(tmp_path)
     assert main([str(tmp_path / "nowhere")]) == 2
     assert "cannot be read" in capsys.readouterr().err
@@ -165,11 +165,11 @@ def test_tensorboard_events(run):
 @pytest.mark.parametrize(
     ("low", "high"), [(0.43, 0.55), (0.0, 0.0), (0.8, 0.8), (-3.0, 4.0), (1e-9, 2e-9), (5e5, 9e6)]
 )
-def test_a_line_chart_holds_its_lines(low, high):
-    text = charts.lines(
-        [Series("<a>", [(1, low), (7, high)], dots=True)], x="x", y="y", form="number"
-    )
-    points = text.split("points='")[1].split("'")[0]
+def test_a_line_chart_holds_its_lines(tmp_path, low, high):
+    chart = lines([Series("<a>", [(1, low), (7, high)], dots=True)], x="x", y="y", form="number")
+    template = '{% from "macros.html" import draw %}{{ draw(chart) }}'
+    text = environment(tmp_path).from_string(template).render(chart=chart)
+    points = text.split('points="')[1].split('"')[0]
     places = [tuple(map(float, point.split(","))) for point in points.split()]
     assert all(math.isfinite(a) and 8 <= b <= 144 for a, b in places)
     assert places[0][1] >= places[1][1], "higher values are further up"

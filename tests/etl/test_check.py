@@ -192,7 +192,7 @@ def test_page_checksums(output: Path) -> None:
 def test_footer(output: Path) -> None:
     part = output / SPLIT / "train" / "part.0.parquet"
     part.write_bytes(part.read_bytes()[:-50])
-    assert any("train/part.0.parquet: no parquet file" in one for one in bad(output))
+    assert any("train/part.0.parquet: not a parquet file" in one for one in bad(output))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_schema(output: Path) -> None:
     TableSchema(schema.label, schema.dense, schema.categorical, sizes).write(
         output / SPLIT / "test"
     )
-    assert "not that of" in only(output, "schema")
+    assert "different from" in only(output, "schema")
     shutil.rmtree(output / SPLIT / "test" / ".merlin")
     assert "no .merlin/schema.json" in only(output, "schema")
     for split in ("", "train", "valid", "test"):
@@ -244,8 +244,8 @@ def test_rows_and_files_against_the_manifest(output: Path) -> None:
     write_part(whole.slice(1), split / "part.0.parquet")
     found = "\n".join(bad(output))
     assert "train/part.0.parquet: 119 rows, the manifest says 120" in found
-    assert "_metadata: says part.0.parquet has row groups of 120 rows, it has 119" in found
-    assert "_metadata.json: says part.0.parquet has 120 rows, it has 119" in found
+    assert "_metadata: lists row groups of 120 rows in part.0.parquet, it has 119" in found
+    assert "_metadata.json: lists part.0.parquet with 120 rows, it has 119" in found
     write_part(whole, split / "part.0.parquet")
     assert bad(output) == []
 
@@ -258,8 +258,8 @@ def test_rows_and_files_against_the_manifest(output: Path) -> None:
 
     (split / "part.1.parquet").unlink()
     found = "\n".join(bad(output))
-    assert "train/part.1.parquet: missing, the manifest lists it" in found
-    assert "lists part.1.parquet, which is not there" in found
+    assert "train/part.1.parquet: missing, but listed in the manifest" in found
+    assert "lists part.1.parquet, which does not exist" in found
 
 
 def test_bytes_against_the_manifest(output: Path) -> None:
@@ -336,7 +336,7 @@ def test_unfinished_and_leftovers(output: Path) -> None:
 def test_collected_metadata(output: Path) -> None:
     path = output / SPLIT / "_metadata"
     path.write_bytes(b"PAR1")
-    assert "_metadata: no parquet metadata" in only(output, "_metadata")
+    assert "_metadata: not parquet metadata" in only(output, "_metadata")
     path.unlink()
     assert "_metadata: missing" in only(output, "_metadata")
 
@@ -366,8 +366,8 @@ def test_hugectr(output: Path) -> None:
     listed.write_text(text.replace("part.1", "part.7"))
     found = bad(output)
     assert len(found) == 2
-    assert "says 2 files and lists 2, 2 are here" in found[0]
-    assert "1 paths lead nowhere" in found[1]
+    assert "counts 2 files and lists 2, but 2 exist" in found[0]
+    assert "1 of its paths do not exist" in found[1]
     listed.write_text("many\n")
     assert "damaged" in only(output, "HugeCTR")
     listed.unlink()
@@ -377,7 +377,7 @@ def test_hugectr(output: Path) -> None:
     value = json.loads(described.read_text())
     value["cats"][0]["index"] = 0
     described.write_text(json.dumps(value))
-    assert "cats are not the schema's columns" in only(output, "HugeCTR")
+    assert "cats differ from the schema's columns" in only(output, "HugeCTR")
 
 
 def test_a_moved_output(output: Path, tmp_path: Path) -> None:
@@ -387,4 +387,7 @@ def test_a_moved_output(output: Path, tmp_path: Path) -> None:
     found = [one for one in check(moved) if one.severity != NOTE]
     assert [(one.severity, one.kind) for one in found] == [(WARNING, "HugeCTR")] * 3
     for one, split in zip(found, ("train", "valid", "test"), strict=True):
-        assert f"replace {output / SPLIT / split} by {moved / SPLIT / split}" in one.remedy
+        assert (
+            f"replace in this file {output / SPLIT / split} by {moved / SPLIT / split}"
+            in one.remedy
+        )

@@ -50,7 +50,7 @@ def test_validation_is_called_valid(tmp_path: Path) -> None:
     directory = _elsewhere(tmp_path / "data", {"train": 300, "validation": 50})
     found = bad(directory)
     assert len(found) == 2
-    assert "validation: training looks for valid -> rename" in found[0]
+    assert "validation: training reads valid -> rename" in found[0]
     assert "test: no parquet file" in found[1]
 
 
@@ -123,7 +123,7 @@ def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
     numbers, ids = pa.array([0.0, 1.0], pa.float32()), pa.array([1, 2], pa.int32())
     table = pa.Table.from_arrays([numbers, numbers, numbers, ids], ["label", "x", "x", "item"])
     pq.write_table(table, directory / "0.parquet")
-    assert "column x: there 2 times" in only(directory, "columns")
+    assert "column x: occurs 2 times" in only(directory, "columns")
 
 
 # --- overlap of splits
@@ -163,7 +163,7 @@ def test_a_copied_range(elsewhere: Path, source: str, target: str) -> None:
     _append(elsewhere, target, _rows(elsewhere, source).slice(137, 200))
     found = bad(elsewhere)
     assert len(found) == 2
-    assert f"{target}/0.parquet: about 200 rows of it stand in {source}/0.parquet too" in found[0]
+    assert f"{target}/0.parquet: about 200 rows of it are in {source}/0.parquet too" in found[0]
     assert f"16.67% of its rows are also in {source}" in found[1]
 
 
@@ -213,7 +213,7 @@ def test_sampling_bounds_what_is_kept() -> None:
         for begin in range(0, len(hashes), 50_000):
             sample = take_sample(hashes[begin : begin + 50_000], 63, 255)
             kept = max(kept, len(sample.hashes) + len(sample.windows))
-            overlap.add(files[0], overlap.reduce(files[0], Sample.joined([sample])))
+            overlap.add(files[0], overlap.reduce(files[0], Sample.join([sample])))
         overlap.finish()
     assert kept < 50_000 // 64 * 2
     held, common = overlap._held["valid"], overlap._common["train", "valid"]

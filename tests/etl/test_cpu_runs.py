@@ -204,6 +204,6 @@ def test_a_full_disk_is_an_error_and_work_goes_on_after_it(tmp_path: Path) -> No
             _fill(runs, [1])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert {path.name for path in tmp_path.iterdir()} == {"key", "0-1.npz"}
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "0-1.npz"}
     _fill(_open(tmp_path, 2))
     assert _total(_open(tmp_path, 2))[0] == 3

@@ -1,4 +1,4 @@
-"""`python -m etl doctor`: here, and on texts in the form in which nvidia-smi prints them."""
+"""`python -m etl doctor`: on this machine, and with a fake of NVIDIA's driver (NVML)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from clicklog.versions import UnsupportedStackError
@@ -15,75 +17,137 @@ from etl.commands.doctor import NOTE, OK, WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
 
-H200 = "0, NVIDIA H200, 143771, 4, 580.95.05, 9.0, Disabled\n"
-EIGHT = "".join(H200.replace("0, N", f"{i}, N", 1) for i in range(8))
-OLD = "0, Tesla P100-PCIE-16GB, 16384, [N/A], 535.183.01, 6.0, [N/A]\n"
-HEAD = """\
-Sat Nov 21 17:00:00 2026
-+-----------------------------------------------------------------------------------------+
-| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0     |
-+-----------------------------------------+------------------------+----------------------+
-"""
-TOPOLOGY = """\
-\x1b[4m\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
-GPU0\t X \tNV18\tSYS\tPIX\t0-95\t0\t\tN/A
-GPU1\tNV18\t X \tNODE\tPXB\t0-95\t0\t\tN/A
-GPU2\tSYS\tNODE\t X \tSYS\t96-191\t1\t\tN/A
-NIC0\tPIX\tPXB\tSYS\t X
+H200 = {"name": "NVIDIA H200", "memory": (143771 << 20, 4 << 20), "capability": (9, 0)}
+OLD = {"name": "Tesla P100-PCIE-16GB", "memory": None, "capability": (6, 0)}
 
-Legend:
 
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
-"""
-NVLINK = """\
-GPU 0: NVIDIA H200 (UUID: GPU-7a6f)
-\t Link 0: 26.562 GB/s
-\t Link 1: 26.562 GB/s
-GPU 1: NVIDIA H200 (UUID: GPU-81b0)
-\t Link 0: <inactive>
-"""
+class FakeNvml:
+    """NVML of a machine with some GPUs; handles are their numbers.
+
+    Args:
+        gpus: of each, its name, (total, used) bytes or None, and compute capability.
+        version: of the driver.
+        cuda: as NVML returns it.
+        paths: pairs that no NVLink connects, with NVML's number of the PCIe path.
+        links: active NVLinks of each GPU, 26.562 GB/s each.
+        mig: whether MIG is enabled; None where a GPU does not support it.
+    """
+
+    NVMLError = pynvml.NVMLError
+    NVML_DEVICE_MIG_ENABLE = pynvml.NVML_DEVICE_MIG_ENABLE
+    NVML_NVLINK_MAX_LINKS = pynvml.NVML_NVLINK_MAX_LINKS
+    NVML_P2P_CAPS_INDEX_NVLINK = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+    NVML_P2P_STATUS_OK = pynvml.NVML_P2P_STATUS_OK
+    NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON
+
+    def __init__(
+        self, gpus, version="580.95.05", cuda=13000, paths=(), links=18, mig=False, error=None
+    ) -> None:
+        self.gpus, self.version, self.cuda, self.paths = gpus, version, cuda, dict(paths)
+        self.links, self.mig, self.error = links, mig, error
+
+    def _not_supported(self):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def nvmlInit(self):  # noqa: N802
+        if self.error:
+            raise pynvml.NVMLError(self.error)
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, gpu):  # noqa: N802
+        return self.gpus[gpu]["name"]
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):  # noqa: N802
+        total, used = self.gpus[gpu]["memory"] or self._not_supported()
+        return SimpleNamespace(total=total, used=used)
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu):  # noqa: N802
+        return self.gpus[gpu]["capability"]
+
+    def nvmlDeviceGetMigMode(self, gpu):  # noqa: N802
+        return [self._not_supported() if self.mig is None else int(self.mig), 0]
+
+    def nvmlSystemGetDriverVersion(self):  # noqa: N802
+        return self.version
+
+    def nvmlSystemGetCudaDriverVersion_v2(self):  # noqa: N802
+        return self.cuda
+
+    def nvmlDeviceGetP2PStatus(self, one, other, index):  # noqa: N802
+        assert index == self.NVML_P2P_CAPS_INDEX_NVLINK
+        return self.NVML_P2P_STATUS_OK if (one, other) not in self.paths else 5
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one, other):  # noqa: N802
+        return self.paths[one, other] or self._not_supported()
+
+    def nvmlDeviceGetNvLinkState(self, gpu, link):  # noqa: N802
+        return 1 if link < self.links else self._not_supported()
+
+    def nvmlDeviceGetFieldValues(self, gpu, fields):  # noqa: N802
+        assert fields == [self.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
+        return [SimpleNamespace(value=SimpleNamespace(uiVal=26562))]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """Give this machine the GPUs of a :class:`FakeNvml`; returns their handles and the reason."""
+
+    def install(gpus, **options):
+        monkeypatch.setattr(doctor, "pynvml", FakeNvml(gpus, **options))
+        return doctor.open_driver()
+
+    return install
 
 
 def test_on_this_machine() -> None:
     """Whatever it has: a report that can be read by people and by programs."""
     command = [sys.executable, "-m", "etl", "doctor", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    findings = [doctor.Finding(**one) for one in json.loads(done.stdout)]
+    findings = [doctor.Diagnosis(**one) for one in json.loads(done.stdout)]
     assert done.returncode == int(any(one.state == WRONG for one in findings))
     subjects = [one.subject for one in findings]
     for subject in ("training", "ETL", "PyTorch", "FBGEMM", "RAPIDS", "memory", "NVLink"):
         assert subject in subjects
     text = doctor.report(findings)
-    assert all(one.what in text and one.mend in text for one in findings)
+    assert all(one.what in text and one.remedy in text for one in findings)
     if subjects[0] == "GPU":  # without one, nothing is wrong
         assert done.returncode == 0
         assert "the CPU does the work" in findings[0].what
 
 
-def test_cards() -> None:
-    (gpu,) = doctor.parse_gpus(H200)
-    assert gpu == doctor.Gpu(0, "NVIDIA H200", 143771, 4, "580.95.05", (9, 0), False)
-    assert len(doctor.parse_gpus(EIGHT)) == 8
-    assert doctor.parse_gpus("No devices were found\n") == []
-    assert doctor.parse_gpus("NVIDIA-SMI has failed because it couldn't communicate, x\n") == []
-    assert doctor.parse_cuda(HEAD) == (13, 0)
-    assert doctor.parse_cuda("") is None
-
-
-def test_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    good = doctor.check_driver(doctor.parse_gpus(H200), (13, 0), True)
-    assert [one.state for one in good] == [OK, OK, OK]
-    assert "NVIDIA H200, 140 GiB" in good[0].what
-    bad = doctor.check_driver(doctor.parse_gpus(OLD), (12, 2), True)
-    assert [one.state for one in bad] == [WRONG, WRONG, WRONG]
-    assert "nvidia-driver-580" in bad[1].mend
+    good = doctor.check_driver(*machine([H200]))
+    assert [(line.subject, line.state) for line in good] == [
+        ("GPU 0", OK), ("driver", OK), ("CUDA", OK)
+    ]  # fmt: skip
+    assert good[0].what == "NVIDIA H200, 140 GiB, 0.0 used, compute capability 9.0"
+    assert [line.what for line in good[1:]] == ["580.95.05", "the driver supports 13.0"]
+    assert len(doctor.check_driver(*machine([H200] * 8))) == 8 + 2
+    assert doctor.check_driver(*machine([H200], mig=True))[0].what.endswith(", MIG")
+    bad = doctor.check_driver(*machine([OLD], version="535.183.01", cuda=12020, mig=None))
+    assert [line.state for line in bad] == [WRONG, WRONG, WRONG]
+    assert "nvidia-driver-580" in bad[1].remedy
+    assert "12.2" in bad[2].what
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert doctor.check_driver(doctor.parse_gpus(H200), (13, 0), True)[-1].state == NOTE
+    assert doctor.check_driver(*machine([H200]))[-1].state == NOTE
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-41b3359c,MIG-65b79fff")
-    assert len(doctor.check_driver(doctor.parse_gpus(H200), (13, 0), True)) == len(good)
-    assert doctor.check_driver([], None, False)[0].state == NOTE
+    assert len(doctor.check_driver(*machine([H200]))) == len(good)
+
+
+def test_no_driver(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = doctor.check_driver(*machine([], error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
+    assert (line.state, "NVML Shared Library Not Found" in line.what) == (NOTE, True)
+    (line,) = doctor.check_driver(*machine([]))
+    assert (line.state, "NVML lists none" in line.what) == (NOTE, True)
+    monkeypatch.setattr(doctor, "pynvml", None)
+    (line,) = doctor.check_driver(*doctor.open_driver())
+    assert (line.state, "nvidia-ml-py is not installed" in line.what) == (NOTE, True)
 
 
 def test_torch() -> None:
@@ -91,7 +155,7 @@ def test_torch() -> None:
     gpu = {"version": "2.13.0", "cuda": "13.0", "gpus": 1, "error": "", "nccl": "2.29.7"}
     assert doctor.check_torch(0, cpu).state == OK
     assert "a build for CPUs" in doctor.check_torch(1, cpu).what
-    assert "gpu.txt" in doctor.check_torch(1, cpu).mend
+    assert "gpu.txt" in doctor.check_torch(1, cpu).remedy
     assert doctor.check_torch(1, gpu).state == OK
     assert doctor.check_torch(1, gpu | {"gpus": 0}).state == WRONG
     assert doctor.check_torch(0, {"error": "No module named 'torch'"}).state == WRONG
@@ -112,7 +176,7 @@ def test_fbgemm_and_rapids() -> None:
     assert doctor.check_rapids(1, None).state == WRONG
     lacking = doctor.check_fbgemm(0, {"error": "libnvidia-ml.so.1: none"}, version("fbgemm-gpu"))
     assert "of NVIDIA's driver" in lacking.what
-    assert lacking.mend.endswith("cpu.txt")
+    assert lacking.remedy.endswith("cpu.txt")
     good = {"sum": 3, "version": "26.10.02", "gpus": 7, "memory": 18 << 30, "error": ""}
     assert doctor.check_rapids(1, good, version("x")).state == OK
     assert "7 worker(s) of 18 GiB" in doctor.check_rapids(1, good, version("x")).what
@@ -120,31 +184,32 @@ def test_fbgemm_and_rapids() -> None:
     assert "nvrtc" in doctor.check_rapids(1, good | {"error": "no nvrtc"}, version("x")).what
     assert "libcudf.so" in doctor.check_rapids(1, {"error": "libcudf.so: not found"}).what
     overlaid = doctor.check_rapids(1, {"error": "No module named 'numba.cuda.core'"})
-    assert "sitecustomize.py" in overlaid.mend
+    assert "sitecustomize.py" in overlaid.remedy
 
 
-def test_links() -> None:
-    pairs = doctor.parse_topology(TOPOLOGY)
-    assert pairs == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "NODE"}
-    links = doctor.parse_nvlink(NVLINK)
-    assert links == {0: [26.562, 26.562], 1: []}
-    found = doctor.check_links(3, pairs, links)
+def test_links(machine) -> None:
+    gpus, _ = machine([H200] * 3, paths={(0, 2): 50, (1, 2): 40})
+    found = doctor.check_links(gpus)
     assert found.state == NOTE
-    assert "0-2 SYS, 1-2 NODE" in found.what
-    found = doctor.check_links(2, {(0, 1): "NV18"}, links)
-    assert (found.state, found.what) == (OK, "all 2 cards, NV18, 53.124 GB/s from card 0")
-    assert doctor.check_links(1, {}, {}).state == NOTE
-    assert "unknown" in doctor.check_links(2, {}, {}).what
+    assert "(0-2 SYS, 1-2 NODE)" in found.what
+    gpus, _ = machine([H200] * 2, links=2)
+    found = doctor.check_links(gpus)
+    assert (found.state, found.what) == (OK, "between all 2 GPUs, 53.124 GB/s from GPU 0")
+    gpus, _ = machine([H200] * 2, links=0)
+    assert doctor.check_links(gpus).what == "between all 2 GPUs"
+    assert doctor.check_links(machine([H200])[0]).state == NOTE
+    assert doctor.check_links([]).state == NOTE
+    gpus, _ = machine([H200] * 2, paths={(0, 1): None})
+    assert "0-1 unknown" in doctor.check_links(gpus).what
 
 
-def test_memory_and_storage() -> None:
-    text = "MemTotal:       134217728 kB\nMemFree:        1 kB\n"
-    assert doctor.parse_meminfo(text) == 128
-    (one,) = doctor.check_memory(doctor.parse_gpus(H200), 512, 64)
+def test_memory_and_storage(machine) -> None:
+    (one,) = doctor.check_memory(machine([H200])[0], 512, 64)
     assert one.state == OK
-    small, shared = doctor.check_memory(doctor.parse_gpus(EIGHT), 128, 0)
+    small, shared = doctor.check_memory(machine([H200] * 8)[0], 128, 0)
     assert (small.state, shared.state) == (NOTE, WRONG)
-    assert "--ipc=host" in shared.mend
+    assert "1123" in small.what
+    assert "--ipc=host" in shared.remedy
     states = {
         (fs, cufile, mode): doctor.check_storage(1, fs, cufile, mode).state
         for fs in (False, True)
@@ -160,11 +225,9 @@ def test_packages_that_do_not_fit() -> None:
         raise UnsupportedStackError("found a; supported: b; to mend it, run `make env`")
 
     found = doctor.check_stack(check, "training")
-    assert found == doctor.Finding("training", WRONG, "found a; supported: b", "`make env`")
+    assert found == doctor.Diagnosis("training", WRONG, "found a; supported: b", "`make env`")
 
 
 def test_what_crashes_is_reported() -> None:
-    assert doctor._tried("import no_such_module")["error"].startswith("ModuleNotFoundError")
-    assert "exit status" in doctor._tried("import os; os._exit(7)")["error"]
-    assert doctor._said("no-such-program") is None
-    assert doctor._said(sys.executable, "-c", "raise SystemExit(1)") is None
+    assert doctor._run_snippet("import no_such_module")["error"].startswith("ModuleNotFoundError")
+    assert "exit status" in doctor._run_snippet("import os; os._exit(7)")["error"]

@@ -43,7 +43,7 @@ def test_one_sorted_file(clicks: int, tmp_path: Path, caplog, capsys) -> None:
     report = (tmp_path / "out" / "report.html").read_text()
     expected = []
     for name, label in one.items():
-        what = f"all {len(splits[name])} rows have label {label}, so that AUROC is not defined"
+        what = f"all {len(splits[name])} rows have label {label}, so AUROC is not defined"
         assert f"warning: {name}: {what}" in caplog.text
         assert f"{name}: {what}" in report
         expected.append(("warning", name, what))
@@ -64,7 +64,7 @@ def test_elsewhere_made_data_and_both_labels(tmp_path: Path, caplog) -> None:
     assert _run(tmp_path / "raw", tmp_path / "out") == 0
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(tmp_path / "out" / "criteo_binary" / "split", elsewhere)
-    what = "all 20 rows have label 1, so that AUROC is not defined"
+    what = "all 20 rows have label 1, so AUROC is not defined"
     assert _found(elsewhere) == [("warning", "valid", what)]
     caplog.clear()
     days[2][0][0] = "0"

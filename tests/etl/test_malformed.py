@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files.atomic import read_json, write_json
+from clicklog.files.validation import parse
 from etl.manifest import MANIFEST_VERSION, read_manifest
 from etl.output import claimed
-from etl.results import UnitResult
-from etl.state import changes, plan_record, read_plan_record
+from etl.results import UnitRecord
+from etl.state import begin_or_resume, plan_record
 from tests.mutations import expect_own_errors, mutated
 
 
@@ -40,27 +41,35 @@ def test_a_marker_that_is_no_text(tmp_path: Path) -> None:
         pass
 
 
+def _begun_or_resumed(work: Path, now: dict) -> None:
+    plan = (work / "plan.json").read_bytes()
+    try:
+        begin_or_resume(work, now, work)
+    finally:
+        (work / "plan.json").write_bytes(plan)
+
+
 def test_records_of_a_run(tmp_path: Path) -> None:
     now = plan_record({"a": [1, {"name": "x"}], "b": None}, [])
     now["inputs"] = {"day_0": {"size": 1, "modified": "2"}}
     write_json(tmp_path / "plan.json", now)
     expect_own_errors(
         tmp_path / "plan.json",
-        lambda: changes(read_plan_record(tmp_path / "plan.json"), now),
+        lambda: _begun_or_resumed(tmp_path, now),
         rounds=400,
     )
 
 
 def test_records_of_units() -> None:
     value = {
-        "unit": "train/part.0.parquet", "rows": 3, "bad_count": 1, "positives": 2, "size": 10,
+        "rows": 3, "bad_count": 1, "positives": 2, "size": 10,
         "bad": [[0, "x"]], "dense_missing": [0], "null": [1], "oov": [0],
     }  # fmt: skip
-    unit = types.SimpleNamespace(file=value["unit"])
+    unit = types.SimpleNamespace(file="train/part.0.parquet")
     for seed in range(300):
         try:
-            UnitResult.from_dict(mutated(value, seed), unit)
-        except (ClickLogError, ValueError):  # it is done again
+            parse(UnitRecord, mutated(value, seed), "x").result(unit)
+        except BadInputError:  # it is done again
             continue
 
 

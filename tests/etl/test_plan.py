@@ -83,7 +83,7 @@ def test_one_day_that_is_not_day_0(tmp_path: Path) -> None:
 
 def test_too_few_rows(tmp_path: Path) -> None:
     write_log(tmp_path, [5, 1])
-    with pytest.raises(BadInputError, match="day_1: too few rows: nothing left for test"):
+    with pytest.raises(BadInputError, match="day_1: too few rows: none left for test"):
         make_plan(find_days(str(tmp_path)), CRITEO, block_bytes=1000)
 
 

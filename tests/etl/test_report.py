@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import workflows
-from clicklog import charts
+from clicklog.pages import formats
+from clicklog.pages.charts import ticks_to
 from clicklog.spec.feature_spec import load_spec
 from clicklog.splits import SPLITS
 from clicklog.synthetic.log import synthesize
@@ -93,7 +94,7 @@ def test_the_page_is_whole_and_loads_nothing(which: str, request: pytest.Fixture
     assert "url(" not in text
     assert "@import" not in text
     assert "prefers-color-scheme: dark" in text
-    assert "<b>" not in "".join(re.findall(r"<td class='mono.*?</td>", text))
+    assert "<b>" not in "".join(re.findall(r"<td class=\"mono.*?</td>", text))
     for heading in ("Rows and click rate by day", "Missing values", "Dense columns",
                     "Categorical columns", "Most frequent values", "Rejected rows",
                     "Time per stage", "Settings and versions"):  # fmt: skip
@@ -114,8 +115,8 @@ def test_missing_and_unseen_shares(done: tuple[Path, list]):
             fields = [row[14 + j] for row in splits[split]]
             unseen = sum(field not in train for field in fields if field)
             assert column.missing[split] == fields.count("") / len(fields)
-            assert column.unseen[split] == unseen / len(fields)
-    assert any(column.unseen["test"] for column in data.categorical)
+            assert column.oov[split] == unseen / len(fields)
+    assert any(column.oov["test"] for column in data.categorical)
 
 
 def test_most_frequent_values_and_how_many_make_99_percent(done: tuple[Path, list]):
@@ -133,7 +134,7 @@ def test_most_frequent_values_and_how_many_make_99_percent(done: tuple[Path, lis
         while seen < wanted:
             seen += expected[most][1]
             most += 1
-        assert column.most == most
+        assert column.values_for_99 == most
 
 
 def test_counting_in_batches_gives_the_same(done: tuple[Path, list], monkeypatch):
@@ -149,7 +150,7 @@ def test_dense_values_before_are_the_raw_ones(done: tuple[Path, list]):
     written = read_split(output, "train")
     for j, name in enumerate(CRITEO.dense_names):
         raw = [max(int(row[1 + j] or 0), -2) for row in train]
-        got = report_data.before(written[name].to_numpy(np.float64), name, description)
+        got = report_data.undo_transform(written[name].to_numpy(np.float64), name, description)
         assert got.tolist() == raw
 
 
@@ -162,7 +163,7 @@ def test_dense_values_before_with_another_transform(tmp_path: Path, transform: s
     least = -2 if transform == "log" else -(10**9)
     raw = [max(int(row[1] or 0), least) for row in days[0]]
     written = read_split(tmp_path / "out", "train")["int_0"].to_numpy(np.float64)
-    assert report_data.before(written, "int_0", description).tolist() == raw
+    assert report_data.undo_transform(written, "int_0", description).tolist() == raw
 
 
 def test_a_sample_is_taken_evenly(done: tuple[Path, list], monkeypatch):
@@ -227,8 +228,8 @@ def test_shares_of_list_columns_are_of_ids_and_hashed_columns_have_none(retail: 
         total = sum(map(len, ids))
         unseen = sum(int((one == 2).sum()) for one in ids)
         assert total > manifest["splits"][split]["rows"]
-        assert by_name["recent_products"].unseen[split] == unseen / total
-    assert by_name["user"].unseen is None
+        assert by_name["recent_products"].oov[split] == unseen / total
+    assert by_name["user"].oov is None
     assert by_name["user"].values is None
     assert by_name["user"].top == []
     assert by_name["product"].top == by_name["recent_products"].top
@@ -281,19 +282,19 @@ def test_a_resumed_run_says_whose_time_it_is(done: tuple[Path, list], tmp_path: 
     ],
 )
 def test_ticks_are_round_and_cover_the_highest(highest: float, expected: list):
-    assert charts.ticks_to(highest) == pytest.approx(expected)
+    assert ticks_to(highest) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0, "0"), (1e-5, "&lt; 0.1 %"), (0.0344, "3.4 %"), (0.99999, "&gt; 99.9 %"), (1, "100.0 %")],
+    [(0, "0"), (1e-5, "< 0.1 %"), (0.0344, "3.4 %"), (0.99999, "> 99.9 %"), (1, "100.0 %")],
 )
 def test_small_shares_are_not_zero(share: float, text: str):
-    assert charts.percent(share) == text
+    assert formats.percent(share) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(100, "0.1 KiB"), (2**20, "1.0 MiB"), (96 * 2**30, "96.0 GiB")]
 )
 def test_sizes_have_a_unit(count: int, text: str):
-    assert charts.size(count) == text
+    assert formats.size(count) == text

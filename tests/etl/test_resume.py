@@ -15,9 +15,10 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from clicklog.errors import BadInputError, BadRowError, OutputError
+from clicklog.files.journal import changes
 from clicklog.readers.raw import find_days
 from etl.run import run
-from etl.state import changes, plan_record
+from etl.state import plan_record
 from tests.etl.runs import assert_is, settings, tree
 from tests.logs import CRITEO, write_day, write_log
 

@@ -291,7 +291,7 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"part\.1\.parquet: 50 rows instead of 51"):
         shuffle(tmp_path, tmp_path, [parts[0], Part(parts[1].file, 51, 0)], **arguments)
     shuffle(tmp_path, tmp_path, parts, **arguments)
-    with pytest.raises(OutputError, match="other rows or settings"):
+    with pytest.raises(OutputError, match=r"other settings or inputs:\n  seed: 0 before, 1 now"):
         shuffle(tmp_path, tmp_path, parts, **{**arguments, "seed": 1})
 
 

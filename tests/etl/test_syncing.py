@@ -162,7 +162,7 @@ def test_what_is_noted_is_durable(raw: Path, tmp_path: Path, monkeypatch) -> Non
         if source.name.endswith(".tmp"):
             assert source in content, f"{target} is named before its content is durable"
         if target.parent.name == "units":
-            units = {one["unit"] for one in json.loads(source.read_text())}
+            units = set(json.loads(source.read_text()))
             noted.extend(units)
             missing = {unit for unit in units if target.parents[1] / "parts" / unit not in durable}
             assert not missing, f"noted before they are durable: {missing}"

@@ -57,8 +57,14 @@ def untrained(directory: Path, spec: FeatureSpec, seed: int) -> Predictor:
 
 
 def only_torch(directory: Path) -> Path:
-    """A folder with PyTorch and what its metadata asks for, by links: a bare environment."""
-    names, found = ["torch"], set()
+    """A folder with PyTorch and what its metadata asks for."""
+    assert not linked(directory, "torch") & {"numpy", "pyarrow", "nvt-torchrec"}
+    return directory
+
+
+def linked(directory: Path, *wanted: str) -> set[str]:
+    """Link packages, and what their metadata asks for, into a folder; return their names."""
+    names, found = list(wanted), set()
     while names:
         name = names.pop()
         if name in found:
@@ -74,8 +80,7 @@ def only_torch(directory: Path) -> Path:
             need = Requirement(line)
             if need.marker is None or need.marker.evaluate({"extra": ""}):
                 names.append(need.name)
-    assert not found & {"numpy", "pyarrow", "nvt-torchrec"}
-    return directory
+    return found
 
 
 _BARE = """

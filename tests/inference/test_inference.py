@@ -164,7 +164,7 @@ def test_resume(
     with pytest.raises(KeyboardInterrupt):
         score(stop_at=every[5])
     assert not output.exists()
-    with pytest.raises(OutputError, match="another id_columns"):
+    with pytest.raises(OutputError, match=r"other settings or inputs:\n  id_columns"):
         score(id_columns=("cat_0",))
     again = score()
     assert sorted(again) == every[4:]

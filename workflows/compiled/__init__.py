@@ -1,25 +1,11 @@
 """The fitted workflow as arrays: hash tables and a few numbers per column.
 
-``build`` writes them beside the saved workflow, ``load`` maps them into memory,
-``CompiledWorkflow.transform`` does what ``nvtabular.Workflow.transform`` does. Nothing here imports
-NVTabular, Dask, pandas or torch.
+:func:`build` writes them beside the saved workflow, :func:`load` maps them into memory, and
+:meth:`CompiledWorkflow.transform` does what ``nvtabular.Workflow.transform`` does. Nothing here
+imports NVTabular, Dask, pandas or torch.
 """
 
-from __future__ import annotations
+from workflows.compiled.builder import build
+from workflows.compiled.workflow import CompiledWorkflow, EncodedRows, load, to_table
 
-import importlib
-
-_HOME = {
-    "CompiledWorkflow": "workflows.compiled.workflow",
-    "EncodedRows": "workflows.compiled.workflow",
-    "build": "workflows.compiled.builder",
-    "load": "workflows.compiled.workflow",
-    "to_table": "workflows.compiled.workflow",
-}
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str):
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["CompiledWorkflow", "EncodedRows", "build", "load", "to_table"]

@@ -133,8 +133,8 @@ class _ArrayWriter:
 
     def append(self, array: np.ndarray) -> None:
         array = np.ascontiguousarray(array, self._dtype)
-        self._file.write(array)
-        self._checksum = zlib.crc32(array, self._checksum)
+        self._file.write(array.data)
+        self._checksum = zlib.crc32(array.data, self._checksum)
         self.length += len(array)
 
     def finish(self) -> dict[str, int]:

@@ -109,7 +109,7 @@ class CompiledWorkflow:
                 for j, column in enumerate(self.spec.categorical)
             ]
             if not self.schema.multi_hot:
-                ids = np.stack(ids)
+                ids = np.stack(ids)  # type: ignore[arg-type]
         return EncodedRows(
             label=None if rows.label is None else rows.label.astype(np.float32),
             dense=dense,
@@ -233,7 +233,7 @@ def _open(path: Path, name: str, arrays: dict[str, _Array], verify: bool) -> Map
         array = MappedArray(file, ARRAYS[name], 1)
         if len(array.values) != arrays[name].length:
             raise ValueError(f"{len(array.values)} values instead of {arrays[name].length}")
-        if verify and zlib.crc32(array.values) != arrays[name].crc32:
+        if verify and zlib.crc32(array.values.data) != arrays[name].crc32:
             raise ValueError("its checksum is another than when it was written")
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(path, file, error) from error

@@ -1,0 +1,139 @@
+"""The journal of a job that can be resumed: its plan, and a record of each finished unit of work.
+
+Layout of its directory::
+
+    plan.json       what the units depend on: settings, inputs, versions
+    units/*.json    by name, the records of units that were finished at the same time
+
+A unit's own files are made durable first, and its record after them, each written beside, synced
+and renamed. So, however the process ends, a unit with a record is finished, and one without is done
+again. Several processes, also on several machines, may add records to one journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clicklog.errors import BadInputError, OutputError
+from clicklog.files.atomic import read_json, write_json
+from clicklog.files.validation import parse
+
+PLAN_FILE = "plan.json"
+_SHOWN_CHANGES = 8
+T = TypeVar("T")
+
+
+class Journal:
+    """The journal in a directory, which need not exist yet."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._units = directory / "units"
+
+    def begin(self, plan: Any) -> None:
+        """Discard all records, and write a plan, JSON-ready. Raises :class:`OutputError`."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._units)
+        self.update(plan)
+
+    def update(self, plan: Any) -> None:
+        """Write another plan, for which the same records hold. Raises :class:`OutputError`."""
+        write_json(self.directory / PLAN_FILE, plan)
+
+    def plan(self, kind: type[T], remedy: str) -> T | None:
+        """The plan that the job was begun with; None if it was not begun.
+
+        Args:
+            kind: what the plan must be, see :func:`clicklog.files.validation.parse`.
+            remedy: what to do about a damaged plan.
+
+        Raises:
+            BadInputError: it is damaged.
+        """
+        file = self.directory / PLAN_FILE
+        if not file.exists():
+            return None
+        return parse(kind, read_json(file, "the plan of an unfinished job"), file, remedy)
+
+    def add(self, records: dict[str, Any]) -> None:
+        """Record finished units by name, durably; their files are in place. Raises OutputError."""
+        # Of a unit that was done again, because its first record is damaged, the later one counts.
+        write_json(self._units / f"{time.time_ns():020}.{secrets.token_hex(4)}.json", records)
+
+    def finished(self, kind: type[T]) -> dict[str, T]:
+        """The records of the finished units, by name.
+
+        Args:
+            kind: what a record must be; a unit whose record is damaged is left out.
+        """
+        found: dict[str, T] = {}
+        for file in sorted(self._units.glob("*.json")):
+            with contextlib.suppress(BadInputError):
+                records = parse(dict[str, Any], read_json(file, "records of finished units"), file)
+                for name, record in records.items():
+                    with contextlib.suppress(BadInputError):
+                        found[name] = parse(kind, record, file)
+        return found
+
+
+def refuse_changes(before: dict[str, Any], now: dict[str, Any], path: Path, remedy: str) -> None:
+    """Raise :class:`OutputError`, which lists the changes, unless two plans are the same.
+
+    Args:
+        before, now: the plans; see :func:`changes`.
+        path: what the job writes.
+        remedy: what to do about changes.
+    """
+    changed = changes(before, now)
+    if changed:
+        more = len(changed) - _SHOWN_CHANGES
+        listed = changed[:_SHOWN_CHANGES] + ([f"and {more} more"] if more > 0 else [])
+        lines = "".join(f"\n  {line}" for line in listed)
+        raise OutputError(f"{path}: begun with other settings or inputs:{lines}", remedy)
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What is different between two plans, one line for each difference.
+
+    Plans are nested dicts and lists. A line names a value by the keys below the first: of
+    ``{"settings": {"seed": 0}}`` it says ``seed: 0 before, 1 now``.
+    """
+    old, new = _leaves(before), _leaves(now)
+    lines = []
+    for key in sorted(old.keys() | new.keys()):
+        if key in old and key in new:
+            if old[key] != new[key]:
+                lines.append(f"{_name(key)}: {old[key]!r} before, {new[key]!r} now")
+            continue
+        there, what = (old, "new") if key in new else (new, "no longer there")
+        shared = max((_shared(key, other) for other in there), default=0)
+        lines.append(f"{_name(key[: shared + 1])}: {what}")
+    return list(dict.fromkeys(lines))
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """How many first steps of two paths are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _name(path: tuple[str, ...]) -> str:
+    kind, *rest = path
+    return " ".join(rest) if kind == "inputs" else ".".join(rest)
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """The leaves of nested dicts and lists by their path; columns go by their names."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        named = all(isinstance(item, dict) and "name" in item for item in value)
+        items = [(item["name"] if named else str(i), item) for i, item in enumerate(value)]
+    else:
+        return {path: value}
+    return {k: v for name, item in items for k, v in _leaves(item, (*path, str(name))).items()}

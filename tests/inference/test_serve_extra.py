@@ -1,0 +1,54 @@
+"""What the extra ``[serve]`` installs is enough to score with a bundle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from clicklog.spec.feature_spec import load_spec
+from tests.inference.test_export import linked, untrained
+from tests.logs import write_log
+from tests.test_wheel import ROOMS, ROOT, with_extras
+
+_PROGRAM = """
+import sys
+sys.path[:0] = {paths!r}
+from inference.__main__ import main
+import inference.server.run  # and all that it imports
+status = main({arguments!r})
+print([name for name in ("torchrec", "nvtabular", "pandas", "dask") if name in sys.modules])
+sys.exit(status)
+"""
+
+
+def run(program: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-I", "-S", "-W", "ignore", "-c", program]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_a_bundle_needs_the_serve_extra_alone(tmp_path: Path) -> None:
+    """Without TorchRec, FBGEMM, NVTabular and Dask. With a checkpoint, the error names TorchRec."""
+    untrained(tmp_path, load_spec(), seed=1)
+    write_log(tmp_path / "raw", [50], seed=2)
+    packages, project = tmp_path / "packages", tmp_path / "project"
+    packages.mkdir()
+    project.mkdir()
+    found = linked(packages, *with_extras("serve"))
+    assert not found & {"torchrec", "fbgemm-gpu-cpu", "nvtabular", "pandas", "dask"}
+    for room in ROOMS:
+        (project / room).symlink_to(ROOT / room)
+    output = tmp_path / "scores.parquet"
+    arguments = ["predict", "--bundle", str(tmp_path / "bundle"), "--output", str(output)]
+    arguments += ["--input", str(tmp_path / "raw" / "day_0")]
+    paths = [str(project), str(packages)]
+    done = run(_PROGRAM.format(paths=paths, arguments=arguments), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert pq.read_metadata(output).num_rows == 50
+    arguments[1:3] = ["--workflow", str(tmp_path / "workflow"), "--checkpoint", str(tmp_path)]
+    done = run(_PROGRAM.format(paths=paths, arguments=arguments), tmp_path)
+    assert done.returncode != 0
+    assert "no torchrec; supported: torch 2.13" in done.stderr

@@ -1,0 +1,154 @@
+"""The wheel, installed into an environment of its own and used from another project's folder."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import numpy
+import pytest
+from packaging.requirements import Requirement
+
+import clicklog
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ROOMS = ("clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference", "nvt_compat")
+#: What pip cannot install together with the rest; README.md says how to add it.
+APART = {"torchrec", "nvtabular", "merlin-core", "merlin-dataloader"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the files in this checkout, built without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "train_torchrec.py"):
+        shutil.copy(ROOT / name, source)
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in (*ROOMS, "demo", "benchmarks"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"]
+    command += ["--no-build-isolation", f"--wheel-dir={folder}", str(source)]
+    subprocess.run(command, check=True)
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path) -> Path:
+    """Its programs: the locked packages, and this project from the wheel alone."""
+    folder = wheel.parent / "environment"
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    command = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet"]
+    subprocess.run([*command, "--no-index", "--no-deps", str(wheel)], check=True)
+    [packages] = folder.glob("lib/python3*/site-packages")
+    # The .pth files in a folder that is named in a .pth file do not count: no editable install.
+    (packages / "locked.pth").write_text(f"{Path(numpy.__file__).parents[1]}\n")
+    return folder / "bin"
+
+
+def run(*command: object, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_is_in_the_wheel(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {*ROOMS, "train_torchrec.py", f"nvt_torchrec-{clicklog.__version__}.dist-info"}
+    data = {"py.typed", ".toml", ".css", ".html", ".json"}
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*"):
+            if path.suffix == ".py" or data & {path.name, path.suffix}:
+                assert str(path.relative_to(ROOT)) in names
+        assert f"{room}/py.typed" in names
+
+
+_USE = """
+import sys
+import workflows
+from nvt_loader import KJTLoader
+from workflows import compiled
+
+assert "nvt_compat" not in sys.modules
+for batch in KJTLoader("out/criteo_binary/split/train", 128, rank=0, world_size=1):
+    assert batch.labels.shape == (128,), batch.labels.shape
+    break
+workflow = workflows.load("out/workflow", label=False)
+assert compiled.load("out/workflow", verify=True).digest == workflows.inspect("out/workflow").digest
+for module in (workflows, sys.modules["nvt_loader"], sys.modules["clicklog"]):
+    assert module.__file__.startswith(sys.prefix), module.__file__
+try:
+    import benchmarks
+except ModuleNotFoundError:
+    print(workflows.__version__, type(workflow).__module__)
+"""
+
+
+def test_another_project_uses_it(environment: Path, tmp_path: Path) -> None:
+    """The commands, the loader and the saved workflow, from a folder without this repository."""
+    synthesize = ("synthesize", "--output_path", "raw", "--days", 2, "--rows_per_day", 500)
+    run(environment / "nvt-etl", *synthesize, cwd=tmp_path)
+    etl = ("run", "--input_path", "raw", "--output_path", "out", "--engine", "cpu")
+    run(environment / "nvt-etl", *etl, cwd=tmp_path)
+    assert "<style" in (tmp_path / "out" / "report.html").read_text()
+    (tmp_path / "use.py").write_text(_USE)
+    printed = run(environment / "python", "use.py", cwd=tmp_path).split()
+    assert printed == [clicklog.__version__, "nvtabular.workflow.workflow"]
+
+
+@pytest.mark.parametrize(
+    ("program", "flag"),
+    [("nvt-etl", "doctor"), ("nvt-train", "--adagrad"), ("nvt-infer", "serve")],
+)
+def test_the_commands_have_help(environment: Path, tmp_path: Path, program: str, flag: str) -> None:
+    assert flag in run(environment / program, "--help", cwd=tmp_path)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert metadata.version("nvt-torchrec") == clicklog.__version__
+
+
+def requirements() -> dict[str, list[Requirement]]:
+    """Requirements of the wheel, by extra; those of none under the empty string."""
+    lines = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+    return {extra: [Requirement(line) for line in given] for extra, given in lines.items()}
+
+
+def with_extras(extra: str) -> dict[str, Requirement]:
+    found = {need.name: need for need in (*requirements()[""], *requirements()[extra])}
+    for included in found.pop("nvt-torchrec", Requirement("x")).extras:
+        found |= with_extras(included)
+    return found
+
+
+@pytest.mark.parametrize("lock", ["cpu", "gpu"])
+def test_extras_ask_for_what_is_locked(lock: str) -> None:
+    names = (f"{lock}.txt", "torch.txt")
+    text = "".join((ROOT / "requirements" / name).read_text() for name in names)
+    pins = dict(re.findall(r"^([a-z0-9-]+)==([^ \\\n]+)", text, re.MULTILINE))
+    for name, need in with_extras(lock).items():
+        assert need.specifier.contains(pins[name]), f"{need}, and {lock}.txt has {pins[name]}"
+
+
+def test_no_extra_asks_for_packages_that_pip_cannot_combine() -> None:
+    assert not APART & with_extras("cpu").keys()
+    assert APART & with_extras("gpu").keys() == {"torchrec"}  # wants fbgemm-gpu, as a GPU does
+    readme = (ROOT / "README.md").read_text()
+    [command] = re.findall(r"^    pip install --no-deps (torchrec==.*)$", readme, re.MULTILINE)
+    locked = (ROOT / "requirements" / "cpu.txt").read_text()
+    assert {pin.split("==")[0] for pin in command.split()} == APART
+    assert all(f"{pin} \\\n" in locked for pin in command.split())
