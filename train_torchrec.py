@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from clicklog.errors import ended
+from clicklog.errors import exit_status
 
 #: Seconds that a rank waits before it reports an error that another rank reports, too, so that the
 #: launcher ends it meanwhile and the error is printed once. A connection is lost because another
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: Arguments of the command line; by default those of this process.
     """
-    return ended(lambda: _train(sys.argv[1:] if argv is None else argv), _report)
+    return exit_status(lambda: _train(sys.argv[1:] if argv is None else argv), _report)
 
 
 def _report(message: str) -> None:
@@ -85,7 +85,7 @@ def _report(message: str) -> None:
     if rank:
         time.sleep(_REPORT_DELAY_S)
         message = message.replace("error: ", f"error: [rank {rank}] ", 1)
-    clicklog.interrupts.say(message)
+    clicklog.interrupts.print_error(message)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Arrow's arrays of numbers and of truth values as NumPy arrays, and back.
+"""Arrow arrays of numbers and booleans as NumPy arrays, and back, without pandas.
 
-``pa.array`` of a NumPy array and ``Array.to_numpy`` would import pandas where it is installed: a
-second, and memory, that the paths without NVTabular do not spend.
+``pa.array`` of a NumPy array and ``Array.to_numpy`` import pandas where it is installed, which
+takes a second and memory that code without NVTabular saves.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import pyarrow as pa
 
 
 def to_arrow(values: np.ndarray) -> pa.Array:
-    """An array of numbers [n], without a copy if it is contiguous."""
+    """Convert numbers [n], without a copy if they are contiguous."""
     values = np.ascontiguousarray(values)
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def rows_to_arrow(values: np.ndarray) -> list[pa.Array]:
-    """The rows of an array of numbers [k, n], without a copy if it is contiguous."""
+    """Convert each row of numbers [k, n], without a copy if they are contiguous."""
     values = np.ascontiguousarray(values)
     kind = pa.from_numpy_dtype(values.dtype)
     count, length = values.shape
@@ -28,7 +28,10 @@ def rows_to_arrow(values: np.ndarray) -> list[pa.Array]:
 
 
 def to_numpy(array: pa.Array) -> np.ndarray:
-    """The numbers [n] of a primitive array (not bool), without a copy; anything where null."""
+    """Return the numbers [n] of a primitive array (not bool), without a copy.
+
+    Where the array is null, the numbers are arbitrary.
+    """
     kind = np.dtype(array.type.to_pandas_dtype())
     buffer = array.buffers()[1]
     if buffer is None:
@@ -37,13 +40,13 @@ def to_numpy(array: pa.Array) -> np.ndarray:
 
 
 def mask_to_arrow(mask: np.ndarray) -> pa.BooleanArray:
-    """Truth values, bool [n]."""
+    """Convert booleans [n]."""
     bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits])
 
 
 def null_mask(array: pa.Array) -> np.ndarray:
-    """Where an array is null, bool [n]."""
+    """Return where an array is null, bool [n]."""
     bits = array.is_null().buffers()[1]
     if bits is None:
         return np.zeros(len(array), bool)

@@ -1,8 +1,8 @@
 """Errors a user can act on: each names the place, the value and the remedy.
 
 Command lines turn a :class:`ClickLogError` into one message on stderr and exit status 2
-(:func:`run_command`), and so, or silently, Ctrl-C, too little memory and a closed pipe; everything
-else is a defect of this project and keeps its traceback.
+(:func:`run_command`). Ctrl-C and too little memory give one message too, a closed pipe gives none.
+All other errors are defects of this project and keep their tracebacks.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import logging
 import sys
 from collections.abc import Callable
 
-#: Top-level loggers of this project: these speak at INFO on a command line, others at WARNING.
+#: Top-level loggers of this project: on a command line they log at INFO, all others at WARNING.
 OUR_LOGGERS = ("clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference", "demo")
 
 
 class ClickLogError(Exception):
-    """Base of all errors that are the input's or the caller's, not this project's.
+    """Base of all errors that the input or the caller causes, not a defect of this project.
 
     Args:
         what: what is wrong, with the file, row or column and the value.
@@ -33,7 +33,7 @@ class ClickLogError(Exception):
 
 
 class BadInputError(ClickLogError):
-    """A file that cannot be read as what it should be: missing, empty, truncated, malformed."""
+    """A file that is missing, empty, truncated or malformed."""
 
 
 class BadRowError(BadInputError):
@@ -41,56 +41,60 @@ class BadRowError(BadInputError):
 
 
 class SchemaError(ClickLogError):
-    """Data, tables, workflow or checkpoint that do not fit each other."""
+    """Data, tables, a workflow or a checkpoint that do not match each other."""
 
 
 class SettingsError(ClickLogError):
-    """A setting or a combination of settings that makes no sense."""
+    """An invalid setting or combination of settings."""
 
 
 class OutputError(ClickLogError):
-    """An output path that cannot be written, or that holds something already."""
+    """An output path that cannot be written, or that is in use already."""
 
 
 def run_command(main: Callable[[], int | None]) -> int:
-    """Run a command line's ``main``, with its messages on stderr; see :func:`ended`."""
+    """Run a command line's ``main``, with its messages on stderr; see :func:`exit_status`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for room in OUR_LOGGERS:
         logging.getLogger(room).setLevel(logging.INFO)
-    return ended(main)
+    return exit_status(main)
 
 
-def ended(main: Callable[[], int | None], report: Callable[[str], object] | None = None) -> int:
-    """Run ``main``; its exit status, or that of an end which is no defect, told in one message.
-
-    2 after a :class:`ClickLogError` or for want of memory, 130 after Ctrl-C, 141 if nobody reads
-    the output any more (nothing is told then). Another error is raised.
+def exit_status(
+    main: Callable[[], int | None], report: Callable[[str], object] | None = None
+) -> int:
+    """Run ``main`` and return its exit status; report expected errors in one message.
 
     Args:
         main: returns the exit status; None is 0.
-        report: prints a message.
+        report: prints a message; to stderr by default.
+
+    Returns:
+        The status that ``main`` returned; 2 after a :class:`ClickLogError` or too little memory,
+        130 after Ctrl-C, 141 without a message if the reader of the output has closed the pipe. All
+        other errors are raised.
     """
     from clicklog import interrupts
 
-    report = report or interrupts.say
+    report = report or interrupts.print_error
     try:
         try:
             status = main() or 0
         except SystemExit:  # argparse has printed help
             interrupts.flush()
             raise
-        interrupts.flush()  # at Python's own end, a closed pipe could not be told any more
+        interrupts.flush()  # when Python exits, it is too late to handle a closed pipe
         return status
     except ClickLogError as error:
         report(f"error: {error}")
         return 2
     except BaseException as error:
-        end = interrupts.ending(error)
+        end = interrupts.expected_end(error)
         if end is None:
             raise
         status, message = end
         if message:
             report(message)
-        if status == interrupts.NOT_READ:
-            interrupts.drop_output()
+        if status == interrupts.PIPE_CLOSED:
+            interrupts.discard_output()
         return status

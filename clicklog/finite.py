@@ -1,6 +1,6 @@
-"""Whether tensors hold a NaN or an infinity: such weights are neither saved, loaded nor served.
+"""Find NaN and infinity in tensors: such weights are not saved, loaded or served.
 
-PyTorch is not imported: tensors bring all that is called here.
+Only methods of the tensors are called, so PyTorch is not imported.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def flat(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def not_finite(state: dict[str, Any]) -> str:
-    """The name of a floating-point tensor with a NaN or an infinity; "" if there is none.
+    """Return the name of a floating-point tensor with a NaN or an infinity; "" if there is none.
 
-    Of a sharded tensor this process's shards are looked at. The smallest and the largest element
-    say it in one pass that allocates nothing; torch.isfinite makes a tensor of answers.
+    Of a sharded tensor this process's shards are checked. The smallest and the largest element
+    suffice, found in one pass without allocation; torch.isfinite allocates a tensor of results.
     """
     for name, tensor in flat(state):
         sharded = hasattr(tensor, "local_shards")

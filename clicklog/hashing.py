@@ -3,7 +3,7 @@
 That is MurmurHash3_x86_32 (Appleby, public domain, 2011) with seed 0: of an int64's 8 bytes, lowest
 first, and of a string's UTF-8 bytes (libcudf, ``cudf::hashing::murmurhash3_x86_32`` of a table of
 one column). So a value has the same bucket on a CPU and on a GPU. Categories of the raw types hex32
-and int hash as int64, whatever array holds them.
+and int are hashed as int64, whatever the dtype of their array.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _M1, _M2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
 
 def murmur3_int(values: np.ndarray) -> np.ndarray:
-    """Hashes uint32 [n] of integers [n] that fit int64."""
+    """Hash integers [n] that fit int64; uint32 [n]."""
     return _hash_ints(np.ascontiguousarray(values).astype(np.int64, copy=False))
 
 
 def murmur3_string(values: pa.Array) -> np.ndarray:
-    """Hashes uint32 [n] of strings [n] (a string or binary array); a null hashes as ""."""
+    """Hash strings [n] (a string or binary array); uint32 [n]. A null has the hash of ""."""
     offsets, data = string_parts(values)
     return _hash_strings(offsets, data)
 
@@ -37,7 +37,7 @@ def _rotate(x, bits):
 
 @numba.njit(forceinline=True)
 def _scramble(word):
-    # numba widens products of uint32 to uint64: cut each back
+    # Numba widens products of uint32 to uint64: truncate each
     return np.uint32(_rotate(np.uint32(word * _C1), 15) * _C2)
 
 

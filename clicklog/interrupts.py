@@ -1,8 +1,8 @@
-"""Ends that are no defect: Ctrl-C, too little memory, a pipe that nobody reads any more.
+"""Ctrl-C, too little memory and closed pipes: one message or none, instead of a traceback.
 
-Command lines import this module before anything that takes time to import: from then on each of
-these ends is told in one message, or in none, instead of a traceback. What they do after that runs
-in :func:`clicklog.errors.run_command`.
+Command lines import this module before anything that takes time to import; its hooks apply from
+then on. The command itself runs in :func:`clicklog.errors.run_command`, which handles the same
+errors.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ import sys
 import time
 from types import TracebackType
 
-#: As shells name the ends by SIGINT and SIGPIPE, and as all errors end that the user can mend.
-INTERRUPTED, NOT_READ, OUT_OF_MEMORY = 130, 141, 2
+#: Exit statuses: of SIGINT and SIGPIPE as shells report them, and of all errors that a user can act
+#: on.
+INTERRUPTED, PIPE_CLOSED, OUT_OF_MEMORY = 130, 141, 2
 
-#: What libraries say that have no error of their own for it.
+#: Messages of libraries that have no type of error for it.
 _NO_MEMORY = (
     "cannot allocate memory", "can't allocate memory", "not enough memory", "std::bad_alloc",
     "cuda out of memory", "can't start new thread", "failed to map segment from shared object",
 )  # fmt: skip
 
 _MAIN_THREAD = _thread.get_ident()
-#: Whether Ctrl-C came where Python could not raise it: an import in C makes another error of it.
+#: Whether Ctrl-C came during an import in C, which raises another error instead.
 _interrupted = False
 
 
-def ending(error: BaseException) -> tuple[int, str] | None:
-    """Exit status and message ("": none) of an error that is no defect; else None."""
+def expected_end(error: BaseException) -> tuple[int, str] | None:
+    """Return exit status and message ("": none) of an error that is not a defect; else None."""
     if isinstance(error, KeyboardInterrupt) or (_interrupted and isinstance(error, ImportError)):
         return INTERRUPTED, "" if _interrupted else "interrupted"
     if isinstance(error, BrokenPipeError) and not _is_read():
-        return NOT_READ, ""
-    if is_memory(error):
+        return PIPE_CLOSED, ""
+    if is_out_of_memory(error):
         return OUT_OF_MEMORY, _memory_message(error)
     return None
 
 
-def is_memory(error: BaseException | None) -> bool:
-    """Whether it is an error of too little memory, or was raised from one."""
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error means too little memory, or was raised from one that does."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -50,7 +51,8 @@ def is_memory(error: BaseException | None) -> bool:
             text = str(error).lower()
             if any(words in text for words in _NO_MEMORY):
                 return True
-        # Not what was merely being handled when a defect came, except by libraries' own wrappers.
+        # The context is followed only for errors that libraries wrap: another error that came while
+        # this one was handled is a defect.
         wrapper = isinstance(error, ImportError | OSError | SystemError)
         error = error.__cause__ or (error.__context__ if wrapper else None)
     return False
@@ -60,9 +62,11 @@ def _memory_message(error: BaseException) -> str:
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    said = "" if limit == resource.RLIM_INFINITY else f" (`ulimit -v` allows {limit >> 20:,} MiB)"
+    limit_note = (
+        "" if limit == resource.RLIM_INFINITY else f" (`ulimit -v` allows {limit >> 20:,} MiB)"
+    )
     detail = str(error).strip().split("\n")[0]
-    what = f"out of memory{said}{f': {detail}' if detail else ''}"
+    what = f"out of memory{limit_note}{f': {detail}' if detail else ''}"
     return (
         f"error: {what}\n  -> free some, raise the limit, or ask for less at once: fewer workers "
         "or ranks, smaller blocks or batches"
@@ -70,7 +74,7 @@ def _memory_message(error: BaseException) -> str:
 
 
 def _is_read() -> bool:
-    """Whether somebody still reads what goes to stdout and stderr."""
+    """Whether the readers of stdout and stderr are still there."""
     import select
 
     poll = select.poll()
@@ -79,8 +83,8 @@ def _is_read() -> bool:
     return not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def say(message: str) -> None:
-    """Print to stderr, if that is still there."""
+def print_error(message: str) -> None:
+    """Print to stderr, if it is still open."""
     try:  # noqa: SIM105  # contextlib takes longer to import than all of this
         print(message, file=sys.stderr, flush=True)
     except OSError:
@@ -88,16 +92,16 @@ def say(message: str) -> None:
 
 
 def flush() -> None:
-    """Write what ``print`` has kept so far. Raises BrokenPipeError if nobody reads it."""
+    """Flush stdout. Raises BrokenPipeError if its reader has closed the pipe."""
     if sys.stdout is not None and not sys.stdout.closed:
         sys.stdout.flush()
 
 
-def drop_output() -> None:
-    """Nobody reads stdout: so that Python does not fail to write it once more at its end."""
+def discard_output() -> None:
+    """Redirect stdout to the null device, so that Python can flush it when it exits."""
     try:  # noqa: SIM105
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):  # stdout is no file
+    except (OSError, ValueError, AttributeError):  # stdout is not a file
         pass
 
 
@@ -105,35 +109,35 @@ def _excepthook(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     global _interrupted
-    end = ending(error)
+    end = expected_end(error)
     if end is None:
         sys.__excepthook__(kind, error, trace)
         return
     status, message = end
     if message:
-        say(message)
-    if status == NOT_READ:
-        drop_output()
-    # C code that cannot go on for Ctrl-C calls this, too, and then raises an error of its own.
+        print_error(message)
+    if status == PIPE_CLOSED:
+        discard_output()
+    # C code that Ctrl-C interrupts also calls this, and then raises another error.
     _interrupted = _interrupted or status == INTERRUPTED
 
 
 def _unraisablehook(unraisable: sys.UnraisableHookArgs) -> None:
-    """Ctrl-C in a destructor, which Python would tell and drop, comes again; see _excepthook."""
+    """Raise Ctrl-C again that came in a destructor, where Python would print and ignore it."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         _thread.start_new_thread(_interrupt_again, ())
-    elif not isinstance(unraisable.exc_value, BrokenPipeError):  # at the end, of stdout
+    elif not isinstance(unraisable.exc_value, BrokenPipeError):  # of stdout, when Python exits
         sys.__unraisablehook__(unraisable)
 
 
 def _interrupt_again() -> None:
     import signal
 
-    time.sleep(0.01)  # until the destructor is left
+    time.sleep(0.01)  # until the destructor has returned
     signal.pthread_kill(_MAIN_THREAD, signal.SIGINT)
 
 
 sys.excepthook = _excepthook
 sys.unraisablehook = _unraisablehook
-#: From here on.
+#: The hooks are set.
 READY = True

@@ -1,10 +1,9 @@
-"""How loops are compiled, by Numba.
+"""Compile loops with Numba, and cache the result per machine.
 
-Numba is loaded without SciPy here. With its first kernel it imports SciPy's linear algebra, to know
-whether there is a BLAS for the inner products of ``np.cov`` and its like: a fifth of a second at
-every start. No kernel here has one. Told that there is none, Numba takes a loop for those;
-``np.dot`` and ``np.linalg`` in other people's kernels look for SciPy when they are compiled, and
-find it.
+Numba is imported without SciPy here. With its first kernel it imports SciPy's linear algebra, to
+find a BLAS for the inner products in ``np.cov`` and similar functions, which takes a fifth of a
+second at every start. No kernel here uses one, so Numba is told that there is no BLAS. ``np.dot``
+and ``np.linalg`` in kernels of other packages look for SciPy when they are compiled, and find it.
 """
 
 from __future__ import annotations
@@ -40,17 +39,18 @@ _CONSTANTS = (bool, int, float, str, tuple, np.generic, np.ndarray)
 
 
 def compiled(*signatures, nogil: bool = True):
-    """Compile a function once per machine: what is compiled is kept beside the source.
+    """Compile a function once per machine: the compiled code is cached beside the source.
 
-    By itself Numba compiles again when the file of the function changes. What the function calls
-    in other files is compiled into it as well, and so are the constants that it imports; here they
-    count too. Where nothing can be kept it is compiled in every process, which is said.
+    Numba's own cache is invalidated only when the file of the function changes. The functions that
+    it calls in other files and the constants that it imports are compiled into it as well, so here
+    changes to them invalidate the cache too. Where nothing can be written, every process compiles,
+    and a warning is logged.
 
     Args:
-        signatures: Numba's types, to compile for at import, and for no others. Without any, the
-            function is compiled when it is first called with others.
-        nogil: let go of the interpreter's lock. To get it back takes microseconds; ``False`` is
-            for what takes no longer.
+        signatures: Numba types to compile for at import; calls with other types fail. Without
+            signatures, the function is compiled at its first call with each combination of types.
+        nogil: release the interpreter's lock. Reacquiring it takes microseconds; pass ``False`` for
+            functions that take no longer than that.
     """
 
     def compile_all(function: Callable) -> Callable:
@@ -73,17 +73,17 @@ event.register("numba:compile", _timing)
 
 
 def compile_seconds() -> float:
-    """How long this process has compiled so far; other people's kernels too."""
+    """Return how long this process has compiled so far, kernels of other packages included."""
     return _timing.duration if _timing.done else 0.0
 
 
 class _Cache(FunctionCache):
     def load_overload(self, sig, target_context):
-        # Not before: what the function calls may be defined below it.
+        # Only now, because the function may call functions defined below it.
         self._cache_file._source_stamp = stamp(self._py_func)
         try:
             found = super().load_overload(sig, target_context)
-        except Exception as error:  # a pickle cut off by a power failure raises anything
+        except Exception as error:  # a pickle truncated by a power failure raises any error
             log.warning("%s: damaged, compiling again: %r", self.cache_path, error)
             with contextlib.suppress(OSError):
                 self._cache_file.flush()
@@ -101,17 +101,17 @@ class _Cache(FunctionCache):
 
 @functools.cache
 def _announce() -> None:
-    log.info("compiling for this processor, up to half a minute; it is kept for the next time")
+    log.info("compiling for this processor, up to half a minute; the result is cached")
 
 
 @functools.cache
 def _warn(why: str) -> None:
-    log.warning("what is compiled cannot be kept, so every start compiles again: %s", why)
+    log.warning("compiled code cannot be cached, so every start compiles again: %s", why)
     log.warning("  -> set NUMBA_CACHE_DIR to a writable directory")
 
 
 def stamp(function: FunctionType) -> str:
-    """A digest of the files of a function and of all that it calls, and of their constants."""
+    """Return a digest of the files of a function and of all it calls, and of their constants."""
     parts: set[str] = set()
     _collect(function, set(), parts)
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
@@ -123,7 +123,7 @@ def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -
     seen.add(function)
     parts.add(_digest(function.__code__.co_filename))
     for name, value in named(function):
-        # what is called: by a kernel, or to make a kernel's instructions
+        # a function called by a kernel, or one that generates a kernel's instructions
         called = getattr(value, "py_func", None) or getattr(value, "_defn", None)
         if called is not None:
             _collect(called, seen, parts)
@@ -135,7 +135,7 @@ def _collect(function: FunctionType, seen: set[FunctionType], parts: set[str]) -
 
 
 def named(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """The globals that a function names, also inside of functions and loops within it."""
+    """Yield the globals that a function names, also in functions and loops within it."""
     codes = [function.__code__]
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]

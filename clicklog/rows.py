@@ -1,4 +1,4 @@
-"""Rows of a raw log as typed columns: what every reader returns."""
+"""Rows of a raw log as typed columns, which every reader returns."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class BadRow:
 
     Attributes:
         line: index of the line (in parquet, of the row) within the block, from 0.
-        what: which column holds which value, and what belongs there.
+        what: the column, its value and what was expected.
         column: name of the column; "" if the row as a whole is wrong.
-        text: the raw line without its end (the beginning of a line that is too long); of parquet,
+        text: the raw line without its end (of a line that is too long, the beginning); of parquet,
             the row's columns as JSON.
-        remedy: what mends it, where to correct the row says too little.
+        remedy: what to do about it, where it is more than to correct the row.
     """
 
     line: int
@@ -68,11 +68,11 @@ class RawRows:
         categorical: by column, the values (:data:`CategoryValues`); 0, "" or the empty list where
             missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
         categorical_missing: uint64 [n], bit j set where categorical column j is missing.
-        line: int64 [n], the line each row stood on, from 0; lines of bad rows are left out.
-        bad: bad rows; they are in none of the columns. Without ``reject`` the first ones only.
-        bad_count: how many bad rows there were.
-        lines: lines of the text, or rows of parquet, counted without regard to what is in them:
-            a reader that loses rows would show by it.
+        line: int64 [n], the line of each row, from 0; lines of bad rows are not in it.
+        bad: bad rows, which are in none of the columns; without ``reject`` the first ones only.
+        bad_count: number of bad rows.
+        lines: lines of the text, or rows of parquet, counted independently of parsing, so that a
+            reader that loses rows is noticed.
     """
 
     label: np.ndarray | None
@@ -95,7 +95,7 @@ def dense_dtype(spec: FeatureSpec) -> type:
 
 
 def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
-    """No rows, with the types that rows of this spec have."""
+    """Return no rows, with the types that rows of this spec have."""
     columns: np.ndarray | list[CategoryValues] = [_empty(column) for column in spec.categorical]
     if spec.is_criteo_format:
         columns = np.empty((len(spec.categorical), 0), np.uint32)
@@ -113,23 +113,23 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
 
 
 def with_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
-    """``rows``, and bad rows of their text that were kept from the parser.
+    """Add bad rows that the parser did not see.
 
     Args:
-        rows: what was parsed, its lines counted as if the bad rows were not there.
-        bad: in their order; their ``line`` counts all of them.
+        rows: the parsed rows; their line numbers do not count the bad rows.
+        bad: the bad rows in order; their line numbers count all lines.
     """
-    # the place of each among the other lines
-    places = np.array([one.line - i for i, one in enumerate(bad)], np.int64)
+    # how many of the parsed lines come before each bad row
+    places = np.array([row.line - i for i, row in enumerate(bad)], np.int64)
 
     def moved(line: np.ndarray) -> np.ndarray:
         return line + np.searchsorted(places, line, side="right")
 
-    others = [dataclasses.replace(one, line=int(moved(np.array(one.line)))) for one in rows.bad]
+    others = [dataclasses.replace(row, line=int(moved(np.array(row.line)))) for row in rows.bad]
     return dataclasses.replace(
         rows,
         line=moved(rows.line),
-        bad=sorted([*others, *bad], key=lambda one: one.line),
+        bad=sorted([*others, *bad], key=lambda row: row.line),
         bad_count=rows.bad_count + len(bad),
         lines=rows.lines + len(bad),
     )

@@ -56,8 +56,8 @@ class TableSchema:
 
     @functools.cached_property
     def arrow(self) -> pa.Schema:
-        """Of the parquet: label and dense float32, ids int32 or lists of int32; no nulls at all."""
-        import pyarrow as pa  # 100 ms that readers of table sizes do without
+        """Schema of the parquet: label and dense float32, ids int32 or lists of int32; no nulls."""
+        import pyarrow as pa  # takes 100 ms, and readers of table sizes do not need it
 
         fields = [
             pa.field(name, pa.float32(), nullable=False) for name in (self.label, *self.dense)
@@ -104,7 +104,7 @@ class TableSchema:
             return cls._of(value, path)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             raise BadInputError(
-                f"{path}: damaged, or no schema of Merlin's: {error!r}",
+                f"{path}: damaged, or not a schema of Merlin: {error!r}",
                 "copy it again, or run the ETL again",
             ) from error
 
@@ -117,7 +117,7 @@ class TableSchema:
             tags = feature.get("annotation", {}).get("tag", [])
             name = feature["name"]
             if not isinstance(name, str) or name in (label, *dense, *categorical):
-                raise ValueError(f"a column called {name!r:.60}, or two of them")
+                raise ValueError(f"column name {name!r:.60} is not text or occurs twice")
             if "target" in tags:
                 label = name
             elif "continuous" in tags:

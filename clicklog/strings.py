@@ -1,4 +1,4 @@
-"""Arrow's string arrays as NumPy arrays, and back, without a copy."""
+"""Arrow string arrays as NumPy arrays, and back, without a copy."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import pyarrow as pa
 
 
 def string_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets (int32 or int64 [n + 1]) and bytes (uint8) of a string or binary array; nulls aside.
+    """Return offsets (int32 or int64 [n + 1]) and bytes (uint8) of a string or binary array.
+
+    Nulls are ignored.
 
     Value i is ``bytes[offsets[i]:offsets[i + 1]]``; the first offset of a slice is not 0.
     """
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     kind = np.dtype(np.int64 if wide else np.int32)
     _, offsets, data = array.buffers()
-    if not len(array):  # Arrow allows it to have no offsets then
+    if not len(array):  # then Arrow allows an array without offsets
         return np.zeros(1, kind), np.empty(0, np.uint8)
     numbers = np.frombuffer(offsets, kind, len(array) + 1, array.offset * kind.itemsize)
     return numbers, np.frombuffer(data if data is not None else b"", np.uint8)
 
 
 def string_array(offsets: np.ndarray, data: np.ndarray) -> pa.StringArray:
-    """The inverse: int32 offsets [n + 1] and UTF-8 bytes become a string array without nulls."""
+    """Make a string array without nulls of int32 offsets [n + 1] and UTF-8 bytes."""
     length = len(offsets) - 1
     return pa.StringArray.from_buffers(length, pa.py_buffer(offsets), pa.py_buffer(data))
 
 
 def strings(values: Sequence[str]) -> pa.StringArray:
-    """A string array of a few strings (``pa.array`` would import pandas)."""
+    """Make a string array of a few strings (``pa.array`` imports pandas)."""
     encoded = [value.encode() for value in values]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     return string_array(offsets, np.frombuffer(b"".join(encoded), np.uint8))

@@ -1,4 +1,4 @@
-"""Work in threads, its results in order."""
+"""Run tasks in threads and return their results in order."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ def in_order(
     name: str,
     ahead: int = 1,
 ) -> Iterator[_Result]:
-    """Results in the order of the tasks, of which only a few are there at any time.
+    """Yield the results in the order of the tasks; only a few tasks and results are held at a time.
 
     Args:
-        work: done in a thread; what it raises is raised here, and what has not begun is dropped.
-        tasks: taken one by one, as there is room.
-        threads: how many.
-        name: that the threads' names begin with.
-        ahead: how many tasks more than threads may be under way, or done and waiting.
+        work: called in a thread with each task. If it raises, the error is raised here, and tasks
+            that have not begun are dropped.
+        tasks: taken one by one, as threads become free.
+        threads: number of threads.
+        name: prefix of the threads' names.
+        ahead: how many more tasks than threads may be running, or done and not yet taken.
     """
     pool = ThreadPoolExecutor(threads, name)
     pending: deque[Future[_Result]] = deque()

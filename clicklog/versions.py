@@ -1,9 +1,9 @@
 """The supported combinations of packages, in one table, checked before they are imported.
 
-The check reads the installed packages' metadata and imports none of them, so that it costs
-milliseconds and speaks first: a wrong combination fails otherwise deep inside a C++ extension, or
-later, with wrong values. A version is supported when it begins with the one in the table, part by
-part; a local suffix (``2.13.0+cpu``, ``2.13.0+cu130``) does not count.
+The check reads the metadata of the installed packages without importing them, which takes
+milliseconds. Without it, an unsupported combination fails inside a C++ extension, or later, with
+wrong values. A version is supported when it begins with the one in the table, part by part; a local
+suffix (``2.13.0+cpu``, ``2.13.0+cu130``) is ignored.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from clicklog.errors import ClickLogError
 #: Name of a package -> its version, or None where it is not installed.
 VersionLookup: TypeAlias = Callable[[str], str | None]
 
-#: PyTorch, FBGEMM and TorchRec are built for each other: one of these rows as a whole.
+#: PyTorch, FBGEMM and TorchRec are built for each other: all three have to be from one row.
 TRAINING = (
     {"torch": "2.13", "fbgemm-gpu": "1.8", "torchrec": "1.8"},
     {"torch": "2.11", "fbgemm-gpu": "1.6", "torchrec": "1.6"},
 )
-#: FBGEMM for machines without a GPU: another package with the same modules inside.
+#: FBGEMM for machines without a GPU: another package with the same modules.
 FBGEMM_CPU = "fbgemm-gpu-cpu"
 
-#: What ``nvt_compat`` was written for.
+#: The versions that ``nvt_compat`` was written for.
 ETL = {
     "nvtabular": "23.8",
     "merlin-core": "23.8",
@@ -48,7 +48,7 @@ class UnsupportedStackError(ClickLogError, ImportError):
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version of an installed package, or None; imports nothing of it."""
+    """Return the version of an installed package, or None, without importing it."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -56,7 +56,7 @@ def installed_version(name: str) -> str | None:
 
 
 def check_training_stack(version: VersionLookup = installed_version) -> None:
-    """Raise :class:`UnsupportedStackError` unless PyTorch, FBGEMM and TorchRec fit each other."""
+    """Raise :class:`UnsupportedStackError` unless PyTorch, FBGEMM and TorchRec match each other."""
     fbgemm = FBGEMM_CPU if version(FBGEMM_CPU) else "fbgemm-gpu"
     rows = [
         {fbgemm if name == "fbgemm-gpu" else name: wanted for name, wanted in row.items()}
@@ -66,16 +66,16 @@ def check_training_stack(version: VersionLookup = installed_version) -> None:
     supported = ", or ".join(_listed(row) for row in rows)
     if fbgemm == FBGEMM_CPU and version("fbgemm-gpu"):  # each has overwritten files of the other
         found["fbgemm-gpu"] = version("fbgemm-gpu")
-        mend = f"pip uninstall --yes fbgemm-gpu {FBGEMM_CPU} && {_install(version)}"
-        raise UnsupportedStackError(_line(found, supported, mend))
+        remedy = f"pip uninstall --yes fbgemm-gpu {FBGEMM_CPU} && {_install(version)}"
+        raise UnsupportedStackError(_line(found, supported, remedy))
     if not any(all(_fits(found[name], row[name]) for name in row) for row in rows):
         raise UnsupportedStackError(_line(found, supported, _install(version)))
 
 
 def check_etl_stack(version: VersionLookup = installed_version) -> None:
-    """Raise :class:`UnsupportedStackError` unless ``nvt_compat`` knows the installed packages.
+    """Raise :class:`UnsupportedStackError` unless ``nvt_compat`` supports the installed packages.
 
-    They are NVTabular, Merlin, Dask, pandas and numpy, and RAPIDS where it is installed.
+    The packages are NVTabular, Merlin, Dask, pandas and NumPy, and RAPIDS where it is installed.
     """
     wanted = ETL | {name: row for name, row in RAPIDS.items() if version(name)}
     wrong = {name: row for name, row in wanted.items() if not _fits(version(name), row)}
@@ -97,8 +97,8 @@ def _listed(versions: dict[str, str]) -> str:
 def _line(found: dict[str, str | None], supported: str, command: str) -> str:
     there = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in found.items())
     return (
-        f"unsupported packages: found {there}; supported: {supported}; to mend it, run `{command}`"
-        f"{', or `make env` for a fresh .venv' if _LOCKS.is_dir() else ''}"
+        f"unsupported packages: found {there}; supported: {supported}; run `{command}`"
+        f"{', or `make env` for a new .venv' if _LOCKS.is_dir() else ''}"
     )
 
 

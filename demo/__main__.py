@@ -21,6 +21,7 @@ from pathlib import Path
 
 from clicklog.command_line import Parser, Settings, flag, parse
 from clicklog.errors import ClickLogError, OutputError, run_command
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json, write_text
 
 log = logging.getLogger("demo")
@@ -62,12 +63,13 @@ def _run(settings: DemoSettings) -> None:
     from demo.summary import make_summary, print_table
 
     output = _fresh(settings.output)
+    etl = EtlOutput(output / "out")
     paths = {
         "raw": output / "raw",
-        "etl": output / "out",
-        "workflow": output / "out" / "workflow",
-        "parquet": output / "out" / "criteo_binary" / "split",
-        "report": output / "out" / "report.html",
+        "etl": etl.root,
+        "workflow": etl.workflow,
+        "parquet": etl.splits,
+        "report": etl.report,
         "checkpoint": output / "checkpoint",
         "training_log": output / "training_log",
         "predictions": output / "predictions.parquet",

@@ -26,7 +26,7 @@ log = logging.getLogger("demo")
 IMPORTS = (
     ("workflows.compiled.text_tables", "workflows.compiled.dense"),
     ("nvt_loader.parquet.page_values", "nvt_loader.parquet.pages"),
-    ("nvt_loader.kernels", "nvt_loader.parquet.crc32"),
+    ("nvt_loader.kernels",),
 )
 #: The spec of a TSV log with numbers, and that of a CSV log with strings and lists.
 SPECS = ("criteo_1tb", "retail")

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 
 
 def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
     """Collect rows, speeds, AUROCs, and the difference between two ways of scoring."""
-    manifest = read_json(paths["etl"] / "manifest.json", "the ETL's manifest")
-    timings = read_json(paths["etl"] / "timings.json", "the ETL's timings")
+    etl = EtlOutput(paths["etl"])
+    rows = etl.manifest_value("rows", dict[str, int])
+    timings = read_json(etl.timings, "the ETL's timings")
     planted = read_json(paths["raw"] / "synthetic.json", "the synthetic log's description")
     events = read_training_log(paths["training_log"])
     last = {event["split"]: event for event in events if event["event"] == "evaluation"}
@@ -23,9 +25,9 @@ def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
     oracle = planted["oracle"]
     score_diff, loss_diff = _check_scores(paths, last)
     return {
-        "rows_in": manifest["rows"]["in"],
-        "rows_out": manifest["rows"]["out"],
-        "rows_rejected": manifest["rows"]["rejected"],
+        "rows_in": rows["in"],
+        "rows_out": rows["out"],
+        "rows_rejected": rows["rejected"],
         "etl_rows_per_s": timings["rows_per_s"],
         "train_samples_per_s": round(end["samples_per_s"]),
         "auroc_valid": last["valid"]["auroc"],

@@ -6,13 +6,16 @@ import functools
 import hashlib
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from clicklog.errors import ClickLogError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
+from clicklog.files.validation import parse
 from clicklog.schema import TableSchema
 from dlrm.config import ModelConfig
 from dlrm.launch.distributed import Group
@@ -49,17 +52,19 @@ def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
     ``python -m etl synthesize`` writes the metrics of the true click probabilities beside its
     log. They hold for the ETL's splits if these have as many rows and clicks.
     """
-    output = Path(settings.binary_path).absolute().parent.parent
+    output = EtlOutput.of_splits(settings.binary_path)
     try:
-        manifest = read_json(output / "manifest.json", "the ETL's manifest")
-        raw = Path(manifest["inputs"][0]["path"]).parent
-        oracle = read_json(raw / "synthetic.json", "a synthetic log's description")["oracle"]
+        inputs = output.manifest_value("inputs", list[dict[str, Any]])
+        splits = output.manifest_value("splits", dict[str, dict[str, Any]])
+        file = Path(inputs[0]["path"]).parent / "synthetic.json"
+        summary = parse(dict[str, Any], read_json(file, "a synthetic log's description"), file)
+        oracle = parse(dict[str, dict[str, Any]], summary["oracle"], file)
         best = {
-            split: {name: float(known[name]) for name in ("auroc", "log_loss")}
-            for split, known in oracle.items()
-            if all(known[name] == manifest["splits"][split][name] for name in ("rows", "positives"))
+            split: {name: float(scores[name]) for name in ("auroc", "log_loss")}
+            for split, scores in oracle.items()
+            if all(scores[name] == splits[split][name] for name in ("rows", "positives"))
         }
-    except (ClickLogError, LookupError, TypeError):
+    except (ClickLogError, LookupError, TypeError, ValueError):
         return None
     return best or None
 

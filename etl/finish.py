@@ -1,4 +1,4 @@
-"""After the last unit: are all rows accounted for, and their parts in place?"""
+"""After the last unit: reject bad rows, move the parts into place, account for every row."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from clicklog.errors import BadRowError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import atomic_path, fsync_directory
 from clicklog.readers.raw import first_line
 from clicklog.spec.feature_spec import FeatureSpec
@@ -26,13 +27,20 @@ log = logging.getLogger(__name__)
 def quarantine(
     results: list[UnitResult], spec: FeatureSpec, work: Path, output: Path, most: float
 ) -> None:
-    """Write ``rejected/``: file, line, reason and raw line of bad rows, a file per input file.
+    """Write the file, line, reason and raw line of bad rows: a file for each input file.
+
+    Args:
+        results: of all units.
+        spec: of the input.
+        work: directory of the run's state.
+        output: directory of the run.
+        most: the largest share of bad rows that is accepted.
 
     Raises:
-        BadRowError: they are more than the share ``most`` of all rows.
+        BadRowError: the share of bad rows is larger.
         OutputError: the directory cannot be written.
     """
-    directory = output / "rejected"
+    directory = EtlOutput(output).rejected
     shutil.rmtree(directory, ignore_errors=True)
     for source, own in by_source(results).items():
         if any(result.bad_count for result in own):
@@ -46,8 +54,8 @@ def quarantine(
         raise BadRowError(
             f"{bad} of {lines} rows ({bad / lines:.2%}) break the spec, more than "
             f"--max_bad_fraction {most}; {_worst(results, spec)}",
-            f"all of them are in {directory}; correct the input, or allow more: with --resume "
-            "nothing is done again",
+            f"all of them are in {directory}; correct the input, or allow more: --resume "
+            "repeats no finished work",
         )
 
 
@@ -65,7 +73,7 @@ def _merge_rejected(path: Path, first: int, results: list[UnitResult], work: Pat
 
 
 def _worst(results: list[UnitResult], spec: FeatureSpec) -> str:
-    """The file with most bad rows, and why the first of them are."""
+    """The file with the most bad rows, and the reasons of the first of them."""
     own = max(by_source(results).values(), key=lambda own: sum(r.bad_count for r in own))
     bad = sum(result.bad_count for result in own)
     lines = sum(result.lines for result in own)
@@ -78,7 +86,7 @@ def _worst(results: list[UnitResult], spec: FeatureSpec) -> str:
 
 
 def move_parts(parts: Path, split_root: Path, files: list[str]) -> None:
-    """Move all parts to where they belong; those that are there already stay.
+    """Move all parts into the directory of the splits; those that are there already stay.
 
     Raises:
         OSError: the directory cannot be written.
@@ -93,13 +101,13 @@ def move_parts(parts: Path, split_root: Path, files: list[str]) -> None:
 
 
 def check_rows(plan: Plan, results: list[UnitResult], split_root: Path) -> dict[str, int]:
-    """Every line of the input is in a part or rejected: by the parts' own footers.
+    """Check by the parts' footers that every line of the input is in a part or rejected.
 
     Returns:
         Bytes of each part.
 
     Raises:
-        LostRowsError: not so.
+        LostRowsError: a line is not accounted for.
     """
     if [result.unit for result in results] != plan.units:
         raise LostRowsError(f"{len(results)} of {len(plan.units)} units are done", _REMEDY)
@@ -119,11 +127,11 @@ def check_rows(plan: Plan, results: list[UnitResult], split_root: Path) -> dict[
 
 
 def _check_tiling(source: str, units: list[Unit]) -> None:
-    for one, other in itertools.pairwise(units):
-        if one.block.end != other.block.begin:
+    for before, after in itertools.pairwise(units):
+        if before.block.end != after.block.begin:
             raise LostRowsError(
-                f"{source}: a gap between {one.block.end} and {other.block.begin}", _REMEDY
+                f"{source}: a gap between {before.block.end} and {after.block.begin}", _REMEDY
             )
 
 
-_REMEDY = "begin again with --restart; if it comes again, this is a defect"
+_REMEDY = "begin again with --restart; if the error repeats, it is a defect of this program"

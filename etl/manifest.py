@@ -1,6 +1,6 @@
-"""What a run read, did and wrote, as ``manifest.json``: the last file of an output directory.
+"""The manifest of a run: what it read, did and wrote. It is the last file of an output directory.
 
-The same run writes the same bytes; how long it took is in ``timings.json``.
+The same run writes the same bytes; its timings are in another file.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.errors import SchemaError
-from clicklog.files.atomic import read_json
-from clicklog.files.validation import parse
+from clicklog.files.artifact import Format
 from clicklog.readers.raw import DayFile
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
@@ -21,6 +19,7 @@ from etl.results import UnitResult, by_source
 from workflows.description import WorkflowDescription
 
 MANIFEST_VERSION = 2
+_FORMAT = Format("", MANIFEST_VERSION, "the ETL's manifest")
 
 
 def make_manifest(
@@ -88,7 +87,6 @@ class _File:
 class _Manifest:
     """What ``manifest.json`` holds."""
 
-    format_version: int
     settings: dict[str, Any]
     inputs: list[_Input]
     rows: dict[str, int]
@@ -100,7 +98,7 @@ class _Manifest:
     files: list[_File]
 
     def __post_init__(self) -> None:
-        for rows in (self.rows, *(one.rows for one in self.inputs)):
+        for rows in (self.rows, *(file.rows for file in self.inputs)):
             if rows.keys() != {"in", "out", "rejected"}:
                 raise ValueError(f"rows {', '.join(rows)}")
 
@@ -112,20 +110,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
         BadInputError: it is damaged.
         SchemaError: another version of this program wrote it.
     """
-    value = read_json(path, "the ETL's manifest")
-    version = value.get("format_version") if isinstance(value, dict) else None
-    if isinstance(version, int) and version != MANIFEST_VERSION:
-        raise SchemaError(
-            f"{path}: manifest of version {version}, this program reads {MANIFEST_VERSION}",
-            "choose another --output_path",
-        )
-    parse(_Manifest, value, path, "choose another --output_path, or copy the manifest again")
-    return value
+    remedy = "choose another --output_path"
+    copy = f"{remedy}, or copy the manifest again"
+    content = _FORMAT.read(_Manifest, path, copy, other_version=remedy)
+    return {_FORMAT.version_key: _FORMAT.version, **dataclasses.asdict(content)}
 
 
 def inputs_of(manifest: dict[str, Any]) -> dict[str, Any]:
     """The fingerprints of a finished run's inputs, as a plan record has them."""
-    return {one["path"]: one["fingerprint"] for one in manifest["inputs"]}
+    return {file["path"]: file["fingerprint"] for file in manifest["inputs"]}
 
 
 def _rows(results: list[UnitResult]) -> dict[str, int]:

@@ -1,8 +1,9 @@
-"""The output directory of a run: whose it is, and whether what it holds may be used.
+"""The output directory of a run: what may be used of it, and which run may write to it.
 
 A run that has not finished leaves a marker, which is locked while it runs; the lock ends with the
-process, however that ends. The marker names the directory of the run's state, below ``.work``:
-another name after each ``--restart``, so that a worker which outlived its run writes to nowhere.
+process, even by SIGKILL. The marker names the directory of the run's state, below ``.work``. After
+each ``--restart`` that is another name, so that a worker of the run before, which may still be
+working, writes nothing into the state of the new run.
 """
 
 from __future__ import annotations
@@ -17,23 +18,27 @@ from pathlib import Path
 from typing import IO
 
 from clicklog.errors import BadInputError, OutputError
+from clicklog.etl_output import NAMES, EtlOutput
 from clicklog.files.atomic import locked, remove_temporary
+from clicklog.files.journal import UNITS
 
 log = logging.getLogger(__name__)
 
-MANIFEST_FILE = "manifest.json"
 UNFINISHED_FILE = ".unfinished"
 WORK_DIRECTORY = ".work"
-_NAME_LETTERS = 8  # of a run's state
+_NAME_LETTERS = 8  # of the directory of a run's state
 #: What a run creates in its output directory.
-OWN = (
-    WORK_DIRECTORY, "criteo_binary", "workflow", "rejected", "report.html", "timings.json",
-    MANIFEST_FILE,
+OWN = (WORK_DIRECTORY, *NAMES)
+#: Below the directory of a run's state, beside its journal: decompressed days; what the cpu and the
+#: dask engine have counted; the digest of the fitted workflow; where units were cut; the parts
+#: until all of them are there; rejected rows by unit; the state of shuffling; Dask's own files.
+COPIES, FIT, CATEGORIES, FITTED_FILE, CUTS_FILE = (
+    "decompressed", "fit", "categories", "fit.json", "cuts.json",
 )  # fmt: skip
-#: Where a run's state has what it need not do again. Decompressed days are not worth their room
-#: once the input has turned out to be wrong: it will be another one, or none.
-_DONE = ("fit.json", "fit/*.npz", "units/*.json")
-COPIES_DIRECTORY = "decompressed"
+PARTS, REJECTED, SHUFFLE, DASK = "parts", "rejected", "shuffle", "dask"
+#: What a resumed run need not do again. Decompressed days are not worth their room once the input
+#: has turned out to be wrong: it will be another one, or none.
+_DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json")
 
 
 def check_output(output: Path, *, resume: bool = False, restart: bool = False) -> set[str]:
@@ -50,7 +55,7 @@ def check_output(output: Path, *, resume: bool = False, restart: bool = False) -
     present = {path.name for path in output.iterdir()} if output.is_dir() else set()
     if not present:
         return present
-    if MANIFEST_FILE in present:
+    if is_finished(output):
         if resume:
             return present
         raise OutputError(
@@ -72,17 +77,18 @@ def check_output(output: Path, *, resume: bool = False, restart: bool = False) -
 
 @contextlib.contextmanager
 def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
-    """Make an output directory ours; yields the directory of the run's state.
+    """Claim an output directory for a run; yields the directory of the run's state.
 
-    If nothing was done when the caller fails, nothing stays.
+    If the caller fails before any work was done, everything it wrote is removed.
 
     Args:
         output: see :func:`check_output`.
         resume: keep what an unfinished run did.
-        restart: discard it.
+        restart: discard what an unfinished run did.
 
     Raises:
-        OutputError: it holds something else, another process writes there, or nobody can.
+        OutputError: the directory holds something else, another process writes to it, or it cannot
+            be written.
     """
     with contextlib.ExitStack() as stack:
         with named_errors(output):
@@ -90,10 +96,10 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
         try:
             yield work
         except BaseException as error:
-            done = _DONE if _is_wrong_input(error) else (*_DONE, f"{COPIES_DIRECTORY}/*")
+            done = _DONE if _is_wrong_input(error) else (*_DONE, f"{COPIES}/*")
             if not is_finished(output):
                 if _anything_done(work, done):
-                    _tell_copies(output, work)
+                    _log_copies(output, work)
                 else:
                     with contextlib.suppress(OSError):
                         _remove(output, (*OWN, UNFINISHED_FILE))
@@ -101,7 +107,7 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
 
 
 def _is_wrong_input(error: BaseException) -> bool:
-    """Whether another attempt would find the same; not so if reading it failed (EIO, a timeout)."""
+    """Whether an error is of the input's content, and not of reading it (EIO, a timeout)."""
     failed = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
     return isinstance(error, BadInputError) and not failed
 
@@ -110,8 +116,8 @@ def _anything_done(work: Path, patterns: tuple[str, ...]) -> bool:
     return any(path.is_file() for pattern in patterns for path in work.glob(pattern))
 
 
-def _tell_copies(output: Path, work: Path) -> None:
-    size = sum(path.stat().st_size for path in (work / COPIES_DIRECTORY).glob("*"))
+def _log_copies(output: Path, work: Path) -> None:
+    size = sum(path.stat().st_size for path in (work / COPIES).glob("*"))
     if size:
         log.info(
             "%s keeps %.2f GB of decompressed days for --resume; --restart discards them",
@@ -147,7 +153,7 @@ def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool
 
 
 def _state_named(output: Path, marker: IO[str]) -> str:
-    """The name in a marker, as :func:`_take` makes them; "" if a run was ended before it."""
+    """The name in a marker, as :func:`_take` writes it; "" if the run ended before that."""
     marker.seek(0)
     try:
         name = marker.read(_NAME_LETTERS + 1)
@@ -155,19 +161,19 @@ def _state_named(output: Path, marker: IO[str]) -> str:
         name = "?"
     if name and not re.fullmatch(f"[0-9a-f]{{{_NAME_LETTERS}}}", name):
         raise OutputError(
-            f"{output / UNFINISHED_FILE}: {name!r} is no name that a run gives",
-            "discard what is there and begin again with --restart",
+            f"{output / UNFINISHED_FILE}: {name!r} is not a name that a run writes there",
+            "discard the unfinished run and begin again with --restart",
         )
     return name
 
 
 def is_finished(output: Path) -> bool:
     """Whether the output directory holds a whole run."""
-    return (output / MANIFEST_FILE).exists()
+    return EtlOutput(output).manifest.exists()
 
 
 def release(output: Path) -> None:
-    """Remove what only an unfinished run needs; its manifest is there, so nothing may fail."""
+    """Remove the state of a run that has just finished; errors do not matter any more."""
     shutil.rmtree(output / WORK_DIRECTORY, ignore_errors=True)
     with contextlib.suppress(OSError):
         (output / UNFINISHED_FILE).unlink()

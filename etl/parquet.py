@@ -1,10 +1,9 @@
-"""The parquet the trainer reads, written one way by whichever engine made the columns.
+"""Writing the parquet that the trainer reads, the same for all engines.
 
-Row groups of 128 Ki rows; columns of few values as indices of a dictionary, others plain; not
-compressed. That makes larger files than Snappy and dictionaries everywhere, which are written and
-decoded faster: on indices, which are packed bits, Snappy finds little, and nothing decodes slower
-than Snappy on plain pages. With page checksums, so that a flipped bit is an error instead of a
-wrong id.
+Row groups have 128 Ki rows. Columns of few values are indices of a dictionary, others plain;
+nothing is compressed. The files are larger than with Snappy and dictionaries everywhere, but they
+are written and decoded faster: Snappy saves little on indices, which are packed bits, and makes
+plain pages slow to decode. Page checksums turn a flipped bit into an error instead of a wrong id.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 
 ROW_GROUP_ROWS = 128 << 10
-#: A column chunk with a larger dictionary (4096 values of four bytes) goes on without one.
+#: Column chunks whose dictionary becomes larger (4096 values of four bytes) are written plain.
 _DICTIONARY_BYTES = 16 << 10
 
 
@@ -33,11 +32,11 @@ def write_part(table: pa.Table, path: Path) -> int:
 def write_tables(tables: Iterable[pa.Table], path: Path) -> int:
     """Write one part from tables of one schema, however long each is; bytes written.
 
-    Row groups are of :data:`ROW_GROUP_ROWS`, the last one of what is left; no more than that waits
-    in memory.
+    Row groups have :data:`ROW_GROUP_ROWS` rows, the last one fewer; memory holds no more rows than
+    that.
 
     Args:
-        tables: at least one; what raises in there leaves no part behind.
+        tables: at least one; if making one raises, no part is left.
         path: of the part.
 
     Raises:
@@ -56,12 +55,12 @@ def write_tables(tables: Iterable[pa.Table], path: Path) -> int:
         ) as writer:
             for group in _row_groups(itertools.chain([first], tables)):
                 writer.write_table(group, row_group_size=ROW_GROUP_ROWS)
-                del group  # or it would stay in memory while the next one is made
+                del group  # so that it is not in memory while the next one is made
         return temporary.stat().st_size
 
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in tables of ``ROW_GROUP_ROWS``; one empty table if there are no rows."""
+    """The same rows in tables of ``ROW_GROUP_ROWS`` rows; an empty table if there are none."""
     waiting: list[pa.Table] = []
     rows = groups = 0
     for table in tables:

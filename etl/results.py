@@ -1,4 +1,4 @@
-"""What became of one unit of work: the counts that the manifest and the report add up."""
+"""The result of a unit of work: the counts that the manifest and the report add up."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class LostRowsError(BadInputError):
 
 @dataclasses.dataclass
 class UnitResult:
-    """What became of a unit.
+    """The result of a unit.
 
     Attributes:
         unit: the unit.
         rows: rows written.
         bad_count: rows left out.
-        bad: line in the unit, from 0, and reason of the first of them.
+        bad: line in the unit, from 0, and reason of the first rows left out.
         positives: rows with label 1.
         size: bytes of the part.
         dense_missing: int64 [dense columns], rows in which each was missing.

@@ -14,6 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from clicklog.errors import BadInputError, ClickLogError, OutputError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json, write_json
 from clicklog.files.journal import refuse_changes
 from clicklog.files.validation import parse
@@ -58,7 +59,7 @@ def run(settings: EtlSettings) -> dict[str, Any]:
 
 
 def _already_finished(path: Path, now: dict[str, Any]) -> dict[str, Any]:
-    manifest = read_manifest(path / output.MANIFEST_FILE)
+    manifest = read_manifest(EtlOutput(path).manifest)
     before = with_defaults({"settings": manifest["settings"], "inputs": inputs_of(manifest)})
     now = {key: now[key] for key in before}  # without versions: others may read the output
     refuse_changes(before, now, path, "choose another --output_path")
@@ -80,9 +81,9 @@ class _Run:
         self.settings, self.days, self.work = settings, days, work
         self.record, self.resumed = record, resumed
         self.output = settings.output_path
-        self.workflow = self.output / "workflow"
-        self.split_root = self.output / "criteo_binary" / "split"
-        self.parts = choice.parts_root(work)
+        self.paths = EtlOutput(self.output)
+        self.workflow, self.split_root = self.paths.workflow, self.paths.splits
+        self.parts = work / output.PARTS
         self.stage = _StageTimer()
 
     def execute(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class _Run:
     def _check_cuts(self, plan: Plan) -> None:
         """Refuse to resume a run if its input would be cut into other units than before."""
         cuts = [[u.file, u.block.source, u.block.begin, u.block.end] for u in plan.units]
-        path = self.work / "cuts.json"
+        path = self.work / output.CUTS_FILE
         if path.exists() and read_json(path, "the cuts of an unfinished run") != cuts:
             raise BadInputError(
                 f"{self.settings.input_path}: the positions of lines changed since the run began, "
@@ -157,7 +158,7 @@ class _Run:
 
     def _fitted_digest(self) -> str | None:
         """Return the digest of the workflow that this run fitted; None if it is not recorded."""
-        file = self.work / "fit.json"
+        file = self.work / output.FITTED_FILE
         try:
             return parse(dict[str, str], read_json(file, "the record of a fit"), file)["digest"]
         except (BadInputError, KeyError):
@@ -175,9 +176,9 @@ class _Run:
                 f"encoded with {before}",
                 "discard them and begin again with --restart",
             )
-        write_json(self.work / "fit.json", {"digest": now})
+        write_json(self.work / output.FITTED_FILE, {"digest": now})
         # no longer needed; deleting takes a while, so it happens while units are transformed
-        Thread(target=shutil.rmtree, args=(choice.fit_root(self.work), True)).start()
+        Thread(target=shutil.rmtree, args=(self.work / output.FIT, True)).start()
 
     def _shuffle(self, results: list[UnitResult]) -> None:
         from etl.shuffle.training_rows import Part, shuffle
@@ -191,7 +192,7 @@ class _Run:
                 [Part(result.unit.file, result.rows, result.unit.day) for result in train],
                 mode=self.settings.shuffle,
                 seed=self.settings.seed,
-                work=self.work / "shuffle",
+                work=self.work / output.SHUFFLE,
                 workers=self.settings.workers or cores(),
                 report=bar.update,
             )
@@ -218,11 +219,11 @@ class _Run:
             "the inputs were changed during the run; begin again with --restart",
         )
         manifest = make_manifest(self.record, self.days, results, sizes, description)
-        write_json(self.output / "timings.json", self._timings(plan, manifest))
-        write_report(self.output / "report.html", manifest, description)
-        write_json(self.output / output.MANIFEST_FILE, manifest)
+        write_json(self.paths.timings, self._timings(plan, manifest))
+        write_report(self.paths.report, manifest, description)
+        write_json(self.paths.manifest, manifest)
         output.release(self.output)
-        log.info("wrote %s", self.output / output.MANIFEST_FILE)
+        log.info("wrote %s", self.paths.manifest)
         if warnings := one_label_splits(manifest["splits"]):
             log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), ONE_LABEL_REMEDY)
         return manifest

@@ -1,8 +1,9 @@
 """Decompressing days: blocks need random access, and both passes over the log read each block.
 
-A copy of the text is written once: to write and read it takes a processor less time than to
-decompress again for the second pass. How large it becomes is said before; a file that becomes
-larger is refused, and so is, before anything is written, one whose first rows are malformed.
+A copy of the text is written once: writing and reading it takes less processor time than
+decompressing again for the second pass. Its size is estimated from its first bytes; a file that
+becomes much larger is refused, and so is, before anything is written, a file whose first rows are
+malformed.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ from clicklog.readers.lines import count_lines, read_stream, unpacked_head
 from clicklog.readers.raw import DayFile
 from clicklog.readers.stream import check_first_rows
 from clicklog.readers.text_rows import TOO_LONG_REMEDY
-from etl.output import COPIES_DIRECTORY
+from etl.output import COPIES
 from etl.settings import EtlSettings
 
 log = logging.getLogger(__name__)
 
-#: A day may become so many times what its first bytes promise, and so many bytes more.
+#: A day may become so many times its estimated size, and so many bytes more.
 MARGIN, SPARE_BYTES = 4, 64 << 20
 _CHUNK_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed:
+class CompressedDay:
     """A compressed day and its copy.
 
     Attributes:
-        day: as found.
-        copy: where its text goes; if it is there, from an earlier process, it is whole.
-        promised: bytes of text, by what its first bytes become.
-        most: bytes of text that are written; more are an error.
+        day: the compressed file.
+        copy: where its text goes; if the file exists, an earlier process wrote it, and it is whole.
+        estimate: bytes of text, extrapolated from the first bytes.
+        limit: bytes of text at most; more are an error.
     """
 
     day: DayFile
     copy: Path
-    promised: int
-    most: int
+    estimate: int
+    limit: int
 
 
 def staged(days: list[DayFile], settings: EtlSettings, work: Path, threads: int) -> list[DayFile]:
@@ -61,59 +62,57 @@ def staged(days: list[DayFile], settings: EtlSettings, work: Path, threads: int)
 
     Raises:
         BadInputError: a file is truncated, not in the format its name says, or becomes much larger
-            than its beginning promises.
+            than estimated.
         BadRowError: its first rows break the spec, or a line does not end.
         OutputError: there is too little room, or the directory cannot be written.
     """
-    copies = {day: _copy(day, work / COPIES_DIRECTORY) for day in days if day.compressed}
+    copies = {day: _copy(day, work / COPIES) for day in days if day.compressed}
     left = [day for day, copy in copies.items() if not copy.exists()]
     if left:
         for day in left:
             check_first_rows(day, settings.spec, reject=settings.reject)
-        packed = [
-            look_into(day, work / COPIES_DIRECTORY, settings.max_decompressed_gb) for day in left
-        ]
-        _announce(packed, work)
-        _unpack_all(packed, settings, min(threads, len(packed)))
+        packed = [estimate(day, work / COPIES, settings.max_decompressed_gb) for day in left]
+        _check_room(packed, work)
+        _decompress_all(packed, settings, min(threads, len(packed)))
     return [_copied(day, copies[day]) if day in copies else day for day in days]
 
 
-def look_into(day: DayFile, directory: Path, max_gb: float | None = None) -> Packed:
-    """How large a compressed day will be; reads its first bytes.
+def estimate(day: DayFile, directory: Path, max_gb: float | None = None) -> CompressedDay:
+    """Estimate how large a compressed day will be; reads its first bytes.
 
     Args:
         day: the day.
-        directory: for its copy, which is called as the day without the ending.
-        max_gb: that it may become, whatever the first bytes promise.
+        directory: for its copy, which has the name of the day without the ending.
+        max_gb: limit of its size, whatever the estimate; None: a multiple of the estimate.
     """
     text, packed_bytes, whole = unpacked_head(day.path)
-    promised = len(text) if whole else round(day.size * len(text) / packed_bytes)
-    most = MARGIN * promised + SPARE_BYTES if max_gb is None else round(max_gb * 1e9)
-    return Packed(day, _copy(day, directory), min(promised, most), most)
+    size = len(text) if whole else round(day.size * len(text) / packed_bytes)
+    limit = MARGIN * size + SPARE_BYTES if max_gb is None else round(max_gb * 1e9)
+    return CompressedDay(day, _copy(day, directory), min(size, limit), limit)
 
 
 def _copy(day: DayFile, directory: Path) -> Path:
     return directory / Path(day.path).name.rsplit(".", 1)[0]
 
 
-def _announce(packed: list[Packed], work: Path) -> None:
+def _check_room(packed: list[CompressedDay], work: Path) -> None:
     free = shutil.disk_usage(work).free
-    promised = sum(one.promised for one in packed)
+    size = sum(day.estimate for day in packed)
     days = (
         "1 compressed day becomes" if len(packed) == 1 else f"{len(packed)} compressed days become"
     )
-    said = f"{days} about {promised / 1e9:.2f} GB of text"
-    if promised > free:
+    text = f"{days} about {size / 1e9:.2f} GB of text"
+    if size > free:
         raise OutputError(
-            f"{work}: {said}, and {free / 1e9:.2f} GB are free",
-            "free space, use fewer --days or another --output_path; if less will come of each of "
-            "them than their first bytes promise, say how much by --max_decompressed_gb",
+            f"{work}: {text}, and {free / 1e9:.2f} GB are free",
+            "free space, use fewer --days or another --output_path; if each of them becomes less "
+            "than estimated from its first bytes, set --max_decompressed_gb to how much",
         )
-    most = sum(one.most for one in packed) / 1e9
-    log.info("%s (at most %.2f GB) below %s; %.1f GB are free", said, most, work, free / 1e9)
+    limit = sum(day.limit for day in packed) / 1e9
+    log.info("%s (at most %.2f GB) below %s; %.1f GB are free", text, limit, work, free / 1e9)
 
 
-def _unpack_all(packed: list[Packed], settings: EtlSettings, threads: int) -> None:
+def _decompress_all(packed: list[CompressedDay], settings: EtlSettings, threads: int) -> None:
     stop = Event()
     text = settings.spec.input.format != "parquet"
     longest = settings.spec.input.max_line_kb << 10 if text and not settings.reject else None
@@ -127,10 +126,10 @@ def _unpack_all(packed: list[Packed], settings: EtlSettings, threads: int) -> No
                 raise _StoppedError
             bar.update(size)
 
-        futures = [pool.submit(unpack, one, longest=longest, report=report) for one in packed]
+        futures = [pool.submit(decompress, day, longest=longest, report=report) for day in packed]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
-        finally:  # one failed, or Ctrl-C: the others have no reason to go on
+        finally:  # a day failed, or Ctrl-C: the others stop as well
             stop.set()
             pool.shutdown(cancel_futures=True)
         for future in futures:
@@ -142,15 +141,18 @@ class _StoppedError(Exception):
     """Another day failed, or the run was interrupted."""
 
 
-def unpack(
-    packed: Packed, *, longest: int | None = None, report: Callable[[int], object] = lambda n: None
+def decompress(
+    packed: CompressedDay,
+    *,
+    longest: int | None = None,
+    report: Callable[[int], object] = lambda n: None,
 ) -> None:
-    """Write the text of a compressed day, or nothing.
+    """Write the text of a compressed day; after an error nothing is left of it.
 
     Args:
         packed: the day.
         longest: bytes that a line may have; None: any number.
-        report: called with the bytes written since the last call.
+        report: called with the number of bytes written since the last call.
 
     Raises:
         BadInputError: the file is empty, truncated, not in the format its name says, or becomes too
@@ -158,18 +160,18 @@ def unpack(
         BadRowError: a line is too long.
         OutputError: the copy cannot be written.
     """
-    day, size, unended = packed.day, 0, 0
+    day, size, line_bytes = packed.day, 0, 0  # bytes of the text; of its last, unfinished line
     log.debug("begin decompress %s", day.path)
     with atomic_path(packed.copy) as temporary, open(temporary, "wb") as out:
         for chunk in read_stream(day.path, _CHUNK_BYTES):
-            if size + len(chunk) > packed.most:
+            if size + len(chunk) > packed.limit:
                 raise _too_large(packed)
             newline = chunk.find(b"\n")
-            line = unended + (newline if newline >= 0 else len(chunk))
-            if longest is not None and line > longest:  # within a chunk, whoever reads it will see
+            line = line_bytes + (newline if newline >= 0 else len(chunk))
+            if longest is not None and line > longest:  # lines within a chunk are checked later
                 out.flush()
-                raise _endless(day, temporary, size - unended, longest)
-            unended = len(chunk) - chunk.rfind(b"\n") - 1 if newline >= 0 else line
+                raise _line_too_long(day, temporary, size - line_bytes, longest)
+            line_bytes = len(chunk) - chunk.rfind(b"\n") - 1 if newline >= 0 else line
             out.write(chunk)
             size += len(chunk)
             report(len(chunk))
@@ -177,15 +179,15 @@ def unpack(
             raise BadInputError(f"{day.source}: empty file", f"fetch day {day.day} again")
 
 
-def _too_large(packed: Packed) -> BadInputError:
+def _too_large(packed: CompressedDay) -> BadInputError:
     return BadInputError(
-        f"{packed.day.source}: {packed.day.size:,} bytes become more than {packed.most:,} bytes of "
-        f"text, where the first of them promise about {packed.promised:,}",
-        "if what is in it is right, say by --max_decompressed_gb how much a day may become",
+        f"{packed.day.source}: {packed.day.size:,} bytes become more than {packed.limit:,} bytes "
+        f"of text; about {packed.estimate:,} were estimated from its first bytes",
+        "if its content is right, set --max_decompressed_gb to how much a day may become",
     )
 
 
-def _endless(day: DayFile, written: Path, begin: int, longest: int) -> BadRowError:
+def _line_too_long(day: DayFile, written: Path, begin: int, longest: int) -> BadRowError:
     line = 1 + count_lines(str(written), 0, begin)
     return BadRowError(
         f"{day.source}, line {line}: from byte {begin:,} of its text on, more than {longest:,} "

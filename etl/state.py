@@ -24,18 +24,19 @@ from clicklog.readers.raw import DayFile, read_bytes
 from clicklog.rows import BadRow, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
+from etl.output import REJECTED
 from etl.parquet import write_tables
 from etl.plan import Unit
 from etl.results import LostRowsError, UnitRecord, UnitResult, count_bits
 
 log = logging.getLogger(__name__)
 
-#: Bad rows of a unit that its record describes; all of them are in its file of rejected rows.
+#: Bad rows that the record of a unit describes; its file of rejected rows has all of them.
 DESCRIBED = 5
 #: Packages of other versions may write other bytes.
 _VERSIONS_OF = ("nvt-torchrec", "pyarrow", "numpy", "numba", "nvtabular", "pandas")
 _ENDS = 1 << 20
-#: What of a unit is the sum over its pieces.
+#: The counts of a unit that are sums over its pieces.
 _SUMS = ("rows", "bad_count", "positives", "dense_missing", "null", "oov")
 
 
@@ -62,8 +63,8 @@ def write_unit(
 
     Args:
         unit: the unit.
-        pieces: all rows of the unit in their order, in one or more pieces, which are taken as they
-            are written; what raises in there leaves nothing behind.
+        pieces: all rows of the unit in their order, in one or more pieces, each of which is made
+            when it is written; if that raises, no file is left.
         parts: directory of the splits' parts.
         work: directory of the run's state.
 
@@ -81,7 +82,7 @@ def write_unit(
         for rows, table, oov in pieces:
             tally = _tally(unit, rows, oov)
             tallies.append(tally)
-            bad.extend(dataclasses.replace(one, line=lines + one.line) for one in rows.bad)
+            bad.extend(dataclasses.replace(row, line=lines + row.line) for row in rows.bad)
             lines += tally.lines
             yield table
 
@@ -91,7 +92,7 @@ def write_unit(
             _write_rejected(rejected_file(work, unit), bad)
     result = UnitResult(
         unit=unit,
-        bad=[(one.line, one.what) for one in bad[:DESCRIBED]],
+        bad=[(row.line, row.what) for row in bad[:DESCRIBED]],
         size=size,
         **{name: sum(getattr(tally, name) for tally in tallies) for name in _SUMS},
     )
@@ -131,7 +132,7 @@ def recorded(work: Path, units: Iterable[Unit]) -> list[UnitResult]:
 
 def rejected_file(work: Path, unit: Unit) -> Path:
     """Where a unit's rejected rows are: line in the unit, from 0; reason; the raw line."""
-    return work / "rejected" / f"{unit.split}.{unit.part}.tsv"
+    return work / REJECTED / f"{unit.split}.{unit.part}.tsv"
 
 
 def _write_rejected(path: Path, rows: list[BadRow]) -> None:
@@ -194,9 +195,9 @@ def with_defaults(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(day: DayFile) -> dict[str, Any]:
-    """What tells that a file is still the same: size and time of change.
+    """What identifies the content of a file: its size and time of change.
 
-    Where a file system tells no time: a checksum of its first and last bytes.
+    Where a file system knows no time, it is a checksum of the first and last bytes.
 
     Raises:
         BadInputError: it cannot be read.

@@ -1,29 +1,29 @@
 """NVTabular, merlin-core and merlin-dataloader 23.8 on today's Dask, pandas and RAPIDS.
 
-``import nvt_compat`` before ``nvtabular`` or ``merlin``; Dask's worker processes do so by
-themselves (it enters itself as a preload). No file of those packages is touched: this package
-supplies names that have gone, and mends functions in memory. Each module says what vanished, or
-which value came out wrong, and can be deleted by itself once upstream does not need it:
+Import ``nvt_compat`` before ``nvtabular`` or ``merlin``; it adds itself to the preloads of Dask's
+worker processes. No file of those packages is changed: this package supplies names that were
+removed, and patches functions in memory. Each module says which names were removed, or which values
+were wrong, and can be deleted alone once upstream does not need it:
 
 =================  =======================================================================
-``settings``       configuration of Dask and pandas under which the old code is right
-``dask_names``     names that left ``dask.dataframe``
+``settings``       configuration of Dask and pandas that the old code needs
+``dask_names``     names that were removed from ``dask.dataframe``
 ``frozen``         collections with fixed keys, for graphs written against key names
 ``merlin_io``      merlin-core's reader and writer of datasets
-``cudf_names``     names that left cuDF and dask-cuDF (only where cuDF is installed)
-``cudf_strings``   strings on cuDF, counted and sent between processes
+``cudf_names``     names that were removed from cuDF and dask-cuDF (where cuDF is installed)
+``cudf_strings``   strings on cuDF: counting, and transfer between processes
 ``lists``          list columns of pandas frames
-``hashes``         one hash on the CPU and on the GPU
-``values``         wrong values that stock NVTabular gives silently
-``moments``        variances that are rounding noise
-``operators``      operators that fail, or make NaN and say nothing
+``hashes``         the same hash on the CPU and on the GPU
+``values``         wrong values that the released NVTabular returns silently
+``moments``        variances that consist of rounding errors
+``operators``      operators that fail, or return NaN silently
 ``arrays``         operators on arrays, in place of a C++ extension for NumPy 1
 ``saved``          ``Workflow.load`` of what ``python -m etl run`` saved
 =================  =======================================================================
 
 Raises:
     UnsupportedStackError: at import, for a combination of versions outside the supported table.
-    PatchError: a function to be mended is not as expected.
+    PatchError: a function to be patched is not as expected.
 """
 
 from clicklog.versions import check_etl_stack

@@ -1,9 +1,9 @@
-"""Operators on dictionaries of NumPy arrays, which Triton's servers hand over one by one.
+"""Operators on dictionaries of NumPy arrays, as Triton's servers call them.
 
-NVTabular has a C++ extension for Categorify and FillMissing there. As released it reads NumPy 1's
-dtypes ("unhandled dtype i0", "Unhandled floating point width for FillTransform0") and asks
-merlin-core for a name it never had; and it gives values out of vocabulary id 2, whatever
-``num_buckets`` says. Here the operator's own ``transform`` does it, so ids are the workflow's.
+NVTabular has a C++ extension for Categorify and FillMissing there. The released one reads NumPy 1's
+dtypes ("unhandled dtype i0", "Unhandled floating point width for FillTransform0"), imports a name
+that merlin-core never had, and ignores ``num_buckets``: all out-of-vocabulary values get id 2. Here
+the operator's own ``transform`` is used, so ids equal the workflow's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pandas as pd
 
 
 class OnArrays:
-    """A fitted operator, each column of which is transformed by itself."""
+    """A fitted operator that transforms each column separately."""
 
     def __init__(self, operator) -> None:
         from merlin.dag import DataFormats, Supports
@@ -38,17 +38,17 @@ class OnArrays:
 
 
 def _categorify(self, columns, inference_config) -> OnArrays | None:
-    """None stands for: transform frames. A combination of columns needs all of them at once."""
+    """Return None, to transform frames, for a combination of columns, which needs all of them."""
     return None if self.encode_type == "combo" else OnArrays(self)
 
 
 def _fill_missing(self, col_selector, inference_config) -> OnArrays | None:
-    """None stands for: transform frames. Then there are more columns than arrays."""
+    """Return None, to transform frames, where the result has more columns than arrays."""
     return None if self.add_binary_cols else OnArrays(self)
 
 
 def apply() -> None:
-    """Replace what starts the C++ extension."""
+    """Replace the methods that use the C++ extension."""
     from nvtabular.ops import Categorify, FillMissing
 
     for operator, function in ((Categorify, _categorify), (FillMissing, _fill_missing)):

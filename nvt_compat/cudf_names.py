@@ -1,8 +1,8 @@
-"""Names that left cuDF and dask-cuDF between 23.8 and 26.10, and calls that changed.
+"""Names removed from cuDF and dask-cuDF between 23.8 and 26.10, and calls that changed.
 
-Nothing happens without cuDF, or where Merlin sees no GPU and leaves cuDF alone.
-``tests/nvt_compat/test_rapids.py`` compares this with the sources of cuDF's wheels; on a GPU,
-``tests/gpu`` runs it.
+Nothing is patched without cuDF, or where Merlin finds no GPU and does not use cuDF.
+``tests/nvt_compat/test_rapids.py`` compares the patches with the sources of cuDF's wheels;
+``tests/gpu`` runs them on a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def on_gpu() -> bool:
 
 
 def apply() -> None:
-    """Supply the names, then mend ``merlin.core.dispatch``, which everything else imports."""
+    """Supply the names, then patch ``merlin.core.dispatch``, which everything else imports."""
     if not on_gpu():
         return
     import cudf
@@ -31,11 +31,11 @@ def apply() -> None:
 
     _supply_columns()
     supply(cudf.DataFrame, from_pandas=staticmethod(cudf.from_pandas))
-    # `chunksize` became `blocksize`; a move between libraries is `to_backend`.
+    # `chunksize` was renamed `blocksize`; `to_backend` converts between libraries.
     dask_cudf.read_csv = _read_csv_with_chunksize(dask_cudf.read_csv)
     supply(dask_cudf, from_dask_dataframe=lambda ddf: ddf.to_backend("cudf"))
     supply(dask_cudf.DataFrame, to_dask_dataframe=lambda self: self.to_backend("pandas"))
-    mend_dispatch()
+    patch_dispatch()
 
 
 def _supply_columns() -> None:
@@ -46,7 +46,7 @@ def _supply_columns() -> None:
     from cudf.core.column import ColumnBase, ListColumn
 
     def build_column(data, dtype, *, size, children):
-        """A list column; Merlin builds no other. ``children``: offsets, elements."""
+        """Build a list column, the only kind in Merlin, of ``children`` offsets, elements."""
         offsets, elements = (child.plc_column for child in children)
         kind = plc.DataType(plc.TypeId.LIST)
         return ColumnBase.create(
@@ -54,15 +54,15 @@ def _supply_columns() -> None:
         )
 
     def offsets(self):
-        """int32 [rows + 1], from 0; libcudf's are those of the column that this is a slice of."""
+        """Return offsets int32 [rows + 1] from 0; libcudf's are of the unsliced column."""
         plain = ColumnBase.create(self.plc_column.list_view().offsets(), np.dtype("int32"))
         first = self.plc_column.offset()
         own = cudf.Series._from_column(plain).iloc[first : first + len(self) + 1]
-        if not len(own):  # an empty column may have no offset at all
+        if not len(own):  # an empty column may have no offsets
             return cudf.Series([0], dtype="int32")._column
         return (own - own.iloc[0]).astype("int32")._column
 
-    # merlin.io imports build_categorical_column and never calls it.
+    # merlin.io imports build_categorical_column without calling it.
     supply(column, build_categorical_column=None, build_column=build_column)
     supply(ListColumn, offsets=property(offsets))
 
@@ -77,15 +77,15 @@ def _read_csv_with_chunksize(read_csv):
     return wrapper
 
 
-def mend_dispatch() -> None:
-    """Mend the functions that handle cuDF's columns; :mod:`nvt_compat.lists` has one more."""
+def patch_dispatch() -> None:
+    """Patch the functions on cuDF columns; :mod:`nvt_compat.lists` patches one more."""
     from merlin.core import dispatch
 
     edit(
         dispatch.create_multihot_col,
-        # dtypes are objects now, not names of them
+        # dtypes are objects now, not names
         ('as_column(offsets, dtype="int32")', 'as_column(offsets, dtype=np.dtype("int32"))'),
-        # a Series is no longer made of a bare column
+        # a Series can no longer be made of a column directly
         ("cudf.Series(col)", "cudf.Series._from_column(col)"),
     )
     edit(

@@ -1,9 +1,9 @@
-"""Strings on cuDF 26.10, whose dtype is pandas' ``str``. Nothing happens without cuDF.
+"""Strings on cuDF 26.10, whose dtype is pandas' ``str``. Nothing is patched without cuDF.
 
-* Groups of strings could not be counted by ``agg("size")``, which all vocabularies are made with:
-  cuDF compares the name in small letters with capitals.
-* Lists of strings did not survive a way between processes: cuDF sends the elements' dtype by its
-  name, ``str``, which pandas reads as NumPy's once :mod:`nvt_compat.settings` has turned
+* Groups of strings could not be counted by ``agg("size")``, which makes all vocabularies: cuDF
+  compares the lower-case name with upper-case names.
+* Lists of strings could not be sent between processes: cuDF sends the elements' dtype as its name,
+  ``str``, which pandas reads as NumPy's dtype, because :mod:`nvt_compat.settings` has turned
   ``future.infer_string`` off.
 """
 
@@ -19,7 +19,7 @@ import pandas as pd
 
 
 def apply() -> None:
-    """Mend both, where Merlin uses cuDF."""
+    """Patch both, where Merlin uses cuDF."""
     if not on_gpu():
         return
     import cudf
@@ -33,7 +33,7 @@ def apply() -> None:
 
 
 def allow_size(is_unsupported) -> None:
-    """Let cuDF's check, a ``functools.singledispatch``, pass "size" for strings."""
+    """Make cuDF's check, a ``functools.singledispatch``, allow "size" for strings."""
     by_name = is_unsupported.dispatch(pd.StringDtype)
 
     def check(dtype: pd.StringDtype, aggregation: str) -> bool:
@@ -43,7 +43,7 @@ def allow_size(is_unsupported) -> None:
 
 
 def keep_strings(list_dtype: type) -> None:
-    """Let lists of strings be lists of strings when they arrive."""
+    """Make lists of strings keep their type when they are deserialized."""
     by_name = list_dtype.deserialize.__func__
 
     def deserialize(cls: type, header: dict, frames: list):

@@ -1,4 +1,4 @@
-"""Names that left ``dask.dataframe`` when expressions replaced legacy collections (2025.1)."""
+"""Names removed from ``dask.dataframe`` when expressions replaced legacy collections (2025.1)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _calculate_divisions(df, by, repartition, npartitions, ascending=True, **kwa
 
 
 def apply() -> None:
-    """Supply what merlin-core and nvtabular import."""
+    """Supply the names that merlin-core and nvtabular import."""
     supply(
         core,
         new_dd_object=new_dd_object,
@@ -31,7 +31,7 @@ def apply() -> None:
     supply(dd, core=core, multi=multi, shuffle=shuffle)
     supply(multi, concat=dd.concat)
     supply(shuffle, _calculate_divisions=_calculate_divisions)
-    # merlin.core.utils imports `optimize` of a module that is gone; merlin_io replaces its user.
+    # merlin.core.utils imports `optimize` of a removed module; merlin_io replaces its only user.
     if "dask.dataframe.optimize" not in sys.modules:
         module = types.ModuleType("dask.dataframe.optimize")
         module.optimize = lambda dsk, keys, **kwargs: dsk

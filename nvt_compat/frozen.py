@@ -1,11 +1,11 @@
 """Collections with fixed keys.
 
-Until 2024 a Dask DataFrame *was* a graph, and its keys were ``(ddf._name, i)``. Merlin and
-NVTabular write graphs by hand against those names. A Dask DataFrame of today is an expression:
-it gets its graph, with other key names, when it is computed.
+Until 2024 a Dask DataFrame was a graph with the keys ``(ddf._name, i)``, and Merlin and NVTabular
+write graphs that use those keys. Today a Dask DataFrame is an expression, whose graph, with other
+keys, is made when it is computed.
 
-:func:`freeze` optimises an expression once, and gives its graph aliases from the old key names.
-:func:`new_dd_object` is the way back: a DataFrame of a hand-written graph.
+:func:`freeze` optimizes an expression once and adds the old keys to its graph as aliases.
+:func:`new_dd_object` does the reverse: it makes a DataFrame of a graph with such keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BlockwiseLayer(MaterializedLayer):
 
 
 class Frozen:
-    """One graph with the keys ``(_name, i)``, as far as ``HighLevelGraph`` needs a collection."""
+    """A graph with the keys ``(_name, i)``, with the methods that ``HighLevelGraph`` needs."""
 
     def __init__(self, frame: FrameBase) -> None:
         self._name, self._meta = frame._name, frame._meta
@@ -33,8 +33,8 @@ class Frozen:
         expression = frame.expr.simplify().lower_completely().fuse()
         if expression.npartitions != frame.npartitions:
             raise RuntimeError(
-                f"Dask's optimiser turned {frame.npartitions} partitions into "
-                f"{expression.npartitions}; graphs written against them would be wrong"
+                f"Dask's optimizer changed {frame.npartitions} partitions into "
+                f"{expression.npartitions}; graphs that use their keys would be wrong"
             )
         tasks = dict(expression.__dask_graph__())
         for i, (lowered, key) in enumerate(
@@ -60,7 +60,7 @@ class Frozen:
 
 
 def freeze(collection: Any) -> Any:
-    """A :class:`Frozen` of a DataFrame; anything else as it is."""
+    """Return a :class:`Frozen` of a DataFrame, and anything else unchanged."""
     return Frozen(collection) if isinstance(collection, FrameBase) else collection
 
 
@@ -74,7 +74,7 @@ class FreezingHighLevelGraph(HighLevelGraph):
 
 
 def new_dd_object(dsk, name, meta, divisions, parent_meta=None) -> FrameBase:
-    """A DataFrame of a graph that has the keys ``(name, i)`` (Dask dropped this function)."""
+    """Make a DataFrame of a graph with the keys ``(name, i)``; Dask has removed this function."""
     divisions = tuple(divisions)
     keys = [(name, i) for i in range(len(divisions) - 1)]
     graph = FromGraph(dict(dsk), meta, divisions, keys, name, _determ_token=tokenize(name))

@@ -1,8 +1,8 @@
-"""One hash on the CPU and on the GPU: MurmurHash3 as ``cudf.Series.hash_values()`` computes it.
+"""The same hash on the CPU and on the GPU: MurmurHash3 as in ``cudf.Series.hash_values()``.
 
-Stock ``hash_series`` took pandas' hash on the CPU, which gives other buckets than cuDF's, hashed
-the row index too (equal values in two rows got different buckets), differed by input type (5 and
-5.0), and failed on lists. HashBucket, HashedCross and Categorify's ``num_buckets`` use it.
+The released ``hash_series`` uses pandas' hash on the CPU. Its buckets differ from cuDF's and
+between input types (5 and 5.0), it hashes the row index too (equal values in two rows get different
+buckets), and it fails on lists. HashBucket, HashedCross and Categorify's ``num_buckets`` use it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from clicklog.hashing import murmur3_int, murmur3_string
 
 
 def _hash_series(ser) -> np.ndarray:
-    """Hashes uint32 [n] of a series; of all elements, if it holds lists. A cuDF series for one.
+    """Hash a series, or all elements of lists; uint32 [n], for a cuDF series a cuDF series.
 
-    Whole numbers hash as int64, whatever holds them: pandas keeps integers with missing values as
-    float64. Strings hash as UTF-8. What a missing value gets means nothing.
+    Whole numbers are hashed as int64, whatever their dtype, because pandas stores integers with
+    missing values as float64. Strings are hashed as UTF-8. The hash of a missing value is
+    undefined.
 
     Raises:
         TypeError: a series of anything else.
@@ -42,7 +43,7 @@ def _hash_series(ser) -> np.ndarray:
     if ser.isna().all():
         return np.zeros(len(ser), np.uint32)
     if pd.api.types.infer_dtype(ser, skipna=True) != "string":
-        raise TypeError(f"column {ser.name}: {ser.dtype} values, numbers or strings are needed")
+        raise TypeError(f"column {ser.name}: {ser.dtype} values, expected numbers or strings")
     return murmur3_string(pa.array(ser, pa.large_string(), from_pandas=True))
 
 

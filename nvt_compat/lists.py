@@ -1,10 +1,11 @@
 """List columns of pandas frames, where each row holds an array.
 
-* Flattening lost the type where all lists were empty: a partition of them made a vocabulary of
-  objects. Arrays know their type even when empty.
-* The type of a column was unknown, and that an error, if the first rows had empty lists.
-* What ``encode_list_column`` returned was numbered from 0, whatever the frame's index: put into a
-  slice of a frame, rows got other rows' lists, or none.
+* Flattening lost the type where all lists were empty, and gave a vocabulary of objects. Empty
+arrays
+  have a type.
+* A column whose first rows had empty lists was an error, because its type was unknown.
+* The result of ``encode_list_column`` had an index from 0, whatever the frame's index, so that rows
+  of a slice of a frame got the lists of other rows, or none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pandas as pd
 
 
 def flat_values(lists: pd.Series) -> pd.Series:
-    """The elements of all lists, one after the other."""
+    """Return the elements of all lists, one after the other."""
     arrays = list(lists)
     if arrays and all(isinstance(array, np.ndarray) for array in arrays):
         return pd.Series(np.concatenate(arrays))
@@ -26,7 +27,7 @@ def flat_values(lists: pd.Series) -> pd.Series:
 
 
 def apply() -> None:
-    """Mend ``merlin.core.dispatch``, before Merlin and NVTabular import its functions."""
+    """Patch ``merlin.core.dispatch`` before Merlin and NVTabular import its functions."""
     from merlin.core import dispatch
 
     dispatch.flat_values = flat_values
@@ -40,7 +41,7 @@ def apply() -> None:
             "return pd.Series(new_data)",
             "return pd.Series(new_data, index=original.index, dtype=object)",
         ),
-        # cuDF's columns take dtypes as objects only, no names or types of them
+        # cuDF's columns accept dtypes only as objects, not as names or types
         ("encoded.astype(dtype, copy=False)", "encoded.astype(np.dtype(dtype), copy=False)"),
         ("ListDtype(encoded.dtype if dtype is None else dtype)", "ListDtype(encoded.dtype)"),
     )

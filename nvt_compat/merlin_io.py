@@ -10,15 +10,15 @@ from dask.blockwise import Blockwise
 
 
 def _ensure_optimize_dataframe_graph(ddf=None, dsk=None, keys=None):
-    """What vanished: legacy collections had to be optimised by hand; expressions optimise late."""
+    """Return the graph unchanged: expressions are optimized when they are computed."""
     return dsk if ddf is None else ddf
 
 
 def _parquet_to_ddf(self, columns=None, cpu=None):
     """``ParquetDatasetEngine.to_ddf``.
 
-    What vanished: Dask no longer reports what it read through ``metadata_collector``. The plan of
-    the read expression holds the same parts and statistics.
+    Dask no longer reports what it read through ``metadata_collector``. The plan of the read
+    expression contains the same parts and statistics.
     """
     from merlin.io import parquet
 

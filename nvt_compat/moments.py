@@ -1,13 +1,13 @@
 """Mean and variance by merging deviations from the mean, instead of sums of squares.
 
-NVTabular's Normalize computed the variance as Σx² − (Σx)²/n. Where the values are large beside
-their spread, or all equal, the difference is rounding noise: a column that was always missing got
-a standard deviation of 3e-8, and the first value that was there became a feature of 3e7.
+The released Normalize computes the variance as Σx² − (Σx)²/n. Where values are large compared with
+their spread, or all equal, the difference consists of rounding errors: a column that was always
+missing got a standard deviation of 3e-8, and its first present value became a feature of 3e7.
 
-Chunks give count, mean and the sum of squared deviations, which merge without cancellation
+Here chunks give count, mean and the sum of squared deviations, which merge without cancellation
 (Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm for computing sample variances,
-1979). The mean is held as an offset from the chunk's first value, so that equal values have no
-spread at all, and close ones keep theirs. Chunks are merged in their order, so the result does not
+1979). The mean is stored as an offset from the chunk's first value, so that the spread of equal
+values is 0 and that of close values is exact. Chunks are merged in order, so the result does not
 depend on the workers.
 """
 
@@ -20,7 +20,7 @@ import pandas as pd
 
 
 def _chunkwise_moments(df) -> pd.DataFrame:
-    """Count, origin, mean − origin, sum of squared deviations of each column, in float64."""
+    """Return count, origin, mean − origin and sum of squared deviations by column, in float64."""
     from merlin.core.dispatch import flatten_list_column_values, is_list_dtype
 
     rows = {}
@@ -48,7 +48,7 @@ def _tree_node_moments(inputs: list[pd.DataFrame]) -> pd.DataFrame:
         delta = other["origin"] - merged["origin"] + (other["offset"] - merged["offset"])
         m2 = merged["m2"] + other["m2"] + delta**2 * merged["count"] * share
         frame = merged.assign(count=count, offset=merged["offset"] + delta * share, m2=m2)
-        # where one of the two has no rows, the other is the answer
+        # where one of the two has no rows, the other is the result
         frame = frame.where(other["count"] > 0, merged)
         merged = frame.where(merged["count"] > 0, other)
     return merged

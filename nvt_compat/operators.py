@@ -1,8 +1,8 @@
-"""Operators that fail on today's stack, or make NaN and say nothing.
+"""Operators that fail on today's stack, or return NaN silently.
 
-* ``DifferenceLag`` put None into a column of booleans, which pandas 3 refuses.
-* ``LogOp`` is log(1 + x): -1 becomes -inf, less becomes NaN. It warns now.
-* ``Normalize`` made a whole column NaN for one infinite value. It refuses it now.
+* ``DifferenceLag`` assigns None in a column of booleans, which is an error in pandas 3.
+* ``LogOp`` is log(1 + x): -1 becomes -inf, smaller values NaN. Here it warns of them.
+* ``Normalize`` turns a whole column into NaN for one infinite value. Here it raises an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clicklog.errors import SchemaError
 
 
 def _difference_lag(self, col_selector, df):
-    """Differences to the row ``shift`` rows before; missing where that row is of another group."""
+    """Subtract the row ``shift`` rows before; missing where that row is of another group."""
     output = {}
     for shift in self.shifts:
         keys = df[self.partition_cols]
@@ -48,7 +48,7 @@ def _warn_of_nan(name: str, column) -> None:
     column = column.astype("float32")
     if wrong := int((column <= -1).sum()):
         warnings.warn(
-            f"LogOp: column {name}: {wrong} of {len(column)} values are -1 or less (the least is "
+            f"LogOp: column {name}: {wrong} of {len(column)} values are -1 or less (smallest "
             f"{float(column.min()):g}), so log(1 + x) is -inf or NaN. Put Clip(min_value=0) before "
             "LogOp, or correct the values",
             UserWarning,
@@ -74,7 +74,7 @@ def _refusing_infinity(fit_finalize):
 
 
 def apply() -> None:
-    """Replace methods of the three."""
+    """Replace methods of the three operators."""
     from nvtabular.ops import DifferenceLag, LogOp, Normalize
 
     replace(DifferenceLag, "transform", _difference_lag, expect="mask[mask == False] = None")

@@ -1,4 +1,4 @@
-"""How things are patched here: loudly. What is not as expected stops the import."""
+"""Patch names and functions of other packages; unexpected sources stop the import."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class PatchError(ImportError):
-    """A function of a pinned package is not the one a patch was written for."""
+    """A function of a pinned package is not the one that a patch was written for."""
 
 
 def supply(module: ModuleType, **names: Any) -> None:
-    """Set names that a module no longer has; names that it has stay as they are."""
+    """Set names that a module does not have; existing names are not changed."""
     for name, value in names.items():
         if not hasattr(module, name):
             setattr(module, name, value)

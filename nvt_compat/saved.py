@@ -1,6 +1,6 @@
-"""``nvtabular.Workflow.load`` of a workflow that ``python -m etl run`` saved.
+"""Make ``nvtabular.Workflow.load`` open workflows that ``python -m etl run`` saved.
 
-NVTabular looks for a pickle there, of which there is none, and ended in FileNotFoundError.
+The released function looks for a pickle, which they do not contain, and raises FileNotFoundError.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from clicklog.errors import BadInputError
 
 
 def _format(fs, directory: str) -> str | None:
-    """What metadata.json says of the format; nothing in what NVTabular saves."""
+    """Return the format in metadata.json, which NVTabular's own workflows do not have."""
     try:
         with fs.open(f"{directory}/metadata.json") as file:
             return json.load(file).get("format")
     except (OSError, ValueError, AttributeError, RecursionError):
-        return None  # what is wrong, the loader says
+        return None  # the loader reports what is wrong
 
 
 def _loading_ours(load):
     @functools.wraps(load)
     def load_workflow(cls, path, client=None):
-        # At the call only: `workflows` imports this package.
+        # Imported by the call, because `workflows` imports this package.
         from workflows.description import FORMAT
         from workflows.store import load as load_ours
 
         fs, _, [directory] = fsspec.get_fs_token_paths(str(path))
-        if _format(fs, directory) != FORMAT:
+        if _format(fs, directory) != FORMAT.name:
             return load(cls, path, client=client)
         if not isinstance(fs, LocalFileSystem):
             raise BadInputError(f"{path}: not a local directory", "copy the workflow here first")

@@ -1,4 +1,4 @@
-"""Configuration of Dask and pandas under which the code of 2023 gives right answers."""
+"""Configure Dask and pandas so that the code of 2023 returns correct results."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pandas as pd
 
 
 def apply() -> None:
-    """Set it for this process, and for the Dask workers that it will start."""
+    """Configure this process and the Dask workers that it will start."""
     dask.config.set(
         {
             # Dask would turn object columns into pyarrow strings, unknown to Merlin's schemas.
             "dataframe.convert-string": False,
-            # It would fuse small partitions of a parquet file: Merlin counts on their number.
+            # It would fuse small partitions of a parquet file; Merlin relies on their number.
             "optimization.tune.active": False,
         }
     )
-    # Merlin warns of frameworks nobody asked for and of having no GPU, pyarrow of old calls.
+    # Merlin warns that unused frameworks or a GPU are missing, pyarrow of deprecated calls.
     for message in (
         "Tensorflow dtype mappings did not load",
         "Triton dtype mappings did not load",

@@ -1,10 +1,10 @@
-"""Wrong values that stock NVTabular 23.8 gives silently, or errors on valid data.
+"""Wrong values that NVTabular 23.8 returns silently, and errors on valid data.
 
 * Under pandas 3 (copy-on-write) a chained ``fillna(inplace=True)`` does nothing, and arrays of a
   frame are read-only.
-* Equal counts came in any order: two runs gave the same value different ids.
-* A partition whose column is all null, and a training set whose column is all null: IndexError.
-* A training set with nothing but empty lists in a column: a made-up null got an id of its own.
+* Values with equal counts were in arbitrary order: two runs gave the same value different ids.
+* IndexError if a column is all null, in a partition or in all training data.
+* If a column has only empty lists in the training data, a null that never occurred got an id.
 * An integer vocabulary could not encode a column with missing values (float64 in pandas).
 """
 
@@ -17,52 +17,52 @@ import pandas as pd
 
 
 def key_like_vocabulary(column, vocabulary):
-    """A column to be looked up in a vocabulary: cast to its type, if that loses no null.
+    """Cast a column to the type of a vocabulary, unless nulls would be lost.
 
-    pandas keeps integers with missing values as float64. The integers that a vocabulary may hold
-    are exact there, and merging float64 with int64 keys compares by value.
+    pandas stores integers with missing values as float64. The integers of a vocabulary are exact in
+    float64, and merging float64 with int64 keys compares by value.
 
     Raises:
-        TypeError: strings for a vocabulary of numbers (a cast would read hexadecimal digits as
-            decimal ones), or numbers for one of strings (none would be found); both silently.
+        TypeError: strings for a vocabulary of numbers, where a cast would read hexadecimal digits
+            as decimal, or numbers for a vocabulary of strings, where none would be found.
     """
     dtype = vocabulary.dtype
     if not isinstance(column, pd.Series):
         return _like_cudf_vocabulary(column, vocabulary)
     numbers = pd.api.types.is_numeric_dtype(dtype)
     if not len(vocabulary) or column.isna().all():
-        # nothing can be found, and either may have the type of nothing at all
+        # no value can be found, and the type of an empty column is arbitrary
         return pd.Series(np.nan, column.index, dtype="float64" if numbers else dtype)
     if numbers and not pd.api.types.is_numeric_dtype(column):
-        raise TypeError(f"column {column.name}: {column.dtype} values, numbers are needed")
+        raise TypeError(f"column {column.name}: {column.dtype} values, expected numbers")
     if not numbers and pd.api.types.infer_dtype(column, skipna=True) != "string":
-        raise TypeError(f"column {column.name}: {column.dtype} values, strings are needed")
+        raise TypeError(f"column {column.name}: {column.dtype} values, expected strings")
     if column.dtype.kind == "f" and dtype.kind in "iu":
         return column
     return column.astype(dtype)
 
 
 def _like_cudf_vocabulary(column, vocabulary):
-    """The same for cuDF, whose integers may be missing and whose columns have one type each."""
+    """As :func:`key_like_vocabulary` for cuDF, whose integer columns can have nulls."""
     numbers = pd.api.types.is_numeric_dtype(vocabulary.dtype)
     is_number = pd.api.types.is_numeric_dtype(column.dtype)
     if not len(vocabulary) or (numbers != is_number and bool(column.isna().all())):
         return vocabulary[:0].reindex(column.index)  # all null
     if numbers != is_number:
         needed = "numbers" if numbers else "strings"
-        raise TypeError(f"column {column.name}: {column.dtype} values, {needed} are needed")
+        raise TypeError(f"column {column.name}: {column.dtype} values, expected {needed}")
     if column.dtype.kind == "f" and vocabulary.dtype.kind in "iu":
         return column
     return column.astype(vocabulary.dtype)
 
 
-def _mend_encode(categorify) -> None:
+def _patch_encode(categorify) -> None:
     categorify.key_like_vocabulary = key_like_vocabulary
     edit(
         categorify._encode,
-        # Only whether there are any is asked, and all columns were copied for it.
+        # Only its length is used, for which all columns were copied.
         ("nulls = df[expr].index.values", "nulls = expr[expr]"),
-        # all null: `iloc[0]` of nothing; whether it is a list column is known by now
+        # fails if all are null; `list_col` is already known
         ("if isinstance(df[cl].dropna().iloc[0], (np.ndarray, list)):", "if list_col:"),
         (
             "codes[cl] = dispatch.flatten_list_column_values(ser).astype(value[cr].dtype)",
@@ -89,19 +89,19 @@ def _mend_encode(categorify) -> None:
 
 
 def by_count(frame, count: str, values: list[str]):
-    """A vocabulary by falling count; ties by value, nulls before everything else."""
+    """Sort a vocabulary by falling count, ties by value; nulls come first."""
     order = {"ascending": [False] + [True] * len(values), "na_position": "first"}
     return frame.sort_values([count, *values], ignore_index=True, **order)
 
 
 def rows_after(vocabulary, part: int, count: str) -> int:
-    """How many rows the values have that are in later partitions than ``part``."""
+    """Return the number of rows with values of the partitions after ``part``."""
     later = range(part + 1, vocabulary.npartitions)
     counts = [vocabulary.partitions[i][count] for i in later]
     return sum(int(one.compute(scheduler="synchronous").sum()) for one in counts)
 
 
-def _mend_vocabulary(categorify) -> None:
+def _patch_vocabulary(categorify) -> None:
     categorify.by_count, categorify.rows_after = by_count, rows_after
     edit(
         categorify._write_uniques,
@@ -109,8 +109,8 @@ def _mend_vocabulary(categorify) -> None:
             "df = df.sort_values(name_size_multi, ascending=False, ignore_index=True)",
             "df = by_count(df, name_size_multi, col_selector.names)",
         ),
-        # With split_out > 1: Dask takes `head` of what is sorted without its nulls, and passes no
-        # BlockIndex on, so the null got an id.
+        # With split_out > 1, Dask's `head` of the sorted frame lacks the nulls, and no BlockIndex
+        # is passed on, so the null got an id.
         (
             'df = df.sort_values(col_name, na_position="first")',
             "null_row = _compute_sync(df[df[col_name].isnull()])",
@@ -121,13 +121,13 @@ def _mend_vocabulary(categorify) -> None:
             "df = df.dropna(subset=[col_name])",
         ),
         (
-            # this is a task itself: with a client, Dask would have workers exchange the rows
+            # this runs inside a task: with a client, Dask would exchange rows between workers
             ")[0][::-1],\n                )",
             ")[0][::-1],\n                    shuffle_method='tasks',\n"
             "                ).map_partitions(by_count, name_size, [col_name])",
         ),
         (
-            # not even a null was seen (all lists empty): a null row made up instead got an id
+            # without any null (all lists empty), a null row was added and got an id
             """
         if hasattr(df, "convert_dtypes"):
             df = df.convert_dtypes()
@@ -143,11 +143,11 @@ def _mend_vocabulary(categorify) -> None:
     )
     edit(
         categorify._save_encodings,
-        # nothing but nulls was seen: an empty vocabulary is still a vocabulary
+        # write an empty vocabulary too, if there were only nulls
         ("if _len == 0:\n            continue", "if _len == 0 and p:\n            continue"),
-        # of one partition, not of all of them
+        # of one partition, not of all
         ("removed = df[(sizes < freq_threshold)", "removed = _df[(sizes < freq_threshold)"),
-        # what does not fit is out of vocabulary in the other partitions too
+        # values of the other partitions that do not fit are out of vocabulary too
         (
             "break  # Ignore any remaining files",
             "oov_size += rows_after(df, p, size_col) if record_size_meta and is_collection else 0\n"
@@ -157,8 +157,8 @@ def _mend_vocabulary(categorify) -> None:
 
 
 def apply() -> None:
-    """Mend NVTabular's Categorify."""
+    """Patch NVTabular's Categorify."""
     from nvtabular.ops import categorify
 
-    _mend_encode(categorify)
-    _mend_vocabulary(categorify)
+    _patch_encode(categorify)
+    _patch_vocabulary(categorify)

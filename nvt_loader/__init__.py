@@ -1,7 +1,7 @@
 """Training batches from the parquet that the ETL writes: one stream of batches per rank.
 
 :class:`KJTLoader` is imported on first use, because it needs torch and TorchRec, which take 4 to
-13 seconds to import and which :mod:`nvt_loader.plan` and :mod:`nvt_loader.parquet` do without.
+13 seconds to import; :mod:`nvt_loader.plan` and :mod:`nvt_loader.parquet.dataset` do without them.
 """
 
 from __future__ import annotations

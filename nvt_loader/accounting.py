@@ -1,38 +1,42 @@
-"""Whether the rows that arrive are the rows that there are: manifest, footers, plan, batches."""
+"""Checks that no row is lost or repeated: manifest, footers, plan and batches agree."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from clicklog.errors import SchemaError
-from clicklog.files.atomic import read_json
-from nvt_loader.parquet.footers import Layout
+from clicklog.etl_output import EtlOutput
+from nvt_loader.parquet.dataset import Dataset
 from nvt_loader.plan import Plan
 
 REMEDY = "restore the split's files, or run the ETL again"
 
 
-def check_manifest(layout: Layout) -> None:
+def check_manifest(layout: Dataset) -> None:
     """Compare a split's footers with the ETL's ``OUT/manifest.json``, where there is one.
 
     Raises:
         SchemaError: the split has other rows than the ETL wrote.
+        BadInputError: the manifest is damaged.
     """
     parents = layout.directory.absolute().parents
     if len(parents) < 3 or parents[0].name != "split":
         return
-    path = parents[2] / "manifest.json"
-    if not path.is_file() or len(layout.files) == 1 != len(
+    output = EtlOutput.of_splits(parents[0])
+    if not output.manifest.is_file() or len(layout.files) == 1 != len(
         list(layout.directory.glob("*.parquet"))
     ):
         return
-    splits = read_json(path, "the ETL's manifest").get("splits", {})
+    splits = output.manifest_value("splits", dict[str, dict[str, Any]])
     expected = splits.get(layout.directory.name, {}).get("rows")
     found = sum(group.rows for group in layout.row_groups)
     if expected is not None and expected != found:
         raise SchemaError(
-            f"{layout.directory}: {found} rows, but the ETL wrote {expected} ({path})", REMEDY
+            f"{layout.directory}: {found} rows, but the ETL wrote {expected} ({output.manifest})",
+            REMEDY,
         )
 
 

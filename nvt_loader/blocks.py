@@ -1,8 +1,8 @@
 """Batch-major blocks: the columns of some steps, written once, so that a batch is views of them.
 
-The ids of a block lie in the order in which a KeyedJaggedTensor wants each batch's: step, column,
-row. With one id per row and column, all else about a batch is constants, made once per B. With
-multi-hot columns, lengths and offsets are views too; lengths per key are made for each step.
+The ids of a block lie in the order of each batch's KeyedJaggedTensor: step, column, row. With one
+id per row and column, everything else in a batch is constant for a given B. With multi-hot columns,
+lengths and offsets are views too; lengths per key are made for each step.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from nvt_loader.parquet.decode import RowReader
-from nvt_loader.parquet.footers import Layout
+from nvt_loader.parquet.dataset import Dataset
+from nvt_loader.parquet.shard_reader import ShardReader
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
-    """Some steps of one rank: batches of B rows with one id per row and column.
+class FlatBlock:
+    """Some steps of one rank, with one id per row and column.
 
     Attributes:
         labels: float32 [steps, B].
@@ -36,22 +36,22 @@ class Block:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that is on the device."""
+        """The tensors on the device."""
         return self.labels, self.dense, self.ids
 
-    def to(self, device: torch.device) -> Block:
-        """A copy on ``device``; from pinned memory it does not wait for the copy's end."""
-        return Block(*(tensor.to(device, non_blocking=True) for tensor in self.tensors))
+    def to(self, device: torch.device) -> FlatBlock:
+        """Copy the block to ``device``; from pinned memory, without waiting for the copy."""
+        return FlatBlock(*(tensor.to(device, non_blocking=True) for tensor in self.tensors))
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[Batch]:
-        """The batches of some of the block's steps."""
+        """Yield the batches of some of the block's steps."""
         ids = self.ids.view(self.ids.shape[0], self.ids.shape[1] * self.ids.shape[2])
         return map(make_batch, self.labels[steps], self.dense[steps], ids[steps])
 
 
 @dataclasses.dataclass(frozen=True)
 class JaggedBlock:
-    """Some steps of one rank.
+    """Some steps of one rank, with any number of ids in multi-hot columns.
 
     Attributes:
         labels: float32 [steps, B].
@@ -60,8 +60,8 @@ class JaggedBlock:
         weights: float32 [ids of all steps], or None.
         lengths: int32 [steps, categorical columns · B].
         offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
-        bounds: per step and column, where its ids begin in ``values``; then where the last
-            step's end: steps · columns + 1 integers.
+        bounds: where the ids of each step and column begin in ``values``, and where the last ones
+            end: steps · columns + 1 integers.
     """
 
     labels: torch.Tensor
@@ -74,12 +74,12 @@ class JaggedBlock:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that is on the device."""
+        """The tensors on the device."""
         found = (self.labels, self.dense, self.values, self.weights, self.lengths, self.offsets)
         return tuple(tensor for tensor in found if tensor is not None)
 
     def to(self, device: torch.device) -> JaggedBlock:
-        """A copy on ``device``; from pinned memory it does not wait for the copy's end."""
+        """Copy the block to ``device``; from pinned memory, without waiting for the copy."""
         changes = {
             field.name: getattr(self, field.name).to(device, non_blocking=True)
             for field in dataclasses.fields(self)
@@ -88,7 +88,7 @@ class JaggedBlock:
         return dataclasses.replace(self, **changes)
 
     def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[Batch]:
-        """The batches of some of the block's steps."""
+        """Yield the batches of some of the block's steps."""
         size = self.labels.shape[1]
         columns = self.lengths.shape[1] // size if size else 0
         for step in range(self.labels.shape[0])[steps]:
@@ -111,18 +111,18 @@ class JaggedBlock:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a virtual shard gives to a block: ``steps · width`` rows of which some are this rank's.
+    """What a virtual shard gives to a block: ``steps · width`` rows, some of them for this rank.
 
     Attributes:
-        reader: of the shard's rows.
-        width: g, rows of each step.
-        begin, end: which of those are this rank's.
+        reader: reads the shard's rows.
+        width: g, the shard's rows in each step.
+        begin, end: which of those rows are this rank's.
         first: where in each batch they go.
-        order: a function that gives the rows' order (int64 [steps · width], which row comes to
-            each place), or None.
+        order: a function that returns the order of the rows (int64 [steps · width], the row at
+            each place), or None if they are not shuffled.
     """
 
-    reader: RowReader
+    reader: ShardReader
     width: int
     begin: int
     end: int
@@ -131,27 +131,27 @@ class Source:
 
     @property
     def drawn(self) -> Source:
-        """The source once its rows are in their order: of these it then has this rank's alone."""
+        """The source after its rows have been shuffled, which leaves only this rank's."""
         if self.order is None:
             return self
         rows = self.end - self.begin
         return dataclasses.replace(self, width=rows, begin=0, end=rows)
 
 
-def empty_block(layout: Layout, steps: int, device: torch.device) -> Block | JaggedBlock:
-    """Steps without rows."""
-    schema = layout.schema
-    dtype = torch.int64 if layout.id_dtype.itemsize == 8 else torch.int32
+def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock | JaggedBlock:
+    """Return a block of steps without rows."""
+    schema = dataset.schema
+    dtype = torch.int64 if dataset.id_dtype.itemsize == 8 else torch.int32
     labels = torch.empty(steps, 0, device=device)
     dense = torch.empty(steps, 0, len(schema.dense), device=device)
     columns = len(schema.categorical)
     if not schema.multi_hot:
-        return Block(labels, dense, torch.empty(steps, columns, 0, dtype=dtype, device=device))
+        return FlatBlock(labels, dense, torch.empty(steps, columns, 0, dtype=dtype, device=device))
     return JaggedBlock(
         labels,
         dense,
         torch.empty(0, dtype=dtype, device=device),
-        torch.empty(0, device=device) if layout.weights else None,
+        torch.empty(0, device=device) if dataset.weights else None,
         torch.empty(steps, 0, dtype=torch.int32, device=device),
         torch.zeros(steps, 1, dtype=torch.int32, device=device),
         [0] * (steps * columns + 1),
@@ -161,7 +161,7 @@ def empty_block(layout: Layout, steps: int, device: torch.device) -> Block | Jag
 class BatchFactory:
     """Makes :class:`Batch` objects from views; what depends on B alone is made once per B.
 
-    The constants are shared by all batches of B rows: nobody may write to them.
+    All batches of B rows share these constants, so they must not be written to.
     """
 
     def __init__(self, keys: tuple[str, ...], device: torch.device) -> None:
@@ -171,7 +171,7 @@ class BatchFactory:
         self._samples: dict[int, KeyedJaggedTensor] = {}
 
     def __call__(self, labels: torch.Tensor, dense: torch.Tensor, ids: torch.Tensor) -> Batch:
-        """A batch of labels [B], dense [B, columns] and ids [columns · B]."""
+        """Make a batch of labels [B], dense [B, columns] and ids [columns · B]."""
         size = labels.shape[0]
         if size not in self._samples:
             self._samples[size] = KeyedJaggedTensor(
@@ -185,7 +185,7 @@ class BatchFactory:
     def jagged(
         self, labels: torch.Tensor, dense: torch.Tensor, values: torch.Tensor, **parts: object
     ) -> Batch:
-        """A batch with any number of ids; ``parts`` go to KeyedJaggedTensor."""
+        """Make a batch with any number of ids; ``parts`` are passed to KeyedJaggedTensor."""
         sparse = KeyedJaggedTensor(
             keys=self._keys,
             values=values,
@@ -196,11 +196,11 @@ class BatchFactory:
         return Batch(dense_features=dense, sparse_features=sparse, labels=labels)
 
     def _constants(self, size: int) -> dict:
-        """What a KeyedJaggedTensor of ``size`` rows with one id per row and key is made of."""
+        """Return the arguments of a KeyedJaggedTensor of ``size`` rows with one id per key."""
         keys = len(self._keys)
 
         def constant(tensor: torch.Tensor) -> torch.Tensor:
-            # A blocking copy: it is there on return, whichever stream uses it first.
+            # A blocking copy: it is complete on return, for every stream.
             return tensor.to(self._device, torch.int32)
 
         constants = {
@@ -211,7 +211,7 @@ class BatchFactory:
             "offset_per_key": [size * i for i in range(keys + 1)],
             "index_per_key": self._index_per_key,
         }
-        if size == 0:  # KeyedJaggedTensor.to_dict, left to itself, fails without rows
+        if size == 0:  # KeyedJaggedTensor.to_dict fails without rows
             empty, zero = constant(torch.empty(0)), constant(torch.zeros(1))
             constants["jt_dict"] = {
                 key: JaggedTensor(empty, lengths=empty, offsets=zero) for key in self._keys

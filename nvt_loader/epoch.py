@@ -13,10 +13,10 @@ from torchrec.datasets.utils import Batch
 
 from nvt_loader import plan as planning
 from nvt_loader.blocks import BatchFactory, Source
-from nvt_loader.cpu.blocks import CpuBlocks
+from nvt_loader.cpu.builder import CpuBuilder
 from nvt_loader.memory import PREFETCH_BLOCKS, Budget
-from nvt_loader.parquet.decode import RowReader
-from nvt_loader.parquet.footers import Layout
+from nvt_loader.parquet.dataset import Dataset
+from nvt_loader.parquet.shard_reader import ShardReader
 from nvt_loader.plan import Plan
 
 
@@ -54,9 +54,9 @@ class Order:
 
 
 def produce_blocks(
-    layout: Layout,
+    dataset: Dataset,
     plan: Plan,
-    blocks: CpuBlocks,
+    blocks: CpuBuilder,
     position: Position,
     order: Order,
     budget: Budget,
@@ -75,24 +75,28 @@ def produce_blocks(
     if first_step >= plan.steps:
         return
     where = {"shuffle": order.shuffle != "none", "seed": order.seed, "epoch": epoch}
-    rows = layout.rows
+    rows = dataset.rows
     groups = planning.epoch_order(len(rows), **where)
     starts = planning.stream_starts(rows, groups)
-    dealt = planning.deal(plan, starts, planning.left_at(plan, **where))
+    assigned = planning.assign_rows(plan, starts, planning.find_remainder(plan, **where))
 
-    def read(ranges: list[planning.Range]) -> RowReader:
-        pieces = (piece for ends in ranges for piece in planning.pieces(starts, groups, *ends))
+    def read(ranges: list[planning.Range]) -> ShardReader:
+        pieces = (
+            piece for ends in ranges for piece in planning.row_group_slices(starts, groups, *ends)
+        )
         first = min(budget.first_rows, budget.decode_rows)
-        return RowReader(blocks.decode, pieces, first, budget.decode_rows)
+        return ShardReader(blocks.decode, pieces, first, budget.decode_rows)
 
     batch = plan.global_batch // world_size
     spans = plan.spans(rank, world_size)
-    readers: list[RowReader] = []
+    readers: list[ShardReader] = []
     for window, begin, end in _extents(plan, order.shuffle, first_step, batch, budget):
         if begin >= plan.steps:
             break
         if not readers:
-            readers = [read(dealt.shard_ranges(span.shard, begin * span.width)) for span in spans]
+            readers = [
+                read(assigned.shard_ranges(span.shard, begin * span.width)) for span in spans
+            ]
         sources, place = [], 0
         for span, reader in zip(spans, readers, strict=True):
             permutation = None
@@ -110,7 +114,7 @@ def produce_blocks(
         wanted = slice(max(first_step - begin, 0), plan.steps - begin)
         yield wanted, blocks.build(end - begin, batch, sources)
     if plan.steps > plan.full_steps:
-        first, last = (dealt.left[0] + row for row in plan.last_step(rank, world_size))
+        first, last = (assigned.remainder[0] + row for row in plan.last_step(rank, world_size))
         size = last - first
         sources = [Source(read([(first, last)]), size, 0, size, 0)] if size else []
         yield slice(0, 1), blocks.build(1, size, sources)
@@ -143,7 +147,7 @@ class EpochIterator(Iterator[Batch]):
     def __init__(
         self,
         produced: Iterator[tuple[slice, Any]],
-        blocks: CpuBlocks,
+        blocks: CpuBuilder,
         make_batch: BatchFactory,
         position: Position,
         finish: Callable[[Position], None],

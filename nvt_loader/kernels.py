@@ -1,10 +1,11 @@
 """Compiled loops of the CPU path: columns into batch-major memory, without the interpreter lock.
 
-Floats go as their bits.
+Floats are copied as their bits.
 
-*Runs* say what consecutive rows go where. Of flat blocks, int64 [runs, 5]: step, chunk, first row
-in the chunk, rows, place in the batch. Of lists, int64 [runs, 4]: chunk, first row, rows, and the
-element of the target where column 0 begins; in the order of the target.
+*Copies* say which consecutive rows go where. For flat blocks they are int64 [copies, 5]: step,
+chunk, first row in the chunk, rows, place in the batch. For lists they are int64 [copies, 4], in
+the order of the target: chunk, first row, rows, and the element of the target where column 0
+begins.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ TILE_ROWS = 256
 
 @compiled("boolean(int64[::1], int64, int64[::1], int64[::1], int64[::1])", nogil=False)
 def plain_addresses(addresses, record_batch, numbers, indices, sizes):
-    """Where the values of a record batch's columns begin; False if one of them holds nulls.
+    """Find where the values of a record batch's columns begin; False if a column holds nulls.
 
     Args:
-        addresses: int64 [columns], written to.
+        addresses: int64 [columns], the result.
         record_batch: address of a struct ArrowArray of Arrow's C data interface.
         numbers: which elements of ``addresses`` to write.
-        indices: for each of these its column in the record batch.
+        indices: for each element of ``numbers`` its column in the record batch.
         sizes: int64 [columns], bytes of a value.
     """
     # struct ArrowArray: length, null_count, offset, n_buffers, n_children, buffers, children, …
@@ -46,24 +47,24 @@ def plain_addresses(addresses, record_batch, numbers, indices, sizes):
     "void(int32[::1], int32[::1], int32[::1], int64[::1], int64[:, ::1], int64, int64, int64)",
     "void(int32[::1], int32[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, int64)",
 )
-def copy_rows(labels, dense, ids, addresses, runs, batch, first, rows):
-    """Copy a source's rows ``first`` … to where they belong in a block.
+def copy_rows(labels, dense, ids, addresses, copies, batch, first, rows):
+    """Copy rows [first, first + rows) of a source to their places in a block.
 
     Args:
-        labels, dense, ids: of a block, flat: [steps, B], [steps, B, dense columns], [steps,
+        labels, dense, ids: the block's memory, flat: [steps, B], [steps, B, dense columns], [steps,
             categorical columns, B].
-        addresses: int64 [columns], of those rows: label, dense, categorical.
-        runs: int64 [runs, 5], of all of the source's rows, as :func:`find_runs` gives them for one
+        addresses: int64 [columns], where row ``first`` lies: label, dense, categorical.
+        copies: int64 [copies, 5], from :func:`find_copies` with all rows of the source in one
             chunk.
         batch: B.
-        first, rows: of the source.
+        first, rows: which rows of the source.
     """
     places = len(labels)
     columns = len(dense) // max(places, 1)
     categorical = len(addresses) - 1 - columns
     size = ids.itemsize
-    for k in range(len(runs)):
-        step, _, begin, count, place = runs[k]
+    for k in range(len(copies)):
+        step, _, begin, count, place = copies[k]
         skipped = max(first - begin, 0)
         here = max(begin, first) - first
         count = min(begin + count, first + rows) - max(begin, first)
@@ -93,18 +94,18 @@ def copy_rows(labels, dense, ids, addresses, runs, batch, first, rows):
 
 
 @compiled("int64(int64[:, ::1], int64, int64, int64, int64, int64, int64[::1], int64)", nogil=False)
-def find_runs(found, steps, width, begin, end, first, chunk_rows, first_chunk):
-    """The runs of a source's rows: of ``width`` rows in each step those in [begin, end).
+def find_copies(found, steps, width, begin, end, first, chunk_rows, first_chunk):
+    """Find the copies of a source's rows: of ``width`` rows in each step those in [begin, end).
 
     Args:
-        found: int64 [steps + chunks, 5], written to: step, chunk, its first row, rows, and where
-            in the batch.
-        steps, width, begin, end, first: see :class:`nvt_loader.blocks.Source`.
-        chunk_rows: int64 [chunks], which together hold the rows of all steps.
-        first_chunk: number of the first chunk.
+        found: int64 [steps + chunks, 5], the result.
+        steps: the steps of the block.
+        width, begin, end, first: see :class:`nvt_loader.blocks.Source`.
+        chunk_rows: int64 [chunks], the rows of each chunk; together those of all steps.
+        first_chunk: the number of the first chunk.
 
     Returns:
-        how many runs there are.
+        The number of copies.
     """
     count = chunk = start = 0  # start: row of the source where the chunk begins
     for step in range(steps):
@@ -114,9 +115,9 @@ def find_runs(found, steps, width, begin, end, first, chunk_rows, first_chunk):
                 start += chunk_rows[chunk]
                 chunk += 1
             rows = min(stop, start + chunk_rows[chunk]) - row
-            run = found[count]
-            run[0], run[1], run[2], run[3] = step, first_chunk + chunk, row - start, rows
-            run[4] = first + row - step * width - begin
+            made = found[count]
+            made[0], made[1], made[2], made[3] = step, first_chunk + chunk, row - start, rows
+            made[4] = first + row - step * width - begin
             count += 1
             row += rows
     return count
@@ -127,7 +128,7 @@ def find_runs(found, steps, width, begin, end, first, chunk_rows, first_chunk):
     "void(int64[::1], int64[::1], int64, uint32[::1], uint32[::1])",
 )
 def permute(target, sources, stride, to_rows, from_rows):
-    """Columns' rows ``from_rows`` → rows ``to_rows`` of a target ``[columns, stride]``, flat."""
+    """Copy columns' rows ``from_rows`` to rows ``to_rows`` of a target [columns, stride], flat."""
     base, size = target.ctypes.data, target.itemsize
     for c in range(len(sources)):
         source = numba.carray(pointer(sources[c]), (1,), target.dtype)
@@ -138,7 +139,7 @@ def permute(target, sources, stride, to_rows, from_rows):
 
 @numba.njit(inline="always")
 def largest_of(address, count, width, is_float):
-    """The largest of some unsigned numbers, of floats the largest magnitude as bits."""
+    """Return the largest of unsigned numbers; for floats, the bits of the largest magnitude."""
     if width == 8:
         wide = numba.carray(pointer(address), (1,), np.uint64)
         widest = np.uint64(0)
@@ -155,7 +156,7 @@ def largest_of(address, count, width, is_float):
 
 @compiled("void(uint64[::1], int64[::1], int64, int64)")
 def largest(found, sources, rows, width):
-    """Per column the largest of ``rows`` unsigned numbers of ``width`` bytes, into ``found``.
+    """Write to ``found`` each column's largest of ``rows`` unsigned numbers of ``width`` bytes.
 
     Read as unsigned, a negative id is a large one: one reduction for both ends of a table.
     """
@@ -165,28 +166,31 @@ def largest(found, sources, rows, width):
 
 @compiled("void(uint64[::1], int64[::1], int64)")
 def largest_magnitude(found, sources, rows):
-    """Per float32 column the largest magnitude, as bits: from 0x7F800000 on it is no number."""
+    """Write to ``found`` the bits of each float32 column's largest magnitude.
+
+    From 0x7F800000 on the column holds infinity or NaN.
+    """
     for c in range(len(sources)):
         found[c] = largest_of(sources[c], rows, 4, True)
 
 
 @compiled("void(int32[::1], int64[:, ::1], boolean[::1], int64, int64[:, ::1], int64[::1])")
-def list_lengths(lengths, offsets, is_list, stride, runs, steps):
-    """The lengths of all columns' rows, as :func:`copy_rows` lays ids out.
+def list_lengths(lengths, offsets, is_list, stride, copies, steps):
+    """Write the list lengths of all rows and columns, in the order of a block's ids.
 
     Args:
-        lengths: int32, flat [steps · columns · B].
+        lengths: int32 [steps · columns · B], the result.
         offsets: int64 [chunks, columns], addresses of int32 offsets, one more than there are rows.
         is_list: bool [columns]; the other columns have one element in each row.
         stride: B.
-        runs: int64 [runs, 4].
-        steps: int64 [steps + 1].
+        copies: int64 [copies, 4].
+        steps: int64 [steps + 1], the first copy of each step, and the number of copies.
     """
     base = lengths.ctypes.data
     for step in range(len(steps) - 1):
         for c in range(offsets.shape[1]):
             for k in range(steps[step], steps[step + 1]):
-                chunk, first, rows, at = runs[k]
+                chunk, first, rows, at = copies[k]
                 to = numba.carray(pointer(base + (at + c * stride) * 4), (1,), np.int32)
                 if is_list[c]:
                     source = offsets[chunk, c] + first * 4
@@ -204,22 +208,23 @@ def list_lengths(lengths, offsets, is_list, stride, runs, steps):
     "void(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], boolean[::1], int64,"
     " int64[:, ::1], int64[::1])",
 )
-def list_values(target, starts, values, offsets, is_list, stride, runs, steps):
-    """All columns' elements, those of row and column r of :func:`list_lengths` from ``starts[r]``.
+def list_values(target, starts, values, offsets, is_list, stride, copies, steps):
+    """Copy the elements of all columns.
 
-    The rows of a run follow one another in source and target, so each run is one copy.
+    The rows of a copy follow one another in source and target, so its elements are copied at once.
 
     Args:
-        target: values of a block, flat.
-        starts: int64 [steps · columns · B].
-        values: int64 [chunks, columns], addresses of the elements; 0: leave the target as it is.
-        offsets, is_list, stride, runs, steps: as :func:`list_lengths` takes them.
+        target: the values of a block, flat.
+        starts: int64 [steps · columns · B], where the elements of each row and column begin in
+            ``target``, in the order of :func:`list_lengths`.
+        values: int64 [chunks, columns], addresses of the elements; 0 leaves the target as it is.
+        offsets, is_list, stride, copies, steps: as :func:`list_lengths` takes them.
     """
     base, size = target.ctypes.data, target.itemsize
     for step in range(len(steps) - 1):
         for c in range(values.shape[1]):
             for k in range(steps[step], steps[step + 1]):
-                chunk, first, rows, at = runs[k]
+                chunk, first, rows, at = copies[k]
                 begin, count = first, rows
                 if is_list[c]:
                     bounds = offsets[chunk, c] + first * 4
@@ -239,7 +244,7 @@ def list_values(target, starts, values, offsets, is_list, stride, runs, steps):
     "void(int64[::1], int64[::1], int64, int64, uint32[::1], uint32[::1])",
 )
 def permute_lists(target, starts, values, offsets, to_rows, from_rows):
-    """A list column's rows ``from_rows`` → from ``starts[to_rows]`` on in ``target``."""
+    """Copy rows ``from_rows`` of a list column to ``target``, to ``starts[to_rows]`` and after."""
     source = numba.carray(pointer(values), (1,), target.dtype)
     bounds = numba.carray(pointer(offsets), (1,), np.int32)
     for i in range(len(to_rows)):
@@ -259,14 +264,17 @@ def _mixed(state):
 
 @compiled("void(uint64[::1], uint64)")
 def random_words(words, seed):
-    """SplitMix64's stream from ``seed``."""
+    """Fill ``words`` with SplitMix64's stream from ``seed``."""
     for i in range(len(words)):
         words[i] = _mixed(seed + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15))
 
 
 @compiled("void(int64[::1], uint64)")
 def random_order(order, seed):
-    """A random permutation of 0 … len(order) - 1 < 2**32 (Fisher and Yates, SplitMix64)."""
+    """Fill ``order`` with a random permutation of 0 … len(order) - 1 < 2**32.
+
+    By Fisher and Yates, with SplitMix64's stream.
+    """
     for i in range(len(order)):
         seed += np.uint64(0x9E3779B97F4A7C15)
         high = _mixed(seed) >> np.uint64(32)

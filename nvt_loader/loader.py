@@ -7,7 +7,7 @@ Merlin writes. It does not inherit from merlin.dataloader's Loader, because ever
 measured slower or found wrong (merlin-dataloader 23.8.0; figures in the benchmark's table):
 
 - sharding: Merlin deals whole Dask partitions, so ranks get different numbers of steps; here rows
-  are dealt (:mod:`nvt_loader.plan`);
+  are assigned (:mod:`nvt_loader.plan`);
 - reading: 8 ms of Dask per partition, whose number follows the machine's memory; here row groups
   are decoded directly, by compiled loops, pyarrow or libcudf;
 - conversion: per batch, in the training thread, frame by frame; here per block, ahead of use, and a
@@ -37,11 +37,11 @@ from clicklog.errors import SettingsError
 from clicklog.schema import TableSchema
 from nvt_loader import accounting
 from nvt_loader.blocks import BatchFactory
-from nvt_loader.cuda.blocks import choose_blocks
+from nvt_loader.cuda.builders import choose_builder
 from nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
-from nvt_loader.memory import divide
-from nvt_loader.parquet.arrow_rows import count_kept
-from nvt_loader.parquet.footers import Layout, read_layout
+from nvt_loader.memory import Budget, Demand, divide_memory
+from nvt_loader.parquet.arrow_reader import count_kept
+from nvt_loader.parquet.dataset import Dataset, read_dataset
 from nvt_loader.plan import SHUFFLES, WINDOW_ROWS, Plan, default_virtual_shards
 from nvt_loader.state import check_state, make_state
 
@@ -157,21 +157,21 @@ class KJTLoader:
                 raise SettingsError(f"{name} = {value!r}", f"choose one of {', '.join(known)}")
         if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
             raise SettingsError(f"undersampling_rate = {undersampling_rate}", "a share is 0 … 1")
-        self._layout = _layout(
-            read_layout(path, schema, weights),
+        self._dataset = _dataset(
+            read_dataset(path, schema, weights),
             table_sizes=table_sizes,
             id_dtype=np.dtype(id_dtype),
             hash_indices=hash_indices,
             undersampling=None if undersampling_rate is None else (undersampling_rate, seed),
         )
-        self._fingerprint = self._layout.fingerprint()
+        self._fingerprint = self._dataset.fingerprint()
         self._order = Order(shuffle, seed, rank, world_size)
         self._device = _choose_device(device)
         self._batch_size, self._memory = batch_size, loader_memory
         self._threads = decode_threads or min(2, _processors())
         global_batch = batch_size * world_size
         self._plan = Plan(
-            rows=int(self._layout.rows.sum()),
+            rows=int(self._dataset.rows.sum()),
             global_batch=global_batch,
             virtual_shards=default_virtual_shards(global_batch)
             if virtual_shards is None
@@ -181,7 +181,7 @@ class KJTLoader:
             window_rows=shuffle_window,
         )
         self._budget()
-        self._make_batch = BatchFactory(self._layout.schema.categorical, self._device)
+        self._make_batch = BatchFactory(self._dataset.schema.categorical, self._device)
         self._functions = list(transforms)
         self._next = Position(0)
         self._current: Position | None = None
@@ -189,7 +189,7 @@ class KJTLoader:
     @property
     def schema(self) -> TableSchema:
         """Columns and table sizes of the data."""
-        return self._layout.schema
+        return self._dataset.schema
 
     input_schema = output_schema = schema
 
@@ -245,10 +245,10 @@ class KJTLoader:
             )
         position = self._current = dataclasses.replace(self._next)
         self._next = Position(position.epoch + 1)
-        kind = choose_blocks(self._layout, self._device)
-        blocks = kind(self._layout, self._device, self._threads)
+        kind = choose_builder(self._dataset, self._device)
+        blocks = kind(self._dataset, self._device, self._threads)
         produced = produce_blocks(
-            self._layout, self._plan, blocks, position, self._order, self._budget()
+            self._dataset, self._plan, blocks, position, self._order, self._budget()
         )
         batches: Iterator[Batch] = EpochIterator(
             produced, blocks, self._make_batch, position, self._finish
@@ -294,7 +294,7 @@ class KJTLoader:
             SchemaError: the data are not those of the state.
             SettingsError: a setting is not, or the state is of another version or no state.
         """
-        check_state(state, self._identity(), self._layout.directory)
+        check_state(state, self._identity(), self._dataset.directory)
         self._plan = dataclasses.replace(self._plan, virtual_shards=state["virtual_shards"])
         self._next = Position(state["epoch"], state["step"], state["step"])
         self._current = None
@@ -319,25 +319,22 @@ class KJTLoader:
         )
         accounting.check_rank(position.rows, expected, order.rank, position.epoch)
 
-    def _budget(self) -> Any:
-        shards = len(self._plan.spans(self._order.rank, self._order.world_size))
-        window = 0
-        if self._order.shuffle == "rows":
-            window = max(self._plan.window_rows // self._order.world_size, self._batch_size)
-            window = min(window, max(self._plan.rows, 1))
-        return divide(
-            self._layout,
-            self._memory,
-            batch=self._batch_size,
-            window=window,
-            shards=shards,
-            on_device=choose_blocks(self._layout, self._device).on_device,
+    def _budget(self) -> Budget:
+        order = self._order
+        demand = Demand.of_rank(
+            self._plan,
+            order.rank,
+            order.world_size,
+            shuffled=order.shuffle == "rows",
+            threads=self._threads,
         )
+        on_device = choose_builder(self._dataset, self._device).on_device
+        return divide_memory(self._dataset, self._memory, demand, on_device=on_device)
 
     def _identity(self) -> dict[str, Any]:
         """What a state must share with the loader that loads it."""
         plan = self._plan
-        rate = self._layout.undersampling
+        rate = self._dataset.undersampling
         return {
             "data": self._fingerprint,
             "global_batch": plan.global_batch,
@@ -349,9 +346,9 @@ class KJTLoader:
         }
 
 
-def _layout(layout: Layout, table_sizes: Iterable[int] | None, **options: Any) -> Layout:
-    """The layout with what the caller wants of it, checked against the ETL's manifest."""
-    schema = layout.schema
+def _dataset(dataset: Dataset, table_sizes: Iterable[int] | None, **options: Any) -> Dataset:
+    """The dataset with what the caller wants of it, checked against the ETL's manifest."""
+    schema = dataset.schema
     if table_sizes is not None:
         sizes = tuple(table_sizes)
         if len(sizes) != len(schema.categorical):
@@ -360,9 +357,9 @@ def _layout(layout: Layout, table_sizes: Iterable[int] | None, **options: Any) -
                 "give one for each",
             )
         schema = dataclasses.replace(schema, table_sizes=sizes)
-    accounting.check_manifest(layout)
-    layout = dataclasses.replace(layout, schema=schema, **options)
-    return layout if layout.undersampling is None else count_kept(layout)
+    accounting.check_manifest(dataset)
+    dataset = dataclasses.replace(dataset, schema=schema, **options)
+    return dataset if dataset.undersampling is None else count_kept(dataset)
 
 
 def _check(**settings: tuple[int, int]) -> None:

@@ -1,67 +1,69 @@
-"""Buffers that are used again, and how much of the memory budget goes where.
-
-Fresh memory costs as much as filling it: the kernel hands it out in pages of zeros.
-"""
+"""How much of the loader's memory goes to blocks, decoded columns and shuffling windows."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import weakref
-
-import numpy as np
 
 from clicklog.errors import SettingsError
-from nvt_loader.parquet.footers import Layout
+from nvt_loader.parquet.dataset import Dataset
+from nvt_loader.plan import Plan
 
-#: What a loader holds by default: blocks, decoded columns, shuffling windows.
+#: Bytes that a loader holds by default: blocks, decoded columns, shuffling windows.
 LOADER_MEMORY = 256 << 20
 
-#: The same, where libcudf decodes, and bytes of a block then: a GPU takes about as long for few
-#: rows as for many.
+#: The same where libcudf decodes, and the most bytes of a block there: a GPU takes about as long
+#: for few rows as for many.
 DEVICE_MEMORY, DEVICE_BLOCK_BYTES = 1 << 30, 80 << 20
 
-#: Most bytes of a block, if the budget allows and it is not one step: 64 Ki rows of a Criteo log.
-#: Each block costs some work in Python besides.
+#: Most bytes of a block, if the budget allows it and one step is not more: 64 Ki rows of a Criteo
+#: log. Each block costs some work in Python besides.
 BLOCK_BYTES = 10 << 20
 
 #: Rows of the first block: few, so that the first batch comes soon.
 FIRST_ROWS = 8192
 
-#: Bytes decoded at a time for a virtual shard: less costs more for each, more comes in bursts.
+#: Bytes decoded at a time for a virtual shard, and the fewest rows. Fewer bytes cost more for each
+#: row; more make the decoding uneven.
 DECODE_BYTES, LEAST_DECODE_ROWS = 2560 << 10, 1024
 
 #: Decoded chunks of a virtual shard: one in use, one ahead.
 HELD_CHUNKS = 2
 
-#: Blocks that are made ahead of the one in use; besides, one may be in the making.
+#: Blocks made ahead of the one in use. One more may be in the making.
 PREFETCH_BLOCKS = 2
 HELD_BLOCKS = PREFETCH_BLOCKS + 2
 
 
-class Buffers:
-    """Hands out byte buffers and takes them back when nothing refers to them any more."""
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """The rows that one rank has to hold at once.
 
-    def __init__(self) -> None:
-        self._free: collections.deque[np.ndarray] = collections.deque()
+    Attributes:
+        batch: rows of a batch of this rank.
+        window: this rank's rows of a shuffling window; 0 if rows are not shuffled.
+        shards: virtual shards that this rank reads.
+        read: rows read for each row of this rank; more than 1 where other ranks read the same
+            virtual shards.
+        threads: virtual shards that are decoded at the same time.
+    """
 
-    def take(self, size: int) -> np.ndarray:
-        """``size`` uninitialised bytes: uint8 [size]. Slices of the array do not keep it: use it
-        as the memory of a tensor, or hold it."""
-        buffer = None
-        for _ in range(len(self._free)):
-            try:
-                found = self._free.popleft()
-            except IndexError:  # another thread took it
-                break
-            if size <= len(found) <= 2 * size + 4096:
-                buffer = found
-                break
-        if buffer is None:
-            buffer = np.empty(size, np.uint8)
-        view = buffer[:size]
-        weakref.finalize(view, self._free.append, buffer).atexit = False
-        return view
+    batch: int
+    window: int = 0
+    shards: int = 1
+    read: float = 1.0
+    threads: int = 1
+
+    @classmethod
+    def of_rank(
+        cls, plan: Plan, rank: int, world_size: int, *, shuffled: bool, threads: int
+    ) -> Demand:
+        """Return what a plan demands of a rank; ``shuffled``: its rows are, within windows."""
+        batch = plan.global_batch // world_size
+        spans = plan.spans(rank, world_size)
+        steps = min(plan.window_steps, max(plan.full_steps, 1)) if shuffled else 0
+        window = min(steps * batch, max(plan.rows, 1)) if shuffled else 0
+        read = sum(span.width for span in spans) / batch
+        return cls(batch, window, len(spans), read, threads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +71,9 @@ class Budget:
     """How many rows are held where.
 
     Attributes:
-        block_rows: of a block, at most (but always one step, or a whole shuffling window).
-        first_rows: of the first block.
-        decode_rows: decoded at a time for each virtual shard of a rank.
+        block_rows: rows of a block, at most (but always one step, or a whole shuffling window).
+        first_rows: rows of the first block.
+        decode_rows: rows decoded at a time for each virtual shard of a rank.
     """
 
     block_rows: int
@@ -79,56 +81,78 @@ class Budget:
     decode_rows: int
 
 
-def row_bytes(layout: Layout) -> float:
-    """Bytes of a row in a batch; of list columns the average by ``layout.list_elements``."""
-    elements = layout.list_elements
-    total = float(4 * (1 + len(layout.schema.dense)))
-    for name in layout.schema.categorical:
-        if name in layout.schema.multi_hot:  # ids, and a length, an offset and a start
-            weight = 4 if layout.weights else 0
-            total += elements[name] * (layout.id_dtype.itemsize + weight) + 16
+def row_bytes(dataset: Dataset) -> float:
+    """Return the bytes of a row in a batch; for lists the average by ``dataset.list_elements``."""
+    elements = dataset.list_elements
+    total = float(4 * (1 + len(dataset.schema.dense)))
+    for name in dataset.schema.categorical:
+        if name in dataset.schema.multi_hot:  # ids, and a length, an offset and a start
+            weight = 4 if dataset.weights else 0
+            total += elements[name] * (dataset.id_dtype.itemsize + weight) + 16
         else:
-            total += layout.id_dtype.itemsize + (20 if layout.jagged else 0)
+            total += dataset.id_dtype.itemsize + (20 if dataset.jagged else 0)
     return total
 
 
-def divide(
-    layout: Layout,
-    memory: int | None,
-    *,
-    batch: int,
-    window: int,
-    shards: int,
-    on_device: bool = False,
-) -> Budget:
-    """Divide ``memory`` bytes: half to blocks, half to what they are made of.
+def held_rows(demand: Demand, budget: Budget, *, whole: bool) -> float:
+    """Return how many rows a loader holds at most: blocks, a shuffling window, decoded chunks.
+
+    The rows of a window are held as they were decoded and in their new order, for the virtual
+    shards that are decoded at the same time.
 
     Args:
-        layout: the data.
-        memory: bytes for blocks, decoded columns and shuffling windows; None: the default.
-        batch: rows of a batch of this rank.
-        window: this rank's rows of a shuffling window; 0 when rows are not shuffled.
-        shards: virtual shards that this rank reads.
+        demand, budget: of the loader.
+        whole: all rows that are read for a block are decoded before the block is made: lists, and
+            whatever libcudf decodes.
+    """
+    decoded = demand.read if whole and not demand.window else 0.0
+    share = 1.0 if whole else min(1.0, demand.threads / demand.shards)
+    return (
+        (HELD_BLOCKS + decoded) * budget.block_rows
+        + demand.window * max(1.0, share * (1 + demand.read))
+        + HELD_CHUNKS * demand.shards * budget.decode_rows
+    )
+
+
+def divide_memory(
+    dataset: Dataset, memory: int | None, demand: Demand, *, on_device: bool = False
+) -> Budget:
+    """Divide ``memory`` bytes: half to blocks, half to decoded columns and a shuffling window.
+
+    Args:
+        dataset: the data.
+        memory: bytes for blocks, decoded columns and a shuffling window; None: the default.
+        demand: what the rank has to hold.
         on_device: libcudf decodes, whole row groups.
 
     Raises:
-        SettingsError: it is too little for a step or a window.
+        SettingsError: the memory is too little for a step or a window.
     """
-    width = row_bytes(layout)
+    width = row_bytes(dataset)
     if memory is None:
         memory = DEVICE_MEMORY if on_device else LOADER_MEMORY
-    block = max(batch, window)
-    needed = width * (HELD_BLOCKS * block + window + HELD_CHUNKS * shards * LEAST_DECODE_ROWS)
-    if needed > memory:
+    whole = on_device or dataset.jagged
+    block, window = max(demand.batch, demand.window), demand.window
+    least = Budget(block, block, LEAST_DECODE_ROWS)
+    needed = held_rows(demand, least, whole=whole)
+    if width * needed > memory:
+        shared = demand.read > 1
         raise SettingsError(
-            f"loader_memory = {memory >> 20} MiB is too little: batches of {batch} rows"
+            f"loader_memory = {memory >> 20} MiB is too little: batches of {demand.batch} rows"
             + (f" and shuffling windows of {window} rows" if window else "")
-            + f" take {int(needed) / 2**20:.0f} MiB",
-            "give it more, or choose a smaller batch" + (" or --shuffle_window" if window else ""),
+            + (f", {demand.read:.1f} rows read for each," if shared else "")
+            + f" take {int(width * needed) / 2**20:.0f} MiB",
+            "give it more, or choose a smaller batch"
+            + (" or --shuffle_window" if window else "")
+            + (", or virtual_shards = a multiple of the number of ranks" if shared else ""),
         )
+    # What a loader holds grows linearly with the rows of a block, and with those decoded at a time.
+    fixed = held_rows(demand, Budget(0, 0, 0), whole=whole)
+    per_row = held_rows(demand, Budget(1, 0, 0), whole=whole) - fixed
     block_bytes = DEVICE_BLOCK_BYTES if on_device else BLOCK_BYTES
-    block_rows = max(block, int(min(block_bytes, memory / 2 / HELD_BLOCKS) / width))
-    rest = memory / width - HELD_BLOCKS * block_rows - window
-    most = min(DECODE_BYTES / width, rest / shards / HELD_CHUNKS)
+    wanted = min(block_bytes, memory / 2 / per_row) / width
+    block_rows = max(block, int(min(wanted, block + (memory / width - needed) / per_row)))
+    rest = memory / width - fixed - per_row * block_rows
+    most = min(DECODE_BYTES / width, rest / demand.shards / HELD_CHUNKS)
     decode_rows = max(LEAST_DECODE_ROWS, int(most))
     return Budget(block_rows, min(FIRST_ROWS, block_rows), decode_rows)

@@ -1,10 +1,10 @@
-"""How the loader's compiled loops reach memory.
+"""Memory addresses as arrays of the loader's compiled loops.
 
-Memory comes as addresses (of Arrow's buffers, of a file's bytes), so that one call does all columns
-and nothing is compiled again for another number of them; the caller keeps it alive. Addresses, and
-loops that count from zero, are also what lets the compiler use vector instructions: an index that
-might be negative does not. Addresses need not be multiples of anything: the processors that
-PyTorch runs on do not ask for it.
+The loops take addresses (of Arrow's buffers, of a file's bytes), so that one call handles all
+columns and nothing is compiled again for another number of columns; the caller keeps the memory
+alive. Addresses, and loops that count from zero, also let the compiler use vector instructions,
+which an index that might be negative prevents. Addresses need no alignment on the processors that
+PyTorch runs on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 @intrinsic
 def pointer(_context, address):
-    """The memory at an address, for ``numba.carray``."""
+    """Return the memory at an address, for ``numba.carray``."""
 
     def generate(context, builder, _signature, values):
         return builder.inttoptr(values[0], context.get_value_type(types.voidptr))

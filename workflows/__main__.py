@@ -1,4 +1,4 @@
-"""Look into a saved workflow."""
+"""Show the contents of a saved workflow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status."""
+    """Run a subcommand and return the exit status."""
     return run_command(lambda: run_subcommand("python -m workflows", __doc__, COMMANDS, argv))
 
 

@@ -1,9 +1,9 @@
-"""Constants of the dense transform, for whoever computes it: y = log(max(x, −2) + 3).
+"""Constants of the dense transform y = log(max(x, −2) + 3).
 
-See :mod:`workflows.nodes` for the formulas; this module imports nothing.
+The formulas are in :mod:`workflows.nodes`. This module imports nothing.
 """
 
-#: Smaller values are raised to it: below −3 the logarithm does not exist.
+#: Smaller values are raised to this: the logarithm is defined above −3.
 DENSE_MINIMUM = -2
 #: Added before the logarithm.
 DENSE_SHIFT = 3

@@ -1,4 +1,4 @@
-"""What a saved workflow holds, read without NVTabular.
+"""The description of a saved workflow, read without NVTabular.
 
 Layout of the directory, JSON and parquet only, that of NVTabular's main branch of 2026 (its
 released versions pickle)::
@@ -14,10 +14,10 @@ released versions pickle)::
     compiled/                      made from the above, see :mod:`workflows.compiled`; with digests
                                    of its own
 
-No path in it is absolute: move the directory, or copy it. The spec in ``metadata.json`` says what
-the graph is; a ``graph.json`` that is not the graph of that spec and that state is refused. What is
-read is never executed: operators and functions are names, looked up in :mod:`workflows.graph` and
-:mod:`workflows.functions`.
+No path in it is absolute: the directory may be moved or copied. The spec in ``metadata.json``
+determines the graph; a ``graph.json`` that is not the graph of this spec and state is refused.
+Nothing that is read is executed: operators and functions are names, looked up in
+:mod:`workflows.graph` and :mod:`workflows.functions`.
 
 NVTabular's main branch opens the directory with its own ``Workflow.load``, if this package is
 importable there: ``graph.json`` names functions of :mod:`workflows.functions`. (On a CPU its hash
@@ -27,20 +27,19 @@ differs from cuDF's; without ``nvt_compat`` hashed ids are others.) NVTabular 23
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import functools
 import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clicklog.errors import BadInputError, ClickLogError, SchemaError
+from clicklog.errors import BadInputError, SchemaError
+from clicklog.files.artifact import FileEntry, Format, check_digests, check_sizes
 from clicklog.files.atomic import read_json
-from clicklog.files.validation import convert
 from clicklog.schema import LARGEST_TABLE, TableSchema
 from clicklog.spec.feature_spec import FeatureSpec
 from workflows import nodes
 
-FORMAT = "nvt-torchrec workflow"
-FORMAT_VERSION = 2
+FORMAT = Format("nvt-torchrec workflow", 2, "a saved workflow of `python -m etl run`")
 METADATA_FILE = "metadata.json"
 GRAPH_FILE = "graph.json"
 _COPY_AGAIN = "copy the whole workflow directory again, or fit it again"
@@ -83,7 +82,7 @@ class WorkflowDescription:
         versions: of the packages that fitted it.
         digest: SHA-256 of spec (but for the file format), statistics and vocabulary values: equal
             for equal transforms.
-        files: size in bytes and SHA-256 of the other files, by relative path.
+        files: size and SHA-256 of the other files, by relative path.
     """
 
     spec: FeatureSpec
@@ -91,7 +90,7 @@ class WorkflowDescription:
     vocabularies: dict[str, Vocabulary]
     versions: dict[str, str]
     digest: str
-    files: dict[str, dict[str, Any]]
+    files: dict[str, FileEntry]
 
     @property
     def table_schema(self) -> TableSchema:
@@ -111,11 +110,9 @@ class WorkflowDescription:
         sizes = {vocabulary.name: vocabulary.values for vocabulary in self.vocabularies.values()}
         return nodes.fitted(self.spec, self.statistics, sizes)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form."""
-        return {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
+    def write(self, path: Path) -> None:
+        """Write ``metadata.json`` of the workflow in directory ``path``; its files are there."""
+        content = {
             "digest": self.digest,
             "versions": self.versions,
             "spec": self.spec.to_dict(),
@@ -124,39 +121,9 @@ class WorkflowDescription:
                 vocabulary.name: {"values": vocabulary.values, "observed": vocabulary.observed}
                 for vocabulary in self.vocabularies.values()
             },
-            "files": self.files,
+            "files": {name: entry.to_dict() for name, entry in self.files.items()},
         }
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> WorkflowDescription:
-        """Inverse of :meth:`to_dict`. Raises ValueError, or an error of the feature spec."""
-        read = convert(_Metadata, value)
-        normalized = [] if read.spec.dense_transform == "log" else read.spec.dense_names
-        for what, wanted in (("statistics", normalized), ("vocabularies", read.spec.vocabularies)):
-            missing = sorted(set(wanted) - getattr(read, what).keys())
-            if missing:
-                raise ValueError(f"{what}.{missing[0]} is missing")
-        return cls(
-            spec=read.spec,
-            statistics={
-                name: {"mean": float(one.mean), "std": float(one.std)}
-                for name, one in read.statistics.items()
-            },
-            vocabularies=describe_vocabularies(
-                read.spec, {name: dataclasses.asdict(v) for name, v in read.vocabularies.items()}
-            ),
-            versions=read.versions,
-            digest=read.digest,
-            files={name: dataclasses.asdict(file) for name, file in read.files.items()},
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class FileEntry:
-    """What a description says of a file."""
-
-    bytes: int
-    sha256: str
+        FORMAT.write(path / METADATA_FILE, content)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,14 +149,36 @@ class _Counted:
 class _Metadata:
     """What ``metadata.json`` holds."""
 
-    format: str
-    format_version: int
     digest: str
     versions: dict[str, str]
     spec: FeatureSpec
     statistics: dict[str, _Statistics]
     vocabularies: dict[str, _Counted]
     files: dict[str, FileEntry]
+
+    def __post_init__(self) -> None:
+        normalized = [] if self.spec.dense_transform == "log" else self.spec.dense_names
+        for what, wanted in (("statistics", normalized), ("vocabularies", self.spec.vocabularies)):
+            missing = sorted(set(wanted) - getattr(self, what).keys())
+            if missing:
+                raise ValueError(f"{what}.{missing[0]} is missing")
+        _ = self.description  # which checks the numbers
+
+    @functools.cached_property
+    def description(self) -> WorkflowDescription:
+        """The same by column."""
+        counted = {name: dataclasses.asdict(one) for name, one in self.vocabularies.items()}
+        return WorkflowDescription(
+            spec=self.spec,
+            statistics={
+                name: {"mean": float(one.mean), "std": float(one.std)}
+                for name, one in self.statistics.items()
+            },
+            vocabularies=describe_vocabularies(self.spec, counted),
+            versions=self.versions,
+            digest=self.digest,
+            files=self.files,
+        )
 
 
 def describe_vocabularies(
@@ -198,7 +187,7 @@ def describe_vocabularies(
     """By column, from ``values`` and ``observed`` by vocabulary.
 
     Raises:
-        ValueError: a number that no fitted vocabulary has.
+        ValueError: a number cannot be that of a fitted vocabulary.
     """
     directories = nodes.vocabulary_directories(spec)
     for column in spec.categorical:
@@ -219,28 +208,16 @@ def describe_vocabularies(
 
 
 def inspect(path: Path | str) -> WorkflowDescription:
-    """Read a saved workflow's description; its files are there, but their bytes are not checked.
+    """Read a saved workflow's description; of its files only names and sizes are checked.
 
     Raises:
-        BadInputError: no saved workflow there, or a file missing or damaged.
-        SchemaError: saved in a format of another version.
+        BadInputError: there is no saved workflow, or a file is missing or damaged.
+        SchemaError: its format has another version.
     """
     path = Path(path)
-    metadata = _read_metadata(path)
-    try:
-        description = WorkflowDescription.from_dict(metadata)
-    except (ValueError, ClickLogError) as error:
-        what = error.what if isinstance(error, ClickLogError) else error
-        raise BadInputError(f"{path / METADATA_FILE}: damaged: {what}", _COPY_AGAIN) from error
+    description = _read_metadata(path)
     _check_names(path, description)
-    for name, expected in description.files.items():
-        if not (path / name).is_file():
-            raise BadInputError(f"{path / name}: missing", _COPY_AGAIN)
-        size = (path / name).stat().st_size
-        if size != expected["bytes"]:
-            raise BadInputError(
-                f"{path / name}: {size} bytes instead of {expected['bytes']}", _COPY_AGAIN
-            )
+    check_sizes(path, description.files, _COPY_AGAIN)
     _check_graph(path, description)
     return description
 
@@ -251,51 +228,28 @@ def verify(path: Path | str, description: WorkflowDescription) -> None:
     Raises:
         BadInputError: a file differs from the one that was saved.
     """
-    for name, expected in description.files.items():
-        if sha256(Path(path) / name) != expected["sha256"]:
-            raise BadInputError(
-                f"{Path(path) / name}: not the file that was saved (its SHA-256 differs from "
-                f"{METADATA_FILE}'s)",
-                _COPY_AGAIN,
-            )
+    check_digests(Path(path), description.files, _COPY_AGAIN)
 
 
-def sha256(file: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    try:
-        with open(file, "rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise BadInputError(f"{file}: cannot be read: {error}", _COPY_AGAIN) from error
-
-
-def _read_metadata(path: Path) -> dict[str, Any]:
+def _read_metadata(path: Path) -> WorkflowDescription:
     if (path / "workflow.pkl").exists():
         raise BadInputError(
             f"{path}: saved by NVTabular's own Workflow.save, as a pickle",
             "pickles are not opened; fit it again with `python -m etl run`, or, if you trust "
-            "where it comes from, convert it with `python -m etl import --trust_pickle`",
+            "its source, convert it with `python -m etl import --trust_pickle`",
         )
     if (path / "workflow.json").exists() and not (path / METADATA_FILE).exists():
         raise SchemaError(
-            f"{path}: format version 1, this program reads {FORMAT_VERSION}",
+            f"{path}: format version 1, this program reads {FORMAT.version}",
             "fit it again with `python -m etl run`",
         )
-    value = read_json(path / METADATA_FILE, "a workflow saved by `python -m etl run`")
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise BadInputError(
-            f"{path / METADATA_FILE}: not a saved workflow of `python -m etl run`",
-            "NVTabular's own saved workflows are opened with nvtabular.Workflow.load",
-        )
-    if value.get("format_version") != FORMAT_VERSION:
-        versions = value.get("versions")
-        by = versions.get("nvt-torchrec") if isinstance(versions, dict) else None
-        raise SchemaError(
-            f"{path}: format version {value.get('format_version')}, this program reads "
-            f"{FORMAT_VERSION}",
-            f"use the version that saved it ({by or 'unknown'}), or fit it again",
-        )
-    return value
+    return FORMAT.read(
+        _Metadata,
+        path / METADATA_FILE,
+        _COPY_AGAIN,
+        other_format="NVTabular's own saved workflows are opened with nvtabular.Workflow.load",
+        other_version="use the version that saved it, or fit it again",
+    ).description
 
 
 def _check_names(path: Path, description: WorkflowDescription) -> None:

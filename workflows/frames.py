@@ -1,4 +1,4 @@
-"""Raw rows → the frames a Workflow transforms."""
+"""Convert raw rows to the frames that a Workflow transforms."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 
 def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataFrame:
-    """A frame of the raw columns, named and ordered as in the spec.
+    """Return a frame of the raw columns, named and ordered as in the spec.
 
-    pandas: label float32; numbers float64 with NaN where missing (what a spec admits is exact
-    there, and NVTabular's pandas code takes no nullable integers); strings object, None where
-    missing; lists an array (int64 or object) in each row, empty where missing. cuDF: label
-    float32; int32 dense columns and numeric categories int64, float ones float64, strings, lists
-    of int64 or strings, with nulls (lists: empty ones).
+    pandas: the label is float32. Numbers are float64, NaN where missing: all values that a spec
+    admits are exact in it, and NVTabular's pandas code does not support nullable integers. Strings
+    are object, None where missing. A list is an array (int64 or object) in each row, empty where
+    missing.
+
+    cuDF: the label is float32. Integers are int64, floats float64, strings str, lists of int64 or
+    strings; missing values are null, missing lists empty.
 
     Args:
-        rows: parsed rows; without a label column the frame has none either.
+        rows: parsed rows; without labels the frame has no label column.
         spec: the columns.
-        gpu: make a ``cudf.DataFrame`` on the current device.
+        gpu: return a ``cudf.DataFrame`` on the current device.
     """
     if gpu:
         return joined([to_table(rows, spec)], gpu=True)
@@ -38,8 +40,7 @@ def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataF
 
 
 def joined(parts: Sequence[Any], *, gpu: bool) -> pd.DataFrame:
-    """One frame of the rows of some: of pandas frames, or (``gpu``) a ``cudf.DataFrame`` of what
-    :func:`to_table` gives."""
+    """Concatenate pandas frames; or, with ``gpu``, tables of :func:`to_table` to a cuDF frame."""
     if gpu:
         import cudf
 
@@ -50,7 +51,7 @@ def joined(parts: Sequence[Any], *, gpu: bool) -> pd.DataFrame:
 
 
 def to_table(rows: RawRows, spec: FeatureSpec) -> pa.Table:
-    """The columns of a cuDF frame, on the host; see :func:`to_frame`."""
+    """Return the columns of a cuDF frame as a table on the host; see :func:`to_frame`."""
     return pa.table(_columns(rows, spec, _to_arrow))
 
 
@@ -83,7 +84,7 @@ def _to_pandas(values: CategoryValues, absent: np.ndarray) -> np.ndarray:
 
 
 def _lists(ragged: Ragged) -> np.ndarray:
-    """An object array of arrays."""
+    """Return an object array of arrays."""
     values = ragged.values
     if isinstance(values, pa.Array):
         values = values.to_numpy(zero_copy_only=False)
@@ -91,7 +92,7 @@ def _lists(ragged: Ragged) -> np.ndarray:
         values = values.astype(np.int64, copy=False)
     column = np.empty(len(ragged), object)
     offsets = ragged.offsets.tolist()
-    for i in range(len(column)):  # assigning a list of arrays at once would stack equal lengths
+    for i in range(len(column)):  # one by one: NumPy would stack arrays of equal lengths
         column[i] = values[offsets[i] : offsets[i + 1]]
     return column
 

@@ -1,7 +1,7 @@
 """The functions that a workflow's operators call, by name.
 
-A saved workflow names them (``graph.json``: module and qualified name); loading takes them from
-:data:`NAMED` and from nowhere else. A foreign NVTabular imports this module by its name.
+A saved workflow names them by module and qualified name (``graph.json``). Loading takes them from
+:data:`NAMED` only; another installation of NVTabular imports this module by its name.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from workflows.dense import DENSE_SHIFT
 
 
 def log_of_shifted(column):
-    """log(x + 3) in float64; x ≥ −2 keeps it ≥ 0."""
+    """Return log(x + 3) in float64, which is at least 0 for x ≥ −2."""
     return np.log(column.astype("float64") + DENSE_SHIFT)
 
 
 def as_float32(column):
-    """The training parquet holds float32."""
+    """Convert to float32, the dtype of the training parquet."""
     return column.astype("float32")
 
 

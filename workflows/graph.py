@@ -1,4 +1,4 @@
-"""Records of operators (:mod:`workflows.nodes`) → NVTabular Workflow."""
+"""Make NVTabular Workflows of records of operators (:mod:`workflows.nodes`)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from workflows import functions, nodes
 
 
 def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Workflow:
-    """An unfitted Workflow.
+    """Return an unfitted Workflow.
 
-    Output columns: ids int32 (lists of them for multi-hot columns), dense float32, label float32
-    as it comes; order as in the spec only after selecting ``spec.columns``.
+    Its output has ids as int32 (lists of int32 for multi-hot columns), dense columns as float32 and
+    the unchanged label. Select ``spec.columns`` for the order of the spec.
 
-    Hashed columns have nothing to fit: they get an empty vocabulary at once, a file below
-    ``categories_path``.
+    Hashed columns need no fitting: they get an empty vocabulary, a file below ``categories_path``.
 
     Args:
         spec: columns, vocabulary policies and the dense transform.
-        categories_path: directory in which fitting writes the vocabularies.
+        categories_path: directory to which fitting writes the vocabularies.
 
     Raises:
-        SettingsError: names of columns that NVTabular would confuse.
+        SettingsError: NVTabular would use one name for two columns or vocabularies.
     """
     workflow = realize(nodes.unfitted(spec))
     hashed = {column.name: column.raw for column in spec.categorical if column.hash_buckets}
@@ -53,11 +52,11 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Wo
 
 
 def realize(records: list[nodes.Record], directory: Path | None = None) -> nvtabular.Workflow:
-    """The Workflow of a list of records; only operators and functions that are known here.
+    """Return the Workflow of a list of records, made of known operators and functions only.
 
     Args:
         records: parents before children, the output last.
-        directory: where the artifacts of fitted records are; without, the Workflow is unfitted.
+        directory: directory of the artifacts of fitted records; None: the Workflow is unfitted.
 
     Raises:
         BadInputError: an unknown operator or function.
@@ -66,7 +65,7 @@ def realize(records: list[nodes.Record], directory: Path | None = None) -> nvtab
     for record in records:
         if record["op_class"] not in _OPERATORS:
             raise BadInputError(
-                f"operator {record['op_class']!r} is none of those a workflow here is made of",
+                f"operator {record['op_class']!r} is not one that a workflow is made of",
                 "fit the workflow again with `python -m etl run`",
             )
         node = WorkflowNode()
@@ -101,7 +100,7 @@ def _restore(operator: object, record: nodes.Record, directory: Path) -> None:
 
 
 def nodes_of(workflow: nvtabular.Workflow, kind: type) -> list[WorkflowNode]:
-    """The nodes with a kind of operator."""
+    """Return the nodes whose operator is of a type."""
     return Graph.get_nodes_by_op_type([workflow.output_node], kind)
 
 
@@ -114,8 +113,8 @@ def _select(params: nodes.Record) -> SelectionOp:
 
 def _categorify(params: nodes.Record) -> ops.Categorify:
     with warnings.catch_warnings():
-        # That CPU and GPU hash differently, which nvt_compat mends; and that buckets without a
-        # cap are no cap, which the spec forbids.
+        # NVTabular warns that CPU and GPU hash differently, which nvt_compat repairs, and that
+        # buckets do not cap the table by themselves, which the spec forbids.
         warnings.filterwarnings("ignore", message="Performing a hash-based transformation")
         return ops.Categorify(**params | {"dtype": np.dtype(params["dtype"]["name"])})
 
@@ -125,8 +124,7 @@ def _call(params: nodes.Record) -> ops.LambdaOp:
     function = functions.NAMED.get(named["qualname"])
     if named["module"] != functions.__name__ or function is None:
         raise BadInputError(
-            f"function {named['module']}.{named['qualname']} is none of those in "
-            f"{functions.__name__}",
+            f"function {named['module']}.{named['qualname']} is not in {functions.__name__}",
             "fit the workflow again with `python -m etl run`",
         )
     return ops.LambdaOp(function, dtype=np.dtype(params["dtype"]["name"]))

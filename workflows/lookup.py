@@ -1,4 +1,4 @@
-"""What an id of a saved workflow stands for, and which id a value has. Reads no NVTabular."""
+"""Find what an id of a saved workflow stands for, and which id a value has; without NVTabular."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from workflows.description import WorkflowDescription, inspect
 
 @dataclasses.dataclass(frozen=True)
 class Meaning:
-    """What an id stands for.
+    """The meaning of an id.
 
     Attributes:
         id: the id.
         kind: ``padding``, ``null``, ``oov`` (out of vocabulary, or hashed) or ``value``.
-        value: as it stands in a raw log; None unless ``kind`` is ``value``.
-        count: how often it occurred in the training days, in all columns of its vocabulary; None
-            where nobody counted: padding, and the ids of hashed columns.
+        value: the value as in a raw log; None unless ``kind`` is ``value``.
+        count: number of occurrences in the training days, in all columns of the vocabulary; None
+            where they are not counted: padding, and the ids of hashed columns.
     """
 
     id: int
@@ -45,11 +45,11 @@ class Meaning:
 
 
 def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
-    """What an id of a column stands for.
+    """Return what an id of a column stands for.
 
     Raises:
-        BadInputError: no saved workflow there, or a damaged one.
-        SettingsError: no such column, or an id that its table has not.
+        BadInputError: there is no saved workflow, or it is damaged.
+        SettingsError: there is no such column, or its table has no such id.
     """
     description = inspect(path)
     spec, vocabulary = _column(description, column), description.vocabularies[column]
@@ -76,24 +76,30 @@ def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
                 )
             row -= rows
     raise BadInputError(
-        f"{Path(path) / vocabulary.file}: has no row for id {number} of column {column}",
+        f"{Path(path) / vocabulary.file}: no row for id {number} of column {column}",
         "copy the whole workflow directory again, or fit it again",
     )
 
 
 def id_of(path: Path | str, column: str, text: str) -> Meaning:
-    """The id of a value, written as in a raw log ("" is a missing one), and what it stands for.
+    """Return the id of a value and its meaning.
+
+    Args:
+        path: the workflow's directory.
+        column: name of a categorical column.
+        text: the value as in a raw log; "" is a missing value.
 
     Raises:
-        BadInputError: no saved workflow there, or a damaged one.
-        SettingsError: no such column, or a text that is no value of it, or no id: a missing list.
+        BadInputError: there is no saved workflow, or it is damaged.
+        SettingsError: there is no such column, the text is not a value of it, or the value has no
+            id because a missing list is an empty list.
     """
     description = inspect(path)
     spec, vocabulary = _column(description, column), description.vocabularies[column]
     if not text and spec.multi_hot:
         raise SettingsError(
-            f"column {column} holds lists: a missing one is an empty one, and has no id",
-            "ask for a value of a list",
+            f"column {column} holds lists: a missing list is an empty list and has no id",
+            "pass a value of a list",
         )
     if not text:
         return meaning_of(path, column, NULL_ID)

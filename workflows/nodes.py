@@ -1,19 +1,20 @@
-"""The graph of operators a feature spec stands for, as the plain records of ``graph.json``.
+"""The graph of operators of a feature spec, as the records of ``graph.json``.
 
-The one definition of the graph: :mod:`workflows.graph` makes a Workflow of these records, and
-:mod:`workflows.writer` writes them beside the fitted state; both for any engine, so nothing here
-imports NVTabular. The form is that of NVTabular's main branch of 2026 (``format_version`` 1).
+This is the only definition of the graph: :mod:`workflows.graph` makes a Workflow of these records,
+and :mod:`workflows.writer` writes them with the fitted state. Every engine uses them, so nothing
+here imports NVTabular. The format is that of NVTabular's main branch of 2026 (``format_version``
+1).
 
 Categorical columns: one ``Categorify`` for each vocabulary policy. Missing values keep id 1, so
 nothing is filled before it. Dense columns, for a value x, missing values filled first:
 
 * ``log_normalize``: z = (y − mean) / std with y = log(max(x, −2) + 3)
-* ``log``: y alone, float32, what TorchRec's NVTabular script does (its FillMissing, +2, LogOp)
+* ``log``: y alone, float32, as in TorchRec's NVTabular script (its FillMissing, +2, LogOp)
 * ``normalize``: (x − mean) / std
 
-Mean and standard deviation (n − 1 in the denominator) are of the training days, in float64.
-The bound −2 is below every value of the real log but a handful; without it the logarithm of
-x ≤ −3 is −inf or NaN, and Normalize turns the whole column into NaN.
+Mean and standard deviation (n − 1 in the denominator) are those of the training days, in float64.
+Only a few values of the real log are below the bound −2; without the bound the logarithm of x ≤ −3
+is −inf or NaN, and Normalize turns the whole column into NaN.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Record = dict[str, Any]
 
 
 def unfitted(spec: FeatureSpec) -> list[Record]:
-    """The nodes, parents before children, the output last; without fitted state and schemas."""
+    """Return the nodes without fitted state and schemas: parents before children, output last."""
     nodes = _Nodes()
     ends = [*_categorical(spec, nodes), *_dense(spec, nodes), nodes.select([spec.label])]
     nodes.add(CONCAT, {}, ends[:1], ends[1:])
@@ -52,12 +53,12 @@ def unfitted(spec: FeatureSpec) -> list[Record]:
 def fitted(
     spec: FeatureSpec, statistics: dict[str, dict[str, float]], sizes: dict[str, int]
 ) -> Record:
-    """What ``graph.json`` holds.
+    """Return the content of ``graph.json``.
 
     Args:
         spec: the columns.
         statistics: mean and std per normalized dense column.
-        sizes: values in each vocabulary, by its name.
+        sizes: number of values of each vocabulary, by its name.
     """
     records = unfitted(spec)
     known = {column["name"]: column for column in _input_schema(spec)}
@@ -76,7 +77,7 @@ def fitted(
 
 
 def vocabulary_directories(spec: FeatureSpec) -> dict[str, str]:
-    """Where the files of each vocabulary lie in a saved workflow: its Categorify's artifacts."""
+    """Return the directory of each vocabulary's files: the artifacts of its Categorify."""
     return {
         name: f"artifacts/node_{record['id']}/categories"
         for record in unfitted(spec)
@@ -86,20 +87,20 @@ def vocabulary_directories(spec: FeatureSpec) -> dict[str, str]:
 
 
 class _Nodes:
-    """The records of a graph that is being made."""
+    """A graph under construction."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
 
     def select(self, names: list[str], groups: list[list[str]] | None = None) -> int:
-        """A node that selects input columns; ``groups`` of them are counted together."""
+        """Add a node that selects input columns; columns of a group are counted together."""
         selector = {"names": names, "tags": []}
         return self._add(
             SELECT, {"selector": selector | ({"groups": groups} if groups else {})}, names
         )
 
     def add(self, kind: str, params: Record, parents: list[int], others: Sequence[int] = ()) -> int:
-        """A node after others, of the columns they give; its id."""
+        """Add a node for the output columns of other nodes; return its id."""
         names = [name for i in [*parents, *others] for name in self._names(i)]
         return self._add(kind, params, names, parents, others)
 
@@ -144,18 +145,18 @@ def _categorical(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
 
 
 def joint_name(group: list[str]) -> str:
-    """Categorify's own name of a vocabulary that it counts over several columns."""
+    """Return the name that Categorify gives to a vocabulary of several columns."""
     return "_".join(group)
 
 
 def _check_joint_names(spec: FeatureSpec) -> None:
-    """While fitting, Categorify names its files by the columns of a group, joined."""
+    """Check that names are unique: Categorify names files by the joined columns of a group."""
     taken = {name: f"column {name}" for name in spec.columns}
     for name, columns in spec.vocabularies.items():
         joined = joint_name([column.name for column in columns])
         if len(columns) > 1 and joined in taken:
             raise SettingsError(
-                f"vocabulary {name} and {taken[joined]}: NVTabular calls both {joined!r}",
+                f"vocabulary {name} and {taken[joined]}: NVTabular names both {joined!r}",
                 "rename a column",
             )
         taken[joined] = f"vocabulary {name}"
@@ -164,13 +165,13 @@ def _check_joint_names(spec: FeatureSpec) -> None:
 def _categorify(
     vocabularies: list[tuple[CategoricalColumn, ...]], groups: list[list[str]]
 ) -> Record:
-    """Parameters of one Categorify: its columns have one policy."""
+    """Return the parameters of a Categorify, whose columns have the same policy."""
     first = vocabularies[0][0]
     buckets = first.hash_buckets or first.num_buckets
-    # Categorify asks for a column, for a group that is being fitted, for a fitted vocabulary.
-    asked = [column.name for columns in vocabularies for column in columns]
-    asked += [joint_name(group) for group in groups]
-    asked += [columns[0].vocabulary_name for columns in vocabularies]
+    # Categorify looks up columns, groups while fitting, and fitted vocabularies.
+    keys = [column.name for columns in vocabularies for column in columns]
+    keys += [joint_name(group) for group in groups]
+    keys += [columns[0].vocabulary_name for columns in vocabularies]
     return {
         "freq_threshold": first.freq_threshold,
         "cat_cache": "host",
@@ -179,8 +180,8 @@ def _categorify(
         "encode_type": "joint",
         "name_sep": "_",
         "search_sorted": False,
-        "num_buckets": dict.fromkeys(asked, buckets) if buckets else None,
-        # a table without a vocabulary: the hashed ids fill it
+        "num_buckets": dict.fromkeys(keys, buckets) if buckets else None,
+        # without a vocabulary, the hashed ids fill the table
         "max_size": first.reserved_ids if first.hash_buckets else first.max_table_size,
         "single_table": False,
         "cardinality_memory_limit": None,
@@ -190,7 +191,7 @@ def _categorify(
 
 
 def _dense(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
-    """Fill values differ by column; the rest is one chain."""
+    """Add the dense nodes: one FillMissing for each fill value, then one chain for all."""
     filled = []
     by_fill = sorted(spec.dense, key=lambda column: column.fill)
     for fill, columns in groupby(by_fill, key=lambda column: column.fill):
@@ -221,7 +222,7 @@ def _calls(function: Callable, dtype: str) -> Record:
 
 
 def _vocabularies_of(record: Record, spec: FeatureSpec) -> dict[str, list[str]]:
-    """The vocabularies of a Categorify node: their columns, by their names."""
+    """Return the columns of each vocabulary of a Categorify node, by its name."""
     names = set(record["selector"]["names"])
     return {
         name: [column.name for column in columns]
@@ -254,7 +255,7 @@ def _state(record: Record, spec: FeatureSpec, statistics: dict) -> Record:
 
 
 def _input_schema(spec: FeatureSpec) -> list[Record]:
-    """Schema of the frames of :func:`workflows.frames.to_frame` (pandas)."""
+    """Return the schema of the pandas frames of :func:`workflows.frames.to_frame`."""
     dense = [_column(name, "float64") for name in spec.dense_names]
     categorical = [
         _column(column.name, raw_dtype(column), column.multi_hot) for column in spec.categorical
@@ -263,9 +264,9 @@ def _input_schema(spec: FeatureSpec) -> list[Record]:
 
 
 def raw_dtype(column: CategoricalColumn) -> str:
-    """Of the values of a raw categorical column in a pandas frame.
+    """Return the dtype of a raw categorical column in a pandas frame.
 
-    A number that may be missing is a float64 there, which is exact for it; lists hold integers.
+    Numbers that may be missing are float64, in which they are exact; lists hold integers.
     """
     if column.raw == "string":
         return "str"

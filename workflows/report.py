@@ -1,4 +1,4 @@
-"""Saved workflows in words, for ``python -m workflows``."""
+"""Reports on saved workflows, for ``python -m workflows``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from workflows import nodes
-from workflows.description import FORMAT_VERSION, WorkflowDescription, inspect
+from workflows.description import FORMAT, WorkflowDescription, inspect
 from workflows.lookup import Meaning
 
 
 def report(path: Path | str) -> str:
-    """Operators, vocabularies, out-of-vocabulary policy, statistics, sizes; several lines.
+    """Return operators, vocabularies, out-of-vocabulary policy, statistics and sizes as text.
 
     Raises:
         BadInputError, SchemaError: see :func:`workflows.description.inspect`.
@@ -30,20 +30,20 @@ def report(path: Path | str) -> str:
     return "\n\n".join(sections)
 
 
-def in_words(path: Path | str, column: str, meaning: Meaning) -> str:
-    """One line on what an id stands for."""
+def describe_meaning(path: Path | str, column: str, meaning: Meaning) -> str:
+    """Return one line on what an id stands for."""
     spec = next(c for c in inspect(path).spec.categorical if c.name == column)
     what = {
-        "padding": "padding; no row of a log gets it",
+        "padding": "padding, which no value has",
         "null": "missing",
-        "oov": _oov_in_words(spec, meaning.id),
+        "oov": _describe_oov(spec, meaning.id),
         "value": meaning.value,
     }[meaning.kind]
     counted = "" if meaning.count is None else f" ({_times(meaning, spec)})"
     return f"{column} {meaning.id}: {what}{counted}"
 
 
-def _oov_in_words(column: CategoricalColumn, number: int) -> str:
+def _describe_oov(column: CategoricalColumn, number: int) -> str:
     if column.hash_buckets:
         return f"hash bucket {number - 2} of {column.hash_buckets}"
     if column.num_buckets:
@@ -58,11 +58,11 @@ def _times(meaning: Meaning, column: CategoricalColumn) -> str:
 
 
 def _head(path: Path, description: WorkflowDescription) -> str:
-    own = sum(file["bytes"] for file in description.files.values())
+    own = sum(entry.bytes for entry in description.files.values())
     compiled = sum(f.stat().st_size for f in (path / "compiled").rglob("*") if f.is_file())
     versions = {name: version.split()[0] for name, version in description.versions.items()}
     lines = [
-        ("workflow", f"{path} (format {FORMAT_VERSION})"),
+        ("workflow", f"{path} (format {FORMAT.version})"),
         ("digest", description.digest),
         ("written by", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("on disk", f"{_mib(own)} MiB, and {_mib(compiled)} MiB compiled"),
@@ -84,7 +84,7 @@ def _operators(description: WorkflowDescription) -> list[list[str]]:
 
 
 def _parameters(record: nodes.Record) -> str:
-    """What matters of an operator's parameters."""
+    """Return the relevant parameters of an operator."""
     params = record["op_params"]
     match record["op_class"]:
         case nodes.CATEGORIFY:
@@ -108,7 +108,7 @@ def _parameters(record: nodes.Record) -> str:
 
 
 def _shortened(names: list[str]) -> str:
-    """``cat_0 … cat_25`` for names that count up; a few names; or the first and how many."""
+    """Shorten a list of names: ``cat_0 … cat_25``, or the first name and how many there are."""
     runs: list[list[str]] = []
     for name in names:
         if runs and name == _next_name(runs[-1][-1]):
@@ -120,7 +120,7 @@ def _shortened(names: list[str]) -> str:
 
 
 def _next_name(name: str) -> str:
-    """``cat_10`` for ``cat_9``; "" if it ends with no number."""
+    """Return ``cat_10`` for ``cat_9``; "" for a name without a number at its end."""
     head = name.rstrip("0123456789")
     return f"{head}{int(name[len(head) :]) + 1}" if head != name else ""
 
@@ -192,7 +192,7 @@ def _formula(spec: FeatureSpec) -> str:
 
 
 def _table(rows: list[list[str]]) -> str:
-    """Columns of numbers to the right, others to the left."""
+    """Format a table; columns of numbers are aligned to the right, others to the left."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [all(map(_is_number, column[1:])) for column in columns]

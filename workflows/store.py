@@ -1,4 +1,4 @@
-"""Saving a fitted Workflow, and loading it. The layout is in :mod:`workflows.description`."""
+"""Save and load fitted Workflows. :mod:`workflows.description` describes the layout."""
 
 from __future__ import annotations
 
@@ -36,31 +36,32 @@ def save(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path | str) -> W
 
 
 def load(path: Path | str, *, label: bool = True) -> nvtabular.Workflow:
-    """The Workflow a directory holds, fitted, ready to ``transform`` frames or Datasets.
+    """Load a fitted Workflow, which can ``transform`` frames or Datasets.
 
     Every file is compared with its digest. Nothing that is read is executed: operators and
-    functions are names that :mod:`workflows.graph` and :mod:`workflows.functions` know.
+    functions are looked up by name in :mod:`workflows.graph` and :mod:`workflows.functions`.
 
     Args:
-        path: directory that :func:`save` wrote, here or elsewhere.
-        label: pass the label through (training), or expect no such column (inference).
+        path: directory that :func:`save` wrote.
+        label: whether the label is passed through (training), or there is none (inference).
 
     Raises:
-        BadInputError: no saved workflow there, or a file of it missing, damaged or exchanged.
-        SchemaError: saved in a format of another version.
+        BadInputError: there is no saved workflow, or one of its files is missing, damaged or
+            replaced.
+        SchemaError: it was saved in another version of the format.
     """
     path = Path(path).resolve()
     description = inspect(path)
     verify(path, description)
     records = read_json(path / GRAPH_FILE, "the graph of a saved workflow")["nodes"]
     workflow = realize(records, path).fit_schema(_input_schema(records))
-    # NVTabular caches vocabularies by path; this path may have held another workflow.
+    # NVTabular caches vocabularies by path, which may have contained another workflow.
     clean_worker_cache()
     return workflow if label else workflow.remove_inputs([description.spec.label])
 
 
 def fitted_state(workflow: nvtabular.Workflow, spec: FeatureSpec) -> Fitted:
-    """What a Workflow that :func:`workflows.graph.build` made from ``spec`` was fitted to.
+    """Return the fitted state of a Workflow that :func:`workflows.graph.build` made from ``spec``.
 
     Raises:
         SchemaError: it is not fitted.
@@ -68,12 +69,12 @@ def fitted_state(workflow: nvtabular.Workflow, spec: FeatureSpec) -> Fitted:
     statistics = {}
     for node in nodes_of(workflow, ops.Normalize):
         for name in node.op.means:
-            # With one row, or none, there is no spread: NVTabular then only subtracts the mean.
+            # Without a second row std is NaN; with 0, NVTabular only subtracts the mean.
             std = node.op.stds[name]
             statistics[name] = {"mean": node.op.means[name], "std": 0.0 if math.isnan(std) else std}
     vocabularies = {}
     for name, columns in spec.vocabularies.items():
-        # what Categorify calls it: after the column, or the columns it was counted over
+        # Categorify's name: of the column, or of the columns that were counted together
         stored = nodes.joint_name([column.name for column in columns])
         files = [
             node.op.categories[stored]
@@ -87,7 +88,7 @@ def fitted_state(workflow: nvtabular.Workflow, spec: FeatureSpec) -> Fitted:
 
 
 def _vocabulary(column: CategoricalColumn, stored: str, file: Path) -> FittedVocabulary:
-    """Read a vocabulary that Categorify wrote; integers were counted as float64 by pandas."""
+    """Read a vocabulary that Categorify wrote; pandas has counted integers as float64."""
     text = column.raw == "string"
     table = pq.read_table(file)
     values = table[stored].cast(pa.string() if text else pa.int64()).combine_chunks()
@@ -104,7 +105,7 @@ def _vocabulary(column: CategoricalColumn, stored: str, file: Path) -> FittedVoc
 
 
 def _input_schema(records: list[nodes.Record]) -> Schema:
-    """Merlin's schema of the frames of :func:`workflows.frames.to_frame` (pandas)."""
+    """Return Merlin's schema of the pandas frames of :func:`workflows.frames.to_frame`."""
     columns = [
         column
         for record in records

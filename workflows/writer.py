@@ -1,6 +1,6 @@
-"""Writing a fitted workflow, whichever engine fitted it. Imports no NVTabular.
+"""Write a fitted workflow of any engine, without NVTabular.
 
-The layout is in :mod:`workflows.description`. The same state gives the same bytes.
+:mod:`workflows.description` describes the layout. The same state gives the same bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.errors import SchemaError
+from clicklog.files.artifact import FileEntry
 from clicklog.files.atomic import (
     atomic_path,
     deferred,
     publish,
     remove,
     removed_on_error,
-    write_json,
     write_text,
 )
 from clicklog.spec.feature_spec import (
@@ -45,7 +45,6 @@ from workflows.description import (
     Vocabulary,
     WorkflowDescription,
     describe_vocabularies,
-    sha256,
 )
 from workflows.vocabulary import FittedVocabulary
 
@@ -63,7 +62,7 @@ _VERSIONS_OF = (
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """What fitting a spec on the training days gives.
+    """The result of fitting a spec on the training days.
 
     Attributes:
         statistics: per normalized dense column ``{"mean": float, "std": float}`` of the values
@@ -81,28 +80,28 @@ def write_workflow(
 ) -> WorkflowDescription:
     """Write a fitted workflow and its compiled form.
 
-    ``metadata.json`` goes first if it is there, and comes last: a directory without it is no saved
-    workflow.
+    An existing ``metadata.json`` is removed first, and the new one is written last: a directory
+    without it is not a saved workflow.
 
     Args:
         path: the workflow's directory.
         spec: the columns.
         fitted: their statistics and vocabularies.
-        threads: that write and compile vocabularies and compute digests; the bytes do not depend
-            on it.
+        threads: number of threads that write and compile vocabularies and compute digests; the
+            bytes do not depend on it.
 
     Raises:
         SchemaError: a vocabulary or a statistic is missing, or a statistic is not finite.
         OutputError: the directory cannot be written.
     """
-    from workflows import compiled  # it reads saved workflows, and so imports this package
+    from workflows import compiled  # imports Numba, which readers of workflows do not need
 
     path = Path(path)
     remove(path / METADATA_FILE)
     statistics = _statistics(spec, fitted)
     vocabularies = _vocabularies(spec, fitted)
 
-    def write_vocabulary(column: CategoricalColumn) -> dict[str, Any]:
+    def write_vocabulary(column: CategoricalColumn) -> dict[str, FileEntry]:
         described = vocabularies[column.name]
         with deferred() as own:
             files = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
@@ -126,9 +125,9 @@ def write_workflow(
         with deferred() as graph:
             write_text(path / GRAPH_FILE, _graph_text(description.graph))
         publish([*graph, *waiting])
-    files[GRAPH_FILE] = _digest_of_file(path / GRAPH_FILE)
+    files[GRAPH_FILE] = FileEntry.of(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
-    write_json(path / METADATA_FILE, description.to_dict())
+    description.write(path)
     return description
 
 
@@ -161,8 +160,8 @@ def _vocabularies(spec: FeatureSpec, fitted: Fitted) -> dict[str, Vocabulary]:
 
 def _write_vocabulary(
     path: Path, described: Vocabulary, column: CategoricalColumn, fitted: FittedVocabulary
-) -> dict[str, dict[str, Any]]:
-    """Write a vocabulary's two files; their digests."""
+) -> dict[str, FileEntry]:
+    """Write a vocabulary's two files; return their sizes and digests."""
     name, first_id, count = described.name, column.reserved_ids, len(fitted)
     # pandas' index is the id
     index = {"kind": "range", "name": None, "start": first_id, "stop": first_id + count, "step": 1}
@@ -191,18 +190,18 @@ def _write_vocabulary(
                 use_dictionary=False,
                 write_page_checksum=True,
             )
-            digests[file] = _digest_of_file(temporary)
+            digests[file] = FileEntry.of(temporary)
     return digests
 
 
 def arrow_values(vocabulary: FittedVocabulary) -> pa.Array:
-    """The values of a vocabulary as an Arrow array of int64 or string."""
+    """Return the values of a vocabulary as an Arrow array of int64 or string."""
     values = vocabulary.values
     return values if isinstance(values, pa.Array) else to_arrow(values)
 
 
 def _graph_text(graph: dict[str, Any]) -> str:
-    """A line for each node: indented, it would take Python half a second to write."""
+    """Format the graph, one line for each node: Python takes half a second to indent it."""
     records = ",\n".join(map(json.dumps, graph["nodes"]))
     head = {key: value for key, value in graph.items() if key != "nodes"}
     return f'{json.dumps(head)[:-1]}, "nodes": [\n{records}\n]}}\n'
@@ -224,14 +223,11 @@ def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
     return digest.hexdigest()
 
 
-def _digest_of_file(file: Path) -> dict[str, Any]:
-    return {"bytes": file.stat().st_size, "sha256": sha256(file)}
-
-
 def _versions() -> dict[str, str]:
-    """NVTabular's loader compares those of Python, nvtabular and pandas with its own.
+    """Return the versions of Python and of the packages that fitted the workflow.
 
-    It prints that of nvtabular if they differ, and then looks for a pickle, which is not there.
+    NVTabular's loader compares those of Python, nvtabular and pandas with its own. If they differ,
+    it prints that of nvtabular and then looks for a pickle, which is not there.
     """
     found = {"python": sys.version}
     for name in _VERSIONS_OF:

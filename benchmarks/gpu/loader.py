@@ -18,8 +18,8 @@ from benchmarks.gpu.data import ensure_parquet, training_files
 from benchmarks.gpu.measure import Result, seconds_of, settle
 from benchmarks.gpu.worker import GpuSettings
 from nvt_loader import KJTLoader
-from nvt_loader.cpu.blocks import CpuBlocks
-from nvt_loader.cuda import blocks as gpu
+from nvt_loader.cpu.builder import CpuBuilder
+from nvt_loader.cuda import builders as gpu
 
 
 def loaders(args: GpuSettings, device: torch.device) -> Iterator[Result]:
@@ -62,26 +62,26 @@ def our_loaders(
 ) -> Iterator[tuple[str, Iterator[Batch]]]:
     """Each way to make blocks for a device, the default first: its name, and batches without
     end."""
-    found = [("ours, CPU", CpuBlocks, None)]
+    found = [("ours, CPU", CpuBuilder, None)]
     if device.type == "cuda":
         pinned = "ours, CPU decode + pinned copies"
-        found = [("ours, libcudf", gpu.CudfBlocks, None)] if find_spec("pylibcudf") else []
-        found += [(pinned, gpu.PinnedBlocks, None)]
+        found = [("ours, libcudf", gpu.CudfBuilder, None)] if find_spec("pylibcudf") else []
+        found += [(pinned, gpu.PinnedBuilder, None)]
         if len(os.sched_getaffinity(0)) >= 8:
-            found += [(f"{pinned}, 8 threads", gpu.PinnedBlocks, 8)]
+            found += [(f"{pinned}, 8 threads", gpu.PinnedBuilder, 8)]
     for name, kind, threads in found:
         yield name, _epochs(split, size, device, kind, threads)
 
 
 def _epochs(
-    split: Path, size: int, device: torch.device, kind: type[CpuBlocks], threads: int | None
+    split: Path, size: int, device: torch.device, kind: type[CpuBuilder], threads: int | None
 ) -> Iterator[Batch]:
-    with mock.patch("nvt_loader.loader.choose_blocks", return_value=kind):
+    with mock.patch("nvt_loader.loader.choose_builder", return_value=kind):
         loader = KJTLoader(
             split / "train", size, device=device, drop_last=True, decode_threads=threads
         )
     while True:
-        with mock.patch("nvt_loader.loader.choose_blocks", return_value=kind):
+        with mock.patch("nvt_loader.loader.choose_builder", return_value=kind):
             batches = iter(loader)
         yield from batches
 

@@ -1,1 +1,1 @@
-"""Files that are whole or absent, validated JSON, and memory-mapped arrays."""
+"""Atomic writes, validated JSON with digests, journals of finished units, memory-mapped arrays."""

@@ -1,7 +1,7 @@
 """Files that are whole or absent: write beside, fsync, rename.
 
-Syncing waits for the disk. Files that may wait together are written within :func:`together`; those
-that another thread may wait for within :func:`deferred`, and it calls :func:`publish`.
+Syncing waits for the disk. Files written within :func:`together` are synced at once. Files written
+within :func:`deferred` are synced when another thread calls :func:`publish`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clicklog.errors import BadInputError, OutputError
 
 #: Ending of files that are being written. Such a file is never read, and may always be deleted.
 TEMPORARY = ".tmp"
-#: Objects and lists in one another that JSON of this project may have; it has fewer than 20.
+#: Levels of nested objects and lists that JSON of this project may have; it has fewer than 20.
 _MAX_DEPTH = 100
 #: Files that are synced at the same time, at most.
 _SYNCS = 8
@@ -29,7 +29,7 @@ _SYNCS = 8
 Written: TypeAlias = tuple[Path, Path]
 _Item = TypeVar("_Item")
 
-#: Where files that this thread writes wait for being published; None: they do not.
+#: Files that this thread has written and not published yet; None: it publishes them at once.
 _deferred: ContextVar[list[Written] | None] = ContextVar("deferred", default=None)
 
 
@@ -46,7 +46,7 @@ def fsync_directory(path: Path) -> None:
 def atomic_path(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success fsync it and rename it into place.
 
-    On an exception the temporary file is removed and whatever ``path`` held stays as it was. Within
+    On an exception the temporary file is removed, and ``path`` stays as it was. Within
     :func:`deferred` and :func:`together` of the same thread, fsync and renaming come later.
 
     Raises:
@@ -59,9 +59,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         yield temporary
     except OSError as error:
         _delete(temporary)
-        ours = {str(one) for one in (temporary, path, *path.parents)}
-        if error.filename is not None and str(error.filename) not in ours:
-            raise  # of another file, one that is read meanwhile for example
+        own = {str(written) for written in (temporary, path, *path.parents)}
+        if error.filename is not None and str(error.filename) not in own:
+            raise  # the error is of another file, for example of an input
         raise _cannot_be_written(path, error) from error
     except BaseException:
         _delete(temporary)
@@ -87,10 +87,10 @@ def _cannot_be_written(path: Path, error: OSError) -> OutputError:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[list[Written]]:
-    """Leave files that this thread writes atomically within under their temporary names.
+    """Leave files that this thread writes atomically meanwhile under their temporary names.
 
-    Yields the list of them, which the caller passes to :func:`publish`, in any thread. On an
-    exception they are removed.
+    Yields the list of these files, for :func:`publish`, which any thread may call. On an exception
+    the files are removed.
     """
     with removed_on_error() as written:
         outer = _deferred.set(written)
@@ -102,7 +102,7 @@ def deferred() -> Iterator[list[Written]]:
 
 @contextlib.contextmanager
 def removed_on_error() -> Iterator[list[Written]]:
-    """Yield a list of deferred files, of several threads maybe; on an exception remove them."""
+    """Yield a list for deferred files of any thread; on an exception remove these files."""
     written: list[Written] = []
     try:
         yield written
@@ -114,9 +114,9 @@ def removed_on_error() -> Iterator[list[Written]]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Sync files that this thread writes atomically within at the end, all of them at once.
+    """Sync files that this thread writes atomically meanwhile, all of them together at the end.
 
-    None is in place before. On an exception there is none of them. Raises :class:`OutputError`.
+    Before the end no file is in place; after an exception none is. Raises :class:`OutputError`.
     """
     with deferred() as written:
         yield
@@ -127,7 +127,7 @@ def publish(written: Sequence[Written]) -> None:
     """Make written files durable under their names: sync all, rename, sync their directories.
 
     Raises:
-        OutputError: one of them cannot be; those that are not in place are removed.
+        OutputError: a file cannot be written; those that are not in place are removed.
     """
     try:
         _at_once(_sync_file, written)
@@ -136,7 +136,7 @@ def publish(written: Sequence[Written]) -> None:
                 os.replace(temporary, path)
             except OSError as error:
                 raise _cannot_be_written(path, error) from error
-        # of each directory the path that is named if it cannot be synced
+        # one path per directory: it is named if the directory cannot be synced
         _at_once(_sync_parent, {path.parent: path for _, path in written}.values())
     finally:
         for temporary, _ in written:
@@ -160,7 +160,7 @@ def _sync_parent(path: Path) -> None:
 
 
 def _at_once(sync: Callable[[_Item], object], items: Iterable[_Item]) -> None:
-    """Call ``sync`` with every item; a file system writes its journal once for several of them."""
+    """Sync items in threads: a file system writes its journal once for several of them."""
     items = list(items)
     if len(items) < 2:
         for item in items:
@@ -188,9 +188,9 @@ def remove(path: Path | str) -> None:
 def will_read(path: Path | str, begin: int, end: int) -> None:
     """Have the system read bytes ``[begin, end)`` of a local file into memory, without waiting.
 
-    A hint: where it cannot be taken, of a remote file for example, nothing happens.
+    This is a hint. Where it is not possible, for a remote file for example, nothing happens.
     """
-    with contextlib.suppress(OSError, AttributeError):  # no system but Linux and BSD takes hints
+    with contextlib.suppress(OSError, AttributeError):  # only Linux and BSD have such hints
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
@@ -199,9 +199,9 @@ def will_read(path: Path | str, begin: int, end: int) -> None:
 
 
 def lock(marker: IO, directory: Path) -> None:
-    """Lock an open marker file, so that two running programs keep apart in ``directory``.
+    """Lock an open marker file, so that no other program writes to ``directory``.
 
-    The lock ends when the file is closed or the process ends, however it ends.
+    The lock ends when the file is closed or the process ends, even by SIGKILL.
 
     Raises:
         OutputError: another process holds it.
@@ -258,11 +258,11 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def read_json(path: Path | str, what: str) -> Any:
-    """Read a JSON file that this project wrote; ``what`` names it in errors.
+    """Read a JSON file that this project wrote; ``what`` describes it in errors.
 
     Raises:
-        BadInputError: it is missing or no JSON, an object has a key twice, or values are nested
-            deeper than any that this project writes.
+        BadInputError: the file is missing or not JSON, an object has a key twice, or values are
+            nested deeper than this project writes them.
     """
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_object)
@@ -277,17 +277,17 @@ def read_json(path: Path | str, what: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, of whose keys programs would otherwise take one value or another."""
+    """An object without duplicate keys: programs differ in which of their values they take."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"key {key!r:.60} is there twice")
+            raise ValueError(f"key {key!r:.60} occurs twice")
         found[key] = value
     return found
 
 
 def _check_depth(value: Any) -> None:
-    """What reads the value later may call itself for each level."""
+    """Limit the nesting: functions that use the value may recurse once for each level."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         level = [
@@ -298,4 +298,4 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise ValueError(f"more than {_MAX_DEPTH} values in one another")
+    raise ValueError(f"values are nested more than {_MAX_DEPTH} levels deep")

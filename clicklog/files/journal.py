@@ -23,7 +23,7 @@ from clicklog.errors import BadInputError, OutputError
 from clicklog.files.atomic import read_json, write_json
 from clicklog.files.validation import parse
 
-PLAN_FILE = "plan.json"
+PLAN_FILE, UNITS = "plan.json", "units"
 _SHOWN_CHANGES = 8
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._units = directory / "units"
+        self._units = directory / UNITS
 
     def begin(self, plan: Any) -> None:
         """Discard all records, and write a plan, JSON-ready. Raises :class:`OutputError`."""

@@ -1,11 +1,10 @@
 """Arrays that are mapped from ``.npy`` files: opened at once, shared by processes, read as needed.
 
-Whoever cuts a mapped file short takes the memory away under a program that uses it: the next
-access beyond the new end is a SIGBUS, which ends the process. So :meth:`MappedArray.check` is
-called before a piece of work: it raises while there is still time to say why. A file that is cut
-short in the milliseconds of the work itself still ends in SIGBUS; the commands that map files
-enable :mod:`faulthandler`, which prints "Bus error" and where. Replacing a file by renaming another
-over it harms nobody.
+When a mapped file is truncated, the next access beyond its new end is a SIGBUS, which ends the
+process. So programs call :meth:`MappedArray.check` before each batch, which raises an error that
+says what happened. A file that is truncated while a batch is processed still ends in SIGBUS; the
+commands that map files enable :mod:`faulthandler`, which prints "Bus error" and where. Replacing a
+file by renaming another over it is safe.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ class MappedArray:
     """An array in a file.
 
     Args:
-        path: of a ``.npy`` file, version 1, in C order.
-        dtype: that it must have.
-        dimensions: how many it must have.
-        writable: the array is, though nothing gets into the file; PyTorch wants such.
+        path: a ``.npy`` file, version 1, in C order.
+        dtype: the type that the array must have.
+        dimensions: the number of dimensions that the array must have.
+        writable: make the array writable, as PyTorch requires; nothing is written to the file.
 
     Attributes:
         values: the array.
 
     Raises:
-        OSError: it cannot be opened.
-        ValueError: it holds something else.
+        OSError: the file cannot be opened.
+        ValueError: the file holds something else.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class MappedArray:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, in another process for example, has values of its own, mapped from nothing."""
+        """State of a copy, as in another process: its values are not mapped from the file."""
         return self.__dict__ | {"_descriptor": None}
 
 

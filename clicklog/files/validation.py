@@ -1,8 +1,8 @@
-"""The one validator of what this project keeps as JSON: a value becomes the dataclass it should be.
+"""Validation of JSON: a value becomes the dataclass that it should be.
 
-Files may come from anywhere, so nothing of them is used before it was here: types, missing and
-unknown keys, numbers that no array could hold, and whatever the dataclass itself refuses in its
-``__post_init__``. All of it is one kind of error, which names the file and the place in it.
+Files may come from anywhere, so every value is validated before it is used: types, missing and
+unknown keys, numbers that no array could hold, and what the dataclass itself refuses in its
+``__post_init__``. All of these are one kind of error, which names the file and the place in it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def parse(kind: type[T], value: Any, source: Path | str, remedy: str = "") -> T:
         kind: a dataclass, ``dict[str, X]``, ``list[X]``, ``tuple[X, ...]``, ``X | None``, ``bool``,
             ``int`` (64 bits), ``float`` (finite), ``str`` or ``Any``. Dataclasses may raise
             ValueError or errors of this project in ``__post_init__``.
-        value: what the JSON held.
-        source: names the file in errors.
-        remedy: what to do about a damaged one.
+        value: the value that was read.
+        source: the file, for errors.
+        remedy: what to do about a damaged file.
 
     Raises:
-        BadInputError: it is something else.
+        BadInputError: the value is not of this type.
     """
     try:
         return convert(kind, value)

@@ -1,1 +1,1 @@
-"""Readers of raw logs: which files there are, and their rows in blocks."""
+"""Readers of raw logs: the files of a log, and their rows in blocks or as a stream."""

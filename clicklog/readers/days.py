@@ -1,4 +1,4 @@
-"""Which days of a log there are: files ``day_0``, ``day_1`` … of a directory, local or remote."""
+"""Find the days of a log: files ``day_0``, ``day_1`` … of a directory, local or remote."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class DayFile:
     Attributes:
         day: its number, from the name ``day_<number>``.
         path: where its bytes are.
-        size: bytes of the file, compressed if it is.
+        size: bytes of the file as it is stored.
         source: the file as the user knows it; ``path`` may be a decompressed copy.
-        modified: seconds since 1970, where the file system tells.
-        compressed: whether it must be decompressed before blocks can be cut.
+        modified: seconds since 1970, or None if the file system does not report it.
+        compressed: whether the file must be decompressed before it can be cut into blocks.
     """
 
     day: int
@@ -49,15 +49,16 @@ def parse_days(text: str) -> set[int]:
 
 
 def find_days(input_path: str, days: Collection[int] | None = None) -> list[DayFile]:
-    """The days of a log in a directory, by number; or one file, which is a log of one day.
+    """Return the days of a log in a directory, by number; one file is a log of one day.
 
     Args:
         input_path: a directory with ``day_0``, ``day_1.tsv``, ``day_2.csv.gz``, ``day_3.parquet``
-            …; or a file of any name, of day 0 if its name says nothing else.
-        days: which to take; without, all there are, which must have no gap.
+            …; or a file of any name, which is day 0 unless its name says otherwise.
+        days: the days to take; None: all, between which no day may be missing.
 
     Raises:
-        BadInputError: no such directory, no days in it, a day missing, empty or twice there.
+        BadInputError: there is no such directory, it has no days, or a day is missing, empty or
+            there twice.
     """
     filesystem, root = filesystem_of(str(input_path))
     if not filesystem.exists(root):
@@ -78,7 +79,7 @@ def find_days(input_path: str, days: Collection[int] | None = None) -> list[DayF
             raise BadInputError(
                 f"day {day} is there twice: {found[day].path}, {path}", "remove one"
             )
-        info = filesystem.info(info["name"])  # of what a link points to
+        info = filesystem.info(info["name"])  # of the target, if it is a link
         if not info["size"]:
             raise BadInputError(f"{path}: empty file", f"fetch day {day} again, or leave it out")
         packed = _COMPRESSED.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""The bytes of files, local or remote, and where their lines begin."""
+"""Read bytes of files, local or remote, and find where their lines begin."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
 from clicklog.text.fast_rows import count_newlines
 
 _SCAN_BYTES = 8 << 20
-_LINE_BYTES = 64 << 10  # enough to hold the end of nearly every line
-#: Compressed bytes, and bytes of what becomes of them, by which the rest of a file is judged.
+_LINE_BYTES = 64 << 10  # nearly every line ends within them
+#: The most compressed bytes, and decompressed bytes, that :func:`unpacked_head` reads.
 _HEAD_PACKED, _HEAD_TEXT = 1 << 20, 64 << 20
 
 
 @functools.lru_cache(maxsize=64)
 def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a path or URL, and the path within it. Raises :class:`BadInputError`."""
+    """Return the file system of a path or URL, and the path in it. Raises BadInputError."""
     try:
         return fsspec.core.url_to_fs(path)
     except (ImportError, ValueError) as error:
@@ -39,7 +39,7 @@ def filesystem_of(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def read_bytes(path: str, begin: int, end: int) -> bytes:
-    """The bytes ``[begin, end)``. Raises :class:`BadInputError` if they are not there."""
+    """Read the bytes ``[begin, end)``. Raises :class:`BadInputError` if the file is shorter."""
     data = read_up_to(path, begin, end)
     if len(data) != end - begin:
         raise _shrank(path, begin + len(data), end)
@@ -47,7 +47,7 @@ def read_bytes(path: str, begin: int, end: int) -> bytes:
 
 
 def read_up_to(path: str, begin: int, end: int) -> bytes:
-    """The bytes ``[begin, end)``, fewer at the end of the file. Raises :class:`BadInputError`."""
+    """Read the bytes ``[begin, end)``, fewer at the end of the file. Raises BadInputError."""
     with _opened(path) as file:
         file.seek(begin)
         return file.read(end - begin)
@@ -65,15 +65,15 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
 
 def _shrank(path: str, size: int, wanted: int) -> BadInputError:
     return BadInputError(
-        f"{path}: {size} bytes instead of {wanted}: it shrank while it was read",
-        "start again once nobody writes it",
+        f"{path}: {size} bytes instead of {wanted}: the file shrank while it was read",
+        "start again when no program writes to it",
     )
 
 
 def read_chunks(
     path: str, begin: int, end: int, chunk_bytes: int, limit: int
 ) -> Iterator[memoryview | LongLine]:
-    """The whole lines in the bytes ``[begin, end)``; see :func:`.line_chunks.split_chunks`.
+    """Read the whole lines in the bytes ``[begin, end)``; see :func:`.line_chunks.split_chunks`.
 
     Raises:
         BadInputError: the file cannot be read, or is shorter.
@@ -98,7 +98,7 @@ def _scan(path: str, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def count_lines(path: str, begin: int, end: int) -> int:
-    """Lines in the bytes ``[begin, end)``; a last line without its newline counts."""
+    """Count the lines in the bytes ``[begin, end)``; a last line without newline counts."""
     lines, last = 0, 10
     for _, chunk in _scan(path, begin, end):
         lines += count_newlines(chunk)
@@ -107,7 +107,10 @@ def count_lines(path: str, begin: int, end: int) -> int:
 
 
 def offset_of_line(path: str, line: int, size: int, begin: int = 0) -> int:
-    """Byte at which line ``line`` (from 0, at ``begin``) begins; ``size`` if there are no more."""
+    """Return the byte at which line ``line`` begins, or ``size`` if there are fewer lines.
+
+    Lines are counted from 0, at ``begin``.
+    """
     if line <= 0:
         return begin
     seen = 0
@@ -120,11 +123,10 @@ def offset_of_line(path: str, line: int, size: int, begin: int = 0) -> int:
 
 
 def cut_lines(path: str, begin: int, end: int, block_bytes: int) -> list[tuple[int, int]]:
-    """Cut ``[begin, end)`` (whole lines) into stretches of about ``block_bytes``.
+    """Cut ``[begin, end)`` (whole lines) into ranges of about ``block_bytes``.
 
-    Each cut is the first line end at or after a multiple of ``block_bytes``, so that a stretch does
-    not depend on the ones before it. Where a line is longer than that, so is its stretch; nothing
-    is read twice for it.
+    Each cut is the first line end at or after a multiple of ``block_bytes``, so that a range does
+    not depend on the ranges before it. A longer line makes its range longer; no byte is read twice.
     """
     cuts = [begin]
     with _opened(path) as file:
@@ -137,7 +139,7 @@ def cut_lines(path: str, begin: int, end: int, block_bytes: int) -> list[tuple[i
 
 
 def _line_end(file: IO[bytes], at: int, end: int) -> int:
-    """Behind the first newline of ``[at, end)``; ``end`` if there is none."""
+    """Return the byte after the first newline of ``[at, end)``; ``end`` if there is none."""
     file.seek(at)
     size = _LINE_BYTES
     while at < end and (chunk := file.read(min(size, end - at))):
@@ -149,10 +151,10 @@ def _line_end(file: IO[bytes], at: int, end: int) -> int:
 
 
 def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
-    """The bytes of a file in chunks, decompressed by the ending of its name.
+    """Read a file in chunks, decompressed according to the ending of its name.
 
     Raises:
-        BadInputError: it is missing, truncated, or not what its name says.
+        BadInputError: the file is missing or truncated, or its name has the wrong ending.
     """
     with _stream(path) as (file, _):
         while chunk := file.read(chunk_bytes):
@@ -160,7 +162,7 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
 
 
 def stream_chunks(path: str, chunk_bytes: int, limit: int) -> Iterator[memoryview | LongLine]:
-    """The lines of a file, decompressed; see :func:`.line_chunks.split_chunks`.
+    """Read the lines of a file in chunks, decompressed; see :func:`.line_chunks.split_chunks`.
 
     Raises:
         BadInputError: as :func:`read_stream`.
@@ -170,11 +172,11 @@ def stream_chunks(path: str, chunk_bytes: int, limit: int) -> Iterator[memoryvie
 
 
 def unpacked_head(path: str) -> tuple[bytes, int, bool]:
-    """The beginning of a compressed file's text.
+    """Read the beginning of a compressed file's text.
 
     Returns:
-        At most :data:`_HEAD_TEXT` bytes of text; how many bytes of the file were read for it, about
-        :data:`_HEAD_PACKED` at most; and whether that is all.
+        At most :data:`_HEAD_TEXT` bytes of text; the number of compressed bytes read for it, about
+        :data:`_HEAD_PACKED` at most; and whether this is the whole file.
 
     Raises:
         BadInputError: as :func:`read_stream`.
@@ -190,7 +192,7 @@ def unpacked_head(path: str) -> tuple[bytes, int, bool]:
 
 @contextlib.contextmanager
 def _stream(path: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """The bytes of a file as they are decompressed, and the file itself."""
+    """Open a file; yields the decompressed file and the file itself."""
     filesystem, name = filesystem_of(path)
     kind = infer_compression(path)
     try:
@@ -206,8 +208,10 @@ def _stream(path: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file", "check the path") from None
     except IsADirectoryError:
-        raise BadInputError(f"{path}: a directory", f"pass one file, as {path}/day_23") from None
+        raise BadInputError(
+            f"{path}: a directory", f"pass one file, for example {path}/day_23"
+        ) from None
     except (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error) as error:
         raise BadInputError(
-            f"{path}: truncated, or not what its name says: {error}", "fetch it again"
+            f"{path}: truncated, or not of the type its name says: {error}", "fetch it again"
         ) from error

@@ -1,4 +1,4 @@
-"""Rows of a parquet file, by their numbers, as columns of a feature spec."""
+"""Read rows of a parquet file, by their numbers, as columns of a feature spec."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from clicklog.text.field_errors import (
     OUT_OF_RANGE,
 )
 
-#: What a value of a typed column takes at most, by which blocks are sized: encoded pages may be
+#: The most bytes of a value in a typed column. Blocks are sized by it, because encoded pages may be
 #: far smaller.
 _VALUE_BYTES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class ParquetLayout:
-    """What a parquet file holds of a spec.
+    """The contents of a parquet file, from its footer.
 
     Attributes:
-        rows: how many.
+        rows: number of rows.
         label: whether there is a label column.
-        groups: rows and bytes of each row group; bytes of the spec's columns, decoded.
+        groups: rows of each row group, and bytes of the spec's columns in it, decoded.
     """
 
     rows: int
@@ -64,15 +64,15 @@ def _opened(path: str, source: str) -> Iterator[pq.ParquetFile]:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise BadInputError(
             f"{source}: cannot be read as parquet: {error}",
-            "fetch it again, or name its format in the spec's [input]",
+            "fetch it again, or set its format in the spec's [input]",
         ) from error
 
 
 def parquet_layout(path: str, source: str, spec: FeatureSpec) -> ParquetLayout:
-    """Look at a file's footer.
+    """Read a file's footer.
 
     Raises:
-        BadInputError: it is no parquet, or a column is missing or of another type.
+        BadInputError: it is not a parquet file, or a column is missing or of another type.
     """
     with _opened(path, source) as parquet:
         label = spec.label in parquet.schema_arrow.names
@@ -96,9 +96,9 @@ def parquet_layout(path: str, source: str, spec: FeatureSpec) -> ParquetLayout:
 def cut_rows(
     layout: ParquetLayout, begin: int, end: int, block_bytes: int
 ) -> list[tuple[int, int]]:
-    """Cut the rows ``[begin, end)`` into stretches of about ``block_bytes`` when decoded.
+    """Cut the rows ``[begin, end)`` into ranges of about ``block_bytes``, decoded.
 
-    Cuts fall between row groups, and within one only where it is larger than that.
+    Cuts are between row groups; only larger row groups are cut themselves.
     """
     cuts, first, filled = [begin], 0, 0
     for rows, size in layout.groups:
@@ -129,18 +129,18 @@ def read_parquet(
 ) -> Iterator[RawRows]:
     """Read the rows ``[begin, end)`` in order, checking every value.
 
-    Integers may be held by any integer type, or by floats without a fraction, as pandas makes them
-    of integers with missing values; NaN is missing. hex32 may be integers or hexadecimal text.
+    Integers may be of any integer type, or floats without a fraction, which pandas makes of
+    integers with missing values; NaN is a missing value. hex32 may be integers or hexadecimal text.
 
     Args:
         path: of the file.
         begin: first row.
-        end: behind the last row.
+        end: the row after the last row.
         source: names the file in errors.
         spec: the columns.
         label: whether to read the label.
         reject: describe every bad row, not only the first ones.
-        chunk_rows: rows read at once, at most; None: all.
+        chunk_rows: the most rows that are read at once; None: all.
 
     Yields:
         Chunks of rows; line numbers count from 0 in each.
@@ -153,8 +153,8 @@ def read_parquet(
         meta = parquet.metadata
         if end > meta.num_rows:
             raise BadInputError(
-                f"{source}: {meta.num_rows} rows instead of {end}: it was written anew",
-                "start again once nobody writes it",
+                f"{source}: {meta.num_rows} rows instead of {end}: it was rewritten",
+                "start again when no program writes to it",
             )
         rows = (meta.row_group(index).num_rows for index in range(meta.num_row_groups))
         ends = list(itertools.accumulate(rows))
@@ -198,7 +198,7 @@ def convert_column(
 
     Args:
         array: [n], of any type that can hold the column's raw type.
-        column: what it should be.
+        column: the column of the spec.
         source: names the array in errors.
 
     Raises:
@@ -218,7 +218,7 @@ def _readable(value: object) -> str:
 
 
 def _check(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) -> list[str]:
-    """The names of the columns to read, which are there and of a fitting type."""
+    """Return the names of the columns to read; check that they exist and their types."""
     raw = {spec.label: "label"} if label else {}
     raw |= {column.name: column.raw for column in (*spec.dense, *spec.categorical)}
     for column in raw:
@@ -226,9 +226,10 @@ def _check(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) ->
         if count != 1:
             close = difflib.get_close_matches(column, schema.names, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
+            names = ", ".join(schema.names[:20])
             raise BadInputError(
                 f"{source}: column {column} is {'twice' if count else 'not'} there",
-                f"{hint}it has {', '.join(schema.names[:20])}; the spec must name them so",
+                f"{hint}it has {names}; name them in the spec as in the file",
             )
     for column in (spec.label, *spec.dense, *spec.categorical):
         name = column if isinstance(column, str) else column.name
@@ -238,7 +239,7 @@ def _check(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) ->
         if not _fits(held, raw[name], isinstance(column, CategoricalColumn) and column.multi_hot):
             raise BadInputError(
                 f"{source}: column {name} is of type {held}, not {_wanted(column)}",
-                "change the column's raw type or multi_hot in the spec, or write the file anew",
+                "change the column's raw type or multi_hot in the spec, or rewrite the file",
             )
     return list(raw)
 
@@ -270,7 +271,7 @@ def _fits(held: pa.DataType, raw: str, multi_hot: bool) -> bool:
 
 
 def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """One array."""
+    """Return a column as one array."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
@@ -282,20 +283,20 @@ def _plain(array: pa.Array) -> pa.Array:
         return array.cast(pa.string())
     if types.is_binary_view(array.type):
         return array.cast(pa.binary())
-    if types.is_decimal(array.type):  # Arrow's cast to float64 can be off by an ulp
+    if types.is_decimal(array.type):  # Arrow's cast to float64 can be off by one ulp
         return array.cast(pa.string()).cast(pa.float64())
     return array
 
 
 def _values(array: pa.Array, raw: str) -> Converted:
-    """Single values; see :func:`read_parquet` for what is taken."""
+    """Convert single values; :func:`read_parquet` says which types are accepted."""
     array = _plain(array)
     if pa.types.is_null(array.type):
         array = array.cast(pa.string() if raw == "string" else pa.int64())
     null = null_mask(array)
     if array.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
         offsets, data = string_parts(array)
-        begin = offsets[:-1].copy()  # writable, as those of text: loops are compiled once
+        begin = offsets[:-1].copy()  # writable like those of text, so that loops are compiled once
         column = convert(Fields(data, begin, np.where(null, begin, offsets[1:])), raw)
         return dataclasses.replace(
             column, show=lambda row: "None" if null[row] else column.show(row)
@@ -304,7 +305,7 @@ def _values(array: pa.Array, raw: str) -> Converted:
         array = array.cast(pa.uint8())
     if not pa.types.is_integer(array.type):
         array = array.cast(pa.float64())
-    numbers = np.where(null, 0, to_numpy(array))  # filled by Arrow, it would import pandas
+    numbers = np.where(null, 0, to_numpy(array))  # Arrow's fill_null imports pandas
     code = np.zeros(len(numbers), np.uint8)
     if numbers.dtype == np.float64:
         null = null | np.isnan(numbers)
@@ -323,7 +324,7 @@ def _values(array: pa.Array, raw: str) -> Converted:
 
 
 def _lists(array: pa.Array, raw: str) -> Converted:
-    """Lists; null and empty ones are missing, a null in one is an error."""
+    """Convert lists; null and empty lists are missing values, a null in a list is an error."""
     if pa.types.is_null(array.type):
         array = array.cast(pa.list_(pa.string() if raw == "string" else pa.int64()))
     lengths = np.where(null_mask(array), 0, to_numpy(pc.list_value_length(array)))

@@ -38,9 +38,9 @@ _VALUE_BYTES = 16
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Whole rows of ``path``: the bytes ``[begin, end)``, of parquet the rows with these numbers.
+    """A range of whole rows of the file ``path``.
 
-    ``source`` names the file in errors.
+    ``begin`` and ``end`` are bytes, in parquet row numbers; ``source`` names the file in errors.
     """
 
     path: str
@@ -51,13 +51,14 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class OpenDay:
-    """A day that has been looked into, for cutting it into blocks.
+    """A day whose header or footer has been read, to be cut into blocks.
 
     Attributes:
         file: the day; not compressed.
+        spec: its columns.
         label: whether its rows have a label.
-        begin: where the first row begins: a byte, or row 0 of parquet.
-        end: where the last one ends.
+        begin: where the first row begins: a byte, in parquet row 0.
+        end: where the last row ends.
     """
 
     file: DayFile
@@ -71,11 +72,11 @@ class OpenDay:
         return self.spec.input.format == "parquet"
 
     def count_rows(self, end: int) -> int:
-        """Rows before ``end``."""
+        """Count the rows before ``end``."""
         return end if self._parquet else count_lines(self.file.path, self.begin, end)
 
     def find_row(self, row: int, end: int) -> int:
-        """Where row ``row`` (from 0) begins; ``end`` if there are not so many."""
+        """Return where row ``row`` (from 0) begins; ``end`` if there are fewer rows."""
         if self._parquet:
             return min(row, end)
         return offset_of_line(self.file.path, row, end, self.begin)
@@ -97,7 +98,7 @@ def open_day(day: DayFile, spec: FeatureSpec) -> OpenDay:
 
     Raises:
         BadInputError: it is in another format than the spec says, or lacks a column.
-        BadRowError: its lines have not as many fields as the spec.
+        BadRowError: its lines have another number of fields than the spec.
     """
     if spec.input.format == "parquet":
         from clicklog.readers.parquet_rows import parquet_layout
@@ -127,11 +128,11 @@ def read_block(
         block: the rows.
         spec: the columns, and the format of the file.
         label: whether rows have the label.
-        reject: leave bad rows out (all are in ``RawRows.bad``) instead of raising.
+        reject: leave bad rows out (all are in ``RawRows.bad``) instead of raising an error.
 
     Raises:
-        BadInputError: the file is not there, damaged, or lacks a column.
-        BadRowError: a row breaks the spec, with file, line, column and value.
+        BadInputError: the file is missing or damaged, or lacks a column.
+        BadRowError: a row breaks the spec; names file, line, column and value.
     """
     (rows,) = read_block_chunks(block, spec, label=label, reject=reject, chunk_bytes=None)
     return rows
@@ -172,14 +173,14 @@ def read_block_chunks(
 
 
 def first_line(block: Block, spec: FeatureSpec) -> int:
-    """The number of a block's first line in its file (of parquet, its first row), from 1."""
+    """Return the number of a block's first line (in parquet, first row) in its file, from 1."""
     if spec.input.format == "parquet":
         return block.begin + 1
     return 1 + count_lines(block.path, 0, block.begin)
 
 
 def bad_row_error(rows: RawRows, source: str, first: int, unit: str = "line") -> BadRowError:
-    """The error for the first bad row.
+    """Return the error of the first bad row.
 
     Args:
         rows: with at least one bad row.

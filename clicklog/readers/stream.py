@@ -94,7 +94,7 @@ def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterat
 
     Raises:
         BadInputError: the file is missing, empty or truncated.
-        BadRowError: its lines have not as many fields as the spec.
+        BadRowError: its lines have another number of fields than the spec.
     """
     if spec.input.format == "parquet":
         yield from _stream_parquet(path, spec, block_bytes)

@@ -1,4 +1,4 @@
-"""Rows of text files: where their columns stand, and the rows themselves, in bounded memory."""
+"""Read rows of text files in bounded memory, and find the positions of their columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD_BYTES = 1 << 16
 _WHOLE_BYTES = 128 << 20
 #: What to do about a line that is too long, other than to leave it out.
 TOO_LONG_REMEDY = (
-    "cut the file off there if a crash left such an end, allow longer lines with "
+    "truncate the file there if a crash left such an end, allow longer lines with "
     "`etl run --max_line_kb`"
 )
 
@@ -38,7 +38,7 @@ def header_lines(spec: FeatureSpec) -> int:
 
 
 def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLayout:
-    """Where the columns stand in a file's lines, by its header or its first lines.
+    """Return the positions of the columns, from a file's header or its first lines.
 
     Args:
         path: of the file, which is not compressed.
@@ -48,7 +48,7 @@ def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLay
 
     Raises:
         BadInputError: it is a parquet file, or its header is too long or lacks a column.
-        BadRowError: its first lines have not as many fields as the spec.
+        BadRowError: its first lines have another number of fields than the spec.
     """
     if spec.input.header:
         return _header_layout(path, source, spec)
@@ -83,7 +83,7 @@ def first_layout(
 
 
 def block_layout(path: str, source: str, spec: FeatureSpec, label: bool) -> LineLayout:
-    """Where the columns stand in the lines of a block of a file.
+    """Return the positions of the columns for a block of a file.
 
     Raises:
         BadInputError: as :func:`file_layout`; or the label is to be read and not in the header.
@@ -136,9 +136,9 @@ def read_text(
     Args:
         path: of the file.
         begin: byte at which the first line begins.
-        end: byte behind the last line.
+        end: byte after the last line.
         spec: the columns.
-        layout: where they stand in the lines.
+        layout: the positions of the columns.
         reject: describe every bad row, not only the first ones.
         chunk_bytes: about how much text is parsed at once; None: all of it.
 

@@ -9,28 +9,28 @@ from typing import Any
 from clicklog.errors import SettingsError
 from clicklog.spec.raw_types import CATEGORICAL_RAW_TYPES, DENSE_RAW_TYPES, RAW_TYPES
 
-#: Ids that no value of the vocabulary gets: 0 padding, 1 null, then out of vocabulary.
+#: Ids that no value of the vocabulary has: 0 padding, 1 null, then out of vocabulary.
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
 INPUT_FORMATS = ("tsv", "csv", "parquet")
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID
 
-#: Of a line, 1 GiB: a block is less than 2 GiB.
+#: The largest ``max_line_kb``, 1 GiB: a block is less than 2 GiB.
 MAX_LINE_KB = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class InputFormat:
-    """How rows stand in the files of a log.
+    """The file format of a log.
 
     Attributes:
         format: one of :data:`INPUT_FORMATS`.
-        header: whether the first line names the columns; None: as usual for the format.
-        delimiter: between fields, one ASCII character; "" (the default): as usual for the format.
-            Fields of csv may be quoted with ``"``; those of tsv are taken as they are.
-        list_separator: between the values of a multi-hot column in text, one ASCII character.
-        max_line_kb: KiB that a line of text may have; a longer one is a malformed row.
+        header: whether the first line names the columns; None: true for csv, false for tsv.
+        delimiter: the ASCII character between fields; "" (the default): comma for csv, tab for tsv.
+            Fields of csv may be quoted with ``"``, fields of tsv may not.
+        list_separator: the ASCII character between the values of a multi-hot column in text.
+        max_line_kb: the most KiB that a line of text may have; a longer line is a malformed row.
     """
 
     format: str = "tsv"
@@ -44,7 +44,7 @@ class InputFormat:
             raise SettingsError(
                 f"input format {self.format!r} is unknown", f"one of {', '.join(INPUT_FORMATS)}"
             )
-        if self.delimiter and self.format != "csv" and self.delimiter != self._usual_delimiter:
+        if self.delimiter and self.format != "csv" and self.delimiter != self._default_delimiter:
             raise SettingsError(
                 f"delimiter = {self.delimiter!r} with format = {self.format!r}",
                 'set format = "csv", which takes any delimiter',
@@ -55,14 +55,14 @@ class InputFormat:
             raise SettingsError(f"header = {self.header!r}", "give true or false, without quotes")
         if self.header is None:
             object.__setattr__(self, "header", self.format == "csv")
-        object.__setattr__(self, "delimiter", self.delimiter or self._usual_delimiter)
+        object.__setattr__(self, "delimiter", self.delimiter or self._default_delimiter)
         for field in ("delimiter", "list_separator"):
             value = getattr(self, field)
             if self.format != "parquet" and not _is_separator(value):
                 raise SettingsError(
                     f"{field} = {value!r}",
-                    "one ASCII character that stands in no value: no digit, letter, quote, sign, "
-                    "dot or line end",
+                    "give one ASCII character that cannot be part of a value: not a digit, letter, "
+                    "quote, sign, dot or line end",
                 )
         if not isinstance(self.max_line_kb, int) or not 1 <= self.max_line_kb <= MAX_LINE_KB:
             raise SettingsError(f"max_line_kb = {self.max_line_kb!r}", f"from 1 to {MAX_LINE_KB}")
@@ -70,7 +70,7 @@ class InputFormat:
             raise SettingsError(f"delimiter and list_separator are both {self.delimiter!r}")
 
     @property
-    def _usual_delimiter(self) -> str:
+    def _default_delimiter(self) -> str:
         return {"tsv": "\t", "csv": ",", "parquet": ""}[self.format]
 
 
@@ -81,10 +81,7 @@ def _is_separator(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class DenseColumn:
-    """A number. ``fill`` replaces missing values.
-
-    ``raw`` is ``int32``, or ``float``: any finite number in float64.
-    """
+    """A dense column, which holds numbers. ``fill`` replaces missing values."""
 
     name: str
     fill: float = 0
@@ -108,11 +105,12 @@ class DenseColumn:
 
 @dataclasses.dataclass(frozen=True)
 class CategoricalColumn:
-    """A category, or with ``multi_hot`` a list of them, and the policy of its vocabulary.
+    """A categorical column and the policy of its vocabulary.
 
-    In numbers 0 means no bound. ``vocabulary`` names the vocabulary; columns of one vocabulary
-    have the same raw type and policy, and the same value has the same id in them. It may be the
-    name of another column: then the vocabulary is that column's.
+    Each row holds a category, or with ``multi_hot`` a list of them. For the numbers of the policy,
+    0 means no bound. ``vocabulary`` names the vocabulary, "" is the column's own. Columns that
+    share a vocabulary have the same raw type and policy, and the same value has the same id in all
+    of them. The name may be that of another column, whose vocabulary is then shared.
     """
 
     name: str
@@ -180,12 +178,12 @@ class CategoricalColumn:
 
     @property
     def vocabulary_name(self) -> str:
-        """Name of the vocabulary: of this column's own, or of the shared one."""
+        """The name of the vocabulary, this column's own or a shared one."""
         return self.vocabulary or self.name
 
     @property
     def policy(self) -> dict[str, int]:
-        """What bounds the vocabulary."""
+        """The settings that bound the vocabulary."""
         return {
             "freq_threshold": self.freq_threshold,
             "max_table_size": self.max_table_size,
@@ -195,12 +193,12 @@ class CategoricalColumn:
 
     @property
     def oov_ids(self) -> int:
-        """How many ids out-of-vocabulary values share; with ``hash_buckets`` all values are."""
+        """The number of out-of-vocabulary ids; ``hash_buckets`` gives all values such an id."""
         return self.hash_buckets or self.num_buckets or 1
 
     @property
     def reserved_ids(self) -> int:
-        """The first id of the vocabulary: padding, null and the out-of-vocabulary ids go before."""
+        """The first id of the vocabulary, after the ids of padding, null and out of vocabulary."""
         return FIRST_OOV_ID + self.oov_ids
 
 

@@ -1,4 +1,4 @@
-"""The feature spec: which columns a raw click log has, what they hold, and what becomes of them.
+"""The feature spec: the columns of a raw click log, their types and their transforms.
 
 A spec is a TOML file::
 
@@ -6,8 +6,8 @@ A spec is a TOML file::
     format = "csv"                # tsv (default), csv or parquet
     header = true                 # the first line names the columns; default: csv true, tsv false
     delimiter = ";"               # csv only; default ","
-    list_separator = "|"          # in text: between the values of a multi-hot column
-    max_line_kb = 1024            # in text: a longer line is a malformed row
+    list_separator = "|"          # text only: between the values of a multi-hot column
+    max_line_kb = 1024            # text only: a longer line is a malformed row
 
     [label]
     name = "label"
@@ -17,14 +17,14 @@ A spec is a TOML file::
     raw = "int32"                 # or "float"
     fill = 0
 
-    [[categorical]]               # categories; missing values keep an id of their own
+    [[categorical]]               # categories; missing values have an id of their own
     names = ["cat_0", "cat_1"]
     raw = "hex32"                 # up to 8 hexadecimal digits; or "int", or "string" (UTF-8)
     multi_hot = false             # true: a list of values in each row
     vocabulary = "cats"           # optional: columns with the same name here share ids
     freq_threshold = 5            # optional: rarer values count as out of vocabulary
     max_table_size = 40000000     # optional: rows of the table, reserved ids included
-    num_buckets = 10              # optional, with one of the two: ids for hashed rare values
+    num_buckets = 10              # optional, with either of them: ids for hashed rare values
     hash_buckets = 1000           # instead of the three: no vocabulary, ids by hash alone
 
 Without a header, the columns of a text file come in the order label, dense, categorical. With one,
@@ -69,9 +69,9 @@ __all__ = [
 #: How dense columns are transformed; see :mod:`workflows.nodes` for the formulas.
 DENSE_TRANSFORMS = ("log_normalize", "log", "normalize")
 
-#: Columns of a kind: their missing values are bits of a 64-bit mask.
+#: The most dense and the most categorical columns: missing values are bits of a 64-bit mask.
 MAX_COLUMNS = 64
-_MOST_NAMES = 1000  # that a range is expanded to, before they are counted
+_MOST_NAMES = 1000  # of a range; the columns are counted after it is expanded
 
 #: NVIDIA DLRM's presets (frequency limits of 2, 3 and 15) and MLPerf's cap, by name.
 POLICIES = {
@@ -105,7 +105,7 @@ class FeatureSpec:
             count = len(getattr(self, kind))
             if count > MAX_COLUMNS:
                 raise SettingsError(
-                    f"the spec has {count} {kind} columns", f"up to {MAX_COLUMNS} are read"
+                    f"the spec has {count} {kind} columns", f"use at most {MAX_COLUMNS}"
                 )
         names = self.columns
         for name in names:
@@ -120,7 +120,7 @@ class FeatureSpec:
             if name in names and name not in {column.name for column in columns}:
                 raise SettingsError(
                     f"the vocabulary {name!r} of column {columns[0].name} has the name of another "
-                    "column, which is not of this vocabulary",
+                    "column, which does not share it",
                     "choose another name",
                 )
 
@@ -163,9 +163,9 @@ class FeatureSpec:
         )
 
     def with_policy(self, **policy: int) -> FeatureSpec:
-        """The same spec with vocabulary settings (``freq_threshold=…`` …) on every vocabulary.
+        """Return the spec with vocabulary settings (``freq_threshold=…`` …) on every vocabulary.
 
-        Hashed columns have none and stay as they are.
+        Hashed columns have no vocabulary and are left unchanged.
         """
         columns = tuple(
             column if column.hash_buckets else dataclasses.replace(column, **policy)  # type: ignore[arg-type]
@@ -174,13 +174,13 @@ class FeatureSpec:
         return dataclasses.replace(self, categorical=columns)
 
     def with_policy_named(self, name: str) -> FeatureSpec:
-        """The same spec with a policy of :data:`POLICIES`. Raises :class:`SettingsError`."""
+        """Return the spec with a policy of :data:`POLICIES`. Raises :class:`SettingsError`."""
         if name not in POLICIES:
             raise SettingsError(f"policy {name!r} is unknown", _known(name, POLICIES))
         return self.with_policy(**POLICIES[name])
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; :meth:`from_dict` reads it."""
+        """Return a form for JSON, which :meth:`from_dict` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -190,12 +190,12 @@ class FeatureSpec:
 
 
 def _check_name(name: str) -> None:
-    """Names become names of files."""
+    """Check a name of a column or vocabulary, which is used in names of files."""
     good = isinstance(name, str) and name.isprintable() and "/" not in name
     if not good or not name or name.startswith("."):
         raise SettingsError(
             f"{name!r} cannot be the name of a column or a vocabulary",
-            "printable characters are needed, no '/', and no '.' at the beginning",
+            "use printable characters, no '/', and no '.' at the beginning",
         )
 
 
@@ -205,28 +205,28 @@ def _check_shared(vocabulary: str, columns: tuple[CategoricalColumn, ...]) -> No
         if (column.raw, column.policy) != (first.raw, first.policy):
             raise SettingsError(
                 f"columns {first.name} and {column.name} share the vocabulary {vocabulary!r}, "
-                "but not the raw type and the policy",
+                "but their raw types or policies differ",
                 "give them the same raw, freq_threshold, max_table_size and num_buckets",
             )
 
 
 def shipped_specs() -> dict[str, Any]:
-    """The specs that come with this project, by name (paths that may be inside an archive)."""
+    """Return the specs that come with this package, by name; paths may be inside an archive."""
     folder = resources.files("clicklog.spec.presets")  # data only: nothing is imported from there
     files = (file for file in folder.iterdir() if file.name.endswith(".toml"))
     return {file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda f: f.name)}
 
 
 def load_spec(path: Path | str | None = None) -> FeatureSpec:
-    """Read a feature spec: a TOML file, or by name one that is shipped; Criteo's by default.
+    """Read a feature spec: a TOML file, or one of the shipped specs by name; Criteo's by default.
 
     Raises:
-        SettingsError: the file is missing, is no TOML, or has an unknown or contradictory key.
+        SettingsError: the file is missing or not TOML, or has an unknown or contradictory key.
     """
     source = _source(path or DEFAULT_SPEC)
     try:
         value = tomllib.loads(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # no TOML, or no UTF-8
+    except (OSError, ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         raise SettingsError(f"{source}: not a feature spec: {error}") from error
     _check_keys(value, {"label", "dense", "categorical", "dense_transform", "input"}, str(source))
     try:
@@ -247,13 +247,13 @@ def load_spec(path: Path | str | None = None) -> FeatureSpec:
 
 
 def _source(path: Path | str) -> Any:
-    """Where a spec is read from: a name has no folder and no ending."""
+    """Return the file of a spec; a name of a shipped spec contains no "/" and no "."."""
     if isinstance(path, Path) or "/" in path or "." in path or Path(path).is_file():
         return Path(path)
     shipped = shipped_specs()
     if path not in shipped:
         raise SettingsError(
-            f"spec {path!r}: not a feature spec: neither a file nor a spec that is shipped",
+            f"spec {path!r}: not a feature spec: neither a file nor the name of a shipped spec",
             _known(path, shipped),
         )
     return shipped[path]
@@ -271,7 +271,7 @@ def _columns(blocks: list[dict], kind: type, source: str) -> tuple:
         options = {key: value for key, value in block.items() if key != "names"}
         names = block.get("names", [])
         names = _expand(names) if isinstance(names, str) else names
-        if not names:  # a column that is forgotten is missed by nobody until training is done
+        if not names:  # otherwise a forgotten column goes unnoticed until training is done
             raise SettingsError(
                 f"{source}: a block of columns without names: {block}", 'add names = "…" or a list'
             )
@@ -286,12 +286,12 @@ def _expand(pattern: str) -> list[str]:
     match = re.fullmatch(r"([^{}]*)\{(\d+)\.\.(\d+)\}([^{}]*)", pattern)
     if not match or int(match[3]) < int(match[2]):
         raise SettingsError(
-            f"names = {pattern!r} is no range of names",
-            'write "int_{0..12}"; names that hold braces go into a list',
+            f"names = {pattern!r} is not a range of names",
+            'write "int_{0..12}"; put names that contain braces into a list',
         )
     head, first, last, tail = match.groups()
     if int(last) - int(first) >= _MOST_NAMES:
-        raise SettingsError(f"names = {pattern!r:.60}", f"up to {MAX_COLUMNS} columns are read")
+        raise SettingsError(f"names = {pattern!r:.60}", f"use at most {MAX_COLUMNS} columns")
     return [f"{head}{i}{tail}" for i in range(int(first), int(last) + 1)]
 
 
@@ -302,8 +302,8 @@ def _fields(kind: type) -> set[str]:
 def _check_keys(value: Any, allowed: set[str], source: str) -> None:
     if not isinstance(value, dict):
         raise SettingsError(
-            f"{source}: not a feature spec: {value!r:.60} where a table is needed",
-            f"a table with {', '.join(sorted(allowed))}",
+            f"{source}: not a feature spec: {value!r:.60} instead of a table",
+            f"write a table with {', '.join(sorted(allowed))}",
         )
     for key in value:
         if key not in allowed:

@@ -1,10 +1,9 @@
 """The planted click model for a log of any feature spec.
 
-Rows are drawn and scored as in :mod:`clicklog.synthetic.model`, whose distributions and functions
-these are; only the columns come from the spec. What a spec does not say is filled in from short
-lists, in turn: how many values a category has, how often a column is missing, how large numbers
-are. A list column has up to ``LONGEST_LIST`` values, and acts on the click by the mean of their
-effects.
+Rows are drawn and scored with the distributions and functions of :mod:`clicklog.synthetic.model`;
+only the columns come from the spec. Short lists, used in turn, give what a spec does not say: how
+many values a category has, how often a column is missing, how large numbers are. A list column has
+up to ``LONGEST_LIST`` values, and the mean of their effects acts on the click.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from clicklog.synthetic.model import (
     SyntheticSettings,
     Term,
     bias_of,
-    born,
     calibrated,
     draw_counts,
     hashed_effect,
     key_of,
+    replace_late,
     sigmoid,
     soft_step,
     split_missing,
@@ -45,9 +44,9 @@ LONGEST_LIST = 8
 #: Numbers of the raw type float are drawn in hundredths, as prices are.
 HUNDREDTHS = 100
 
-#: In turn, of vocabularies without a bound, before ``cardinality_scale``.
+#: Sizes of vocabularies without a bound, used in turn, before ``cardinality_scale``.
 _CARDINALITIES = (63, 7_122, 590_152, 155, 39_060, 3_067_956, 10, 1_543)
-#: A bounded vocabulary has so many times more values than it may keep, so that the bound binds.
+#: How many times more values than its bound a vocabulary has, so that the bound takes effect.
 _BEYOND_CAP, _BEYOND_BUCKETS = 2, 20
 _LARGEST = 40_000_000
 _MEDIANS = (5.0, 32.0, 1.5, 2_800.0)
@@ -59,7 +58,7 @@ _PAIRS = 6
 
 @dataclasses.dataclass(frozen=True)
 class ItemLists:
-    """Codes of values, a list in each row: int64 offsets [n + 1] from 0, int64 codes."""
+    """A list of values' codes in each row: int64 offsets [n + 1] from 0, int64 codes."""
 
     offsets: np.ndarray
     codes: np.ndarray
@@ -71,7 +70,7 @@ class SpecRows:
 
     Attributes:
         label: int64 [n], 0 or 1.
-        dense: per column int64 [n], of the raw type float in hundredths; ``MISSING_COUNT`` where
+        dense: per column int64 [n], for raw type float in hundredths; ``MISSING_COUNT`` where
             missing.
         categorical: per column codes of values, unsigned 32 bit in int64 [n], ``MISSING_VALUE``
             where missing; or :class:`ItemLists`, empty where missing.
@@ -110,7 +109,7 @@ class SpecModel:
 
     @functools.cached_property
     def cardinalities(self) -> list[int]:
-        """Values each categorical column can take."""
+        """The number of values of each categorical column."""
         return _cardinalities(self.spec, self.settings)
 
     def logits(
@@ -130,7 +129,7 @@ class SpecModel:
     def function(
         self, term: Term, name: str, dense: list, categorical: list[np.ndarray | ItemLists]
     ) -> np.ndarray:
-        """The raw function of one column in one term: before centring and scaling."""
+        """Evaluate the function of one column in one term, before centring and scaling."""
         if name in self.spec.dense_names:
             index = self.spec.dense_names.index(name)
             return _step(dense[index], self.spec.dense[index], _in_turn(_MEDIANS, index))
@@ -143,7 +142,7 @@ class SpecModel:
         return (sums[column.offsets[1:]] - sums[column.offsets[:-1]]) / lengths
 
     def draw(self, day: int, block: int, rows: int) -> tuple[SpecRows, np.ndarray]:
-        """Rows ``[block * BLOCK_ROWS, … + rows)`` of a day, and their log odds of a click."""
+        """Draw rows ``[block * BLOCK_ROWS, … + rows)`` of a day, with their log odds of a click."""
         uniform, dense, categorical = self._draw_columns(day, block, rows)
         logits = self.logits(dense, categorical)
         label = (uniform < sigmoid(logits)).astype(np.int64)
@@ -180,11 +179,11 @@ class SpecModel:
         return clicks, dense, categorical
 
     def _codes(self, uniform: np.ndarray, index: int, day: int) -> np.ndarray:
-        """Codes of one vocabulary's values; columns that share it draw from the same ones."""
+        """Return codes of a vocabulary's values, which are the same for columns that share it."""
         cardinality = self.cardinalities[index]
         ranks = zipf_ranks(uniform, cardinality)
         if cardinality > SMALL:
-            ranks = born(ranks, day)
+            ranks = replace_late(ranks, day)
         name = self.spec.categorical[index].vocabulary_name
         return values_of(ranks, self.settings.seed, name)
 
@@ -193,7 +192,7 @@ def plant_spec(spec: FeatureSpec, settings: SyntheticSettings) -> SpecModel:
     """Plant a model in the columns of a spec: weights, then centres, scales and the bias."""
     cardinalities = dict(zip(spec.categorical_names, _cardinalities(spec, settings), strict=True))
     single = [column.name for column in spec.categorical if not column.multi_hot]
-    single.sort(key=lambda name: cardinalities[name])  # few values: learnt within an epoch
+    single.sort(key=lambda name: cardinalities[name])  # few values are learnt within an epoch
     relative = {
         "dense": {(name,): 1.0 for name in spec.dense_names},
         "categorical": {(name,): size**-WEIGHT_DECAY for name, size in cardinalities.items()},
@@ -217,7 +216,7 @@ def plant_spec(spec: FeatureSpec, settings: SyntheticSettings) -> SpecModel:
 
 
 def _shares(kinds: set[str]) -> dict[str, float]:
-    """``SHARES`` of the kinds that a spec has, scaled to a sum of 1."""
+    """Return ``SHARES`` of the kinds that a spec has, scaled to a sum of 1."""
     present = {kind: share for kind, share in SHARES.items() if kind in kinds}
     return {kind: share / sum(present.values()) for kind, share in present.items()}
 

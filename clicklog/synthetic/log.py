@@ -1,9 +1,9 @@
-"""A synthetic click log, with the best AUROC that anybody can reach on it.
+"""Write a synthetic click log, with the best AUROC that a model can reach on it.
 
 The rows come from a planted click model: :mod:`clicklog.synthetic.model` for Criteo's columns,
 :mod:`clicklog.synthetic.any_spec` for those of any other feature spec. The model's own
-probabilities are the oracle: no predictor ranks new rows better than they do, so the AUROC of a
-trained model is to be read beside the oracle's.
+probabilities are the oracle: no predictor ranks new rows better, so compare the AUROC of a trained
+model with the oracle's.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _BINS_PER_UNIT, _LARGEST_LOGIT = 2_048, 16
 
 @dataclasses.dataclass
 class OracleScore:
-    """Quality of the true click probabilities on the labels drawn from them; rows are added.
+    """Metrics of the true click probabilities on the labels drawn from them; rows can be added.
 
     The AUROC comes from a histogram of the log odds with bins of 1/2048, where a pair in one bin
-    counts as a tie: bounded memory, the same in any order, and within 1e-5 of the exact value on
-    splits of some thousand rows or more.
+    counts as a tie. It takes bounded memory, does not depend on the order of the rows, and is
+    within 1e-5 of the exact value on splits of a few thousand rows or more.
     """
 
     counts: np.ndarray = dataclasses.field(
@@ -71,11 +71,11 @@ class OracleScore:
         self.loss_sum += other.loss_sum
 
     def summary(self) -> dict[str, Any]:
-        """Rows, positives, and where both classes are there: auroc, log_loss, normalized_entropy.
+        """Return rows, positives, auroc, log_loss and normalized_entropy.
 
-        The log loss is in nats. The normalised entropy is the log loss over that of always
-        predicting the positives' share (He et al., Practical Lessons from Predicting Clicks on Ads
-        at Facebook, 2014).
+        The last three are None if one class is missing. The log loss is in nats. The normalized
+        entropy is the log loss divided by that of always predicting the share of positives (He et
+        al., Practical Lessons from Predicting Clicks on Ads at Facebook, 2014).
         """
         negatives, positives = (int(n) for n in self.counts.sum(axis=1))
         rows = negatives + positives
@@ -103,23 +103,23 @@ def synthesize(
 ) -> dict[str, Any]:
     """Write ``day_0 … day_{days-1}`` and then ``synthetic.json`` into a directory.
 
-    The bytes depend on settings and spec only, not on ``workers``. Memory: about 100 MB, and 15 MB
-    for each further worker, whatever the number of rows.
+    The bytes depend on settings and spec only, not on ``workers``. It takes about 100 MB of memory,
+    and 15 MB for each further worker, whatever the number of rows.
 
     Args:
-        output_path: an absent or empty directory, or what an interrupted call left.
-        settings: what to write.
+        output_path: a new or empty directory, or that of an interrupted call.
+        settings: the settings of the log.
         spec: the columns and the file format (``day_0.csv``, ``day_0.parquet``); Criteo's if None.
-            Vocabularies with a bound get more values than it lets in.
-        workers: threads; each writes one day at a time.
+            A vocabulary with a bound gets more values than the bound.
+        workers: number of threads; each writes one day at a time.
 
     Returns:
-        What ``synthetic.json`` holds: settings, rows, positives, files, columns, the planted model
-        and, for each of train, valid and test (:func:`clicklog.splits.cut_last_day`), the score of
-        the oracle (:meth:`OracleScore.summary`).
+        The content of ``synthetic.json``: settings, rows, positives, files, columns, the planted
+        model and, for each of train, valid and test (:func:`clicklog.splits.cut_last_day`), the
+        score of the oracle (:meth:`OracleScore.summary`).
 
     Raises:
-        OutputError: the directory holds something else, or cannot be written.
+        OutputError: the directory contains other files, or cannot be written.
         SettingsError: ``workers`` is below 1.
     """
     from tqdm import tqdm
@@ -156,10 +156,10 @@ class _Log:
 
     Attributes:
         model: draws rows.
-        ending: of the files' names.
-        open: opens a file; yields the function that appends rows to it.
-        shares: of the kinds of signal.
-        cardinalities: of the categorical columns.
+        ending: suffix of the files' names.
+        open: opens a file; yields a function that appends rows to it.
+        shares: share of each kind of signal in the variance of the logit.
+        cardinalities: number of values of each categorical column.
     """
 
     model: Any
@@ -173,7 +173,7 @@ class _Log:
 
 
 def _log_of(spec: FeatureSpec | None, settings: SyntheticSettings) -> _Log:
-    if spec is None or _like(spec) == _like(load_spec()):
+    if spec is None or _file_columns(spec) == _file_columns(load_spec()):
         model = plant(settings)
         return _Log(model, "", _open_tsv, SHARES, list(settings.cardinalities))
     from clicklog.synthetic.any_spec import plant_spec
@@ -185,8 +185,8 @@ def _log_of(spec: FeatureSpec | None, settings: SyntheticSettings) -> _Log:
     return _Log(general, ending, opener, general.shares, general.cardinalities)
 
 
-def _like(spec: FeatureSpec) -> tuple[bool, list[str], list[str]]:
-    """What a file shows of a spec: policies and the label's name aside."""
+def _file_columns(spec: FeatureSpec) -> tuple[bool, list[str], list[str]]:
+    """Return what determines a file's columns: not the policies and not the label's name."""
     return spec.is_criteo_format, spec.dense_names, spec.categorical_names
 
 
@@ -199,7 +199,7 @@ def _open_tsv(path: Path) -> Iterator[Callable[[Any], object]]:
 def _write_day(
     path: Path, log: _Log, day: int, bar: Any, stop: threading.Event
 ) -> dict[str, OracleScore]:
-    """Write one file, block by block; return the oracle's score of its rows in each split."""
+    """Write one file, block by block; return the oracle's score in each split."""
     model = log.model
     rows = model.settings.rows_per_day
     last, only = day == model.settings.days - 1, model.settings.days == 1
@@ -220,7 +220,7 @@ def _write_day(
 
 
 def _summary(log: _Log, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
-    """The content of ``synthetic.json``."""
+    """Return the content of ``synthetic.json``."""
     model = log.model
     oracle = {split: OracleScore() for split in SPLITS}
     files = []
@@ -259,17 +259,17 @@ def _summary(log: _Log, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float:
-    """Nine significant digits: what is left is the same on every machine."""
+    """Round to nine significant digits, which are the same on every machine."""
     return float(f"{value:.9g}")
 
 
 @contextlib.contextmanager
 def _claimed(directory: Path) -> Iterator[None]:
-    """Hold a directory for writing; clear what an interrupted run left in it.
+    """Reserve a directory for writing; delete the files of an interrupted run.
 
-    A marker lies there while a log is being written. Days beside it are an unfinished log of ours;
-    days without it may be somebody's data and are not touched. A lock on the marker keeps two
-    running programs apart.
+    A marker file is there while a log is being written. Days beside it belong to an unfinished log;
+    days without it may be real data and are not touched. A lock on the marker excludes other
+    processes.
     """
     marker = directory / _MARKER
     with contextlib.ExitStack() as stack:
@@ -292,7 +292,7 @@ def _claimed(directory: Path) -> Iterator[None]:
 
 
 def _clear(directory: Path, *, days_are_ours: bool) -> None:
-    """Delete unfinished files; raise before deleting anything if there are others."""
+    """Delete unfinished files; raise an error before deleting any if there are other files."""
     ours: list[os.DirEntry[str]] = []
     others: list[os.DirEntry[str]] = []
     for entry in os.scandir(directory):

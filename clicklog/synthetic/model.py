@@ -1,4 +1,4 @@
-"""The planted click model: what a synthetic row looks like, and how likely its click is.
+"""The planted click model: the distribution of synthetic rows and of their clicks.
 
 Columns are drawn independently of each other. A row's click then follows
 
@@ -10,8 +10,8 @@ centred and scaled to unit variance on a calibration sample, so the variance of 
 of the squared weights, and the share of each kind of signal is the one written in ``SHARES``.
 
 The functions of categories are hashes of ``(seed, column, value)``, not tables: they need no memory
-whatever the cardinality, exist for values no training day has shown, and let anybody who holds the
-settings score a row that was read back from a file.
+at any cardinality, are defined for values that no training day has, and allow scoring rows read
+back from a file, given the settings.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MLPERF_CARDINALITIES = (
     *(405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000),
     *(590_152, 12_973, 108, 36),
 )
-#: Columns up to this size keep it whatever the scale, and their values are all there from day 0.
+#: Columns of at most this many values are not scaled, and all their values occur from day 0 on.
 SMALL = 200
 
-#: Missing shares per column, rounded from Criteo's Kaggle release. Column 13 + c is categorical c.
+#: Share of missing values per column, rounded from Criteo's Kaggle release.
 MISSING_DENSE = (0.45, 0.0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.765, 0.22)
 MISSING_CATEGORICAL = (
     *(0.0, 0.0, 0.034, 0.034, 0.0, 0.12, 0.0, 0.0, 0.0, 0.0, 0.0, 0.034, 0.0),
@@ -44,28 +44,29 @@ MEDIANS = (1.5, 5.0, 6.0, 4.0, 2800.0, 32.0, 3.0, 7.0, 38.0, 0.8, 1.5, 0.5, 4.0)
 MINIMA = (0, -2, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, 0)
 LARGEST_COUNT = 999_999
 
-#: Codes of missing values, outside of what a column can hold.
+#: Codes of missing values, outside of the columns' ranges.
 MISSING_COUNT = np.int64(-(2**31))
 MISSING_VALUE = np.int64(2**32)
 
-#: The log's calendar. A late value first appears on the day it is born; later days keep it.
+#: The log's calendar. A late value appears on its first day and on all later days.
 CALENDAR_DAYS = 24
-LATE_EVERY = 4  # one rank in so many is late
-FIRST_BIRTHDAY = 19  # of the most frequent late value
+LATE_EVERY = 4  # one rank in four is late
+FIRST_LATE_DAY = 19  # first day of the most frequent late value
 
 #: Rows drawn from one random stream. Part of the format: changing it changes every log.
 BLOCK_ROWS = 8_192
-CALIBRATION_BLOCK = 2**31  # a block no day reaches
+CALIBRATION_BLOCK = 2**31  # beyond the blocks of every day
 CALIBRATION_ROWS = 2_048  # for each day of the calendar
 
 #: Standard deviation of the logit, and how its variance is shared among the kinds of signal.
 SIGNAL = 1.6
 SHARES = {"dense": 0.15, "categorical": 0.55, "interactions": 0.30}
-#: The weight of a categorical column falls with this power of its cardinality: the rarer the
-#: values, the less of their effect can be learnt.
+#: The weight of a categorical column falls with this power of its cardinality, because less of the
+#: effect of rare values can be learnt.
 WEIGHT_DECAY = 0.2
 
-#: Interacting columns. One of each pair has few values: such products are learnt within an epoch.
+#: Interacting columns. One of each pair has few values, so that the product is learnt within an
+#: epoch.
 PAIRS = (
     *(("cat_8", "cat_5"), ("cat_24", "cat_12"), ("cat_15", "cat_18")),
     *(("cat_25", "cat_16"), ("cat_17", "cat_12"), ("cat_3", "cat_5")),
@@ -78,7 +79,7 @@ _FIELDS = DENSE + CATEGORICAL + 1
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticSettings(Settings):
-    """What determines the bytes of a synthetic log. Each field is a flag of ``etl synthesize``.
+    """The settings that determine the bytes of a synthetic log, flags of ``etl synthesize``.
 
     A log of fewer days, or of fewer rows per day, is a prefix of a longer one.
 
@@ -107,7 +108,7 @@ class SyntheticSettings(Settings):
 
     @property
     def cardinalities(self) -> tuple[int, ...]:
-        """Values each categorical column can take."""
+        """The number of values of each categorical column."""
         return tuple(
             size if size <= SMALL else max(SMALL, round(size * self.cardinality_scale))
             for size in MLPERF_CARDINALITIES
@@ -116,7 +117,7 @@ class SyntheticSettings(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of a log, column by column; what a reader of the files gets too.
+    """Rows of a log, column by column, as a reader of the files returns them.
 
     Attributes:
         label: int64 [n], 0 or 1.
@@ -150,7 +151,7 @@ class Term:
 
     @property
     def kind(self) -> str:
-        """Key of ``SHARES``."""
+        """The key in ``SHARES``."""
         if len(self.columns) > 1:
             return "interactions"
         return "dense" if self.columns[0].startswith("int") else "categorical"
@@ -158,14 +159,14 @@ class Term:
 
 @dataclasses.dataclass(frozen=True)
 class ClickModel:
-    """A planted model, ready to draw rows and to score them. Made by :func:`plant`."""
+    """A planted model, which draws rows and scores them. Made by :func:`plant`."""
 
     settings: SyntheticSettings
     terms: tuple[Term, ...]
     bias: float = 0.0
 
     def logits(self, dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
-        """Log odds of a click, float64 [n], of columns held as in :class:`Rows`."""
+        """Return log odds of a click, float64 [n], for columns as in :class:`Rows`."""
         logits = np.full(dense.shape[1], self.bias)
         for term in self.terms:
             product = np.full(len(logits), term.weight)
@@ -176,9 +177,10 @@ class ClickModel:
         return logits
 
     def draw(self, day: int, block: int, rows: int) -> tuple[Rows, np.ndarray]:
-        """Rows ``[block * BLOCK_ROWS, … + rows)`` of a day, and their log odds of a click.
+        """Draw rows ``[block * BLOCK_ROWS, … + rows)`` of a day, with their log odds of a click.
 
-        Pure: depends on the settings (their ``days`` and ``rows_per_day`` aside) and the arguments.
+        The result depends only on the arguments and the settings except ``days`` and
+        ``rows_per_day``.
         """
         uniform, dense, categorical = _draw_columns(self.settings, day, block, rows)
         logits = self.logits(dense, categorical)
@@ -206,7 +208,7 @@ def plant(settings: SyntheticSettings) -> ClickModel:
 
 
 def calibrated(term: Term, functions: list[np.ndarray]) -> Term:
-    """A term with the centres and scales that its functions have on a sample."""
+    """Return a term with the centres and scales of its functions on a sample."""
     return dataclasses.replace(
         term,
         centres=tuple(float(values.mean()) for values in functions),
@@ -215,12 +217,12 @@ def calibrated(term: Term, functions: list[np.ndarray]) -> Term:
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Probabilities of log odds, float64."""
+    """Return the probabilities of log odds, float64."""
     return 1 / (1 + np.exp(-logits))
 
 
 def _weighted_terms(settings: SyntheticSettings) -> list[Term]:
-    """All terms; within each kind the variance goes by relative weights, signs alternate."""
+    """Return all terms; relative weights divide the variance within a kind, signs alternate."""
     categories = enumerate(settings.cardinalities)
     relative = {
         "dense": {(f"int_{j}",): 1.0 for j in range(DENSE)},
@@ -233,7 +235,7 @@ def _weighted_terms(settings: SyntheticSettings) -> list[Term]:
 def weigh(
     relative: dict[str, dict[tuple[str, ...], float]], shares: dict[str, float]
 ) -> list[tuple[str, tuple[str, ...], float]]:
-    """Kind, columns and weight of each term, from relative weights within each kind."""
+    """Return kind, columns and weight of each term, from relative weights within each kind."""
     terms = []
     for kind, share in shares.items():
         weights = relative[kind]
@@ -246,7 +248,7 @@ def weigh(
 
 
 def bias_of(logits: np.ndarray, settings: SyntheticSettings) -> float:
-    """The bias that gives the calibration sample the base rate, by bisection."""
+    """Find the bias that gives the calibration sample the base rate, by bisection."""
     low, high = -30.0, 30.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -260,9 +262,9 @@ def bias_of(logits: np.ndarray, settings: SyntheticSettings) -> float:
 def _draw_columns(
     settings: SyntheticSettings, day: int, block: int, rows: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Uniforms for the label, and the dense and categorical columns of a block."""
+    """Draw uniform numbers for the label, and the dense and categorical columns, of a block."""
     seed = np.random.SeedSequence(settings.seed, spawn_key=(day, block))
-    # Row by row, so that a shorter block is a prefix of a longer one; then column by column.
+    # Drawn row by row, so that a shorter block is a prefix of a longer one.
     uniforms = np.random.Generator(np.random.Philox(seed)).random((rows, _FIELDS))
     uniforms = np.ascontiguousarray(uniforms.T)
     dense = np.empty((DENSE, rows), np.int64)
@@ -275,24 +277,24 @@ def _draw_columns(
         missing, uniform = split_missing(uniforms[1 + DENSE + c], MISSING_CATEGORICAL[c])
         ranks = zipf_ranks(uniform, cardinality)
         if MLPERF_CARDINALITIES[c] > SMALL:
-            ranks = born(ranks, day)
+            ranks = replace_late(ranks, day)
         categorical[c] = values_of(ranks, settings.seed, c)
         categorical[c, missing] = MISSING_VALUE
     return uniforms[0], dense, categorical
 
 
 def split_missing(uniform: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Where a value is missing, and uniforms in [0, 1) for the others, from one draw."""
+    """Return, from one draw, where a value is missing, and uniforms in [0, 1) for the others."""
     if not share:
         return np.zeros(len(uniform), bool), uniform
     return uniform < share, np.maximum(uniform - share, 0) / (1 - share)
 
 
 def draw_counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
-    """Heavy-tailed counts: a log-logistic distribution of shape 4/3, rounded down.
+    """Return heavy-tailed counts: a log-logistic distribution of shape 4/3, rounded down.
 
-    Quantile function ``median * (u / (1 - u)) ** (3 / 4)``; square roots only, because these are
-    rounded correctly everywhere, so that the same seed gives the same bytes on every machine.
+    The quantile function is ``median * (u / (1 - u)) ** (3 / 4)``, computed with square roots only:
+    all machines round them correctly, so that a seed gives the same bytes on every machine.
     """
     root = np.sqrt(uniform / (1 - uniform))
     counts = np.minimum(root * np.sqrt(root) * (median - minimum), LARGEST_COUNT)
@@ -300,7 +302,7 @@ def draw_counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
 
 
 def zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
-    """Ranks [0, cardinality) with probabilities close to ``(rank + 1) ** -1.5``, int64.
+    """Return ranks [0, cardinality) with probabilities close to ``(rank + 1) ** -1.5``, int64.
 
     Inverts the bounded Pareto distribution of that density on [1, cardinality + 1) and rounds down.
     With the exponent 1.5 the inverse is a square: correctly rounded on every machine.
@@ -309,25 +311,25 @@ def zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
     return np.minimum((1 / (y * y)).astype(np.int64) - 1, cardinality - 1)
 
 
-def born(ranks: np.ndarray, day: int) -> np.ndarray:
-    """Replace late values that are not born on ``day`` by their neighbour, who is there from day 0.
+def replace_late(ranks: np.ndarray, day: int) -> np.ndarray:
+    """Replace late values whose first day is after ``day`` by their neighbour in rank.
 
-    Each day from 1 to 23 gives birth to one late value in 23, by rank in turn, so it shows new
-    values that take their share from old ones. The turn starts on day 19: then the most frequent
-    late values still have days of training, and the last day's new ones are about 0.7 % of it.
+    The late values, by rank, first appear on the days from 1 to 23 in turn, beginning with day 19,
+    so that the most frequent late values still have training days, and new values are about 0.7 %
+    of the last day. Their neighbours occur from day 0 on.
     """
     # Floor division by a constant is vectorised in NumPy; its remainder is not.
     generation = ranks // LATE_EVERY
     late = ranks - generation * LATE_EVERY == LATE_EVERY - 1
-    generation += FIRST_BIRTHDAY - 1
-    birthday = 1 + generation - generation // (CALENDAR_DAYS - 1) * (CALENDAR_DAYS - 1)
-    return ranks - (late & (birthday > day))
+    generation += FIRST_LATE_DAY - 1
+    first_day = 1 + generation - generation // (CALENDAR_DAYS - 1) * (CALENDAR_DAYS - 1)
+    return ranks - (late & (first_day > day))
 
 
 def values_of(ranks: np.ndarray, seed: int, column: int | str) -> np.ndarray:
-    """Ranks as they stand in the file: a bijection of 32 bits that looks like a hash, int64.
+    """Return the values of ranks: a bijection of 32 bits that looks like a hash, int64.
 
-    MurmurHash3's finaliser (Appleby, 2011) behind an exclusive or with a key.
+    It is MurmurHash3's finaliser (Appleby, 2011) after an exclusive or with a key.
     """
     x = ranks.astype(np.uint32) ^ np.uint32(key_of(seed, "value", column) >> 32)
     x ^= x >> np.uint32(16)
@@ -341,7 +343,7 @@ def values_of(ranks: np.ndarray, seed: int, column: int | str) -> np.ndarray:
 def _function(
     seed: int, term: Term, column: str, dense: np.ndarray, categorical: np.ndarray
 ) -> np.ndarray:
-    """The raw function of one column in one term: before centring and scaling."""
+    """Evaluate the function of one column in one term, before centring and scaling."""
     index = int(column[4:])
     if column.startswith("cat"):
         return hashed_effect(categorical[index], key_of(seed, *term.columns, column))
@@ -349,19 +351,19 @@ def _function(
 
 
 def soft_step(counts: np.ndarray, median: float) -> np.ndarray:
-    """A bounded, smooth step of the log count, around the column's median.
+    """Return a bounded, smooth step of the log count, around the column's median.
 
-    Missing counts as 0 and nothing lies below -2, as in the ETL's default transform, so that what
-    determines the click is in what a model is shown.
+    Missing values are 0 and nothing lies below -2, as after the ETL's default transform, so that a
+    model sees all that determines the click.
     """
     t = np.log(np.where(counts == MISSING_COUNT, 0, counts) + 3.0) - math.log(median + 3)
     return t / (1 + np.abs(t))
 
 
 def hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
-    """A uniform number in [-0.5, 0.5) for each value.
+    """Return a uniform number in [-0.5, 0.5) for each value.
 
-    The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+    It is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
     Generators, 2014).
     """
     x = values.view(np.uint64) + np.uint64(key)
@@ -375,7 +377,7 @@ def hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
 
 @functools.cache
 def key_of(seed: int, *names: str | int) -> int:
-    """64 bits that differ for every seed and name."""
+    """Return 64 bits that depend on the seed and the names."""
     text = "/".join(map(str, names)).encode()
     words = np.random.SeedSequence([seed, *text]).generate_state(1, np.uint64)
     return int(words[0])

@@ -1,8 +1,8 @@
-"""Rows as Criteo-format text: label, counts, hexadecimal categories; tabs; empty = missing.
+"""Format rows as text in Criteo's format: tab-separated, an empty field is a missing value.
 
-Every field gets a slot of whole 4-byte words, filled by table look-ups for many rows at once;
-unused bytes are NUL and squeezed out at the end. That is several times faster than formatting
-numbers one by one, and needs no compiler.
+Every field has whole 4-byte words, filled from tables for many rows at once; unused bytes are NUL
+and removed at the end. This is several times faster than formatting numbers one by one, without a
+compiler.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from clicklog.synthetic.model import CATEGORICAL, DENSE, MISSING_COUNT, Rows
 
 _DENSE_WORDS = 2  # tab, sign and two digits; four digits
 _CATEGORICAL_WORDS = 3  # tab; four digits; four digits
-_PADDED, _EMPTY = 10_000, 20_000  # where these begin among the decimal words
+_PADDED, _EMPTY = 10_000, 20_000  # where they begin in the decimal words
 
 
 def format_rows(rows: Rows) -> bytes:
-    """The rows as text, one line each. Counts must lie in [-99_999, 999_999]."""
+    """Format the rows, one line each. Counts must lie in [-99_999, 999_999]."""
     tables = _tables()
     words = np.empty((len(rows), len(tables.template)), np.uint32)
     words[:] = tables.template
@@ -38,7 +38,7 @@ def format_rows(rows: Rows) -> bytes:
         words[:, word + 1] = tables.decimal[low]
         word += _DENSE_WORDS
     for values in rows.categorical:
-        # The code of a missing value is 2**32: both halves then point behind the hex digits.
+        # For a missing value, whose code is 2**32, both halves are indices of the empty word.
         high = values >> 16
         low = (values & 0xFFFF) | (high & 0x10000)
         words[:, word + 1] = tables.hexadecimal[high]
@@ -53,9 +53,9 @@ class _Tables(NamedTuple):
     Attributes:
         decimal: 0 … 9999, then the same padded with zeros, then the empty word.
         hexadecimal: 0000 … ffff, then the empty word.
-        tab_sign_high: what precedes the last four digits of a count, by its ten thousands, then the
-            same of negative counts.
-        template: a row with the words that are the same in all: tabs and the newline.
+        tab_sign_high: the tab, sign and digits before the last four digits of a count, by its ten
+            thousands; then the same for negative counts.
+        template: a row with the words that all rows share: tabs and the newline.
     """
 
     decimal: np.ndarray

@@ -1,4 +1,4 @@
-"""Synthetic rows of any spec as tsv, csv or parquet."""
+"""Write synthetic rows of any spec as tsv, csv or parquet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 @contextlib.contextmanager
 def open_writer(path: Path, spec: FeatureSpec) -> Iterator[Callable[[SpecRows], object]]:
-    """Open a file for a day; yields the function that appends rows to it."""
+    """Open a file for a day; yields a function that appends rows to it."""
     if spec.input.format == "parquet":
         with _ParquetFile(path, spec) as file:
             yield file.write
@@ -39,7 +39,7 @@ def open_writer(path: Path, spec: FeatureSpec) -> Iterator[Callable[[SpecRows], 
 
 
 class _ParquetFile:
-    """Collects blocks into row groups."""
+    """A parquet file that collects blocks into row groups."""
 
     def __init__(self, path: Path, spec: FeatureSpec) -> None:
         self._spec = spec
@@ -72,7 +72,7 @@ class _ParquetFile:
 
 
 def format_spec_rows(rows: SpecRows, spec: FeatureSpec) -> bytes:
-    """The rows as text, one line each; empty = missing."""
+    """Format the rows as text, one line each; an empty field is a missing value."""
     columns = [to_arrow(rows.label).cast(pa.string())]
     columns += [
         _dense_text(numbers, column) for numbers, column in zip(rows.dense, spec.dense, strict=True)
@@ -91,13 +91,13 @@ def format_spec_rows(rows: SpecRows, spec: FeatureSpec) -> bytes:
 
 
 def _scalar(text: str) -> pa.StringScalar:
-    """``pa.scalar(text)``, which would import pandas."""
+    """Make a scalar of a string; ``pa.scalar`` imports pandas."""
     data = np.frombuffer(text.encode(), np.uint8)
     return string_array(np.array([0, len(data)], np.int32), data)[0]
 
 
 def prefix_of(column: CategoricalColumn) -> str:
-    """What the strings of a vocabulary begin with; 8 hexadecimal digits follow."""
+    """Return what the strings of a vocabulary begin with; 8 hexadecimal digits follow."""
     return re.sub("[^0-9A-Za-z]", "", column.vocabulary_name)
 
 
@@ -132,7 +132,7 @@ def _texts(codes: np.ndarray, column: CategoricalColumn) -> pa.Array:
 
 
 def _hex(codes: np.ndarray) -> pa.StringArray:
-    """The lowest 32 bits as 8 hexadecimal digits."""
+    """Format the lowest 32 bits as 8 hexadecimal digits."""
     shifts = np.arange(28, -1, -4)
     digits = _HEX[(codes[:, None] >> shifts) & 15]
     return string_array(np.arange(len(codes) + 1, dtype=np.int32) * np.int32(8), digits.reshape(-1))
@@ -148,15 +148,15 @@ def _typed_columns(rows: SpecRows, spec: FeatureSpec) -> dict[str, pa.Array]:
             values = to_arrow(
                 np.where(numbers == MISSING_COUNT, 0, numbers).astype(RAW_TYPES[column.raw].dtype)
             )
-        columns[column.name] = _nulled(values, missing)
+        columns[column.name] = _with_nulls(values, missing)
     for values, column in zip(rows.categorical, spec.categorical, strict=True):
         if isinstance(values, ItemLists):
             missing = mask_to_arrow(np.diff(values.offsets) == 0)
             lists = pa.ListArray.from_arrays(_offsets(values), _typed(values.codes, column))
-            columns[column.name] = _nulled(lists, missing)
+            columns[column.name] = _with_nulls(lists, missing)
         else:
             missing = mask_to_arrow(values == MISSING_VALUE)
-            columns[column.name] = _nulled(_typed(values, column), missing)
+            columns[column.name] = _with_nulls(_typed(values, column), missing)
     return columns
 
 
@@ -166,7 +166,7 @@ def _typed(codes: np.ndarray, column: CategoricalColumn) -> pa.Array:
     return to_arrow(codes.astype(RAW_TYPES[column.raw].dtype))
 
 
-def _nulled(values: pa.Array, missing: pa.BooleanArray) -> pa.Array:
+def _with_nulls(values: pa.Array, missing: pa.BooleanArray) -> pa.Array:
     return pc.if_else(missing, pa.nulls(1, values.type)[0], values)
 
 

@@ -1,1 +1,1 @@
-"""Delimited text: fields, their values, and checks of every field."""
+"""Parsers of delimited text, which check every field."""

@@ -1,4 +1,4 @@
-"""Converted columns → rows: bad ones out, and described."""
+"""Make rows of converted columns, and describe the bad rows."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def assemble(
     label: bool,
     reject: bool,
 ) -> RawRows:
-    """Make rows of their columns.
+    """Make rows of columns; bad rows are left out and described.
 
     Args:
         spec: the columns.
-        columns: one by one in spec order; the label first, if there is one.
-        wrong: rows that are wrong as a whole, and what is wrong.
-        text: the raw text of a row.
-        rows: how many there are, bad ones included.
+        columns: the columns in spec order; the label first, if there is one.
+        wrong: error messages of rows that are malformed as a whole, by row.
+        text: returns the raw text of a row.
+        rows: number of rows, bad ones included.
         label: whether there is a label.
         reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
     """
@@ -50,7 +50,7 @@ def assemble(
     missing = np.zeros((2, rows), np.uint64)
     for position, (name, column) in enumerate(zip(names, columns, strict=True)):
         for row in np.flatnonzero(column.code).tolist():
-            if row not in errors:  # the first wrong field of a row stands for it
+            if row not in errors:  # the first wrong field of a row is described
                 what = describe_field_error(name, column.show(row), int(column.code[row]))
                 errors[row] = name, what
         j = position - label
@@ -68,8 +68,8 @@ def assemble(
         good = np.ones(rows, bool)
         good[list(errors)] = False
         labels = None if labels is None else labels[good]
-        # not by [:, good], which would leave rows that are not contiguous, slower to read and a
-        # type of its own, to be compiled for
+        # [:, good] would give arrays that are not contiguous: slower to read, and another type,
+        # for which kernels would be compiled again
         dense, missing = (np.compress(good, two, axis=1) for two in (dense, missing))
         line = line[good]
         categorical = [_take(values, good) for values in categorical]

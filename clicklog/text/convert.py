@@ -1,7 +1,7 @@
-"""Fields of text → values of a raw type, checking each.
+"""Convert fields of text to values of a raw type, checking each.
 
-A field is a stretch of bytes; an empty one is missing. The loops are compiled by numba without the
-interpreter lock; what is rare (numbers beyond float64, bytes that are no UTF-8) is left to Python.
+A field is a range of bytes; an empty field is a missing value. Numba compiles the loops, which run
+without the interpreter lock. Rare cases (numbers beyond float64, invalid UTF-8) are left to Python.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Converted:
     Attributes:
         values: see :class:`clicklog.rows.RawRows`; 0, "" or an empty list where missing or wrong.
         missing: bool [n].
-        code: uint8 [n], 0 or what is wrong.
-        show: the offending value of a row with a code, as Python writes it.
+        code: uint8 [n], 0 or the code of an error, see :mod:`clicklog.text.field_errors`.
+        show: returns the wrong value of a row with a code, as Python writes it.
     """
 
     values: CategoryValues
@@ -66,7 +66,7 @@ class Fields:
         return len(self.begin)
 
     def show(self, row: int) -> str:
-        """One field as Python writes a string."""
+        """Return the field of a row as Python writes a string."""
         return quote_field(self.data[self.begin[row] : self.end[row]].tobytes())
 
 
@@ -102,10 +102,10 @@ def convert_lists(fields: Fields, raw: str, separator: str) -> Converted:
 
 
 def of_items(offsets: np.ndarray, items: Converted) -> Converted:
-    """Lists from their converted items; a row has the code of its first wrong item."""
+    """Make lists of converted items; a row has the code of its first wrong item."""
     lengths = np.diff(offsets)
     code = np.zeros(len(lengths), np.uint8)
-    wrong = np.flatnonzero(items.code)[::-1]  # so that the first one of a row is written last
+    wrong = np.flatnonzero(items.code)[::-1]  # reversed: the first item of a row is written last
     rows = np.searchsorted(offsets, wrong, side="right") - 1
     code[rows] = items.code[wrong]
     item_of = dict(zip(rows.tolist(), wrong.tolist(), strict=True))
@@ -132,7 +132,7 @@ def _strings(fields: Fields, code: np.ndarray) -> pa.StringArray:
 
 
 def _floats(fields: Fields, missing: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """float64, rounded correctly."""
+    """Parse fields as float64, correctly rounded."""
     _check_floats(fields.data, fields.begin, fields.end, code)
     present = ~missing & (code == 0)
     texts = string_array(*_gather(fields.data, fields.begin[present], fields.end[present]))
@@ -148,7 +148,7 @@ def _floats(fields: Fields, missing: np.ndarray, code: np.ndarray) -> np.ndarray
 
 @compiled()
 def _gather(data, begin, end):
-    """The fields one after the other: int32 offsets [n + 1] and bytes."""
+    """Copy the fields one after the other: int32 offsets [n + 1] and bytes."""
     offsets = np.zeros(len(begin) + 1, np.int32)
     for i in range(len(begin)):
         offsets[i + 1] = offsets[i] + (end[i] - begin[i])
@@ -175,7 +175,7 @@ def _parse_ints(data, begin, end, low, high, too_big, values, code):
         digits = at
         while at < stop and np.uint8(data[at] - 48) < 10:
             value = value * 10 + np.int64(data[at] - 48)
-            big |= value >= 2**59  # remembered: further digits would wrap around
+            big |= value >= 2**59  # kept, because further digits would wrap around
             value &= 2**59 - 1
             at += 1
         if at < stop or at == digits:
@@ -224,7 +224,7 @@ def _digits(data, at, stop):
 
 @compiled()
 def _check_floats(data, begin, end, code):
-    """Whether fields read as ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?`` with digits D."""
+    """Set a code for fields other than ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``, where D is a digit."""
     for i in range(len(begin)):
         at, stop = begin[i], end[i]
         if at == stop:
@@ -252,7 +252,7 @@ def _check_floats(data, begin, end, code):
 
 @compiled()
 def _count_items(data, begin, end, separator):
-    """Offsets int64 [n + 1] of the items: one more than separators, none in an empty field."""
+    """Return offsets int64 [n + 1] of the items: separators + 1 in a field, 0 in an empty one."""
     offsets = np.zeros(len(begin) + 1, np.int64)
     for i in range(len(begin)):
         items = 0 if begin[i] == end[i] else 1

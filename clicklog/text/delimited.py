@@ -1,4 +1,4 @@
-"""Delimited text of any feature spec → rows; for Criteo's own form see the tokenizer."""
+"""Parse delimited text of any feature spec; :mod:`.tokenizer` is faster for Criteo's format."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def parse_delimited(
 
     Args:
         data: lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
-        spec: the columns; their raw types say what may stand in a field. An empty field is missing
-            (a label may not be), an empty value in a list an error.
-        layout: which fields they are.
+        spec: the columns; their raw types say what a field may hold. An empty field is a missing
+            value, which a label may not be; an empty value in a list is an error.
+        layout: which columns the fields of a line are.
         reject: describe every bad row, not only the first ones.
 
     Raises:
@@ -43,7 +43,9 @@ def parse_delimited(
         whole = bytes(view[lines.line_begin[line] : lines.line_begin[line + 1]])
         return whole.removesuffix(b"\n").removesuffix(b"\r")
 
-    wrong = {line: _whole_line(lines, line, layout) for line in np.flatnonzero(lines.code).tolist()}
+    wrong = {
+        line: _describe_line(lines, line, layout) for line in np.flatnonzero(lines.code).tolist()
+    }
     return assemble(
         spec,
         (_convert(lines, index, spec, layout) for index in range(len(lines.begin))),
@@ -55,7 +57,7 @@ def parse_delimited(
     )
 
 
-def _whole_line(lines: Lines, line: int, layout: LineLayout) -> str:
+def _describe_line(lines: Lines, line: int, layout: LineLayout) -> str:
     code, where = int(lines.code[line]), int(lines.where[line])
     if code == FIELD_COUNT:
         return f"{where} fields instead of {len(layout.slots)}"
@@ -64,7 +66,7 @@ def _whole_line(lines: Lines, line: int, layout: LineLayout) -> str:
 
 def _convert(lines: Lines, index: int, spec: FeatureSpec, layout: LineLayout) -> Converted:
     begin, end = lines.begin[index], lines.end[index]
-    if len(lines.code) and lines.code.any():  # of a bad line no field is looked at
+    if len(lines.code) and lines.code.any():  # the fields of a bad line are not checked
         end = np.where(lines.code == 0, end, begin)
     fields = Fields(lines.data, begin, end)
     index -= layout.label

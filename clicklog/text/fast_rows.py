@@ -1,13 +1,13 @@
-"""The common row of a Criteo-like log, parsed eight bytes at a time.
+"""Parse the usual row of a log in Criteo's format, eight bytes at a time.
 
 Nearly all rows have integers of up to eight digits and categories of exactly eight hexadecimal
-digits, or nothing. :func:`parse_row` takes such a row without a branch that depends on a digit, and
-gives up on any other, which the tokenizer then reads byte by byte. It works on addresses, because
-numba's arrays cost a check for negative indices at every byte.
+digits, or empty fields. :func:`parse_row` parses such a row without branches that depend on digits;
+it gives up on any other row, which the tokenizer then parses byte by byte. It works on addresses,
+because indexing a Numba array checks for a negative index at every byte.
 
-The arithmetic on eight bytes in one 64-bit word (little-endian: the first byte is the lowest) is
-the known one of "SIMD within a register"; every multiplication merges neighbours into one number
-of twice as many digits.
+Eight bytes in a 64-bit word (little-endian: the first byte is the lowest) are processed together
+("SIMD within a register"): every multiplication merges neighbouring numbers into one of twice as
+many digits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FOURS = np.uint64(0x0000FFFF0000FFFF)
 
 @compiled()
 def count_newlines(buffer):
-    """How many bytes of a uint8 array are newlines; NumPy would write an array of them first."""
+    """Count the newlines in a uint8 array, without the array of booleans that NumPy would make."""
     lines = 0
     for i in range(len(buffer)):
         lines += buffer[i] == _NEWLINE
@@ -37,7 +37,7 @@ def count_newlines(buffer):
 
 
 def longest_row(dense_count: int, categorical_count: int) -> int:
-    """Bytes that :func:`parse_row` may read: from these on a row must lie within the buffer.
+    """Return how many bytes of the buffer, from the begin of a row, :func:`parse_row` may read.
 
     A label and its tab, a sign, eight digits and a tab, eight digits and a separator; at the end
     ``\\r\\n``, and the rest of the last word.
@@ -47,7 +47,7 @@ def longest_row(dense_count: int, categorical_count: int) -> int:
 
 @intrinsic
 def _load_word(typing, address):
-    """The eight bytes at an address, which need not be aligned."""
+    """Load the eight bytes at an address, which need not be aligned."""
 
     def generate(context, builder, signature, arguments):
         word = builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
@@ -89,17 +89,17 @@ def _trailing_zeros(typing, word):
 
 @compiled()
 def _digit_bits(word):
-    """8 × how many of the bytes are decimal digits before the first that is none."""
+    """Return 8 × the number of decimal digits at the beginning of the word."""
     other = word ^ np.uint64(0x3030303030303030)
-    # bit 7 of each byte above 9; a carry reaches a byte only from one that is above 9 itself
+    # bit 7 of each byte above 9; a byte receives a carry only from a byte that is above 9 itself
     above = ((other + np.uint64(0x7676767676767676)) | other) & np.uint64(0x8080808080808080)
     return _trailing_zeros(above) & np.uint64(0x78)
 
 
 @compiled()
 def _decimal(word, bits):
-    """The number that the first ``bits`` / 8 bytes write; 0 for none."""
-    if bits < np.uint64(64):  # digits to the end of the word, zeros before them
+    """Return the number in the first ``bits`` / 8 digits; 0 without digits."""
+    if bits < np.uint64(64):  # move the digits to the end of the word, with zeros before them
         word = (word << np.uint64(8)) << (np.uint64(56) - bits)
     word &= _LOW_DIGITS
     word = (word * np.uint64(10 << 8 | 1)) >> np.uint64(8)
@@ -109,7 +109,7 @@ def _decimal(word, bits):
 
 @compiled()
 def _not_hexadecimal(word):
-    """0 if each byte is a hexadecimal digit."""
+    """Return 0 if each byte is a hexadecimal digit."""
     low = word & _LOW_DIGITS
     high = (word >> np.uint64(4)) & _LOW_DIGITS
     letter = (high >> np.uint64(2)) & _EACH
@@ -122,7 +122,7 @@ def _not_hexadecimal(word):
 
 @compiled()
 def _hexadecimal(word):
-    """The number that eight hexadecimal digits write."""
+    """Return the number in eight hexadecimal digits."""
     letter = (word >> np.uint64(6)) & _EACH
     word = (word & _LOW_DIGITS) + np.uint64(9) * letter
     word = ((word << np.uint64(4)) | (word >> np.uint64(8))) & _PAIRS
@@ -132,21 +132,21 @@ def _hexadecimal(word):
 
 @compiled()
 def parse_row(at, has_label, dense, dense_step, dense_count, ids, ids_step, ids_count):
-    """Parse the row at an address, if it is a common one.
+    """Parse the row at an address, if it is a usual one.
 
     Args:
         at: address of the row's first byte; :func:`longest_row` bytes from there can be read.
         has_label: whether it begins with the label.
         dense: address of the row's first dense value, int32.
         dense_step: bytes from one dense column to the next.
-        dense_count: how many there are.
+        dense_count: number of dense columns.
         ids: address of the row's first categorical value, uint32.
         ids_step: bytes from one categorical column to the next.
-        ids_count: how many there are, at least 1.
+        ids_count: number of categorical columns, at least 1.
 
     Returns:
         Address of the next row, the label, and bits of the missing values, dense and categorical;
-        all uint64. The address is 0 if this is no common row: then what was written is void.
+        all uint64. The address is 0 if this is not a usual row; then what was written is invalid.
     """
     none = np.uint64(0)
     one = np.uint64(1)

@@ -1,7 +1,7 @@
-"""Lines of delimited text → where their fields begin and end.
+"""Find where the fields of delimited text begin and end.
 
-Compiled by numba without the interpreter lock. Every line break ends a row: a quoted field cannot
-hold one, so that rows can be counted, cut and named without reading the file from its beginning.
+The loops are compiled and run without the interpreter lock. Every line break ends a row: a quoted
+field cannot contain one, so that rows can be counted, cut and numbered from any line on.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class Lines:
         data: uint8; the bytes of the fields, without quotes.
         begin: int32 [columns, n], where each field begins in ``data``.
         end: int32 [columns, n], where it ends.
-        code: uint8 [n], 0 or what is wrong with the line as a whole.
-        where: int32 [n], of a wrong line: the position of the field, or how many fields it has.
-        line_begin: int32 [n + 1], where each line begins in the text; then its size.
+        code: uint8 [n], 0 or the code of an error of the line as a whole.
+        where: int32 [n], of a line with an error: the position of the field, or for FIELD_COUNT the
+            number of fields.
+        line_begin: int32 [n + 1], where each line begins in the text; last the size of the text.
     """
 
     data: np.ndarray
@@ -50,16 +51,16 @@ def split_lines(
 
     Args:
         text: the lines.
-        slots: int32 [fields of a line]: the column each field is, or -1 for none.
-        delimiter: between fields, one ASCII character.
-        quoted: fields may be quoted with ``"``, and quotes in them doubled.
+        slots: int32 [fields of a line], the column of each field, or -1 for none.
+        delimiter: the ASCII character between fields.
+        quoted: whether fields may be quoted with ``"``, with doubled quotes inside.
 
     Raises:
         SettingsError: the text is too large.
     """
     if len(text) > MAX_BLOCK_BYTES:
         raise SettingsError(
-            f"a block of {len(text):,} bytes", "blocks are below 2 GiB: use a smaller --block_mb"
+            f"a block of {len(text):,} bytes", "use a smaller --block_mb: blocks are below 2 GiB"
         )
     buffer = np.frombuffer(text, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
@@ -67,7 +68,7 @@ def split_lines(
     line_ends = np.flatnonzero(buffer == _NEWLINE).astype(np.int32)
     count, columns = len(line_ends), int(slots.max()) + 1
     quoted = quoted and bool((buffer == _QUOTE).any())
-    kept = buffer.copy() if quoted else np.empty(0, np.uint8)  # without quotes, where there are any
+    kept = buffer.copy() if quoted else np.empty(0, np.uint8)  # becomes the text without quotes
     buffer.flags.writeable = False  # one type of array, so that loops are compiled once
     begin = np.zeros((columns, count), np.int32)
     end = np.zeros((columns, count), np.int32)
@@ -117,9 +118,9 @@ def _split(buffer, line_ends, slots, delimiter, kept, begin, end, code, where):
 
 @compiled()
 def _unquote(buffer, kept, at, stop, delimiter):
-    """Take the quotes out of the field at ``at``: (its begin, its end, behind it, what's wrong)."""
+    """Remove the quotes of the field at ``at``: (its begin, its end, the byte after it, code)."""
     first = at + 1
-    last = first  # of what has been kept
+    last = first  # end of the bytes kept so far
     at = first
     while at < stop:
         if buffer[at] == _QUOTE:

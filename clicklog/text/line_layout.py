@@ -1,4 +1,4 @@
-"""Where the columns of a spec stand in the lines of a text file."""
+"""The positions of a spec's columns in the lines of a text file."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import difflib
 from clicklog.errors import BadInputError, BadRowError
 from clicklog.spec.feature_spec import FeatureSpec
 
-#: Lines by whose fields the presence of a label is told: one broken line must not decide.
+#: How many lines decide whether there is a label, so that one malformed line does not.
 _LABEL_LINES = 100
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclasses.dataclass(frozen=True)
 class LineLayout:
-    """Where the columns of a spec stand in the lines of a file.
+    """The positions of a spec's columns in the lines of a file.
 
     Attributes:
         slots: for each field of a line, the index of its column among those read (in spec order,
             the label first if there is one), or -1.
         label: whether the rows have a label.
-        begin: byte of the file at which the first row begins: 0, or behind the header.
+        begin: byte of the file at which the first row begins: 0, or after the header.
     """
 
     slots: tuple[int, ...]
@@ -30,28 +30,28 @@ class LineLayout:
     begin: int = 0
 
     def without_label(self) -> LineLayout:
-        """The same, but for the label, which is ignored where it is there."""
+        """Return the layout without the label, whose field is then ignored."""
         if not self.label:
             return self
         return LineLayout(tuple(max(slot - 1, -1) for slot in self.slots), False, self.begin)
 
 
 def plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
-    """Of a file without a header: the columns in spec order."""
+    """Return the layout of a file without a header: the columns in spec order."""
     return LineLayout(tuple(range(len(spec.columns) - (not label))), label)
 
 
 def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
-    """What the first lines of a file say; further columns of a file with a header are ignored.
+    """Return the layout that a file's first lines show; a header may name further columns.
 
     Args:
-        head: the file's first lines, the last one perhaps cut.
+        head: the file's first lines; the last one may be cut.
         source: names the file in errors.
         spec: the columns.
 
     Raises:
         BadInputError: the header lacks a column, or has it twice.
-        BadRowError: without a header: no line has as many fields as the spec, or one less.
+        BadRowError: there is no header, and no line has as many fields as the spec, or one less.
     """
     if not spec.input.header:
         return plain_layout(spec, label=_begins_with_label(head, source, spec))
@@ -72,11 +72,11 @@ def _where_else(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"is it {close[0]!r} there? " if close else ""
     listed = ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
-    return f"{hint}it has {len(names)} columns: {listed}; the spec must name them so"
+    return f"{hint}it has {len(names)} columns: {listed}; name them in the spec as in the header"
 
 
 def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
-    """The fields of one line, with or without its line end."""
+    """Split one line, with or without its line end, into fields."""
     text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "replace")
     if spec.input.format == "csv":
         try:

@@ -1,6 +1,6 @@
-"""From the bytes of a Criteo-like log to typed columns, checking every field.
+"""Parse the bytes of a log in Criteo's format to typed columns, checking every field.
 
-One pass, compiled by numba without the interpreter lock: threads of one process parse in parallel.
+One compiled pass without the interpreter lock, so that threads parse in parallel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clicklog.text.field_errors import (
 )
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
-#: Where a number stops to grow, however many digits follow.
+#: Numbers stop growing here, however many digits follow.
 _BEYOND_INT32 = np.int64(2**40)
 
 
@@ -55,7 +55,7 @@ def parse_criteo(
     columns = (labels, dense, categorical, missing, line)
     longest = longest_row(dense_count, categorical_count)
     rows, bad_count = _parse(buffer, label, longest, *columns, bad)
-    if reject and bad_count > len(bad):  # so rare that parsing twice is the cheaper way
+    if reject and bad_count > len(bad):  # rare enough to parse twice
         bad = np.zeros((bad_count, 7), np.int64)
         _parse(buffer, label, longest, *columns, bad)
     names = spec.columns if label else spec.columns[1:]
@@ -94,13 +94,11 @@ def _describe(
 
 @compiled()
 def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_line, bad):
-    """Fill the columns; (rows, bad rows). ``buffer`` ends with a newline.
+    """Fill the columns; return the numbers of rows and bad rows. ``buffer`` ends with a newline.
 
-    Common rows are parsed by :func:`clicklog.text.fast_rows.parse_row`, which may read ``longest``
-    bytes; all others, and those near the end, byte by byte.
-
-    The common forms of a field are parsed in line; calls are for the rest, because each costs as
-    much as a field (numba counts references to the buffer).
+    :func:`clicklog.text.fast_rows.parse_row` parses the usual rows and may read ``longest`` bytes;
+    all others, and those near the end, are parsed byte by byte. Here the usual forms of a field are
+    parsed inline: a call costs as much as a field, because Numba counts references to the buffer.
     """
     dense_begin = 1 if has_label else 0
     categorical_begin = dense_begin + dense.shape[0]
@@ -198,7 +196,7 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
             at = field if code else at + 1
         missing[1, row] = mask
         if code == 0:
-            # the last field may have ended with \r\n: `at` is past its first byte
+            # after a last field that ends with \r\n, `at` is at the \n
             if buffer[at - 1] == _RETURN:
                 at += 1
             row_line[row] = line
@@ -212,7 +210,7 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
 
 @compiled()
 def _next_field(buffer, at, last, otherwise):
-    """0 if the field ends at ``at`` as it should; else an error code."""
+    """Return 0 if the field ends at ``at``; else an error code."""
     byte = buffer[at]
     if byte == _NEWLINE or (byte == _RETURN and buffer[at + 1] == _NEWLINE):
         return 0 if last else FIELD_COUNT
@@ -223,7 +221,7 @@ def _next_field(buffer, at, last, otherwise):
 
 @compiled()
 def _is_integer(buffer, at):
-    """Whether digits go on to the end of the field."""
+    """Whether the rest of the field is digits."""
     while 48 <= buffer[at] <= 57:
         at += 1
     return buffer[at] in (_TAB, _NEWLINE, _RETURN)
@@ -231,7 +229,7 @@ def _is_integer(buffer, at):
 
 @compiled()
 def _note_bad_row(buffer, begin, line, code, column, columns, bad, bad_count):
-    """Describe a bad row, if there is room; where the next line begins."""
+    """Record a bad row, if there is room; return where the next line begins."""
     end = begin
     fields = 1
     field_begin = begin

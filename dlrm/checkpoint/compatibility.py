@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clicklog.errors import SchemaError, SettingsError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 from dlrm.checkpoint.store import read_model_file
 from dlrm.config import ModelConfig
@@ -61,7 +62,7 @@ def data_origin(settings: TrainSettings) -> dict[str, str | None]:
     """
     if settings.dataset_type != "parquet":
         return dict.fromkeys(_ORIGIN)
-    workflow = Path(settings.binary_path).absolute().parent.parent / "workflow" / "metadata.json"
+    workflow = EtlOutput.of_splits(settings.binary_path).workflow / "metadata.json"
     value = read_json(workflow, "a saved workflow") if workflow.is_file() else None
     digest = value.get("digest") if isinstance(value, dict) else None
     footers = settings.split_path("train") / "_metadata"

@@ -8,21 +8,18 @@ A checkpoint is a directory::
     .metadata       the same for torch.distributed.checkpoint itself, a pickle; not read here
     __R_N.distcp    what rank R wrote: weights, optimizer state, random number generators
 
-It is written beside its final name, fsynced and renamed. Only tensors are stored, and reading them
-runs no code, whoever wrote the checkpoint (:mod:`dlrm.checkpoint.tensors`). :func:`load_model`
+It is written beside its final name, fsynced and renamed. Only tensors are stored, and reading a
+checkpoint of any origin runs no code in it (:mod:`dlrm.checkpoint.tensors`). :func:`load_model`
 reads the weights of any world size and sharding plan into one process;
-:mod:`dlrm.checkpoint.resume` reads all of it back into a training run. Both compare
-the digests first, so that a byte that changed on disk is never trained on or served: that reads
-each file once more, at 0.5 to 1 GB/s a rank. Values that are not finite are neither written nor
-loaded.
+:mod:`dlrm.checkpoint.resume` reads all of it back into a training run. Both compare the digests
+first, so that a byte that changed on disk is never trained on or served: that reads each file once
+more, at 0.5 to 1 GB/s a rank. Values that are not finite are neither written nor loaded.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.metadata
-import json
 import os
 import shutil
 from pathlib import Path
@@ -34,10 +31,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError, SettingsError
-from clicklog.files.atomic import TEMPORARY, fsync_directory, read_json, write_json
-from clicklog.files.validation import parse
+from clicklog.files.artifact import FileEntry, Format, check_sizes
+from clicklog.files.atomic import TEMPORARY, fsync_directory
 from clicklog.finite import not_finite
-from clicklog.interrupts import is_memory
+from clicklog.interrupts import is_out_of_memory
 from dlrm.checkpoint.tensors import (
     PICKLE_FILE,
     TENSORS_FILE,
@@ -52,8 +49,15 @@ from dlrm.launch.distributed import Group, gathered
 from dlrm.model import Scorer, build_dlrm
 
 MODEL_FILE = "model.json"
-FORMAT = "nvt-torchrec DLRM checkpoint"
-VERSION = 2
+FORMAT = Format(
+    "nvt-torchrec DLRM checkpoint",
+    2,
+    "a checkpoint of train_torchrec.py",
+    version_key="version",
+    digest_key="blake2b",
+    foreign=SchemaError,
+)
+_AGAIN = "the checkpoint is damaged or incomplete: copy it again"
 
 #: Where the DLRM lies in what :func:`save_checkpoint` writes: TrainModel calls it ``dlrm``.
 _PREFIX = "model.dlrm."
@@ -73,7 +77,9 @@ def check_destination(path: Path | str) -> None:
             f"{path} holds a checkpoint already", "choose another directory, or move that one away"
         )
     if not path.is_dir() or any(path.iterdir()):
-        raise OutputError(f"{path} exists and is no empty directory", "choose another directory")
+        raise OutputError(
+            f"{path} exists and is not an empty directory", "choose another directory"
+        )
 
 
 def save_checkpoint(
@@ -87,8 +93,8 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint to ``path`` (collective; all ranks see the same file system).
 
-    Nothing is written where a value is not finite: a run that has diverged does not take the place
-    of checkpoints from which it could go on.
+    A state with values that are not finite is not written: checkpoints of a run that has diverged
+    must not replace those from which it could be resumed.
 
     Args:
         path: directory; missing or empty.
@@ -96,10 +102,10 @@ def save_checkpoint(
         config: the model's shape.
         record: JSON-ready facts about the training, kept in ``model.json``.
         group: this rank; its ``cpu`` group is used.
-        loss: what this rank summed up since the last report; must be finite as well.
+        loss: the sum of this rank's losses since the last report; must be finite as well.
 
     Raises:
-        OutputError: something is there already, or it cannot be written.
+        OutputError: ``path`` holds something already, or cannot be written.
         SettingsError: a weight, a moment or the loss is not finite (on all ranks).
     """
     path = Path(path).absolute()
@@ -116,10 +122,10 @@ def save_checkpoint(
             storage_writer=dcp.FileSystemWriter(temporary, sync_files=True),
             process_group=group.cpu,
         )
-        files = _gather(_digests(temporary, f"__{group.rank}_*.distcp"), group)
+        files = _gather(_entries(temporary, f"__{group.rank}_*.distcp"), group)
         if group.rank == 0:
             write_tensors(temporary)
-            files |= _digests(temporary, PICKLE_FILE) | _digests(temporary, TENSORS_FILE)
+            files |= _entries(temporary, PICKLE_FILE) | _entries(temporary, TENSORS_FILE)
             _finish(path, temporary, files, {"model": config.to_dict(), "training": record}, group)
         dist.barrier(group=group.cpu)
     except (OSError, CheckpointException) as error:
@@ -143,17 +149,9 @@ def _check_finite(state: dict[str, Any], record: dict[str, Any], group: Group) -
         )
 
 
-def _digests(directory: Path, pattern: str) -> dict[str, dict[str, Any]]:
-    """Name → size and digest of the files that match."""
-    return {
-        file.name: {"bytes": file.stat().st_size, "blake2b": _digest(file)}
-        for file in directory.glob(pattern)
-    }
-
-
-def _digest(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, hashlib.blake2b).hexdigest()
+def _entries(directory: Path, pattern: str) -> dict[str, FileEntry]:
+    """Size and digest of the files whose names match, by name."""
+    return {file.name: FileEntry.of(file, "blake2b") for file in directory.glob(pattern)}
 
 
 def _gather(mine: dict[str, Any], group: Group) -> dict[str, Any]:
@@ -164,7 +162,7 @@ def _gather(mine: dict[str, Any], group: Group) -> dict[str, Any]:
 
 
 def _finish(
-    path: Path, temporary: Path, files: dict[str, Any], about: dict[str, Any], group: Group
+    path: Path, temporary: Path, files: dict[str, FileEntry], about: dict[str, Any], group: Group
 ) -> None:
     stored = read_tensors(temporary).values()
     missing = {chunk.file for tensor in stored for chunk in tensor.chunks}
@@ -174,114 +172,79 @@ def _finish(
             f"{path}: {', '.join(sorted(missing))}, written by other ranks, cannot be seen here",
             "choose a directory on a file system that all machines share",
         )
-    value = {
-        "format": FORMAT,
-        "version": VERSION,
+    content = {
         **about,
         "world_size": group.world_size,
         "versions": {
             name: importlib.metadata.version(name) for name in ("torch", "torchrec", "numpy")
         },
-        "files": dict(sorted(files.items())),
+        "files": {name: entry.to_dict() for name, entry in sorted(files.items())},
     }
-    write_json(temporary / MODEL_FILE, value | {"blake2b": digest_of(value)})
+    FORMAT.write(temporary / MODEL_FILE, content)
     os.rename(temporary, path)
     fsync_directory(path.parent)
-
-
-def digest_of(value: dict[str, Any]) -> str:
-    """BLAKE2b digest of what ``model.json`` holds beside its own digest, however it is indented."""
-    plain = {key: item for key, item in value.items() if key != "blake2b"}
-    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
-@dataclasses.dataclass(frozen=True)
-class _File:
-    bytes: int
-    blake2b: str
 
 
 @dataclasses.dataclass(frozen=True)
 class _ModelFile:
     """What ``model.json`` holds."""
 
-    format: str
-    version: int
     model: dict[str, Any]
     training: dict[str, Any]
     world_size: int
     versions: dict[str, str]
-    files: dict[str, _File]
-    blake2b: str
+    files: dict[str, FileEntry]
 
 
 def read_model_file(path: Path | str) -> dict[str, Any]:
     """``model.json`` of a checkpoint; the files beside it are all there and of the right size.
 
-    What is in them is for :func:`check_contents`.
+    :func:`check_contents` checks the content of these files.
 
     Raises:
         BadInputError: there is no checkpoint, a file of it is missing or truncated, or
             ``model.json`` was changed.
-        SchemaError: it is no checkpoint of this program, or one of a newer version.
+        SchemaError: it is not a checkpoint of this program, or has another version.
     """
     path = Path(path)
     if not path.is_dir():
         raise BadInputError(f"{path}: no such checkpoint directory")
-    value = read_json(path / MODEL_FILE, "a checkpoint of train_torchrec.py")
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise SchemaError(
-            f"{path / MODEL_FILE} is no checkpoint of train_torchrec.py",
-            "give the directory that --save_checkpoint_path named",
-        )
-    if value.get("version") != VERSION:
-        raise SchemaError(
-            f"{path}: checkpoint of version {value.get('version')}, this program reads {VERSION}",
-            "use the program that wrote it, or train again",
-        )
-    if value.get("blake2b") != digest_of(value):
-        raise BadInputError(
-            f"{path / MODEL_FILE}: not what was written (its digest differs)",
-            "the checkpoint is damaged: copy it again",
-        )
-    parse(_ModelFile, value, path / MODEL_FILE, "the checkpoint is damaged: copy it again")
-    for name, written in value["files"].items():
-        file = path / name
-        if file.parent != path or not file.is_file():
-            raise BadInputError(f"{file}: missing", "the checkpoint is incomplete: copy it again")
-        if file.stat().st_size != written["bytes"]:
-            raise BadInputError(
-                f"{file}: {file.stat().st_size} bytes, written were {written['bytes']}",
-                "the checkpoint is damaged: copy it again",
-            )
+    read = FORMAT.read(
+        _ModelFile,
+        path / MODEL_FILE,
+        _AGAIN,
+        other_format="give the directory that --save_checkpoint_path named",
+        other_version="use the program that wrote it, or train again",
+    )
+    check_sizes(path, read.files, _AGAIN)
     for file in (path / TENSORS_FILE, *path.glob("*.distcp")):
-        if file.exists() and file.name not in value["files"]:
+        if file.exists() and file.name not in read.files:
             raise BadInputError(
                 f"{file}: not of this checkpoint: {MODEL_FILE} does not list it", "copy it again"
             )
-    return value
+    return vars(read)
 
 
 def check_contents(
-    path: Path, files: dict[str, dict[str, Any]], *, rank: int = 0, world_size: int = 1
+    path: Path, files: dict[str, FileEntry], *, rank: int = 0, world_size: int = 1
 ) -> str:
     """Compare this rank's share of a checkpoint's files with their digests.
 
     Args:
         path: of the checkpoint.
         files: of its ``model.json``, checked by :func:`read_model_file`.
-        rank, world_size: each rank takes other files; all together every one.
+        rank, world_size: each rank checks a share of the files, all ranks together every file.
 
     Returns:
-        What is wrong, for a :class:`BadInputError` on all ranks; "" if nothing is.
+        What is wrong, for a :class:`BadInputError` on all ranks; "" if nothing is wrong.
 
     Raises:
         OSError, MemoryError: a file cannot be read now, see :func:`is_momentary`.
     """
     for name in sorted(files)[rank::world_size]:
         try:
-            if _digest(path / name) != files[name]["blake2b"]:
-                return f"{path / name}: not what was written (its digest differs)"
+            if difference := files[name].difference(path / name):
+                return difference
         except OSError as error:
             if is_momentary(error):
                 raise
@@ -290,25 +253,25 @@ def check_contents(
 
 
 def is_momentary(error: BaseException | None) -> bool:
-    """Whether an error says nothing against a checkpoint: no read was possible, or no memory left.
+    """Whether an error is temporary, and not the checkpoint's: reading failed, or memory is short.
 
-    A file that is not there says something.
+    A missing file is an error of the checkpoint.
     """
     while error is not None:
         if isinstance(error, CheckpointException):  # torch's, of what ranks failed with
             return any(is_momentary(wrapped[0]) for wrapped in error.failures.values())
         gone = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        if is_memory(error) or (isinstance(error, OSError) and error.errno and not gone):
+        if is_out_of_memory(error) or (isinstance(error, OSError) and error.errno and not gone):
             return True
         error = error.__cause__
     return False
 
 
 def not_read(path: Path, error: BaseException) -> ClickLogError:
-    """What to raise for an error that :func:`is_momentary`."""
+    """The error to raise instead of one that :func:`is_momentary`."""
     return ClickLogError(
         f"{path}: cannot be read now: {reason(error)}",
-        "nothing is known against the checkpoint: free memory or mend the storage, and try again",
+        "the checkpoint may be whole: free memory or repair the storage, and try again",
     )
 
 
@@ -325,7 +288,7 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
 
     Raises:
         BadInputError: the checkpoint is missing, incomplete or damaged, or a weight is not finite.
-        SchemaError: it is no checkpoint of this program, or its tensors are not those of the
+        SchemaError: it is not a checkpoint of this program, or its tensors are not those of the
             model that ``model.json`` describes.
         ClickLogError: it cannot be read now.
         RuntimeError, MemoryError: the device has too little memory.
@@ -340,13 +303,13 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
         damaged = check_contents(path, value["files"])
         if damaged:
             raise BadInputError(damaged, "the checkpoint is damaged: copy it again")
-        # without memory first: nothing is allocated for a size that is not proven to be stored
+        # on the meta device first: memory is only allocated for tensors that are really stored
         tensors = read_tensors(path)
         check_places(path, tensors)
         _check_tensors(path, _weights(build_dlrm(config, device="meta")), tensors)
     except (OSError, MemoryError, RuntimeError, ValueError, TypeError) as error:
         raise _unread(path, error) from error
-    # not among what may be damaged: too little memory on the device is no fault of the files
+    # outside of the blocks around: too little memory on the device is no damage of the files
     scorer = Scorer(build_dlrm(config, device=device), config, device)
     try:
         dcp.load(_weights(scorer.dlrm), storage_reader=Reader(path), no_dist=True)
@@ -379,7 +342,7 @@ def _weights(dlrm: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: Tensors) -> None:
     for name, tensor in wanted.items():
         if name not in stored:
-            raise SchemaError(f"{path}: no weights {name!r}, which {MODEL_FILE} asks for")
+            raise SchemaError(f"{path}: no weights {name!r}, which {MODEL_FILE} requires")
         if stored[name].size != tuple(tensor.shape):
             raise SchemaError(
                 f"{path}: {name} is {list(stored[name].size)}, but {MODEL_FILE} says "
@@ -387,11 +350,11 @@ def _check_tensors(path: Path, wanted: dict[str, torch.Tensor], stored: Tensors)
             )
     for name in stored:
         if name.startswith("model.") and name not in wanted:
-            raise SchemaError(f"{path}: weights {name!r}, of which {MODEL_FILE} knows nothing")
+            raise SchemaError(f"{path}: weights {name!r}, which {MODEL_FILE} does not list")
 
 
 def reason(error: BaseException) -> str:
-    """The first line that says something; CheckpointException hides it in a dict per rank."""
+    """The first line of an error; CheckpointException holds the errors of ranks in a dict."""
     if isinstance(error, CheckpointException):
         for wrapped in error.failures.values():
             error = wrapped[0]

@@ -1,12 +1,12 @@
-"""Which tensor of a checkpoint lies where: ``tensors.json``, and the pickle of older checkpoints.
+"""Where the tensors of a checkpoint are: ``tensors.json``, and the pickle of older checkpoints.
 
-torch.distributed.checkpoint keeps that in ``.metadata``, a pickle, and unpickling runs what a
-pickle names. ``tensors.json`` says the same; it is all that reading a checkpoint looks at. Of
-checkpoints without it, ``.metadata`` is read into objects of this module that hold what it says
-and do nothing, and then passes the same checks.
+torch.distributed.checkpoint keeps that in ``.metadata``, a pickle, and unpickling runs the code
+that a pickle names. ``tensors.json`` holds the same; reading a checkpoint uses nothing else. Of
+checkpoints without it, ``.metadata`` is read into objects of this module that only hold data, which
+then pass the same checks.
 
-Both know tensors only. torch.distributed.checkpoint would unpickle any other entry without a
-limit; a tensor it reads by ``torch.load(weights_only=True)``.
+Both describe tensors only. torch.distributed.checkpoint would unpickle any other entry without
+limits; it reads tensors by ``torch.load(weights_only=True)``.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _FILE_NAME = re.compile(r"__\d+_\d+\.distcp")
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor, and where it lies.
+    """A part of a tensor, and the place of its bytes.
 
     Attributes:
         offsets: its first index in each dimension of the tensor.
-        sizes: how large it is in each.
-        file: which holds it, in the checkpoint's directory.
-        begin, length: its bytes in there.
+        sizes: its size in each dimension.
+        file: name of the file that holds it, in the checkpoint's directory.
+        begin, length: its bytes in the file.
     """
 
     offsets: tuple[int, ...]
@@ -65,7 +65,7 @@ class Chunk:
 
     def __post_init__(self) -> None:
         if not _FILE_NAME.fullmatch(self.file):
-            raise ValueError(f"{self.file!r:.60} is no file of a checkpoint")
+            raise ValueError(f"{self.file!r:.60} is not a file of a checkpoint")
         if self.begin < 0 or self.length < 0:
             raise ValueError(f"{self.file}: bytes {self.begin} + {self.length}")
 
@@ -88,10 +88,12 @@ class StoredTensor:
             )
             least = math.prod(chunk.sizes) * _DTYPES[self.dtype].itemsize
             if not inside or chunk.length < least:
-                raise ValueError(f"{chunk} is no part of a tensor {self.dtype} {list(self.size)}")
+                raise ValueError(
+                    f"{chunk} is not a part of a tensor {self.dtype} {list(self.size)}"
+                )
         together = sum(math.prod(chunk.sizes) for chunk in self.chunks)
         if together != math.prod(self.size):
-            raise ValueError(f"parts of {together} numbers make no tensor {list(self.size)}")
+            raise ValueError(f"its parts have {together} numbers, not those of {list(self.size)}")
 
 
 Tensors = dict[str, StoredTensor]
@@ -99,7 +101,7 @@ Tensors = dict[str, StoredTensor]
 
 def write_tensors(directory: Path) -> None:
     """Write ``tensors.json`` beside the ``.metadata`` that torch has just written."""
-    tensors = {name: dataclasses.asdict(one) for name, one in _read_pickle(directory).items()}
+    tensors = {name: dataclasses.asdict(item) for name, item in _read_pickle(directory).items()}
     write_json(directory / TENSORS_FILE, tensors)
 
 
@@ -107,7 +109,7 @@ def read_tensors(directory: Path) -> Tensors:
     """The tensors of a checkpoint, checked, by name.
 
     Raises:
-        BadInputError: it is damaged, or holds something else than tensors.
+        BadInputError: the checkpoint is damaged, or holds other things than tensors.
     """
     file = directory / TENSORS_FILE
     if not file.exists():
@@ -116,7 +118,7 @@ def read_tensors(directory: Path) -> Tensors:
 
 
 def check_places(directory: Path, tensors: Tensors) -> None:
-    """Check that each chunk has bytes of its own: memory for a tensor is as much as is stored.
+    """Check that each chunk has bytes of its own, so that no tensor is larger than what is stored.
 
     Raises:
         BadInputError: a file is missing or too short, or two chunks share bytes.
@@ -137,10 +139,10 @@ def check_places(directory: Path, tensors: Tensors) -> None:
 
 
 class Reader(dcp.FileSystemReader):
-    """Reads a checkpoint's tensors, and unpickles nothing to find them."""
+    """Reads a checkpoint's tensors without unpickling anything to find them."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What lies where. Raises :class:`BadInputError`."""
+        """The place of every tensor. Raises :class:`BadInputError`."""
         directory = Path(self.path)
         described, stored = {}, {}
         tensors = read_tensors(directory)
@@ -163,7 +165,7 @@ def _size(numbers: tuple[int, ...]) -> torch.Size:
 
 
 class _Held:
-    """An object of the pickle: what it was made of, and does nothing."""
+    """An object of the pickle: the data it was made of, without behaviour."""
 
     arguments: tuple = ()
     state: Any = None
@@ -177,8 +179,8 @@ class _Held:
         self.state = state
 
 
-#: All that torch's metadata may name, and what it becomes. Pickles of protocol 4 reach further by
-#: dots in names, ``("torch.distributed.checkpoint.metadata", "os.system")``: no name here has one.
+#: The only names that torch's metadata may hold. Pickles of protocol 4 reach other modules by dots
+#: in names, ``("torch.distributed.checkpoint.metadata", "os.system")``: no name here has a dot.
 _KNOWN = frozenset(
     {
         *(("torch", name) for name in _DTYPES),
@@ -206,12 +208,12 @@ _KNOWN = frozenset(
 
 
 class _Unpickler(pickle._Unpickler):
-    """Makes nothing but plain data and :class:`_Held`, in no more memory than its bytes need.
+    """Makes only plain data and :class:`_Held`, and bounds memory by the size of the pickle.
 
-    In Python, since the one in C allocates as many places as the largest index in the pickle says.
+    It is Python's, since the one in C allocates memory for the largest index in the pickle.
     """
 
-    # a bytearray is allocated before it is known that its bytes exist; metadata holds none
+    # a bytearray is allocated before its bytes are read; metadata holds none
     dispatch: ClassVar[dict[int, Any]] = {
         code: load
         for code, load in pickle._Unpickler.dispatch.items()
@@ -223,7 +225,7 @@ class _Unpickler(pickle._Unpickler):
             raise pickle.UnpicklingError(f".metadata names {module}.{name}")
         if name in _DTYPES:
             return name
-        return type(name, (_Held,), {})  # a new one: a pickle could put attributes on it
+        return type(name, (_Held,), {})  # a new type: a pickle could set attributes of it
 
 
 def _read_pickle(directory: Path) -> Tensors:
@@ -238,10 +240,10 @@ def _read_pickle(directory: Path) -> Tensors:
 
 
 def _plain(metadata: Any) -> dict[str, Any]:
-    """As ``tensors.json`` has it."""
+    """The content of ``tensors.json``."""
     for name in metadata.state["state_dict_metadata"]:
         if not isinstance(name, str):
-            raise ValueError(f"a tensor is named {name!r:.60}, which is no text")
+            raise ValueError(f"a tensor is named {name!r:.60}, which is not text")
     places = {}
     for index, place in metadata.state["storage_data"].items():
         found = place.state
@@ -272,5 +274,5 @@ def _plain_chunk(name: str, chunk: dict[str, Any], places: dict) -> dict[str, An
 
 
 def _numbers(size: Any) -> tuple[int, ...]:
-    """Of a ``torch.Size``."""
+    """The numbers in a ``torch.Size``."""
     return tuple(size.arguments[0]) if size.arguments else ()

@@ -9,6 +9,7 @@ from typing import Any
 
 from clicklog.command_line import as_text
 from clicklog.errors import SettingsError
+from clicklog.etl_output import EtlOutput
 from clicklog.splits import SPLITS
 from dlrm.settings.fields import LOGS, TrainFields
 
@@ -65,7 +66,7 @@ class TrainSettings(TrainFields):
         missing = [split for split in SPLITS if not (path / split).is_dir()]
         if not missing:
             return
-        inner = path / "criteo_binary" / "split"
+        inner = EtlOutput(path).splits
         if all((inner / split).is_dir() for split in SPLITS):
             hint = f"give the directory of the splits: --binary_path {inner}"
         elif "valid" in missing and (path / "validation").is_dir():

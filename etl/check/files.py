@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.errors import BadInputError, ClickLogError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import TEMPORARY
 from clicklog.schema import SCHEMA_FILE, TableSchema
 from clicklog.splits import SPLITS
 from etl.check.findings import ERROR, NOTE, WARNING, Finding
 from etl.manifest import MANIFEST_VERSION
-from etl.output import MANIFEST_FILE, UNFINISHED_FILE, WORK_DIRECTORY
+from etl.output import UNFINISHED_FILE, WORK_DIRECTORY
 
 AGAIN = "restore the file, or run the ETL again"
 #: Names of splits in other projects, and ours.
@@ -85,7 +86,7 @@ def find(path: Path) -> Output:
 
 
 def _find_splits(path: Path) -> tuple[Path, dict[str, list[str]]]:
-    for root in (path / "criteo_binary" / "split", path):
+    for root in (EtlOutput(path).splits, path):
         names = [*SPLITS, *_OTHER_NAMES]
         splits = {name: _parquet_files(root / name, root) for name in names}
         splits = {name: files for name, files in splits.items() if files}
@@ -141,13 +142,13 @@ def _read_schema(output: Output) -> None:
 
 
 def _read_manifest(output: Output) -> None:
-    file = output.path / MANIFEST_FILE
+    file = EtlOutput(output.path).manifest
     if not file.exists():
         if not (output.path / UNFINISHED_FILE).exists():
             output.note(
                 "manifest",
                 output.path,
-                f"no {MANIFEST_FILE}: made elsewhere, so rows and files are not compared with it",
+                f"no {file.name}: made elsewhere, so rows and files are not compared with it",
             )
         return
     try:

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.errors import ClickLogError
+from clicklog.etl_output import EtlOutput
 from clicklog.schema import SCHEMA_FILE
 from etl.check.files import AGAIN, Output
-from etl.output import MANIFEST_FILE
 
 
 def check(output: Output) -> None:
@@ -76,7 +76,7 @@ def _check_manifest(output: Output) -> None:
     """Compare files, bytes and rows with the manifest, and check its sums."""
     if output.manifest is None:
         return
-    file = output.path / MANIFEST_FILE
+    file = EtlOutput(output.path).manifest
     try:
         for difference in _differences(output, output.manifest):
             output.error("rows", *difference)
@@ -108,7 +108,7 @@ def _differences(output: Output, manifest: dict[str, Any]) -> Iterator[tuple[Any
             yield name, f"{rows} rows, the manifest says {listed[name]['rows']}", AGAIN
         elif size != listed[name]["bytes"]:
             yield name, f"{size} bytes, the manifest says {listed[name]['bytes']}", AGAIN
-    file = output.path / MANIFEST_FILE
+    file = EtlOutput(output.path).manifest
     splits: Counter = Counter()
     for name, part in listed.items():
         splits[name.split("/")[0]] += part["rows"]
@@ -139,7 +139,7 @@ def _differences(output: Output, manifest: dict[str, Any]) -> Iterator[tuple[Any
 
 def _check_rejected(output: Output, expected: int) -> None:
     """Check that ``rejected/`` holds all rejected rows, a line each below a header."""
-    directory = output.path / "rejected"
+    directory = EtlOutput(output.path).rejected
     listed = 0
     for path in directory.glob("*.tsv"):
         with open(path, "rb") as lines:
@@ -155,7 +155,7 @@ def _check_rejected(output: Output, expected: int) -> None:
 
 def _check_workflow(output: Output) -> None:
     """Check the digests of the saved workflow, and that the data were made with it."""
-    path = output.path / "workflow"
+    path = EtlOutput(output.path).workflow
     expected = (output.manifest or {}).get("workflow_digest")
     if not path.exists():
         if expected:

@@ -369,7 +369,7 @@ SETTINGS = (DoctorSettings,)
 
 
 def run(settings: DoctorSettings) -> int:
-    """Check this machine and print the report; returns the exit status."""
+    """Check this machine and print the report; return the exit status."""
     diagnoses = examine()
     if settings.json:
         print(json.dumps([dataclasses.asdict(diagnosis) for diagnosis in diagnoses], indent=1))

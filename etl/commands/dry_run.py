@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 from clicklog.readers.lines import unpacked_head
 from clicklog.readers.raw import DayFile, find_days
@@ -19,7 +20,7 @@ from etl.output import check_output
 from etl.plan import make_plan
 from etl.run import run
 from etl.settings import EtlSettings
-from etl.staging import look_into
+from etl.staging import estimate
 
 #: Rows of the sample by engine: what it processes within seconds.
 SAMPLE_ROWS = {"cpu": 100_000, "dask": 20_000}
@@ -142,8 +143,8 @@ def _estimated(settings: EtlSettings, days: list[DayFile], sample: EtlSettings) 
         block_bytes=1 << 30,
         limit_rows=sample.limit_rows,
     )
-    packed = [look_into(day, Path()) for day in days if day.compressed]
-    unpacked = sum(day.promised for day in packed)
+    packed = [estimate(day, Path()) for day in days if day.compressed]
+    unpacked = sum(day.estimate for day in packed)
     ratio = unpacked / sum(day.day.size for day in packed)
     text_bytes = unpacked + sum(day.size for day in days if not day.compressed)
     rows = round(text_bytes * plan.estimated_rows() / plan.text_bytes())
@@ -170,7 +171,7 @@ def _measure(settings: EtlSettings, sample: EtlSettings, size: Size, directory: 
         log.setLevel(level)
     rows = max(1, manifest["rows"]["out"])
     written = sum(file["bytes"] for file in manifest["files"])
-    speed = read_json(output / "timings.json", "the sample's timings")["rows_per_s"] or 1
+    speed = read_json(EtlOutput(output).timings, "the sample's timings")["rows_per_s"] or 1
     workers = settings.workers or gpu_count() or cores()
     if settings.engine == "cpu":
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -69,6 +69,7 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     Raises:
         ClickLogError: A setting is not allowed, or what :func:`etl.run.run` raises.
     """
+    from clicklog.etl_output import EtlOutput
     from clicklog.files.atomic import read_json
 
     settings = dataclasses.replace(settings, spec=options.apply(settings.spec))
@@ -82,7 +83,7 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     manifest = etl.run.run(settings)
     rows = manifest["rows"]
     print(f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected")
-    timings = read_json(settings.output_path / "timings.json", "the run's timings")
+    timings = read_json(EtlOutput(settings.output_path).timings, "the run's timings")
     if timings["rows_per_s"]:  # an interrupted run has none
         print(f"{timings['rows_per_s']} rows/s to fit and transform")
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clicklog.readers.raw import Block
 from etl.engines.hardware import cores, gpu_count
+from etl.output import CATEGORIES, DASK, FIT, PARTS
 from etl.plan import Unit
 from etl.results import UnitResult
 from etl.settings import EtlSettings
@@ -52,11 +53,11 @@ def _cpu(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     options = {"workers": settings.workers or cores(), "reject": settings.reject}
 
     def fit(blocks, path, report):
-        fitted = cpu.fit(blocks, settings.spec, fit_root(work), report=report, **options)
+        fitted = cpu.fit(blocks, settings.spec, work / FIT, report=report, **options)
         write_workflow(path, settings.spec, fitted, threads=options["workers"])
 
     def transform(units, path):
-        return cpu.transform(units, path, parts_root(work), work, **options)
+        return cpu.transform(units, path, work / PARTS, work, **options)
 
     yield Engine(fit, transform)
 
@@ -68,25 +69,15 @@ def _dask(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     from etl.engines.cluster import cluster
     from workflows import save
 
-    with cluster(settings.scheduler, settings.workers, work / "dask", work) as (client, gpu):
+    with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
         options = {"gpu": gpu, "reject": settings.reject}
 
         def fit(blocks, path, report):
-            categories = work / "categories"
+            categories = work / CATEGORIES
             workflow = dask.fit(blocks, settings.spec, categories, client, report=report, **options)
             save(workflow, settings.spec, path)
 
         def transform(units, path):
-            return dask.transform(units, path, parts_root(work), work, client, **options)
+            return dask.transform(units, path, work / PARTS, work, client, **options)
 
         yield Engine(fit, transform)
-
-
-def fit_root(work: Path) -> Path:
-    """Return where the cpu engine keeps its counts until the workflow is saved."""
-    return work / "fit"
-
-
-def parts_root(work: Path) -> Path:
-    """Return where parts are kept until all of them are written."""
-    return work / "parts"

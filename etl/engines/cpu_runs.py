@@ -133,11 +133,11 @@ def _delete(path: Path) -> None:
 class Runs:
     """The runs in a directory. Its methods may be called by several threads.
 
-    Use it as a context: at its end all runs that were added are durable. Its methods and the end of
-    the context raise :class:`OutputError` if the directory cannot be written.
+    Use it as a context manager: at the end all runs that were added are durable. Its methods and
+    the end of the context raise :class:`OutputError` if the directory cannot be written.
 
     Args:
-        directory: made if need be; runs of another key in it are deleted.
+        directory: created if it does not exist; runs of another key in it are deleted.
         blocks: how many blocks there are.
         vocabularies: how many vocabularies there are.
         key: a digest of everything the counts depend on.
@@ -206,7 +206,7 @@ class Runs:
         self.compact()
 
     def compact(self) -> None:
-        """Merge durable groups until there are none (that another thread does not merge)."""
+        """Merge complete groups of durable runs, unless another thread merges them."""
         while (group := self._take_group()) is not None:
             files = [RunFile(self._path(blocks)) for blocks in group]
             self._write(
@@ -223,15 +223,15 @@ class Runs:
         self._syncer.add(written, blocks)
 
     def _note(self, durable: list[tuple[int, int]]) -> None:
-        """Runs are in place: those that went into them are of no use any more."""
+        """Runs are durable: delete those that were merged into them."""
         for begin, end in durable:
             with self._lock:
-                merged = {one for one in self._ranges if begin <= one[0] < end}
+                merged = {blocks for blocks in self._ranges if begin <= blocks[0] < end}
                 self._ranges -= merged
                 self._ranges.add((begin, end))
                 self._merging.discard((begin, end))
-            for one in merged:
-                _delete(self._path(one))
+            for blocks in merged:
+                _delete(self._path(blocks))
 
     def _take_group(self) -> list[tuple[int, int]] | None:
         with self._lock:

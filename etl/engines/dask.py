@@ -25,6 +25,7 @@ from distributed.client import ClosedClientError
 from merlin.dag import Graph
 from nvtabular.ops import Categorify
 
+from clicklog.files.artifact import FileEntry
 from clicklog.readers.raw import Block, read_block
 from clicklog.rows import RawRows, empty_rows
 from clicklog.schema import TableSchema
@@ -35,7 +36,7 @@ from etl.plan import Unit
 from etl.results import UnitResult
 from etl.state import finish_unit
 from workflows import inspect, to_frame
-from workflows.description import METADATA_FILE, sha256
+from workflows.description import METADATA_FILE
 from workflows.frames import joined, to_table
 from workflows.graph import build
 from workflows.store import load
@@ -168,7 +169,7 @@ def transform(
         transform_units,
         _batches(units, at_once),
         workflow_path=str(workflow_path),
-        digest=sha256(workflow_path / METADATA_FILE),
+        digest=FileEntry.of(workflow_path / METADATA_FILE).sha256,
         parts=parts,
         work=work,
         gpu=gpu,

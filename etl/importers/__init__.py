@@ -1,1 +1,1 @@
-"""Importers of what TorchRec, NVIDIA and NVTabular preprocessed."""
+"""Importers of training sets of TorchRec and NVIDIA, and of workflows of NVTabular."""

@@ -95,10 +95,10 @@ class ArraySource:
     """A training set that is made of arrays.
 
     Attributes:
-        kind: what it is, in words.
+        kind: name of the format.
         label, dense, categorical: names of the columns.
-        sets: in order: train, valid, test.
-        table_sizes: if it tells them.
+        sets: the row sets, those of train first, then valid, then test.
+        table_sizes: of the categorical columns; None if the set does not say.
     """
 
     kind: str
@@ -110,11 +110,11 @@ class ArraySource:
 
 
 def find_source(directory: Path) -> ArraySource:
-    """Recognise what is in a directory, and check the sizes of its files.
+    """Recognise the training set in a directory, and check the sizes of its files.
 
     Raises:
-        BadInputError: nothing that is known, a file missing, or of another size or type than the
-            others tell.
+        BadInputError: there is none that is known, or a file is missing or has another size or type
+            than the others require.
     """
     if not directory.is_dir():
         raise BadInputError(f"{directory}: no such directory", "give the directory of the set")
@@ -125,7 +125,7 @@ def find_source(directory: Path) -> ArraySource:
     if any((directory / name / "label.bin").exists() for name in _SPLIT_NAMES):
         return _from_bin(directory)
     raise BadInputError(
-        f"{directory}: no training set that is known",
+        f"{directory}: no training set of a known format",
         "it needs day_0_dense.npy …, train/label.bin …, a feature_spec.yaml, or a workflow.pkl",
     )
 
@@ -156,11 +156,11 @@ def _from_npy(directory: Path) -> ArraySource:
         sets += _day(directory, day, name, last=day == max(days), only=len(days) == 1)
     if not sets:
         raise BadInputError(f"{directory}: its arrays have no rows", "fetch or make them again")
-    for one in sets:
-        for mine, first in zip(one.files, sets[0].files, strict=True):
-            if mine.columns != first.columns:
+    for row_set in sets:
+        for file, first in zip(row_set.files, sets[0].files, strict=True):
+            if file.columns != first.columns:
                 raise BadInputError(
-                    f"{mine.path}: {mine.columns} columns, {first.path.name} has {first.columns}",
+                    f"{file.path}: {file.columns} columns, {first.path.name} has {first.columns}",
                     "all days need the same columns",
                 )
     order = {"train": 0, "valid": 1, "test": 2}
@@ -169,7 +169,7 @@ def _from_npy(directory: Path) -> ArraySource:
         "label",
         tuple(f"int_{i}" for i in range(sets[0].dense.columns)),
         tuple(f"cat_{i}" for i in range(sets[0].categorical[0].columns)),
-        tuple(sorted(sets, key=lambda one: order[one.split])),
+        tuple(sorted(sets, key=lambda row_set: order[row_set.split])),
     )
 
 
@@ -228,15 +228,15 @@ def _from_bin(directory: Path) -> ArraySource:
     for name, split in _SPLIT_NAMES.items():
         own = directory / name
         if (own / "label.bin").exists():
-            flavour, one = _bin_split(own, split)
+            flavour, row_set = _bin_split(own, split)
             flavours.add(flavour)
-            sets.append(one)
+            sets.append(row_set)
     if len(flavours) > 1:
         raise BadInputError(
             f"{directory}: its splits are in different formats: {' and '.join(sorted(flavours))}",
             "fetch or make them again, in one format",
         )
-    counts = {len(one.categorical) for one in sets}
+    counts = {len(row_set.categorical) for row_set in sets}
     if len(counts) > 1:
         raise BadInputError(f"{directory}: splits with {sorted(counts)} cat_<i>.bin files", _FETCH)
     return ArraySource(
@@ -244,8 +244,12 @@ def _from_bin(directory: Path) -> ArraySource:
         "label",
         tuple(f"int_{i}" for i in range(DENSE_COLUMNS)),
         tuple(f"cat_{i}" for i in range(counts.pop())),
-        tuple(sorted(sets, key=lambda one: list(_SPLIT_NAMES.values()).index(one.split))),
+        tuple(sorted(sets, key=_split_order)),
     )
+
+
+def _split_order(row_set: RowSet) -> int:
+    return list(_SPLIT_NAMES.values()).index(row_set.split)
 
 
 def _bin_split(directory: Path, split: str) -> tuple[str, RowSet]:
@@ -271,7 +275,7 @@ def _bin_split(directory: Path, split: str) -> tuple[str, RowSet]:
             return flavour, RowSet(split, 0, 0, rows, label_file, dense_file, cats)
         except BadInputError as error:
             errors[flavour] = error
-    # the flavour of numerical.bin, which is the largest file, is most likely meant
+    # the error of the format that the size of numerical.bin, the largest file, is closer to
     sizes = [_size(directory / name) for name in ("label.bin", "numerical.bin")]
     nvidia = abs(sizes[1] - 26 * sizes[0]) < abs(sizes[1] - 13 * sizes[0])
     raise errors["NVIDIA's" if nvidia else "TorchRec's"]
@@ -326,13 +330,13 @@ def _from_feature_spec(directory: Path) -> ArraySource:
     for name in categorical:
         if dtypes[name].kind not in "iu":
             raise BadInputError(f"{path}: {name} is {dtypes[name]}", "ids are integers")
-    known = all(isinstance(one, int) for one in cardinalities)
+    known = all(isinstance(size, int) for size in cardinalities)
     return ArraySource(
         "set with NVIDIA's feature_spec.yaml",
         label,
         tuple(dense),
         tuple(name.removesuffix(".bin") for name in categorical),
-        tuple(sorted(sets, key=lambda one: list(_SPLIT_NAMES.values()).index(one.split))),
+        tuple(sorted(sets, key=_split_order)),
         tuple(cardinalities) if known and cardinalities else None,
     )
 
@@ -355,7 +359,7 @@ def _spec_split(
         if chunk["type"] != "split_binary":
             raise BadInputError(
                 f"{path}: {name} holds a source of type {chunk['type']!r}",
-                "split_binary is taken over; give other types to `python -m etl run`",
+                "split_binary is imported; give other types to `python -m etl run`",
             )
         (file,) = chunk["files"]
         files[tuple(chunk["features"])] = directory / file

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError, SettingsError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json
 from clicklog.files.journal import Journal
 from clicklog.schema import TableSchema
@@ -73,8 +74,8 @@ def import_arrays(
         report: called with the rows written since the last call.
 
     Raises:
-        BadInputError: a value that no training can use: file, row, column, value.
-        SettingsError: the table sizes do not go with the set.
+        BadInputError: a value cannot be used in training; names file, row, column and value.
+        SettingsError: the table sizes do not fit the set.
         OutputError: the output directory holds something else, or cannot be written.
     """
     sizes = _given_sizes(source, settings)
@@ -93,7 +94,7 @@ def import_arrays(
     ) as work:
         if output.is_finished(settings.output_path):
             log.info("%s: finished already", settings.output_path)
-            return read_manifest(settings.output_path / output.MANIFEST_FILE)
+            return read_manifest(EtlOutput(settings.output_path).manifest)
         begin_or_resume(work, record, settings.output_path)
         return _import(source, settings, sizes, record, work, report)
 
@@ -116,7 +117,7 @@ def _given_sizes(source: ArraySource, settings: ImportSettings) -> tuple[int, ..
 
 
 def _fingerprints(source: ArraySource) -> dict[str, dict[str, Any]]:
-    files = {str(file.path): file.path.stat() for one in source.sets for file in one.files}
+    files = {str(file.path): file.path.stat() for row_set in source.sets for file in row_set.files}
     return {
         path: {"size": stat.st_size, "modified": str(stat.st_mtime_ns)}
         for path, stat in sorted(files.items())
@@ -131,10 +132,10 @@ def _import(
     work: Path,
     report: Callable,
 ) -> dict[str, Any]:
-    root = settings.output_path / "criteo_binary" / "split"
+    root = EtlOutput(settings.output_path).splits
     parts = _cut(source)
     for split in SPLITS:
-        if not any(one.split == split for one in source.sets):
+        if not any(row_set.split == split for row_set in source.sets):
             log.warning("%s: no rows for %s", settings.input_path, split)
     journal = Journal(work)
     finished = journal.finished(_PartRecord)
@@ -160,18 +161,18 @@ def _import(
     schema = TableSchema(source.label, source.dense, source.categorical, sizes)
     write_descriptions(root, [part.file for part in parts], schema)
     manifest = _manifest(source, schema, record, parts, results)
-    write_json(settings.output_path / output.MANIFEST_FILE, manifest)
+    write_json(EtlOutput(settings.output_path).manifest, manifest)
     output.release(settings.output_path)
     return manifest
 
 
 def _cut(source: ArraySource) -> list[_Part]:
     parts, numbers = [], dict.fromkeys(SPLITS, 0)
-    for one in source.sets:
-        for begin in range(one.begin, one.end, ROWS_PER_PART):
-            file = f"{one.split}/part.{numbers[one.split]}.parquet"
-            parts.append(_Part(file, one, begin, min(begin + ROWS_PER_PART, one.end)))
-            numbers[one.split] += 1
+    for rows in source.sets:
+        for begin in range(rows.begin, rows.end, ROWS_PER_PART):
+            file = f"{rows.split}/part.{numbers[rows.split]}.parquet"
+            parts.append(_Part(file, rows, begin, min(begin + ROWS_PER_PART, rows.end)))
+            numbers[rows.split] += 1
     if not numbers["train"]:
         raise BadInputError(
             f"{source.sets[0].label.path.parent}: no rows to train on",
@@ -268,10 +269,10 @@ def _manifest(
             counts["positives"] += result.positives
     rows = {
         str(file.path): {"in": file.rows, "out": file.rows, "rejected": 0}
-        for one in source.sets
-        for file in one.files
+        for row_set in source.sets
+        for file in row_set.files
     }
-    days = {str(file.path): one.day for one in source.sets for file in one.files}
+    days = {str(file.path): row_set.day for row_set in source.sets for file in row_set.files}
     total = sum(result.rows for result in results)
     return {
         "format_version": MANIFEST_VERSION,

@@ -1,11 +1,11 @@
 """A workflow that NVTabular 23.08 pickled → a saved workflow of this project.
 
-Opening a pickle runs the code in it; nothing here can make that safe. So it takes a flag, and says
-aloud what it does. What is written is no pickle.
+Opening a pickle runs the code in it; nothing here can make that safe. So it takes a flag, and logs
+a warning. The result is no pickle.
 
-Taken over are Categorify (ids stay what they are) and dense columns that are filled and then
-normalized, or put into a logarithm as ours, or both; see :mod:`workflows.graph`. Before the result
-gets its name, both workflows transform the same rows, and must agree.
+Imported are Categorify (with the same ids) and dense columns that are filled and then normalized,
+or put into the logarithm of this project, or both; see :mod:`workflows.graph`. Before the result
+gets its name, both workflows transform the same rows, and the results must agree.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import os
-import shutil
 import warnings
 from pathlib import Path
 
@@ -28,8 +26,9 @@ import pyarrow.parquet as pq
 from nvtabular import ops
 
 import workflows
-from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.files.atomic import fsync_directory
+from clicklog.errors import BadInputError, SchemaError
+from clicklog.etl_output import EtlOutput
+from clicklog.files.directories import new_directory
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
 from workflows.graph import nodes_of
 from workflows.vocabulary import FittedVocabulary
@@ -37,8 +36,8 @@ from workflows.writer import Fitted, write_workflow
 
 log = logging.getLogger(__name__)
 
-_NOT_OURS = "fit a workflow with `python -m etl run`; this one goes on working in NVTabular"
-#: What dense columns may go through between FillMissing and Normalize.
+_NOT_IMPORTED = "fit a workflow with `python -m etl run`, or keep using this one in NVTabular"
+#: Operators of dense columns that are imported between FillMissing and Normalize.
 _LOGARITHM = (ops.Clip, ops.LambdaOp, ops.LogOp)
 
 
@@ -51,33 +50,26 @@ def import_workflow(
         source: a directory that NVTabular's ``Workflow.save`` wrote.
         target: the directory ``workflow`` is made in it.
         trust_pickle: run the code in the pickle.
-        spec: name or path of a spec of the raw rows; its columns are those of the workflow. Without
-            it, vocabularies of integers are taken for raw type ``int``, of text for ``string``.
+        spec: name or path of a spec of the raw rows with the columns of the workflow. Without it,
+            columns with vocabularies of integers get raw type ``int``, of text ``string``.
 
     Raises:
         BadInputError: the pickle is not trusted, or cannot be opened.
-        SchemaError: an operator, or a setting of it, that our graph does not have.
-        OutputError: ``target/workflow`` is there, or cannot be written.
+        SchemaError: the workflow has an operator or setting that this project's graph lacks.
+        OutputError: ``target/workflow`` exists, or cannot be written.
     """
     workflow = _open(source, trust_pickle)
     found = _spec(workflow, load_spec(spec) if spec else None)
-    path, unchecked = target / "workflow", target / ".workflow.unchecked"
-    if path.exists():
-        raise OutputError(f"{path}: exists", "choose another --output_path, or remove it")
-    shutil.rmtree(unchecked, ignore_errors=True)
-    try:
+    path = EtlOutput(target).workflow
+    with new_directory(path) as unchecked:
         try:
             write_workflow(unchecked, found, _fitted(workflow, found))
         except (KeyError, OSError, pa.ArrowException) as error:
             raise BadInputError(
-                f"{source}: a vocabulary cannot be taken over: {error}",
+                f"{source}: a vocabulary cannot be imported: {error}",
                 "copy the whole directory that Workflow.save wrote",
             ) from error
         _compare(workflow, found, unchecked)
-        os.replace(unchecked, path)
-        fsync_directory(target)
-    finally:
-        shutil.rmtree(unchecked, ignore_errors=True)
     return workflows.inspect(path)
 
 
@@ -85,15 +77,15 @@ def _open(source: Path, trust_pickle: bool) -> nvtabular.Workflow:
     file = source / "workflow.pkl"
     if not trust_pickle:
         raise BadInputError(
-            f"{file}: a pickle; to open it is to run the code in it, whatever that does",
-            "if you trust where it comes from: --trust_pickle",
+            f"{file}: a pickle; opening it runs the code in it, whatever that does",
+            "if you trust its source, set --trust_pickle",
         )
     log.warning("%s: --trust_pickle is set: running the code in this pickle", file)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Loading workflow generated")
             workflow = nvtabular.Workflow.load(str(source))
-    except Exception as error:  # whatever the code in a pickle raises
+    except Exception as error:  # the code in a pickle may raise anything
         raise BadInputError(
             f"{file}: cannot be opened: {type(error).__name__}: {error}",
             "it needs the packages and modules it was saved with",
@@ -118,10 +110,10 @@ def _spec(workflow: nvtabular.Workflow, given: FeatureSpec | None) -> FeatureSpe
     if len(labels) > 1:
         raise SchemaError(
             f"columns {', '.join(labels)} pass through as they are; one of them is the label",
-            _NOT_OURS,
+            _NOT_IMPORTED,
         )
     if len(set(transforms.values())) > 1:
-        raise SchemaError(f"dense columns go through different chains: {transforms}", _NOT_OURS)
+        raise SchemaError(f"dense columns go through different chains: {transforms}", _NOT_IMPORTED)
     transform = next(iter(transforms.values()), "log_normalize")
     if given is None:
         label = labels[0] if labels else "label"
@@ -182,7 +174,7 @@ def _chain(node, name: str) -> list:
         return before
     if not parents:
         raise SchemaError(
-            f"column {name}: {type(node.op).__name__} makes it of other columns", _NOT_OURS
+            f"column {name}: {type(node.op).__name__} makes it of other columns", _NOT_IMPORTED
         )
     return [*before, node.op]
 
@@ -191,9 +183,9 @@ def _categorical(workflow: nvtabular.Workflow, name: str, chain: list) -> Catego
     *before, op = chain
     if before:
         raise SchemaError(
-            f"column {name}: {type(before[0]).__name__} before Categorify; here categories go to "
-            "Categorify as they are",
-            _NOT_OURS,
+            f"column {name}: {type(before[0]).__name__} before Categorify; this project applies "
+            "Categorify to the raw values",
+            _NOT_IMPORTED,
         )
 
     def setting(value) -> int:
@@ -201,13 +193,13 @@ def _categorical(workflow: nvtabular.Workflow, name: str, chain: list) -> Catego
 
     if name in op.storage_name or op.encode_type != "joint" or op.single_table:
         raise SchemaError(
-            f"column {name}: Categorify with column groups or a single table", _NOT_OURS
+            f"column {name}: Categorify with column groups or a single table", _NOT_IMPORTED
         )
     if setting(op.num_buckets):
         raise SchemaError(
-            f"column {name}: Categorify(num_buckets={setting(op.num_buckets)}); rare values would "
-            "get other ids here, for they are hashed otherwise",
-            _NOT_OURS,
+            f"column {name}: Categorify(num_buckets={setting(op.num_buckets)}); this project "
+            "hashes rare values differently, so they would get other ids",
+            _NOT_IMPORTED,
         )
     if name not in op.categories:
         raise SchemaError(f"column {name}: Categorify is not fitted", "fit it, and save it again")
@@ -223,20 +215,22 @@ def _categorical(workflow: nvtabular.Workflow, name: str, chain: list) -> Catego
 
 
 def _dense(workflow: nvtabular.Workflow, name: str, chain: list) -> tuple[DenseColumn, str]:
-    """The column, and which of our transforms it goes through, to judge by the operators."""
+    """The column, and which transform of this project its operators amount to."""
     fill, *rest = chain
     if not isinstance(fill, ops.FillMissing) or fill.add_binary_cols:
         what = (
             f"{type(fill).__name__} first" if type(fill) is not ops.FillMissing else "FillMissing"
         )
-        raise SchemaError(f"column {name}: {what}; here, FillMissing without flags is", _NOT_OURS)
+        raise SchemaError(
+            f"column {name}: {what}; needed is FillMissing without flags", _NOT_IMPORTED
+        )
     normalized = bool(rest) and isinstance(rest[-1], ops.Normalize)
     logarithm = rest[:-1] if normalized else rest
     for op in logarithm:
         if not isinstance(op, _LOGARITHM):
-            raise SchemaError(f"column {name}: {type(op).__name__} in its chain", _NOT_OURS)
+            raise SchemaError(f"column {name}: {type(op).__name__} in its chain", _NOT_IMPORTED)
     if not rest:
-        raise SchemaError(f"column {name}: FillMissing alone; here a transform follows", _NOT_OURS)
+        raise SchemaError(f"column {name}: FillMissing without a transform after it", _NOT_IMPORTED)
     kind = workflow.input_schema[name].dtype
     raw = "float" if kind.element_type.value == "float" else "int32"
     value = float(fill.fill_val)
@@ -249,7 +243,7 @@ def _dense(workflow: nvtabular.Workflow, name: str, chain: list) -> tuple[DenseC
 def _fitted(workflow: nvtabular.Workflow, spec: FeatureSpec) -> Fitted:
     """Means, deviations and vocabularies, in the order of their ids.
 
-    How many rows were null or out of vocabulary is not among what ``Workflow.save`` writes.
+    ``Workflow.save`` does not write how many rows were null or out of vocabulary.
     """
     statistics = {}
     for node in nodes_of(workflow, ops.Normalize):
@@ -277,29 +271,29 @@ def _compare(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path) -> Non
     """Both workflows transform the same rows: known, unknown and missing values."""
     frame = _probe(spec, path)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="LogOp: ")  # of values that we made up
-        theirs = workflow.transform(frame.copy())
-    ours = workflows.load(path).transform(frame.copy())
+        warnings.filterwarnings("ignore", message="LogOp: ")  # of the rows made here
+        expected = workflow.transform(frame.copy())
+    found = workflows.load(path).transform(frame.copy())
     for column in spec.categorical:
-        one, other = (_flat(each[column.name]) for each in (theirs, ours))
-        if not np.array_equal(one, other):
+        theirs, ours = (_flat(each[column.name]) for each in (expected, found))
+        if not np.array_equal(theirs, ours):
             raise SchemaError(
-                f"column {column.name}: ids differ, for example {one[one != other][:1]} there, "
-                f"{other[one != other][:1]} here"
-                if len(one) == len(other)
+                f"column {column.name}: ids differ, for example {theirs[theirs != ours][:1]} of "
+                f"NVTabular, {ours[theirs != ours][:1]} of this project"
+                if len(theirs) == len(ours)
                 else f"column {column.name}: lists of other lengths",
-                _NOT_OURS,
+                _NOT_IMPORTED,
             )
     for name in spec.dense_names:
-        one, other = (each[name].to_numpy().astype(np.float64) for each in (theirs, ours))
-        wrong = np.isfinite(one) & ~np.isclose(one, other, rtol=1e-4, atol=1e-5)
-        if wrong.any() or not np.isfinite(one).any():
+        theirs, ours = (each[name].to_numpy().astype(np.float64) for each in (expected, found))
+        wrong = np.isfinite(theirs) & ~np.isclose(theirs, ours, rtol=1e-4, atol=1e-5)
+        if wrong.any() or not np.isfinite(theirs).any():
             at = int(np.argmax(wrong))
             operators = " >> ".join(type(op).__name__ for op in _chain(workflow.output_node, name))
             raise SchemaError(
-                f"column {name}: {operators} makes {one[at]:g} of {frame[name][at]:g}, our "
-                f"{spec.dense_transform} makes {other[at]:g}",
-                _NOT_OURS,
+                f"column {name}: {operators} makes {theirs[at]:g} of {frame[name][at]:g}, this "
+                f"project's {spec.dense_transform} makes {ours[at]:g}",
+                _NOT_IMPORTED,
             )
 
 
@@ -323,7 +317,7 @@ def _probe(spec: FeatureSpec, path: Path) -> pd.DataFrame:
         values[3] = None
         values[5] = "no such value" if column.raw == "string" else 2**40 + 5
         if column.multi_hot:
-            columns[column.name] = [[one] if one is not None else [] for one in values]
+            columns[column.name] = [[value] if value is not None else [] for value in values]
         elif column.raw == "string":
             columns[column.name] = np.array(values, dtype=object)
         else:
@@ -334,5 +328,5 @@ def _probe(spec: FeatureSpec, path: Path) -> pd.DataFrame:
 def _flat(column: pd.Series) -> np.ndarray:
     if column.dtype == object:
         lists = column.tolist()
-        return np.concatenate([np.asarray([len(one), *one], np.int64) for one in lists])
+        return np.concatenate([np.asarray([len(ids), *ids], np.int64) for ids in lists])
     return column.to_numpy().astype(np.int64)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
+from clicklog.etl_output import EtlOutput
 from clicklog.spec.feature_spec import CategoricalColumn
 from clicklog.spec.raw_types import as_log_text
 from clicklog.splits import SPLITS
@@ -117,10 +118,10 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
         manifest: The manifest of the run.
         description: The description of its workflow.
     """
-    split_root = output / "criteo_binary" / "split"
+    split_root = EtlOutput(output).splits
     spec = description.spec
     counted = {
-        vocabulary.name: _read_counts(output / "workflow" / vocabulary.file, vocabulary)
+        vocabulary.name: _read_counts(EtlOutput(output).workflow / vocabulary.file, vocabulary)
         for vocabulary in description.vocabularies.values()
     }
     ids = _count_ids(split_root, manifest, [c.name for c in spec.categorical if c.multi_hot])

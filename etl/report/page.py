@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json, write_text
 from clicklog.pages.render import render
 from clicklog.splits import SPLITS
@@ -35,7 +36,7 @@ def write_report(path: Path, manifest: dict[str, Any], description: WorkflowDesc
         BadInputError: ``timings.json`` does not exist.
     """
     data = collect(path.parent, manifest, description)
-    timings = read_json(path.parent / "timings.json", "the time that a run took")
+    timings = read_json(EtlOutput(path.parent).timings, "the time that a run took")
     write_text(path, page(manifest, description, data, timings))
 
 

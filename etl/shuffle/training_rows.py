@@ -1,20 +1,19 @@
-"""Shuffling the rows of the training split, in bounded memory, in an order the seed alone gives.
+"""Shuffling the rows of the training split in bounded memory.
 
 Row g of the split, counted over its parts in order, moves to position permutation(g)
 (:mod:`etl.shuffle.permutation`): one permutation of all rows (``full``), or one of each day's
-(``file``).
-The order depends on the seed and the number of rows (of each day), so not on how the parts were
-cut or made. Parts keep their names and row counts.
+(``file``). The order depends on the seed and the number of rows (of each day), and not on how the
+parts were cut or made. Parts keep their names and row counts.
 
-Two passes over the files, each in threads. *Scatter* reads runs of consecutive row groups and
-writes each run's rows, sorted into buckets, as one file. *Gather* reads one bucket from all those
-files, puts its rows in order and writes the parts it covers. A bucket is some consecutive parts;
-runs and buckets are as large as each other, so that memory, the number of files and the size of
-what is read at once stay reasonable for any size of split. The state on disk is a journal
-(:mod:`clicklog.files.journal`) and for each run a file ``run.<i>``: the run's rows as Arrow IPC
-messages by bucket, then where each begins. The units of the journal are::
+Two passes over the files, each in threads. *Scatter* reads chunks of consecutive row groups and
+writes each chunk's rows, sorted into buckets, as one file. *Gather* reads one bucket from all those
+files, puts its rows in order and writes the parts it covers. A bucket is some consecutive parts.
+Chunks and buckets have about the same size, which bounds memory, the number of files and the size
+of single reads for any size of split. The state on disk is a journal
+(:mod:`clicklog.files.journal`) and for each chunk a file ``chunk.<i>``: the chunk's rows as Arrow
+IPC messages by bucket, then where each begins. The units of the journal are::
 
-    run.<i>            the file is there
+    chunk.<i>            the file is there
     scattered          all of them are: the source is not read again
     bucket.<i>         the parts of this bucket are written
     shuffled           all parts are
@@ -72,32 +71,32 @@ def shuffle(
     report: Callable[[float], object] = lambda rows: None,
     bytes_at_once: int | None = None,
 ) -> None:
-    """Write ``parts`` again with their rows shuffled. An interrupted call is continued by another.
+    """Write ``parts`` again with their rows shuffled. Another call resumes an interrupted one.
 
     Memory: for each worker two to three times the larger of ``bytes_at_once`` and the largest part.
 
     Args:
         source: the directory the parts' paths begin at.
-        target: where to write them, under the same paths; may be ``source``, for the sake of space:
-            no part is replaced before all have been read.
+        target: where to write them, under the same paths; may be ``source``, to save space: no part
+            is replaced before all have been read.
         parts: in order; all of one schema.
         mode: ``full``, or ``file`` to keep the days apart and in order.
         seed: not negative.
-        work: a directory for what this function remembers; it takes about the space of the rows
-            in memory. The caller removes it, when nothing else can go wrong.
-        workers: threads; without influence on the result.
-        report: called with rows done since the last call; they sum to all rows.
-        bytes_at_once: of rows in memory, per thread; default: by the size of the split.
+        work: a directory for the state, which takes about the space of the rows in memory. The
+            caller removes it when the run has finished.
+        workers: threads; they do not influence the result.
+        report: called with the number of rows done since the last call; their sum is all rows.
+        bytes_at_once: bytes of rows that a thread has in memory; None: by the size of the split.
 
     Raises:
-        SettingsError: an unknown mode, a negative seed.
-        BadInputError: a part is damaged or has not the rows it should have.
-        OutputError: a directory cannot be written, or holds another shuffle's state.
+        SettingsError: the mode is unknown, or the seed negative.
+        BadInputError: a part is damaged or has another number of rows.
+        OutputError: a directory cannot be written, or holds the state of another shuffle.
     """
     if mode not in ("file", "full"):
         raise SettingsError(f"shuffle mode {mode!r} is unknown", "file or full")
     if seed < 0:
-        raise SettingsError(f"seed {seed} is negative", "choose one of 0, 1, 2 …")
+        raise SettingsError(f"seed {seed} is negative", "choose 0 or more")
     task = {"mode": mode, "seed": seed, "parts": [dataclasses.astuple(part) for part in parts]}
     journal = Journal(work)
     plan = _plan(source, task, journal, bytes_at_once)
@@ -110,8 +109,8 @@ def shuffle(
             journal.add({unit: finished[unit]})
         return finished[unit]
 
-    def scatter(run: int) -> float:
-        return once(f"run.{run}", lambda: _scatter(plan, source, work, run))
+    def scatter(chunk: int) -> float:
+        return once(f"chunk.{chunk}", lambda: _scatter(plan, source, work, chunk))
 
     def gather(bucket: int) -> float:
         return once(f"bucket.{bucket}", lambda: _gather(plan, source, target, work, bucket))
@@ -122,26 +121,26 @@ def shuffle(
     if "scattered" in finished:
         report(plan.rows / 2)
     else:
-        _in_threads(scatter, range(len(plan.runs)), workers, report)
+        _in_threads(scatter, range(len(plan.chunks)), workers, report)
         journal.add({"scattered": 0})
     _in_threads(gather, range(len(plan.buckets)), workers, report)
     journal.add({"shuffled": 0})
-    for run in range(len(plan.runs)):
-        _run_file(work, run).unlink(missing_ok=True)
+    for chunk in range(len(plan.chunks)):
+        _chunk_file(work, chunk).unlink(missing_ok=True)
 
 
 @dataclasses.dataclass
 class _Plan:
-    """What to do, a function of the parts' footers; JSON-ready.
+    """The cut into chunks and buckets, which depends on the parts' footers; JSON-ready.
 
     Attributes:
-        settings: what :func:`shuffle` was asked for.
-        runs: consecutive row groups: [part, row group, first row, rows] each.
+        settings: mode, seed and parts that :func:`shuffle` was called with.
+        chunks: consecutive row groups: [part, row group, first row, rows] each.
         buckets: consecutive parts: [first part, last part + 1].
     """
 
     settings: dict[str, Any]
-    runs: list[list[list[int]]]
+    chunks: list[list[list[int]]]
     buckets: list[list[int]]
 
     def __post_init__(self) -> None:
@@ -200,11 +199,11 @@ def _plan(source: Path, task: dict, journal: Journal, bytes_at_once: int | None)
         sizes.append(sum(group[-1] for group in own))
     if bytes_at_once is None:
         bytes_at_once = min(max(_LEAST, math.isqrt(sum(sizes) * _PIECE)), _MOST)
-    runs = _consecutive(groups, [group[-1] for group in groups], bytes_at_once)
+    chunks = _consecutive(groups, [group[-1] for group in groups], bytes_at_once)
     buckets = _consecutive(range(len(sizes)), sizes, bytes_at_once)
     plan = _Plan(
         task,
-        [[group[:4] for group in run] for run in runs],
+        [[group[:4] for group in chunk] for chunk in chunks],
         [[bucket[0], bucket[-1] + 1] for bucket in buckets],
     )
     journal.begin(dataclasses.asdict(plan))
@@ -219,7 +218,7 @@ def _bytes(group: pq.RowGroupMetaData) -> int:
 
 
 def _consecutive(items: Iterable, sizes: list[int], limit: int) -> list[list]:
-    """Cut into lists of up to ``limit`` in total; a larger item makes a list of its own."""
+    """Cut items into lists with sizes of up to ``limit``; a larger item has a list of its own."""
     lists, total = [], 0
     for item, size in zip(items, sizes, strict=True):
         if not lists or total + size > limit:
@@ -230,9 +229,9 @@ def _consecutive(items: Iterable, sizes: list[int], limit: int) -> list[list]:
     return lists
 
 
-def _scatter(plan: _Plan, source: Path, work: Path, run: int) -> float:
-    """Write the rows of a run by bucket; returns half of their number."""
-    groups = plan.runs[run]
+def _scatter(plan: _Plan, source: Path, work: Path, chunk: int) -> float:
+    """Write the rows of a chunk by bucket; returns half of their number."""
+    groups = plan.chunks[chunk]
     rows = sum(group[3] for group in groups)
     tables = []
     for part in sorted({group[0] for group in groups}):
@@ -258,7 +257,10 @@ def _scatter(plan: _Plan, source: Path, work: Path, run: int) -> float:
     batch = batch.take(to_arrow(order))
     cuts = np.searchsorted(buckets[order], np.arange(len(plan.buckets) + 1))
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with atomic_path(_run_file(work, run)) as temporary, pa.OSFile(str(temporary), "wb") as file:
+    with (
+        atomic_path(_chunk_file(work, chunk)) as temporary,
+        pa.OSFile(str(temporary), "wb") as file,
+    ):
         stream = pa.ipc.new_stream(file, batch.schema, options=options)
         stream.write_batch(batch.slice(0, 0))  # takes the schema with it
         offsets = [file.tell()]
@@ -277,7 +279,7 @@ def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) ->
     parts = range(*plan.buckets[bucket])
     schema = _read(source / plan.parts[parts[0]].file, pq.read_schema)
     moving = schema.append(pa.field("", pa.int64(), nullable=False))
-    pieces = [_piece(plan, work, run, bucket, moving) for run in range(len(plan.runs))]
+    pieces = [_piece(plan, work, chunk, bucket, moving) for chunk in range(len(plan.chunks))]
     table = pa.Table.from_batches([piece for piece in pieces if piece], moving)
     del pieces
     positions = np.concatenate([np.empty(0, np.int64), *map(to_numpy, table[""].chunks)])
@@ -298,9 +300,9 @@ def _gather(plan: _Plan, source: Path, target: Path, work: Path, bucket: int) ->
 
 
 def _piece(
-    plan: _Plan, work: Path, run: int, bucket: int, schema: pa.Schema
+    plan: _Plan, work: Path, chunk: int, bucket: int, schema: pa.Schema
 ) -> pa.RecordBatch | None:
-    """The rows of a run that go to a bucket; None if there are none."""
+    """The rows of a chunk that go to a bucket; None if there are none."""
 
     def read(path: Path) -> pa.RecordBatch | None:
         with open(path, "rb") as file:
@@ -312,11 +314,11 @@ def _piece(
                 pa.ipc.read_record_batch(file.read(last - first), schema) if first < last else None
             )
 
-    return _read(_run_file(work, run), read)
+    return _read(_chunk_file(work, chunk), read)
 
 
-def _run_file(work: Path, run: int) -> Path:
-    return work / f"run.{run}"
+def _chunk_file(work: Path, chunk: int) -> Path:
+    return work / f"chunk.{chunk}"
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
@@ -332,7 +334,7 @@ def _read(path: Path, read: Callable[[Path], Any]) -> Any:
 
 
 def _in_threads(work: Callable, items: Sequence, workers: int, report: Callable) -> None:
-    """Do ``work(item)`` for all; report what it returns. The first error stops the rest."""
+    """Call ``work`` with all items; report what it returns. The first error stops the others."""
     lock = threading.Lock()
 
     def work_and_report(item) -> None:

@@ -18,9 +18,9 @@ import yaml
 from tqdm import tqdm
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
+from clicklog.files.directories import new_directory
 from clicklog.readers.stream import stream_unparsed
 from clicklog.schema import TableSchema
-from inference.directories import new_directory
 from inference.predictor import Predictor, input_spec
 from workflows.compiled.workflow import EncodedRows
 

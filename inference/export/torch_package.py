@@ -11,8 +11,8 @@ import torch
 
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
+from clicklog.files.directories import new_directory
 from clicklog.spec.feature_spec import FeatureSpec
-from inference.directories import new_directory
 from inference.export.network import MISSING, RawModel, to_inputs
 from inference.export.probe import probe_rows
 from inference.model.bundle import WORKFLOW

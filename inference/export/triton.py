@@ -18,9 +18,9 @@ import json
 import shutil
 from pathlib import Path
 
+from clicklog.files.directories import new_directory
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.versions import installed_version
-from inference.directories import new_directory
 from inference.predictor import Predictor
 
 NAME = "click_probability"

@@ -20,7 +20,7 @@ class TritonPythonModel:
     """The interface of Triton's Python backend."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the bundle, on the GPU of an instance of KIND_GPU.
+        """Open the bundle, on the GPU of an instance of KIND_GPU, and compare its digests.
 
         Args:
             args: Triton's arguments: ``model_instance_kind``, ``model_instance_device_id``.
@@ -32,7 +32,7 @@ class TritonPythonModel:
 
         gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
-        self._predictor = Predictor.load(HERE / "bundle", device=device)
+        self._predictor = Predictor.load(HERE / "bundle", device=device, check=True)
         self._join, self._row_errors = join, (ClickLogError, ValueError)
         spec = self._predictor.spec
         self._columns = (*spec.dense, *spec.categorical)

@@ -1,4 +1,4 @@
-"""A workflow and a model in one directory that can be moved: what a server needs, and no more.
+"""A workflow and a model in one directory that can be moved: all that a server needs.
 
 Layout::
 
@@ -12,8 +12,8 @@ Layout::
     weights/GROUP.N.weight.npy, .bias.npy              the dense layers, by their groups in
                            :class:`inference.model.scoring.ServingModel`
 
-No pickle, no absolute path. The table is mapped into memory, not read: a bundle opens at once
-whatever its size, and processes on a machine share it.
+There is no pickle and no absolute path in it. The table is mapped into memory, not read: opening a
+bundle takes no longer for a large one, and the processes of a machine share the table.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ import numpy as np
 import torch
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.files.atomic import read_json, write_json
+from clicklog.files.artifact import FileEntry, Format, check_digests, check_sizes
+from clicklog.files.directories import new_directory
 from clicklog.files.mapping import MappedArray
-from clicklog.files.validation import parse
 from clicklog.finite import not_finite
-from inference.directories import new_directory
 from inference.model.scoring import GROUPS, Layer, ServingModel
 from inference.model.tables import KINDS, Table
 from inference.model.weights import ModelShape, check_pair, read_checkpoint
 from workflows import compiled
-from workflows.description import FileEntry, inspect, sha256, verify
+from workflows.description import inspect, verify
 
-FORMAT = "nvt-torchrec bundle"
-VERSION = 1
+FORMAT = Format(
+    "nvt-torchrec bundle",
+    1,
+    "a bundle of `python -m inference bundle`",
+    version_key="version",
+    foreign=SchemaError,
+)
 BUNDLE_FILE, WORKFLOW, WEIGHTS = "bundle.json", "workflow", "weights"
 _NUMPY_KINDS = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}
 _AGAIN = "copy the whole bundle again, or make it again with `python -m inference bundle`"
@@ -52,12 +56,12 @@ def write_bundle(
     Args:
         workflow: its directory.
         checkpoint: its directory.
-        path: that will be the bundle.
-        tables: the type that embeddings are kept in, one of :data:`inference.model.tables.KINDS`.
+        path: of the bundle.
+        tables: the type of the embeddings, one of :data:`inference.model.tables.KINDS`.
 
     Raises:
-        BadInputError: one of them is missing or damaged (all bytes of the workflow are checked).
-        SchemaError: they do not belong together.
+        BadInputError: the workflow or the checkpoint is missing or damaged; all bytes are checked.
+        SchemaError: the checkpoint was trained on data of another workflow.
         OutputError: ``path`` exists, or cannot be written.
     """
     workflow, path = Path(workflow), Path(path)
@@ -80,22 +84,16 @@ def save_bundle(path: Path, workflow: Path, model: ServingModel, shape: ModelSha
         opened.schema.write(temporary)
         _write_weights(temporary / WEIGHTS, model)
         files = sorted(file for file in temporary.rglob("*") if file.is_file())
-        value = {
-            "format": FORMAT,
-            "version": VERSION,
+        content = {
             "workflow_digest": opened.digest,
             "model": dataclasses.asdict(shape),
             "tables": model.table.kind,
             "layers": {group: len(layers) for group, layers in model.layers.items()},
             "files": {
-                str(file.relative_to(temporary)): {
-                    "bytes": file.stat().st_size,
-                    "sha256": sha256(file),
-                }
-                for file in files
+                str(file.relative_to(temporary)): FileEntry.of(file).to_dict() for file in files
             },
         }
-        write_json(temporary / BUNDLE_FILE, value)
+        FORMAT.write(temporary / BUNDLE_FILE, content)
 
 
 def _write_weights(directory: Path, model: ServingModel) -> None:
@@ -125,8 +123,8 @@ def read_bundle(
             for tables that are not finite.
 
     Raises:
-        BadInputError: no bundle there, or a file missing, damaged or not finite.
-        SchemaError: of another version, or its parts do not belong together.
+        BadInputError: there is no bundle, or a file is missing, damaged or not finite.
+        SchemaError: the bundle has another version, or its parts do not belong together.
     """
     path = Path(path)
     value = _read_description(path, check=check)
@@ -158,7 +156,7 @@ def read_bundle(
 
 
 def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
-    """Refuse weights of a run that diverged; ``tables``: read those for it, too."""
+    """Refuse weights that are not finite; ``tables``: check the embedding tables, too."""
     weights = {
         f"{group}.{index}.{part}": tensor
         for group, layers in model.layers.items()
@@ -179,7 +177,7 @@ def _check_finite(path: Path, model: ServingModel, *, tables: bool) -> None:
 
 
 def is_bundle(path: Path | str) -> bool:
-    """Whether a directory says it is one."""
+    """Whether a directory holds a bundle."""
     return (Path(path) / BUNDLE_FILE).is_file()
 
 
@@ -187,8 +185,6 @@ def is_bundle(path: Path | str) -> bool:
 class _Description:
     """What ``bundle.json`` holds."""
 
-    format: str
-    version: int
     workflow_digest: str
     model: ModelShape
     layers: dict[str, int]
@@ -209,7 +205,7 @@ class _Description:
 
 
 def _weight_files(tables: str, layers: dict[str, int]) -> list[str]:
-    """What is read of a bundle beside its workflow, which lists its own files."""
+    """The files that are read of a bundle, but for its workflow, which lists its own."""
     names = ["table", "ranges"] if tables == "int8" else ["table"]
     for group, count in layers.items():
         for index in range(count):
@@ -218,26 +214,10 @@ def _weight_files(tables: str, layers: dict[str, int]) -> list[str]:
 
 
 def _read_description(path: Path, *, check: bool) -> _Description:
-    value = read_json(path / BUNDLE_FILE, "a bundle of `python -m inference bundle`")
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise SchemaError(f"{path / BUNDLE_FILE}: no bundle of this program", _AGAIN)
-    if value.get("version") != VERSION:
-        raise SchemaError(
-            f"{path}: bundle of version {value.get('version')}, this program reads {VERSION}",
-            _AGAIN,
-        )
-    read = parse(_Description, value, path / BUNDLE_FILE, _AGAIN)
-    for name, expected in read.files.items():
-        file = path / name
-        inside = file.is_relative_to(path) and ".." not in Path(name).parts
-        if not inside or not file.is_file():
-            raise BadInputError(f"{file}: missing", _AGAIN)
-        if file.stat().st_size != expected.bytes:
-            raise BadInputError(
-                f"{file}: {file.stat().st_size} bytes instead of {expected.bytes}", _AGAIN
-            )
-        if check and sha256(file) != expected.sha256:
-            raise BadInputError(f"{file}: not the file that was written (SHA-256)", _AGAIN)
+    read = FORMAT.read(_Description, path / BUNDLE_FILE, _AGAIN)
+    check_sizes(path, read.files, _AGAIN)
+    if check:
+        check_digests(path, read.files, _AGAIN)
     return read
 
 
@@ -253,7 +233,7 @@ def _load_table(weights: Path, kind: str, rows: int) -> Table:
 
 
 def _map(file: Path, dtype: type, dimensions: int = 2) -> MappedArray:
-    # writable: pages are shared with other processes until someone writes to them, and nobody does
+    # writable, as PyTorch wants it; pages that are not written to stay shared with other processes
     try:
         return MappedArray(file, dtype, dimensions, writable=True)
     except ValueError as error:
@@ -261,14 +241,14 @@ def _map(file: Path, dtype: type, dimensions: int = 2) -> MappedArray:
 
 
 def _layers(weights: Path, group: str, count: int, device: torch.device) -> list[Layer]:
-    """In memory, not mapped: they are small, and nobody can cut them short there."""
+    """Read into memory, not mapped: they are small, and a truncated file cannot end the process."""
     layers = []
     for index in range(count):
         weight, bias = (
             torch.tensor(_map(weights / f"{group}.{index}.{part}.npy", np.float32, rank).values)
             for part, rank in (("weight", 2), ("bias", 1))
         )
-        if len(weight) != len(bias):  # one number would do for all of them, silently
+        if len(weight) != len(bias):  # a single bias would be broadcast
             raise ValueError(f"{group}.{index}: {len(bias)} biases of {len(weight)} outputs")
         layers.append((weight.to(device), bias.to(device)))
     return layers

@@ -101,6 +101,7 @@ def make_service(
         PREDICT,
         summary="Score raw rows",
         response_model=Probabilities,
+        response_description="A probability for each row, in their order",
         responses=ERRORS,
         openapi_extra={"requestBody": request_body(predictor.spec)},
     )

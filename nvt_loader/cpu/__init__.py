@@ -1,1 +1,2 @@
-"""Blocks in CPU memory."""
+"""Blocks in CPU memory. Imports :mod:`nvt_loader.parquet`, and is imported by
+:mod:`nvt_loader.cuda`."""

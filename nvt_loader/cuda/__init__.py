@@ -1,1 +1,1 @@
-"""Blocks on a GPU."""
+"""Blocks on a GPU. Imports :mod:`nvt_loader.parquet` and :mod:`nvt_loader.cpu`."""

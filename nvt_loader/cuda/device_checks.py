@@ -8,17 +8,17 @@ import numpy as np
 import torch
 
 from nvt_loader.cuda.device_rows import DeviceRows
-from nvt_loader.parquet.checks import Checker, refuse_numbers
-from nvt_loader.parquet.footers import Layout
+from nvt_loader.parquet.checks import Checker, refuse_non_finite
+from nvt_loader.parquet.dataset import Dataset
 
 
 class DeviceChecker:
     """Checks rows on their device: one reduction, read back in the loader's thread."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        self._layout = layout
-        self._host = Checker(layout)
-        schema = layout.schema
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        self._dataset = dataset
+        self._host = Checker(dataset)
+        schema = dataset.schema
         self._single = [i for i, n in enumerate(schema.categorical) if n not in schema.multi_hot]
         self._lists = [schema.categorical.index(name) for name in schema.multi_hot]
         sizes = [schema.table_sizes[i] for i in self._single]
@@ -32,7 +32,7 @@ class DeviceChecker:
             file: where they are from.
             unsigned: the columns whose ids were uint64; those from 2⁶³ on are negative now.
         """
-        schema, path = self._layout.schema, self._layout.files[file]
+        schema, path = self._dataset.schema, self._dataset.files[file]
         broken = ~rows.floats.isfinite().all(dim=0)
         outside = ((rows.ids < 0) | (rows.ids >= self._sizes)).any(dim=0)
         in_lists = [
@@ -40,7 +40,7 @@ class DeviceChecker:
             for i, (_, values, _) in zip(self._lists, rows.lists, strict=True)
         ]
         weighted = {
-            self._layout.weights[schema.categorical[i]]: weights
+            self._dataset.weights[schema.categorical[i]]: weights
             for i, (_, _, weights) in zip(self._lists, rows.lists, strict=True)
             if weights is not None
         }
@@ -50,11 +50,11 @@ class DeviceChecker:
         ends = np.cumsum([len(broken), len(outside), len(in_lists)])
         broken, outside, in_lists, in_weights = np.split(found, ends)
         for i in np.flatnonzero(broken):
-            refuse_numbers(rows.floats[:, i].cpu().numpy(), schema.columns[i], path)
+            refuse_non_finite(rows.floats[:, i].cpu().numpy(), schema.columns[i], path)
         for name, flag in zip(weighted, in_weights, strict=True):
             if flag:
-                refuse_numbers(weighted[name].cpu().numpy(), name, path)
-        dtype = torch.int64 if self._layout.id_dtype.itemsize == 8 else torch.int32
+                refuse_non_finite(weighted[name].cpu().numpy(), name, path)
+        dtype = torch.int64 if self._dataset.id_dtype.itemsize == 8 else torch.int32
         ids, lists = rows.ids, list(rows.lists)
         for i in np.flatnonzero(outside):
             ids = ids.clone()
@@ -74,7 +74,7 @@ class DeviceChecker:
         self, ids: torch.Tensor, column: int, file: int, unsigned: Collection[str]
     ) -> torch.Tensor:
         found = ids.cpu().numpy()
-        if self._layout.schema.categorical[column] in unsigned:
+        if self._dataset.schema.categorical[column] in unsigned:
             found = found.view(np.uint64)
         found = self._host.inside(found, column, file)
         return torch.from_numpy(found.astype(np.int64)).to(ids)

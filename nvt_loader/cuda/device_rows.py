@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from nvt_loader.blocks import Block, JaggedBlock, Source, empty_block
-from nvt_loader.parquet.footers import Layout
+from nvt_loader.blocks import FlatBlock, JaggedBlock, Source, empty_block
+from nvt_loader.parquet.dataset import Dataset
 
 #: Offsets, elements and weights of a list column.
-Lists = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+ListColumn = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class DeviceRows:
     rows: int
     floats: torch.Tensor
     ids: torch.Tensor
-    lists: tuple[Lists, ...]
+    lists: tuple[ListColumn, ...]
 
     def slice(self, begin: int, end: int, ends: Sequence[tuple[int, int]]) -> DeviceRows:
         """Rows [begin, end), on the same memory; ``ends`` are where their elements begin and end in
@@ -78,7 +78,7 @@ def slices(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
 
 
 @dataclasses.dataclass(eq=False)
-class RowGroup:
+class DeviceRowGroup:
     """A row group that is decoded when a block needs it, together with the others it needs.
 
     Attributes:
@@ -91,10 +91,10 @@ class RowGroup:
 
 
 @dataclasses.dataclass(frozen=True)
-class PendingRows:
+class DeviceRowGroupSlice:
     """Rows [begin, end) of a row group, decoded or not."""
 
-    group: RowGroup
+    group: DeviceRowGroup
     begin: int
     end: int
 
@@ -103,31 +103,31 @@ class PendingRows:
         """How many."""
         return self.end - self.begin
 
-    def slice(self, begin: int, end: int) -> PendingRows:
+    def slice(self, begin: int, end: int) -> DeviceRowGroupSlice:
         """Rows [begin, end) of them."""
-        return PendingRows(self.group, self.begin + begin, self.begin + end)
+        return DeviceRowGroupSlice(self.group, self.begin + begin, self.begin + end)
 
 
-def cut(pending: Sequence[PendingRows]) -> list[DeviceRows]:
+def decoded_rows(pending: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
     """Rows of row groups that have been decoded."""
     return slices([(one.group.decoded, one.begin, one.end) for one in pending])
 
 
 def build_on_device(
-    layout: Layout,
+    dataset: Dataset,
     chunks: list[DeviceRows],
     sources: list[Source],
     steps: int,
     batch: int,
     device: torch.device,
-) -> Block | JaggedBlock:
+) -> FlatBlock | JaggedBlock:
     """The block of ``steps`` batches that the sources make together, on ``device``.
 
     ``chunks`` are the rows of the sources, of one after the other.
     """
-    schema = layout.schema
+    schema = dataset.schema
     if not chunks:
-        return empty_block(layout, steps, device)
+        return empty_block(dataset, steps, device)
     # which row of all chunks each row of a batch is
     where = torch.empty((steps, batch), dtype=torch.int64, device=device)
     base = 0
@@ -145,12 +145,12 @@ def build_on_device(
     labels = floats[:, 0][where]
     dense = floats[:, 1:][where]
     if not schema.multi_hot:
-        return Block(labels, dense, ids[where].transpose(1, 2).contiguous())
-    return _jagged(layout, chunks, ids, where, labels, dense)
+        return FlatBlock(labels, dense, ids[where].transpose(1, 2).contiguous())
+    return _jagged(dataset, chunks, ids, where, labels, dense)
 
 
 def _jagged(
-    layout: Layout,
+    dataset: Dataset,
     chunks: list[DeviceRows],
     ids: torch.Tensor,
     where: torch.Tensor,
@@ -159,7 +159,7 @@ def _jagged(
 ) -> JaggedBlock:
     """All columns' ids go into one pool; each row of each column is a range of it."""
     steps, batch = where.shape
-    schema, device = layout.schema, ids.device
+    schema, device = dataset.schema, ids.device
     pool, weights, lengths, starts = [], [], [], []
     size = single = 0
     for name in schema.categorical:
@@ -170,7 +170,7 @@ def _jagged(
                 offsets, values, own = chunk.lists[k]
                 first.append((offsets[:-1].long() + size, offsets.diff()))
                 pool.append(values)
-                if layout.weights:
+                if dataset.weights:
                     weights.append(
                         torch.ones_like(values, dtype=torch.float32) if own is None else own
                     )
@@ -181,7 +181,7 @@ def _jagged(
             values = ids[:, single]
             single += 1
             pool.append(values)
-            if layout.weights:
+            if dataset.weights:
                 weights.append(torch.ones_like(values, dtype=torch.float32))
             starts.append(where + size)
             lengths.append(torch.ones_like(where, dtype=torch.int32))
@@ -200,7 +200,7 @@ def _jagged(
         labels,
         dense,
         torch.cat(pool)[index],
-        torch.cat(weights)[index] if layout.weights else None,
+        torch.cat(weights)[index] if dataset.weights else None,
         length.view(steps, -1).to(torch.int32),
         offsets.to(torch.int32),
         begins[::batch].tolist(),

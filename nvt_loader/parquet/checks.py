@@ -7,30 +7,25 @@ or, where pages are indices, for each dictionary.
 
 from __future__ import annotations
 
-import difflib
-import itertools
 import logging
 import threading
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clicklog.errors import SchemaError
-from clicklog.schema import TableSchema
 from nvt_loader.kernels import largest, largest_magnitude
-
-if TYPE_CHECKING:
-    from nvt_loader.parquet.chunks import Chunk
-    from nvt_loader.parquet.footers import Layout
+from nvt_loader.parquet.columns import find_leaves, is_list
+from nvt_loader.parquet.dataset import Dataset
+from nvt_loader.parquet.row_chunks import RowChunk
 
 log = logging.getLogger(__name__)
 
 #: From here on, a float32's magnitude as bits is infinite or not a number.
-NO_NUMBER = 0x7F800000
+INFINITY_BITS = 0x7F800000
 
 #: First ids of every table that hashing leaves alone: padding, null, out of vocabulary.
 RESERVED_IDS = 3
@@ -38,78 +33,22 @@ RESERVED_IDS = 3
 FILL_REMEDY = "the ETL fills missing values; run it again"
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Whether a column type holds a list in each row."""
-    return (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Whether a column type can be read as float32."""
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-
-
-def check_columns(
-    found: pa.Schema, schema: TableSchema, path: Path, weights: dict[str, str] | None = None
-) -> None:
-    """Refuse a file that lacks a column or holds it in a type that cannot be converted.
-
-    Raises:
-        SchemaError: naming file and column.
-    """
-    wanted = dict.fromkeys([schema.label, *schema.dense], "numbers")
-    wanted |= dict.fromkeys(schema.categorical, "integer ids")
-    wanted |= dict.fromkeys(schema.multi_hot, "lists of integer ids")
-    wanted |= dict.fromkeys((weights or {}).values(), "lists of numbers")
-    for name, what in wanted.items():
-        index = found.get_field_index(name)
-        if index < 0:
-            close = difflib.get_close_matches(name, set(found.names) - wanted.keys(), n=1)
-            raise SchemaError(
-                f"{path}: column {name} is missing" + (f" (there is {close[0]})" if close else ""),
-                "all files of a split need the columns of its .merlin/schema.json",
-            )
-        kind = found.field(index).type
-        lists = is_list(kind)
-        inner = kind.value_type if lists else kind
-        fits = pa.types.is_integer(inner) if "ids" in what else is_number(inner)
-        if lists != what.startswith("lists") or not fits:
-            raise SchemaError(
-                f"{path}: column {name} is {kind}, not {what}",
-                "write labels and dense features as float32, ids as int32, multi-hot ids as "
-                "list<int32>, and say in the schema which columns are lists",
-            )
-
-
-def find_leaves(footer: pq.FileMetaData, columns: Iterable[str]) -> dict[str, int]:
-    """Which of a file's leaves holds the values of each column, flat or a list."""
-    fields = footer.schema.to_arrow_schema()
-    first = itertools.accumulate((_count_leaves(field.type) for field in fields), initial=0)
-    leaves = dict(zip(fields.names, first, strict=False))  # paths of leaves are not unambiguous
-    return {name: leaves[name] for name in columns}
-
-
-def _count_leaves(kind: pa.DataType) -> int:
-    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1
-
-
 class Checker:
     """Converts and checks the columns of a split's files; safe for use by several threads."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        schema = layout.schema
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        schema = dataset.schema
         self._first_id = 1 + len(schema.dense)
         self._sizes = np.array(schema.table_sizes, dtype=np.int64)
         lists = set(schema.multi_hot)
         self._is_list = np.array([name in lists for name in schema.categorical], dtype=bool)
-        ids = pa.from_numpy_dtype(layout.id_dtype)
+        ids = pa.from_numpy_dtype(dataset.id_dtype)
         self._types = [pa.float32()] * self._first_id + [ids] * len(self._sizes)
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._known: tuple[pq.ParquetSchema | None, dict[int, tuple[int, int]]] = (None, {})
         #: What a column's numbers have to stay below: ids unsigned, floats their magnitude's bits.
-        self.limits = np.array([NO_NUMBER] * self._first_id + [*schema.table_sizes], np.uint64)
+        self.limits = np.array([INFINITY_BITS] * self._first_id + [*schema.table_sizes], np.uint64)
         self._lock = threading.Lock()
 
     def plain_leaves(self, footer: pq.FileMetaData) -> dict[int, tuple[int, int]]:
@@ -121,7 +60,7 @@ class Checker:
         if known is None or not known.equals(schema):  # most files are alike
             types = schema.to_arrow_schema()
             leaves = {}
-            found = find_leaves(footer, self._layout.schema.columns)
+            found = find_leaves(footer, self._dataset.schema.columns)
             for number, (name, leaf) in enumerate(found.items()):
                 if self.is_plain(types.field(name).type, number):
                     leaves[number] = leaf, schema.column(leaf).max_definition_level
@@ -136,7 +75,7 @@ class Checker:
 
     def column(self, column: pa.Array, number: int, file: int) -> pa.Array:
         """A column of a file, without nulls and in the type that the loader hands out."""
-        name = self._layout.schema.columns[number]
+        name = self._dataset.schema.columns[number]
         if is_list(column.type) and not pa.types.is_list(column.type):
             column = column.cast(pa.list_(column.type.value_type))
         self._refuse_nulls(column, name, file)
@@ -153,14 +92,14 @@ class Checker:
             nulls = column.flatten().null_count if column.values.null_count else 0
         if nulls:
             raise SchemaError(
-                f"{self._layout.files[file]}: column {name} holds {nulls} null values", FILL_REMEDY
+                f"{self._dataset.files[file]}: column {name} holds {nulls} null values", FILL_REMEDY
             )
 
     def _to_ids(self, column: pa.Array, i: int, file: int) -> pa.Array:
-        """Integers of another width as ids; those outside the table are dealt with before."""
+        """Integers of another width as ids; those outside the table are assigned with before."""
         flat = column.flatten() if self._is_list[i] else column
         ids = flat.to_numpy(zero_copy_only=False)
-        ids = pa.array(self.inside(ids, i, file).astype(self._layout.id_dtype))
+        ids = pa.array(self.inside(ids, i, file).astype(self._dataset.id_dtype))
         if not self._is_list[i]:
             return ids
         offsets = column.offsets.to_numpy()
@@ -172,14 +111,14 @@ class Checker:
         Raises:
             SchemaError: naming file, column, id and table size.
         """
-        name, size = self._layout.schema.categorical[i], int(self._sizes[i])
+        name, size = self._dataset.schema.categorical[i], int(self._sizes[i])
         bad = (ids < 0) | (ids >= size)
         if not bad.any():
             return ids
-        if not self._layout.hash_indices:
+        if not self._dataset.hash_indices:
             outside = ids[bad]
             raise SchemaError(
-                f"{self._layout.files[file]}: column {name} holds id {outside[0]}, outside its "
+                f"{self._dataset.files[file]}: column {name} holds id {outside[0]}, outside its "
                 f"table of {size} rows (in {outside.size} of {ids.size} ids)",
                 "table sizes come from .merlin/schema.json: it and the data are of two ETL runs; "
                 "--hash_indices maps such ids into the table",
@@ -190,13 +129,13 @@ class Checker:
                 f"hashing leaves the first {RESERVED_IDS} ids alone; enlarge the table",
             )
         with self._lock:
-            said = name in self._said
-            self._said.add(name)
-        if not said:
+            warned = name in self._warned
+            self._warned.add(name)
+        if not warned:
             log.warning(
                 "%s: ids of column %s outside its table of %d rows, as %d, are mapped into it "
                 "(hash_indices)",
-                self._layout.files[file],
+                self._dataset.files[file],
                 name,
                 size,
                 ids[bad][0],
@@ -209,7 +148,7 @@ class Checker:
 
     def check(
         self,
-        chunk: Chunk,
+        chunk: RowChunk,
         arrays: dict[int, pa.Array],
         numbers: np.ndarray,
         file: int,
@@ -230,7 +169,7 @@ class Checker:
         for i in floats[found >= self.limits[floats]].tolist():
             self.refuse(chunk, i, file)
         ids = numbers[numbers >= self._first_id]
-        is_list, width = self._is_list[ids - self._first_id], self._layout.id_dtype.itemsize
+        is_list, width = self._is_list[ids - self._first_id], self._dataset.id_dtype.itemsize
         flat = ids[~is_list]
         if flat.size:
             most = np.empty(flat.size, np.uint64)
@@ -248,22 +187,22 @@ class Checker:
             if most[0] >= self.limits[i]:
                 self._replace(chunk, array, i, file)
 
-    def refuse(self, chunk: Chunk, number: int, file: int) -> None:
+    def refuse(self, chunk: RowChunk, number: int, file: int) -> None:
         """Refuse a column, no list, that has a number at its limit or above (or hash its ids).
 
         Raises:
             SchemaError: naming file, column and value.
         """
         if number < self._first_id:
-            name = self._layout.schema.columns[number]
-            refuse_numbers(chunk.column(number, np.float32), name, self._layout.files[file])
+            name = self._dataset.schema.columns[number]
+            refuse_non_finite(chunk.column(number, np.float32), name, self._dataset.files[file])
         self._replace(chunk, None, number, file)
 
-    def _replace(self, chunk: Chunk, array: pa.Array | None, number: int, file: int) -> None:
+    def _replace(self, chunk: RowChunk, array: pa.Array | None, number: int, file: int) -> None:
         """Put ids that are in the table in place of a column's, which may be the list ``array``."""
         i = number - self._first_id
         if array is None:
-            ids = self.inside(chunk.column(number, self._layout.id_dtype), i, file)
+            ids = self.inside(chunk.column(number, self._dataset.id_dtype), i, file)
             chunk.addresses[number] = ids.ctypes.data
         else:  # as long as all elements, so that the offsets stay right
             begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
@@ -283,7 +222,7 @@ class Checker:
         if not np.array_equal(np.diff(offsets), np.diff(own)):
             row = int(np.flatnonzero(np.diff(offsets) != np.diff(own))[0])
             raise SchemaError(
-                f"{self._layout.files[file]}: column {name} has {np.diff(own)[row]} weights for "
+                f"{self._dataset.files[file]}: column {name} has {np.diff(own)[row]} weights for "
                 f"{np.diff(offsets)[row]} ids",
                 "each id needs a weight",
             )
@@ -291,11 +230,11 @@ class Checker:
         owner.append(values)
         weights = values.to_numpy()
         if weights.size and not np.isfinite(weights).all():
-            refuse_numbers(weights, name, self._layout.files[file])
+            refuse_non_finite(weights, name, self._dataset.files[file])
         return weights.ctypes.data - 4 * int(offsets[0])
 
 
-def refuse_numbers(column: np.ndarray, name: str, path: Path) -> NoReturn:
+def refuse_non_finite(column: np.ndarray, name: str, path: Path) -> NoReturn:
     """Refuse infinities and NaN, which one step spreads over the whole model.
 
     Raises:

@@ -1,6 +1,6 @@
 """Compiled loops that read the values of parquet pages: plain ones, and indices of a dictionary.
 
-As :mod:`nvt_loader.parquet.pages`, they refuse what they do not know or what is broken.
+Like :mod:`nvt_loader.parquet.pages`, they refuse what they do not know and what is broken.
 """
 
 from __future__ import annotations
@@ -11,6 +11,17 @@ import numpy as np
 from clicklog.kernels import compiled
 from nvt_loader.kernels import copy_rows, largest_of
 from nvt_loader.native import pointer
+from nvt_loader.parquet.dictionary_indices import (
+    BITS,
+    END,
+    ENTRIES,
+    LEFT,
+    NEXT,
+    PAGE,
+    RUN,
+    WORDS,
+    read_indices,
+)
 from nvt_loader.parquet.pages import (
     BODY,
     BYTES,
@@ -28,29 +39,16 @@ from nvt_loader.parquet.pages import (
     varint,
 )
 
-#: Indices of so many bits are unpacked eight at a time: four, and a shift, fit a word.
-_EIGHT_BITS = 14
-
-#: Indices that are unpacked before their values are looked up: what fits a core's first cache.
-_INDICES = 2048
-
-#: Rows that are decoded before they are copied to a block: what fits a core's second cache.
+#: Rows decoded before they are copied to a block: as many as fit a core's second-level cache.
 DECODED_ROWS = 1024
 
-#: Rows of other ranks that are passed over: fewer are decoded faster than that.
-_PASSED_ROWS = 64
-
-#: Where reading a column is, a row of int64: its page; rows left there; where its next bytes lie
-#: and where its bytes end; of a dictionary page, bits of an index, values left in the run, whether
-#: the run is packed, and the run's one index or the bits read of it; the dictionary's address and
-#: values.
-PAGE, LEFT, NEXT, END, BITS, RUN, PACKED, STATE, WORDS, ENTRIES = range(10)
-CURSOR_FIELDS = 10
+#: Rows of other ranks from which on they are skipped: fewer are decoded faster than skipped.
+_SKIPPED_ROWS = 64
 
 
 @numba.njit
 def _pass_levels(page):
-    """Move a page's beginning past its definition levels, if they say that no value is missing."""
+    """Move a page's start past its definition levels; False if they say that a value is missing."""
     size = page[BYTES]
     memory = numba.carray(pointer(page[BODY]), (size,), np.uint8)
     if size < 4:
@@ -88,14 +86,14 @@ def open_columns(cursors, largest, pages, first_page, chunks):
     """Look through decompressed pages: levels, dictionaries, sizes.
 
     Args:
-        cursors: int64 [chunks, CURSOR_FIELDS], set before the first row.
-        largest: uint64 [chunks], written to: of a column whose pages are all indices the largest
-            number in its dictionary (of floats the magnitude, as bits); of others 2**64 - 1.
-        pages: of :func:`find_pages`; BODY and BYTES are moved past the levels.
-        first_page, chunks: as there.
+        cursors: int64 [chunks, CURSOR_FIELDS], set to before the first row.
+        largest: uint64 [chunks], the result: the largest number in the dictionary of a column
+            whose pages are all indices (of floats, the bits of the magnitude); of others 2**64 - 1.
+        pages: from :func:`find_pages`; BODY and BYTES are moved past the levels.
+        first_page, chunks: as :func:`find_pages` takes them.
 
     Returns:
-        whether it can be read here.
+        Whether the pages can be read here.
     """
     cursors[:] = 0
     for c in range(len(chunks)):
@@ -128,7 +126,7 @@ def open_columns(cursors, largest, pages, first_page, chunks):
 
 @numba.njit
 def _turn_page(cursor, pages, end):
-    """Go to the next data page; whether there is one that can be read."""
+    """Go to the next page; False if there is none or it cannot be read."""
     cursor[PAGE] += 1
     if cursor[PAGE] >= end:
         return False
@@ -155,134 +153,6 @@ def _copy(to, source, size):
         target[i] = values[i]
 
 
-@numba.njit
-def _begin_run(cursor):
-    size = cursor[END] - cursor[NEXT]
-    memory = numba.carray(pointer(cursor[NEXT]), (size,), np.uint8)
-    header, at = varint(memory, np.int64(0), size)
-    if at < 0 or header >= np.uint64(1 << 32):
-        return False
-    cursor[RUN] = np.int64(header >> np.uint64(1))
-    cursor[PACKED] = np.int64(header & np.uint64(1))
-    cursor[STATE] = 0
-    if cursor[PACKED]:
-        cursor[RUN] *= 8
-    else:
-        size_of_index = (cursor[BITS] + 7) >> 3
-        if at + size_of_index > size:
-            return False
-        for i in range(size_of_index):
-            cursor[STATE] |= np.int64(memory[at + i]) << (8 * i)
-        at += size_of_index
-    cursor[NEXT] += at
-    return cursor[RUN] > 0
-
-
-@numba.njit
-def _unpack_eights(to, base, begin, size, bits, count):
-    """Unpack indices from bit ``begin`` on, eight by eight as long as there are whole words to
-    load; how many. Of a word of 64 bits the first four indices are used."""
-    high = begin + 4 * bits
-    eights = min(count >> 3, (size - 8 - (high >> 3)) // bits + 1)
-    shift, high_shift = np.uint64(begin & 7), np.uint64(high & 7)
-    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    one, two, three = np.uint64(bits), np.uint64(2 * bits), np.uint64(3 * bits)
-    first, second = base + (begin >> 3), base + (high >> 3)
-    for i in range(eights):
-        low_word = numba.carray(pointer(first + i * bits), (1,), np.uint64)[0] >> shift
-        word = numba.carray(pointer(second + i * bits), (1,), np.uint64)[0] >> high_shift
-        indices = numba.carray(pointer(to + 32 * i), (8,), np.uint32)
-        indices[0] = low_word & mask
-        indices[1] = (low_word >> one) & mask
-        indices[2] = (low_word >> two) & mask
-        indices[3] = (low_word >> three) & mask
-        indices[4] = word & mask
-        indices[5] = (word >> one) & mask
-        indices[6] = (word >> two) & mask
-        indices[7] = (word >> three) & mask
-    return max(eights, 0) * 8
-
-
-@numba.njit
-def _unpack(to, cursor, begin, count, width):
-    """Read ``count`` values of a packed run from its bit ``begin`` on; whether the dictionary has
-    them."""
-    bits, size = cursor[BITS], cursor[END] - cursor[NEXT]
-    done = np.int64(0)
-    if 0 < bits <= _EIGHT_BITS:
-        done = _unpack_eights(to, cursor[NEXT], begin, size, bits, count)
-    memory = numba.carray(pointer(cursor[NEXT]), (size,), np.uint8)
-    indices = numba.carray(pointer(to), (1,), np.uint32)
-    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
-    for i in range(done, count):
-        bit = begin + i * bits
-        if (bit >> 3) + 8 <= size:
-            word = numba.carray(pointer(cursor[NEXT] + (bit >> 3)), (1,), np.uint64)[0]
-            indices[i] = (word >> np.uint64(bit & 7)) & mask
-            continue
-        word = np.uint64(0)
-        for k in range(min(size - (bit >> 3), 5)):
-            word |= np.uint64(memory[(bit >> 3) + k]) << np.uint64(8 * k)
-        indices[i] = (word >> np.uint64(bit & 7)) & mask
-    most = np.uint32(0)
-    for i in range(count):
-        most = max(most, indices[i])
-    if np.int64(most) >= cursor[ENTRIES]:
-        return False
-    if width == 4:
-        words = numba.carray(pointer(cursor[WORDS]), (1,), np.uint32)
-        for i in range(count):
-            indices[i] = words[indices[i]]
-    else:  # from the end, because the values overwrite the indices
-        wide_words = numba.carray(pointer(cursor[WORDS]), (1,), np.uint64)
-        wide_target = numba.carray(pointer(to), (1,), np.uint64)
-        for i in range(count - 1, -1, -1):
-            wide_target[i] = wide_words[indices[i]]
-    return True
-
-
-@numba.njit
-def _repeat(to, source, count, width):
-    if width == 4:
-        target = numba.carray(pointer(to), (1,), np.uint32)
-        value = numba.carray(pointer(source), (1,), np.uint32)[0]
-        for i in range(count):
-            target[i] = value
-    else:
-        wide_target = numba.carray(pointer(to), (1,), np.uint64)
-        wide_value = numba.carray(pointer(source), (1,), np.uint64)[0]
-        for i in range(count):
-            wide_target[i] = wide_value
-
-
-@numba.njit
-def _read_indices(to, cursor, count, width):
-    """Read ``count`` values by their indices in the dictionary, or pass over them (``to`` = 0);
-    whether that can be done."""
-    while count > 0:
-        if cursor[RUN] == 0 and not _begin_run(cursor):
-            return False
-        number = min(count, cursor[RUN], _INDICES)
-        if cursor[PACKED]:
-            first = cursor[STATE]
-            cursor[STATE] += number * cursor[BITS]
-            if (cursor[STATE] + 7) >> 3 > cursor[END] - cursor[NEXT]:
-                return False
-            if to and not _unpack(to, cursor, first, number, width):
-                return False
-        elif cursor[STATE] >= cursor[ENTRIES]:
-            return False
-        elif to:
-            _repeat(to, cursor[WORDS] + cursor[STATE] * width, number, width)
-        cursor[RUN] -= number
-        if cursor[RUN] == 0 and cursor[PACKED]:
-            cursor[NEXT] += (cursor[STATE] + 7) >> 3
-        if to:
-            to += number * width
-        count -= number
-    return True
-
-
 @compiled(
     "boolean(int64[::1], uint64[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[:, ::1],"
     " int64[::1], boolean[::1], int64)"
@@ -291,17 +161,18 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
     """Read the next ``rows`` rows of all columns.
 
     Args:
-        addresses: int64 [chunks], written to: where the rows of each column lie. Those of a plain
-            page lie in it, others are written to the column's target.
-        largest: uint64 [chunks], written to: as :func:`open_columns`, of these rows.
-        cursors, pages, first_page, chunks: of :func:`open_columns`.
-        targets: int64 [chunks], addresses of memory for ``rows`` values. All 0: the rows are
-            passed over.
-        checked: bool [chunks], of which columns the largest number is wanted.
-        rows: there must be as many.
+        addresses: int64 [chunks], a result: where the rows of each column lie. Rows of one plain
+            page lie in that page, others are written to the column's target.
+        largest: uint64 [chunks], a result: the largest number of these rows, as in
+            :func:`open_columns`.
+        cursors, pages, first_page, chunks: as :func:`open_columns` takes them.
+        targets: int64 [chunks], addresses of memory for ``rows`` values. With 0 everywhere the rows
+            are skipped.
+        checked: bool [chunks], the columns whose largest number is needed.
+        rows: the number of rows, at most as many as are left.
 
     Returns:
-        whether they could be read.
+        Whether the rows could be read.
     """
     for c in range(len(chunks)):
         cursor, width, target = cursors[c], chunks[c, WIDTH], targets[c]
@@ -320,7 +191,7 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
                 elif target:
                     _copy(to, cursor[NEXT], count * width)
                 cursor[NEXT] += count * width
-            elif not _read_indices(to, cursor, count, width):
+            elif not read_indices(to, cursor, count, width):
                 return False
             cursor[LEFT] -= count
             done += count
@@ -330,23 +201,23 @@ def read_rows(addresses, largest, cursors, pages, first_page, chunks, targets, c
 
 
 @numba.njit
-def _next_runs(runs, run, row):
-    """The first run from ``run`` on that ends behind ``row``, the last that is read with it because
-    it lies close by, and where that one ends."""
-    while run < len(runs) and runs[run, 2] + runs[run, 3] <= row:
-        run += 1
-    if run == len(runs):
-        return run, run, row
-    last, begin = run, max(runs[run, 2], row)
-    end = runs[run, 2] + runs[run, 3]
+def _next_copies(copies, copy, row):
+    """Find what is read next: the first copy from number ``copy`` on that ends after ``row``, the
+    last one that lies close enough to be read with it, and the row where that one ends."""
+    while copy < len(copies) and copies[copy, 2] + copies[copy, 3] <= row:
+        copy += 1
+    if copy == len(copies):
+        return copy, copy, row
+    last, begin = copy, max(copies[copy, 2], row)
+    end = copies[copy, 2] + copies[copy, 3]
     while (
         end - begin < DECODED_ROWS
-        and last + 1 < len(runs)
-        and runs[last + 1, 2] - end < _PASSED_ROWS
+        and last + 1 < len(copies)
+        and copies[last + 1, 2] - end < _SKIPPED_ROWS
     ):
         last += 1
-        end = runs[last, 2] + runs[last, 3]
-    return run, last, end
+        end = copies[last, 2] + copies[last, 3]
+    return copy, last, end
 
 
 @compiled(
@@ -359,7 +230,7 @@ def read_into(
     labels,
     dense,
     ids,
-    runs,
+    copies,
     batch,
     first,
     rows,
@@ -371,16 +242,18 @@ def read_into(
     chunks,
     checked,
 ):
-    """Read the next ``rows`` rows of all columns and copy them to where they belong in a block.
+    """Read the next ``rows`` rows of all columns and copy them to their places in a block.
 
     Args:
-        labels, dense, ids, runs, batch, first, rows: as :func:`nvt_loader.kernels.copy_rows`.
-        order: int64 [columns], which chunk is each of the schema's columns.
-        limits: uint64 [chunks], what numbers have to stay below.
-        cursors, pages, first_page, chunks, checked: as :func:`read_rows`.
+        labels, dense, ids, copies, batch, first, rows: as :func:`nvt_loader.kernels.copy_rows`
+            takes them.
+        order: int64 [columns], the column chunk of each of the schema's columns.
+        limits: uint64 [chunks], the bound that each column's numbers must stay below.
+        cursors, pages, first_page, chunks, checked: as :func:`read_rows` takes them.
 
     Returns:
-        whether they could be read and stay below their limits; else the block is not complete.
+        Whether the rows could be read and all numbers are below their limits. If not, the block is
+        incomplete.
     """
     found = np.empty(len(chunks), np.int64)
     targets = np.empty(len(chunks), np.int64)
@@ -392,14 +265,14 @@ def read_into(
         targets[c] = place
         place += DECODED_ROWS * chunks[c, WIDTH]
     none = np.zeros(len(chunks), np.int64)
-    at = last = np.int64(0)  # the next row, counted from ``first``; a run that is not behind it
+    at = last = np.int64(0)  # the next row, counted from ``first``; a copy that begins before it
     while at < rows:
         begin = end = rows
-        run, last, stop = _next_runs(runs, last, first + at)
-        if run < len(runs):
-            begin = min(max(runs[run, 2] - first, at), rows)
+        copy, last, stop = _next_copies(copies, last, first + at)
+        if copy < len(copies):
+            begin = min(max(copies[copy, 2] - first, at), rows)
             end = min(stop - first, begin + DECODED_ROWS, rows)
-        if not read_rows(  # what lies between is another rank's
+        if not read_rows(  # skip the rows of other ranks
             addresses, largest, cursors, pages, first_page, chunks, none, checked, begin - at
         ) or not read_rows(
             found, largest, cursors, pages, first_page, chunks, targets, checked, end - begin
@@ -409,8 +282,8 @@ def read_into(
             if largest[c] >= limits[c]:
                 return False
             addresses[c] = found[order[c]]
-        own = runs[run : last + 1]
+        own = copies[copy : last + 1]
         copy_rows(labels, dense, ids, addresses, own, batch, first + begin, end - begin)
         at = end
-    tile[:1] = 0  # an address does not keep an array: it is used until here
+    tile[:1] = 0  # an address does not keep the array alive; this use does, until here
     return True

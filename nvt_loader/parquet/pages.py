@@ -1,9 +1,9 @@
-"""Compiled loops that read parquet pages: headers, checksums, dictionaries, plain values.
+"""Compiled loop that finds the pages of column chunks by their headers.
 
-After the format's specification (apache/parquet-format: parquet.thrift, Encodings.md; Thrift's
-compact protocol). What they do not know (pages of version 2, other encodings, nulls) they refuse,
-as they do what is broken: Arrow then reads it, or says what is wrong. They believe nothing that a
-page says: nothing leads out of it, or out of its dictionary.
+It follows the format's specification (apache/parquet-format: parquet.thrift; Thrift's compact
+protocol). What it does not know (pages of version 2, other encodings, nulls) and what is broken it
+refuses; Arrow then reads the file or reports what is wrong. No number in a header is trusted: none
+leads out of the column chunk.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import numpy as np
 
 from clicklog.kernels import compiled
 from nvt_loader.native import pointer
-from nvt_loader.parquet.crc32 import crc32
 
-#: A column chunk is a row of int64: where it lies in memory and its bytes; its values; bytes of a
-#: value; whether values may be missing, are floats, are compressed with Snappy (1 or 0).
+#: A column chunk is a row of int64: its address and bytes; its values; bytes of a value; whether
+#: values may be missing, are floats, are compressed with Snappy (1 or 0).
 ADDRESS, SIZE, VALUES, WIDTH, OPTIONAL, FLOAT, SNAPPY = range(7)
 CHUNK_FIELDS = 7
 
-#: A page is a row of int64: its kind; where what follows the header lies and its bytes, as they are
-#: in the file and decompressed; its values; their encoding.
-KIND, BODY, BYTES, WHOLE, COUNT, ENCODING = range(6)
-PAGE_FIELDS = 6
+#: A page is a row of int64: its kind; the address of what follows the header, its bytes in the
+#: file, and decompressed; its values; their encoding; the CRC-32 of the bytes in the file, or -1.
+KIND, BODY, BYTES, WHOLE, COUNT, ENCODING, CHECKSUM = range(7)
+PAGE_FIELDS = 7
 
 #: Kinds of pages and encodings, by parquet.thrift.
 DATA_PAGE, DICTIONARY_PAGE = 0, 2
@@ -36,13 +35,13 @@ _STRUCT = 12
 #: Structs in structs in a page's header: its own fields, those of its kind, their statistics.
 _DEPTH = 3
 
-#: What is not in a header.
+#: The value of a field that a header does not have.
 _NONE = np.int64(-(1 << 40))
 
 
 @numba.njit(inline="always")
 def varint(memory, at, end):
-    """An unsigned integer of 7 bits a byte, and where it ends; -1 if it does not."""
+    """Read an unsigned integer of 7 bits a byte; return it and where it ends, -1 if it does not."""
     value, shift = np.uint64(0), np.uint64(0)
     while at < end and shift < np.uint64(64):
         byte = np.uint64(memory[at])
@@ -61,10 +60,10 @@ def _signed(value):
 
 @numba.njit
 def _read_header(memory, at, end, found):
-    """Read a PageHeader at ``memory[at]``; where it ends, -1 if it cannot be read.
+    """Read a PageHeader at ``memory[at]``; return where it ends, -1 if it cannot be read.
 
-    ``found``: int64 [7], ``_NONE`` for what is not there: its kind, uncompressed and compressed
-    bytes, checksum, values, their encoding, that of the definition levels.
+    ``found`` is the result, int64 [7], with ``_NONE`` for missing fields: kind, uncompressed bytes,
+    compressed bytes, checksum, values, their encoding, the encoding of the definition levels.
     """
     found[:] = _NONE
     field = np.zeros(_DEPTH, np.int64)
@@ -117,15 +116,16 @@ def _read_header(memory, at, end, found):
 
 @compiled("int64(int64[:, ::1], int64[::1], int64[:, ::1])")
 def find_pages(pages, first_page, chunks):
-    """Walk through column chunks' pages and verify their checksums, where they have one.
+    """Find the pages of column chunks.
 
     Args:
-        pages: int64 [most, PAGE_FIELDS], written to.
-        first_page: int64 [chunks + 1], which pages are each chunk's, written to.
+        pages: int64 [most, PAGE_FIELDS], a result: the pages, as many as it holds.
+        first_page: int64 [chunks + 1], a result: the first page of each chunk, and the number of
+            pages.
         chunks: int64 [chunks, CHUNK_FIELDS].
 
     Returns:
-        how many pages there are, which may be more than ``pages`` holds; -1: not to be read here.
+        The number of pages, which may be more than ``pages`` holds; -1 if they cannot be read here.
     """
     header = np.empty(7, np.int64)
     count = 0
@@ -143,10 +143,6 @@ def find_pages(pages, first_page, chunks):
                 return -1
             if not 0 <= size <= end - at or whole < 0 or number < 0:
                 return -1
-            if checksum != _NONE:
-                found = np.int64(crc32(chunks[c, ADDRESS] + at, size))
-                if found != checksum & 0xFFFFFFFF:
-                    return -1
             if kind == DATA_PAGE and chunks[c, OPTIONAL] and levels != RLE:
                 return -1
             if chunks[c, SNAPPY]:
@@ -157,6 +153,7 @@ def find_pages(pages, first_page, chunks):
                 page = pages[count]
                 page[KIND], page[BODY], page[BYTES] = kind, chunks[c, ADDRESS] + at, size
                 page[WHOLE], page[COUNT], page[ENCODING] = whole, number, encoding
+                page[CHECKSUM] = -1 if checksum == _NONE else checksum & 0xFFFFFFFF
             count += 1
             at += size
             if kind == DATA_PAGE:

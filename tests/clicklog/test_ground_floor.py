@@ -127,9 +127,12 @@ _CAT = "[[categorical]]\nnames = "
         ),
         (f"[[dense]]\nnames = 'n'\n{_CAT}'a'\nvocabulary = 'n'", "has the name of another column"),
         # each of these would leave out a column, or the label's name, without a word
-        (f"[[dense]]\nnames = 'd_{{12..0}}'\n{_CAT}'x'", r"'d_\{12\.\.0\}' is no range of names"),
-        (f"{_CAT}'x_{{0,3}}'", r"'x_\{0,3\}' is no range of names"),
-        (f"{_CAT}'x{{0..1}}y{{0..1}}'", "is no range of names\n.*go into a list"),
+        (
+            f"[[dense]]\nnames = 'd_{{12..0}}'\n{_CAT}'x'",
+            r"'d_\{12\.\.0\}' is not a range of names",
+        ),
+        (f"{_CAT}'x_{{0,3}}'", r"'x_\{0,3\}' is not a range of names"),
+        (f"{_CAT}'x{{0..1}}y{{0..1}}'", "is not a range of names\n.*into a list"),
         (f"[[dense]]\nraw = 'float'\n{_CAT}'x'", "without names: {'raw': 'float'}"),
         (f"{_CAT}[]", "without names"),
         (f"[dense]\nnames = 'd'\n{_CAT}'x'", r"write \[\[dense\]\]"),

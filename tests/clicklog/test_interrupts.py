@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError, ended
-from clicklog.interrupts import ending
+from clicklog.errors import BadInputError, exit_status
+from clicklog.interrupts import expected_end
 from tests.logs import write_log
 
 ROOT = Path(__file__).parents[2]
@@ -137,27 +137,27 @@ def test_nobody_reads_the_help(command: str) -> None:
 
 
 def test_what_is_a_defect_stays_one() -> None:
-    assert ending(ValueError("x")) is None
-    assert ending(BrokenPipeError()) is None  # of another pipe: stdout is read
-    assert ending(ImportError("no module")) is None
-    assert ending(OSError(errno.ENOMEM, "x"))[0] == 2
+    assert expected_end(ValueError("x")) is None
+    assert expected_end(BrokenPipeError()) is None  # of another pipe: stdout is read
+    assert expected_end(ImportError("no module")) is None
+    assert expected_end(OSError(errno.ENOMEM, "x"))[0] == 2
     wrapped = RuntimeError("while loading")
     wrapped.__cause__ = MemoryError()
-    assert ending(wrapped)[0] == 2
+    assert expected_end(wrapped)[0] == 2
     meanwhile = KeyError("a defect")
     meanwhile.__context__ = MemoryError()
-    assert ending(meanwhile) is None
+    assert expected_end(meanwhile) is None
     circle = ValueError("from itself")
     circle.__cause__ = circle
-    assert ending(circle) is None
+    assert expected_end(circle) is None
     told: list[str] = []
-    assert ended(lambda: 3, told.append) == 3
+    assert exit_status(lambda: 3, told.append) == 3
     assert told == []
 
     def bad() -> None:
         raise BadInputError("what", "remedy")
 
-    assert ended(bad, told.append) == 2
+    assert exit_status(bad, told.append) == 2
     assert told == ["error: what\n  -> remedy"]
     with pytest.raises(ZeroDivisionError):
-        ended(lambda: 1 // 0, told.append)
+        exit_status(lambda: 1 // 0, told.append)

@@ -78,7 +78,7 @@ def test_schemas(tmp_path: Path) -> None:
 def test_json_that_parsers_disagree_on(tmp_path: Path) -> None:
     file = tmp_path / "value.json"
     file.write_text('{"a": {"b": 1, "b": 2}}')
-    with pytest.raises(BadInputError, match=r"(?s)value\.json.*key 'b' is there twice"):
+    with pytest.raises(BadInputError, match=r"(?s)value\.json.*key 'b' occurs twice"):
         read_json(file, "a value")
     for name, content in broken_texts('{"a": [1, 2]}').items():
         file.write_bytes(content)

@@ -148,7 +148,7 @@ def test_counts_have_criteos_medians_tails_and_negatives(rows: Rows) -> None:
 def test_categories_follow_zipf(rows: Rows, column: int) -> None:
     """Frequencies are those of a bounded Pareto density x ** -1.5 between integers.
 
-    A late value's share is its neighbour's as long as it is not born, so ranks are compared in
+    A late value's share is its neighbour's until its first day, so ranks are compared in
     fours, which both belong to.
     """
     cardinality = SETTINGS.cardinalities[column]
@@ -202,9 +202,9 @@ def test_small_columns_are_complete_on_day_0_and_large_ones_are_not(rows: Rows) 
 
 def test_the_last_day_holds_values_that_no_other_day_has() -> None:
     model = plant(SyntheticSettings(seed=1))
-    born = [model.draw(23, block, BLOCK_ROWS)[0].categorical[2] for block in range(8)]
+    late = [model.draw(23, block, BLOCK_ROWS)[0].categorical[2] for block in range(8)]
     earlier = [model.draw(day, 0, BLOCK_ROWS)[0].categorical[2] for day in range(23)]
-    values, counts = np.unique(np.concatenate(born), return_counts=True)
+    values, counts = np.unique(np.concatenate(late), return_counts=True)
     new = ~np.isin(values, np.concatenate(earlier))
     assert 0.004 < counts[new].sum() / counts.sum() < 0.01
 

@@ -17,7 +17,7 @@ import pytest
 from clicklog.errors import OutputError, SchemaError, SettingsError
 from dlrm import train as train_module
 from dlrm.checkpoint.compatibility import check_resumable
-from dlrm.checkpoint.store import digest_of, read_model_file
+from dlrm.checkpoint.store import FORMAT, read_model_file
 from dlrm.checkpoint.writer import finished
 from dlrm.config import ModelConfig
 from dlrm.launch.distributed import process_group
@@ -294,7 +294,7 @@ def test_another_workflow_is_refused(data, started):
     (path,) = finished(started / "steps")[-1:]
     value = json.loads((path / "model.json").read_text())
     value["training"]["workflow_digest"] = "another"
-    (path / "model.json").write_text(json.dumps(value | {"blake2b": digest_of(value)}))
+    (path / "model.json").write_text(json.dumps(value | {"blake2b": FORMAT.digest(value)}))
     split = _moved(data, started)
     workflow = split.parents[1] / "workflow"
     workflow.mkdir()

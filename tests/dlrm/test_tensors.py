@@ -33,7 +33,7 @@ def test_a_small_pickle_takes_little_memory(tmp_path: Path, content: bytes) -> N
 def test_names_that_are_no_text(tmp_path: Path) -> None:
     metadata = Metadata({7: None}, storage_data={})
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(BadInputError, match="a tensor is named 7, which is no text"):
+    with pytest.raises(BadInputError, match="a tensor is named 7, which is not text"):
         read_tensors(tmp_path)
 
 

@@ -347,7 +347,7 @@ def test_workflow(output: Path) -> None:
     data = bytearray(description.read_bytes())
     data[len(data) // 2] ^= 1
     description.write_bytes(data)
-    assert "not the file that was saved" in only(output, "workflow")
+    assert "not the file that was written" in only(output, "workflow")
     data[len(data) // 2] ^= 1
     description.write_bytes(data)
     assert bad(output) == []

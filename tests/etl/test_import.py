@@ -317,7 +317,7 @@ def test_command_line(tmp_path: Path, capsys) -> None:
     assert (
         main(["import", "--input_path", str(tmp_path), "--output_path", str(tmp_path / "x")]) == 2
     )
-    assert "no training set that is known" in capsys.readouterr().err
+    assert "no training set of a known format" in capsys.readouterr().err
     value = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert value["settings"]["import"] == "TorchRec's split binary set"
 

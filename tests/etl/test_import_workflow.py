@@ -152,7 +152,7 @@ def test_only_with_the_flag_and_said_aloud(frame, tmp_path: Path, caplog, capsys
     _saved(frame, _nodes(tmp_path), tmp_path)
     arguments = ["import", "--input_path", str(tmp_path / "nvt"), "--output_path"]
     assert main([*arguments, str(tmp_path / "out")]) == 2
-    assert "to open it is to run the code in it" in capsys.readouterr().err
+    assert "opening it runs the code in it" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main([*arguments, str(tmp_path / "out"), "--trust_pickle"]) == 0
     assert "--num_embeddings_per_feature" in capsys.readouterr().out
@@ -210,14 +210,14 @@ def _fill_first(directory: Path):
             "column int_0: NormalizeMinMax in its chain",
         ),
         (lambda d: DENSE >> ops.Normalize(), "column int_0: Normalize first"),
-        (lambda d: DENSE >> ops.FillMissing(0), "column int_0: FillMissing alone"),
+        (lambda d: DENSE >> ops.FillMissing(0), "column int_0: FillMissing without a transform"),
         (
             lambda d: DENSE >> ops.FillMissing(0, add_binary_cols=True) >> ops.Normalize(),
-            "column int_0: FillMissing; here",
+            "column int_0: FillMissing; needed",
         ),
         (
             lambda d: DENSE >> ops.FillMissing(0) >> ops.Clip(min_value=0) >> ops.LogOp(),
-            r"column int_0: FillMissing >> Clip >> LogOp makes .*, our log makes",
+            r"column int_0: FillMissing >> Clip >> LogOp makes .*, this project's log makes",
         ),
         (
             lambda d: (

@@ -26,7 +26,9 @@ def test_the_marker_names_a_directory_below_work(tmp_path: Path, name: str) -> N
     (output / ".unfinished").write_text(name)
     before = set(tmp_path.rglob("*"))
     with (
-        pytest.raises(OutputError, match=r"\.unfinished: .* is no name that a run gives\n.*--rest"),
+        pytest.raises(
+            OutputError, match=r"\.unfinished: .* is not a name that a run writes there\n.*--rest"
+        ),
         claimed(output, resume=True, restart=False) as work,
     ):
         write_json(work / "plan.json", {})
@@ -37,7 +39,10 @@ def test_the_marker_names_a_directory_below_work(tmp_path: Path, name: str) -> N
 
 def test_a_marker_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / ".unfinished").write_bytes(b"\xff\xfe12345")
-    with pytest.raises(OutputError, match="no name"), claimed(tmp_path, resume=True, restart=False):
+    with (
+        pytest.raises(OutputError, match="not a name"),
+        claimed(tmp_path, resume=True, restart=False),
+    ):
         pass
 
 
@@ -86,7 +91,7 @@ def test_manifests(tmp_path: Path) -> None:
     assert read_manifest(file) == read_json(file, "a manifest")
     expect_own_errors(file, lambda: read_manifest(file), rounds=300)
     write_json(file, {**value, "format_version": 1})
-    with pytest.raises(SchemaError, match="manifest of version 1"):
+    with pytest.raises(SchemaError, match=r"manifest\.json: format version 1, this program reads"):
         read_manifest(file)
     write_json(file, {**value, "rows": {"in": 1}})
     with pytest.raises(BadInputError, match="damaged: rows in"):

@@ -26,7 +26,7 @@ from clicklog.splits import SPLITS
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
 from etl.plan import make_plan
-from etl.staging import look_into, staged, unpack
+from etl.staging import decompress, estimate, staged
 from tests.clicklog.reference_reader import as_lists
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_day, write_log
@@ -106,7 +106,7 @@ def test_compressed_days_are_staged(tmp_path: Path) -> None:
     assert days[4].path == str(tmp_path / "raw" / "day_4")
     reported = []
     for day in find_days(str(tmp_path / "raw"))[:4]:
-        unpack(look_into(day, tmp_path / "again"), report=reported.append)
+        decompress(estimate(day, tmp_path / "again"), report=reported.append)
     assert sum(reported) == sum(map(len, texts[:4]))
 
 

@@ -253,7 +253,7 @@ def test_interrupted_at_every_file_and_continued(tmp_path: Path, monkeypatch) ->
         assert [(root / part.file).read_bytes() for part in parts] == expected, when
         if not pulled:
             break
-    assert when[0] > 15  # plan, runs, marker, parts, buckets, marker
+    assert when[0] > 15  # plan, chunks, parts, buckets and their records
 
 
 def test_a_continued_shuffle_does_not_repeat_what_is_done(tmp_path: Path, monkeypatch) -> None:

@@ -20,7 +20,7 @@ from clicklog.readers.raw import find_days
 from etl import staging
 from etl.__main__ import main
 from etl.run import run
-from etl.staging import look_into
+from etl.staging import estimate
 from tests.etl.runs import assert_is, settings, tree
 from tests.logs import random_rows, write_day, write_log
 
@@ -111,15 +111,15 @@ def test_no_more_is_written_than_was_said(
     text = head + tail * (28 * MIB // len(tail))
     path.write_bytes(gzip.compress(text, 6))
     (day,) = find_days(str(path))
-    packed = look_into(day, tmp_path)
-    assert len(head) / 2 < packed.promised < 2 * len(head)
-    assert packed.most == 4 * packed.promised < len(text)
+    packed = estimate(day, tmp_path)
+    assert len(head) / 2 < packed.estimate < 2 * len(head)
+    assert packed.limit == 4 * packed.estimate < len(text)
     options = {"on_bad_rows": "quarantine" if reject else "error"}
-    with pytest.raises(BadInputError, match=rf"become more than {packed.most:,} bytes of text"):
+    with pytest.raises(BadInputError, match=rf"become more than {packed.limit:,} bytes of text"):
         run(settings(path, tmp_path / "out", **options))
     assert not list((tmp_path / "out").iterdir())
-    assert sum(unpacked) <= packed.most + 8 * MIB
-    said = f"becomes about {packed.promised / 1e9:.2f} GB of text (at most {packed.most / 1e9:.2f}"
+    assert sum(unpacked) <= packed.limit + 8 * MIB
+    said = f"becomes about {packed.estimate / 1e9:.2f} GB of text (at most {packed.limit / 1e9:.2f}"
     assert said in caplog.text
     if not reject:  # what the user says counts
         manifest = run(settings(path, tmp_path / "out", max_decompressed_gb=0.1))

@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from nvt_loader import KJTLoader
-from nvt_loader.cuda import blocks as gpu
+from nvt_loader.cuda import builders as gpu
 from tests.nvt_loader.data import row_numbers, write_split
 from tests.nvt_loader.helper import assert_same
 
@@ -25,14 +25,14 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "train"
 
 
-@pytest.fixture(params=["PinnedBlocks", "CudfBlocks"])
+@pytest.fixture(params=["PinnedBuilder", "CudfBuilder"])
 def loader_on(request: pytest.FixtureRequest, device, monkeypatch: pytest.MonkeyPatch):
     """Makes loaders that decode on the CPU, or by libcudf; in a rehearsal as the CPU does."""
     if device.type == "cuda":
-        if request.param == "CudfBlocks":
+        if request.param == "CudfBuilder":
             request.getfixturevalue("rapids")
         kind = getattr(gpu, request.param)
-        monkeypatch.setattr("nvt_loader.loader.choose_blocks", lambda *_: kind)
+        monkeypatch.setattr("nvt_loader.loader.choose_builder", lambda *_: kind)
     return lambda path, batch, **options: KJTLoader(path, batch, device=device, **options)
 
 

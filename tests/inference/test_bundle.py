@@ -15,7 +15,7 @@ import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files.atomic import read_json, write_json
 from clicklog.schema import TableSchema
-from dlrm.checkpoint.store import digest_of
+from dlrm.checkpoint.store import FORMAT
 from inference import Predictor, write_bundle
 from inference.__main__ import main
 from tests.inference.conftest import Trained
@@ -77,7 +77,7 @@ def test_descriptions_that_are_wrong(bundle: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(bundle, tmp_path / "copy")
     value = read_json(copy / "bundle.json", "a bundle")
     for change, error, message in (
-        ({"format": "x"}, SchemaError, "no bundle"),
+        ({"format": "x"}, SchemaError, "not a bundle"),
         ({"version": 9}, SchemaError, "version 9, this program reads 1"),
         ({"model": {}}, BadInputError, "damaged"),
         ({"files": 3}, BadInputError, "damaged"),
@@ -114,7 +114,7 @@ def test_a_pair_that_does_not_belong_together(trained: Trained, tmp_path: Path) 
 
     def claim(digest: str | None) -> None:
         record["training"]["workflow_digest"] = digest
-        write_json(checkpoint / "model.json", record | {"blake2b": digest_of(record)})
+        write_json(checkpoint / "model.json", record | {"blake2b": FORMAT.digest(record)})
 
     claim("0" * 64)
     with pytest.raises(SchemaError, match=r"another workflow.*\n.*OUT/workflow beside"):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from clicklog.errors import BadInputError
+from clicklog.files.artifact import FileEntry
 from clicklog.files.atomic import read_json, write_json
 from inference import Predictor, write_bundle
 from tests.inference.conftest import Trained
-from workflows.description import sha256
 
 
 @pytest.mark.parametrize("tables", ["float32", "float16", "int8"])
@@ -37,5 +37,5 @@ def _write(bundle: Path, name: str, array: np.ndarray) -> None:
     """As if the bundle had been made so."""
     np.save(bundle / name, array)
     value = read_json(bundle / "bundle.json", "a bundle")
-    value["files"][name]["sha256"] = sha256(bundle / name)
+    value["files"][name]["sha256"] = FileEntry.of(bundle / name).sha256
     write_json(bundle / "bundle.json", value)

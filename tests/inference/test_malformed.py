@@ -15,6 +15,7 @@ import torch
 
 import workflows
 from clicklog.errors import BadInputError, SchemaError
+from clicklog.files.artifact import FileEntry
 from clicklog.files.atomic import read_json, write_json
 from clicklog.spec.columns import DenseColumn
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
@@ -25,7 +26,6 @@ from inference.model.scoring import ServingModel
 from inference.model.tables import Table
 from inference.model.weights import ModelShape
 from tests.mutations import expect_own_errors
-from workflows.description import sha256
 
 SPEC = FeatureSpec(
     "label",
@@ -67,7 +67,7 @@ def _put(bundle: Path, name: str, content: np.ndarray) -> None:
     np.save(bundle / name, content)
     value = read_json(bundle / "bundle.json", "a bundle")
     file = bundle / name
-    value["files"][name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
+    value["files"][name] = FileEntry.of(file).to_dict()
     write_json(bundle / "bundle.json", value)
 
 
@@ -143,7 +143,10 @@ def test_commands_compare_digests(bundle: Path, tmp_path: Path, file: str, capsy
     rows.write_text("1\t\t7\t5\n")
     flags = ["predict", "--bundle", str(bundle), "--input", str(rows)]
     assert main([*flags, "--output", str(tmp_path / "a.parquet")]) == 2
-    assert f"{file}: not the file that was written (SHA-256)" in capsys.readouterr().err
+    assert (
+        f"{file}: not the file that was written (its sha256 digest differs)"
+        in capsys.readouterr().err
+    )
     assert main([*flags, "--output", str(tmp_path / "b.parquet"), "--skip_digests"]) == 0
 
 

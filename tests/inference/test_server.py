@@ -14,12 +14,14 @@ from urllib.parse import urljoin
 import numpy as np
 import pytest
 
+from clicklog.spec.feature_spec import load_spec
 from inference import Predictor, write_bundle
 from inference.__main__ import main
+from inference.server.openapi import request_body
 from tests.inference.conftest import Trained
 from tests.inference.serving import JSON, Server, serving
 from tests.inference.test_predictor import criteo_dicts, read_dicts
-from tests.logs import random_rows
+from tests.logs import CRITEO, random_rows
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +150,28 @@ def test_pages(server: Server, predictor: Predictor) -> None:
     np.testing.assert_allclose(
         server.predict(**example), predictor.predict(example["rows"]), atol=1e-6
     )
+
+
+def test_openapi_describes_the_columns_of_a_spec() -> None:
+    spec = load_spec("retail")
+    content = request_body(spec)["content"]["application/json"]
+    rows, columns = (form["properties"] for form in content["schema"]["oneOf"])
+    row = rows["rows"]["items"]
+    assert row["required"] == list(columns["columns"]["required"]) == list(spec.columns[1:])
+    null = {"type": "null"}
+    limits = {"minimum": -(2**31), "maximum": 2**31 - 1}
+    assert row["properties"]["visits_today"]["anyOf"] == [{"type": "integer", **limits}, null]
+    texts = {"type": "array", "items": {"type": "string"}}
+    assert row["properties"]["recent_products"]["anyOf"] == [texts, null]
+    assert columns["columns"]["properties"]["recent_products"]["items"]["anyOf"] == [texts, null]
+    assert "$ref" not in json.dumps(content)  # OpenAPI would look for it elsewhere
+    digits = request_body(CRITEO)["content"]["application/json"]["schema"]["oneOf"][0]
+    digits = digits["properties"]["rows"]["items"]["properties"]["cat_0"]["anyOf"]
+    assert digits == [
+        {"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"},
+        {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
+        null,
+    ]
 
 
 def test_values_of_columns_are_counted(server: Server) -> None:

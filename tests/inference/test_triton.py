@@ -131,14 +131,7 @@ def test_a_triton_repository(shop: Trained, shop_predictor: Predictor, tmp_path:
     bad = [rows[0] | {"country": "x", "recent_products": [[1]]}]
     requests = [tensors(part) for part in (parts[0], bad, *parts[1:])]
     (tmp_path / "requests.json").write_text(json.dumps(requests))
-    done = subprocess.run(
-        [sys.executable, "-c", _TRITON, str(model / "1"), str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _in_triton(model, tmp_path)
     assert done.returncode == 0, done.stderr
     (first, error, *others), where, imported = json.loads(done.stdout.splitlines()[-1])
     assert where.startswith(str(model))
@@ -146,3 +139,20 @@ def test_a_triton_repository(shop: Trained, shop_predictor: Predictor, tmp_path:
     assert "row 0, column recent_products" in error
     got = np.concatenate([first, *others])
     np.testing.assert_allclose(got, shop_predictor.predict(rows), atol=1e-6)
+    table = model / "1/bundle/weights/table.npy"
+    data = bytearray(table.read_bytes())
+    data[-1] ^= 1
+    table.write_bytes(data)
+    done = _in_triton(model, tmp_path)
+    assert "table.npy: not the file that was written" in done.stderr
+
+
+def _in_triton(model: Path, folder: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", _TRITON, str(model / "1"), str(folder)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

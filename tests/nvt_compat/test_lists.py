@@ -90,7 +90,7 @@ def test_hash_is_of_the_value_and_not_of_what_holds_it() -> None:
 
 @pytest.mark.parametrize("values", [[1.5], ["a", 1], [b"a"]])
 def test_what_has_no_hash(values: list) -> None:
-    with pytest.raises(TypeError, match=r"no categories to hash|numbers or strings are needed"):
+    with pytest.raises(TypeError, match=r"no categories to hash|expected numbers or strings"):
         dispatch.hash_series(pd.Series(values))
 
 
@@ -99,6 +99,6 @@ def test_numbers_are_not_looked_up_among_strings(tmp_path: Path) -> None:
     workflow.fit(nvtabular.Dataset(pd.DataFrame({"c": ["16", "16", "10"]}), cpu=True))
     with pytest.raises(RuntimeError) as caught:
         workflow.transform(pd.DataFrame({"c": [10, 16]}))
-    assert "strings are needed" in str(caught.value.__cause__)
+    assert "expected strings" in str(caught.value.__cause__)
     assert workflow.transform(pd.DataFrame({"c": [None, "10"]}))["c"].tolist() == [1, 4]
     assert workflow.transform(pd.DataFrame({"c": [np.nan, np.nan]}))["c"].tolist() == [1, 1]

@@ -44,8 +44,8 @@ def test_log_of_too_little_is_told() -> None:
     with pytest.warns(UserWarning, match="LogOp: column") as caught:
         _fit(["x", "l"] >> ops.LogOp(), frame).transform(frame)
     texts = "\n".join(str(warning.message) for warning in caught)
-    assert "LogOp: column x: 2 of 4 values are -1 or less (the least is -5)" in texts
-    assert "LogOp: column l: 1 of 4 values are -1 or less (the least is -2)" in texts
+    assert "LogOp: column x: 2 of 4 values are -1 or less (smallest -5)" in texts
+    assert "LogOp: column l: 1 of 4 values are -1 or less (smallest -2)" in texts
     assert "Clip(min_value=0)" in texts
     with warnings.catch_warnings():
         warnings.simplefilter("error")

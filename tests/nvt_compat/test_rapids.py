@@ -264,8 +264,8 @@ def test_the_edits_fit_merlin_and_leave_pandas_alone() -> None:
     """They are made on machines with a GPU only; here in a process of its own."""
     code = """
 import nvt_compat, numpy as np, pandas as pd
-from nvt_compat.cudf_names import mend_dispatch
-mend_dispatch()
+from nvt_compat.cudf_names import patch_dispatch
+patch_dispatch()
 from merlin.core import dispatch
 lists = dispatch.create_multihot_col(pd.Series([0, 2, 3]), pd.Series([7, 8, 9]))
 assert [list(row) for row in lists] == [[7, 8], [9]]

@@ -52,7 +52,7 @@ def test_its_files_are_checked(saved: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(BadInputError, match=r"unique.c.parquet: not the file that was saved"):
+    with pytest.raises(BadInputError, match=r"unique.c.parquet: not the file that was written"):
         nvtabular.Workflow.load(saved)
 
 

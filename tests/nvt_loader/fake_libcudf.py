@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_loader.cpu.blocks import CpuBlocks
-from nvt_loader.cuda import blocks as gpu
+from nvt_loader.cpu.builder import CpuBuilder
+from nvt_loader.cuda import builders as gpu
 
 #: Row groups of each call of ``read_parquet``, file by file.
 calls: list[list[list[int]]] = []
@@ -108,29 +108,29 @@ io = SimpleNamespace(
 )
 
 
-class Blocks(CpuBlocks):
-    """What :class:`nvt_loader.cuda.blocks.CudfBlocks` does, in CPU memory."""
+class Blocks(CpuBuilder):
+    """What :class:`nvt_loader.cuda.builders.CudfBuilder` does, in CPU memory."""
 
-    on_device = gpu.CudfBlocks.on_device
+    on_device = gpu.CudfBuilder.on_device
 
-    def __init__(self, layout, device, threads=1):
-        super().__init__(layout, device, threads)
+    def __init__(self, dataset, device, threads=1):
+        super().__init__(dataset, device, threads)
         stream = SimpleNamespace(device=self._device, cuda_stream=0)
-        self._rows = sys.modules["nvt_loader.cuda.cudf_rows"].CudfRows(layout, stream)
+        self._rows = sys.modules["nvt_loader.cuda.cudf_reader"].CudfReader(dataset, stream)
         self.decode = self._rows.decode
 
-    build = gpu.CudfBlocks.build
+    build = gpu.CudfBuilder.build
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Let loaders on the CPU decode as on a GPU, except where they undersample."""
-    choose = gpu.choose_blocks
+    choose = gpu.choose_builder
     calls.clear()
     patch.setitem(sys.modules, "pylibcudf", sys.modules[__name__])
-    patch.setitem(sys.modules, "nvt_loader.cuda.cudf_rows", None)  # and back at the end
-    del sys.modules["nvt_loader.cuda.cudf_rows"]
-    importlib.import_module("nvt_loader.cuda.cudf_rows")
+    patch.setitem(sys.modules, "nvt_loader.cuda.cudf_reader", None)  # and back at the end
+    del sys.modules["nvt_loader.cuda.cudf_reader"]
+    importlib.import_module("nvt_loader.cuda.cudf_reader")
     patch.setattr(
-        "nvt_loader.loader.choose_blocks",
-        lambda layout, device: choose(layout, device) if layout.undersampling else Blocks,
+        "nvt_loader.loader.choose_builder",
+        lambda dataset, device: choose(dataset, device) if dataset.undersampling else Blocks,
     )

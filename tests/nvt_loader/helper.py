@@ -12,13 +12,13 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_loader import KJTLoader, memory
-from nvt_loader.parquet.footers import read_layout
+from nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader.data import row_numbers
 
 
 def limit_rows(patch: pytest.MonkeyPatch, path: Path, **rows: int) -> None:
     """Let blocks (BLOCK) and decoded chunks (DECODE) hold so many rows of the data at a path."""
-    width = int(memory.row_bytes(read_layout(path)))
+    width = int(memory.row_bytes(read_dataset(path)))
     for what, most in rows.items():
         patch.setattr(memory, f"{what}_BYTES", most * width)
 

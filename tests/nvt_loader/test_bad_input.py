@@ -12,10 +12,10 @@ import pytest
 
 from clicklog.errors import BadInputError, SchemaError
 from nvt_loader import KJTLoader
-from nvt_loader.parquet import checks, page_rows
-from nvt_loader.parquet.decode import cpu_decoder
-from nvt_loader.parquet.footers import read_layout
-from nvt_loader.plan import Piece
+from nvt_loader.parquet import checks, page_reader
+from nvt_loader.parquet.dataset import read_dataset
+from nvt_loader.parquet.decoder import cpu_decoder
+from nvt_loader.plan import RowGroupSlice
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import WRITER, write_split
 from tests.nvt_loader.helper import assert_same
@@ -167,10 +167,10 @@ def test_an_id_outside_its_table_with_and_without_statistics(train, statistics):
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])  # read by pages, by Arrow
 def test_what_a_dictionary_rules_out_is_not_looked_for(train, monkeypatch, kind):
     looked_at = []  # how many categorical columns at a time
-    by_arrow, by_pages = checks.largest, page_rows.read_rows
+    by_arrow, by_pages = checks.largest, page_reader.read_rows
     monkeypatch.setattr(checks, "largest", lambda *a: (looked_at.append(len(a[1])), by_arrow(*a)))
     monkeypatch.setattr(
-        page_rows, "read_rows", lambda *a: (looked_at.append(a[7][4:].sum()), by_pages(*a))[1]
+        page_reader, "read_rows", lambda *a: (looked_at.append(a[7][4:].sum()), by_pages(*a))[1]
     )
 
     def write(coded):
@@ -253,9 +253,9 @@ def test_a_file_cut_short_while_it_is_read(train):
 def test_a_file_cut_short_after_it_was_opened(tmp_path):
     write_split(tmp_path, {"train": [60000]}, row_group_rows=60000, table_sizes=(10**6,))
     path = tmp_path / "train" / "part.0.parquet"
-    layout = read_layout(path.parent)
+    dataset = read_dataset(path.parent)
     expected = np.asarray(pq.read_table(path)["cat_0"])
-    (rows,) = cpu_decoder(layout)(Piece(0, 0, 60000), 1000)
+    (rows,) = cpu_decoder(dataset)(RowGroupSlice(0, 0, 60000), 1000)
     os.truncate(path, 10000)
     # a mapped file would end the process here; what is read stays whole
     found = [rows.slice(begin, begin + 1000) for begin in range(0, 60000, 1000)]

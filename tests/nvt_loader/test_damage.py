@@ -40,15 +40,15 @@ def batches(part):
 
 def damaged(part, expected) -> bool:
     """Whether the damage was noticed; if not, nothing is wrong."""
-    said = ""
+    warned = ""
     try:
         found = batches(part)
     except ClickLogError as error:
-        said = str(error)
-    assert said == "" or str(part) in said
-    if not said:
+        warned = str(error)
+    assert warned == "" or str(part) in warned
+    if not warned:
         assert_same(found, expected)
-    return said != ""
+    return warned != ""
 
 
 def test_a_flipped_bit_anywhere(part):

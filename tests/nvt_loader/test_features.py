@@ -14,7 +14,7 @@ import torch
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader, accounting, memory
-from nvt_loader.parquet.footers import read_layout
+from nvt_loader.parquet.dataset import read_dataset
 from nvt_loader.plan import Plan
 from tests.nvt_loader.data import row_numbers, write_split
 from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
@@ -119,9 +119,9 @@ def test_hash_indices(train, caplog):
                 raw = expected[row][name]
                 hashed = raw if raw < size else 3 + (raw - 3) % (size - 3)
                 assert ids[name].values()[i] == hashed
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2  # once for each column, not for each chunk
-    assert "column cat_1 outside its table of 20 rows" in said[0] + said[1]
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 2  # once for each column, not for each chunk
+    assert "column cat_1 outside its table of 20 rows" in warned[0] + warned[1]
     with pytest.raises(SchemaError, match="has none to map ids to"):
         list(KJTLoader(train, 64, table_sizes=(10, 3, 50), hash_indices=True, device="cpu"))
     with pytest.raises(SettingsError, match="2 table sizes for 3"):
@@ -193,11 +193,12 @@ def test_map_and_transforms(train):
 
 def test_a_budget_bounds_what_is_held(tmp_path):
     write_split(tmp_path, {"train": [40000]}, row_group_rows=20000)
-    layout = read_layout(tmp_path / "train")
-    width = memory.row_bytes(layout)
+    dataset = read_dataset(tmp_path / "train")
+    width = memory.row_bytes(dataset)
     for mib, batch, window, shards in ((1, 64, 0, 1), (4, 64, 0, 8), (64, 2048, 131072, 8)):
         size = mib << 20
-        budget = memory.divide(layout, size, batch=batch, window=window, shards=shards)
+        demand = memory.Demand(batch, window, shards)
+        budget = memory.divide_memory(dataset, size, demand)
         held = memory.HELD_BLOCKS * budget.block_rows + window
         held += memory.HELD_CHUNKS * shards * budget.decode_rows
         assert width * held <= size
@@ -246,7 +247,7 @@ def test_rows_against_the_manifest(tmp_path):
     write(130)
     KJTLoader(split / "train", 8, device="cpu")
     KJTLoader(split / "valid", 8, device="cpu")
-    accounting.check_manifest(read_layout(split / "train"))
+    accounting.check_manifest(read_dataset(split / "train"))
     write(131)
     with pytest.raises(SchemaError, match=r"130 rows, but the ETL wrote 131 \(.*manifest\.json"):
         KJTLoader(split / "train", 8, device="cpu")

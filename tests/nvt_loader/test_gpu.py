@@ -13,10 +13,10 @@ import torch
 
 from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader
-from nvt_loader.cpu.blocks import CpuBlocks
-from nvt_loader.cuda import blocks as gpu
+from nvt_loader.cpu.builder import CpuBuilder
+from nvt_loader.cuda import builders as gpu
 from nvt_loader.memory import row_bytes
-from nvt_loader.parquet.footers import read_layout
+from nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import assert_same, limit_rows, rows_of
@@ -100,13 +100,13 @@ def test_a_row_group_that_two_shards_share_is_decoded_once_for_a_block(tmp_path,
 
 def test_calls_are_bounded(tmp_path, libcudf, monkeypatch):
     write_split(tmp_path, {"train": [1000, 1000]}, row_group_rows=100)
-    width = row_bytes(read_layout(tmp_path / "train"))
+    width = row_bytes(read_dataset(tmp_path / "train"))
     expected = rows_of(KJTLoader(tmp_path / "train", 64, device="cpu"))
-    monkeypatch.setattr(sys.modules["nvt_loader.cuda.cudf_rows"], "CALL_BYTES", 300 * width)
+    monkeypatch.setattr(sys.modules["nvt_loader.cuda.cudf_reader"], "CALL_BYTES", 300 * width)
     libcudf.calls.clear()
     assert rows_of(KJTLoader(tmp_path / "train", 64, device="cpu")) == expected
     assert {len(call) for call in map(sum_lists, libcudf.calls)} <= {1, 2, 3}
-    monkeypatch.setattr(sys.modules["nvt_loader.cuda.cudf_rows"], "CALL_BYTES", 1)
+    monkeypatch.setattr(sys.modules["nvt_loader.cuda.cudf_reader"], "CALL_BYTES", 1)
     assert rows_of(KJTLoader(tmp_path / "train", 64, device="cpu")) == expected
 
 
@@ -133,10 +133,10 @@ def test_lists_are_cut_to_the_rows_of_a_block(tmp_path, libcudf, monkeypatch):
     limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=40)
     sizes, build = [], gpu.build_on_device
 
-    def measured(layout, chunks, *rest):
+    def measured(dataset, chunks, *rest):
         for chunk in chunks:
             sizes.append((chunk.rows, [len(values) for _, values, _ in chunk.lists]))
-        return build(layout, chunks, *rest)
+        return build(dataset, chunks, *rest)
 
     monkeypatch.setattr(gpu, "build_on_device", measured)
     list(KJTLoader(tmp_path / "train", 40, device="cpu", weights=WEIGHTS))
@@ -164,16 +164,16 @@ def test_what_the_device_lacks_is_not_the_files_fault(tmp_path, libcudf, monkeyp
 
 def test_a_cpu_gets_cpu_blocks(tmp_path):
     write_split(tmp_path, {"train": [1]})
-    layout = read_layout(tmp_path / "train")
-    assert gpu.choose_blocks(layout, torch.device("cpu")) is CpuBlocks
+    dataset = read_dataset(tmp_path / "train")
+    assert gpu.choose_builder(dataset, torch.device("cpu")) is CpuBuilder
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-KINDS = ["PinnedBlocks", "CudfBlocks"]
+KINDS = ["PinnedBuilder", "CudfBuilder"]
 
 
 def gpu_blocks(kind: str):
-    if kind == "CudfBlocks" and importlib.util.find_spec("pylibcudf") is None:
+    if kind == "CudfBuilder" and importlib.util.find_spec("pylibcudf") is None:
         pytest.skip("needs RAPIDS")
     return lambda *_: getattr(gpu, kind)
 
@@ -187,7 +187,7 @@ def test_batches_on_the_gpu(tmp_path, monkeypatch, kind, lists, shuffle):
     write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
     train = tmp_path / "train"
     options = {"shuffle": shuffle, "weights": WEIGHTS if lists else None}
-    monkeypatch.setattr("nvt_loader.loader.choose_blocks", gpu_blocks(kind))
+    monkeypatch.setattr("nvt_loader.loader.choose_builder", gpu_blocks(kind))
     found = list(KJTLoader(train, 64, device="cuda", **options))
     assert all(batch.labels.is_cuda and batch.sparse_features.lengths().is_cuda for batch in found)
     monkeypatch.undo()
@@ -200,7 +200,7 @@ def test_batches_on_the_gpu(tmp_path, monkeypatch, kind, lists, shuffle):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_batch_waits_for_the_device(tmp_path, monkeypatch, kind):
     write_split(tmp_path, {"train": [4000]}, row_group_rows=1000)
-    monkeypatch.setattr("nvt_loader.loader.choose_blocks", gpu_blocks(kind))
+    monkeypatch.setattr("nvt_loader.loader.choose_builder", gpu_blocks(kind))
     loader = KJTLoader(tmp_path / "train", 64, device="cuda")
     list(loader)  # the constants of each batch size are made once, by blocking copies
     batches = iter(loader)

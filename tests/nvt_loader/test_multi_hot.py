@@ -15,7 +15,7 @@ from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader
 from nvt_loader.memory import row_bytes
-from nvt_loader.parquet.footers import read_layout
+from nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
@@ -232,5 +232,5 @@ def test_weights_that_do_not_fit(small):
 
 def test_bytes_of_a_row(train):
     lists = [len(ids) for row in read_rows(train).values() for ids in (row["cat_0"], row["cat_2"])]
-    found = row_bytes(read_layout(train))
+    found = row_bytes(read_dataset(train))
     assert found == pytest.approx(4 * 4 + 24 + 2 * (4 * np.mean(lists) + 16), rel=0.2)

@@ -15,13 +15,14 @@ import torch
 from clicklog.errors import ClickLogError, SchemaError
 from clicklog.schema import TableSchema
 from nvt_loader.blocks import Source
-from nvt_loader.cpu.blocks import CpuBlocks
-from nvt_loader.parquet import page_rows, pages
+from nvt_loader.cpu.builder import CpuBuilder
+from nvt_loader.parquet import page_reader, pages
 from nvt_loader.parquet.checks import Checker
-from nvt_loader.parquet.decode import RowReader, cpu_decoder
-from nvt_loader.parquet.footers import read_layout
-from nvt_loader.parquet.page_rows import PageRows
-from nvt_loader.plan import Piece
+from nvt_loader.parquet.dataset import read_dataset
+from nvt_loader.parquet.decoder import cpu_decoder
+from nvt_loader.parquet.page_reader import PageReader
+from nvt_loader.parquet.shard_reader import ShardReader
+from nvt_loader.plan import RowGroupSlice
 
 SCHEMA = TableSchema(
     "label", ("int_0", "int_1"), ("cat_0", "cat_1", "cat_2", "cat_3"), (2, 300, 7000, 10**6)
@@ -52,22 +53,22 @@ def layout_of(path, table, **options):
     options = {"compression": "none", "write_page_checksum": True} | options
     pq.write_table(table, path / "part.0.parquet", **options)
     ids = np.dtype(table.schema.field("cat_0").type.to_pandas_dtype())
-    return dataclasses.replace(read_layout(path, SCHEMA), id_dtype=ids)
+    return dataclasses.replace(read_dataset(path, SCHEMA), id_dtype=ids)
 
 
-def read_by_pages(layout, row_group=0):
+def read_by_pages(dataset, row_group=0):
     """Names of the columns that are read without Arrow."""
-    opened = PageRows(layout, Checker(layout)).open(
-        row_group, layout.read_footer(layout.files[layout.row_groups[row_group].file])
+    opened = PageReader(dataset, Checker(dataset)).open(
+        row_group, dataset.read_footer(dataset.files[dataset.row_groups[row_group].file])
     )
     numbers = [] if opened is None else opened.numbers.tolist()
     return [SCHEMA.columns[i] for i in numbers]
 
 
-def as_chunks(layout, rows, begin=0):
+def as_chunks(dataset, rows, begin=0):
     """The first row group's columns from row ``begin`` on, taken ``rows`` at a time: as bits."""
-    piece = Piece(0, begin, layout.row_groups[0].rows)
-    reader = RowReader(cpu_decoder(layout), [piece], rows, rows)
+    piece = RowGroupSlice(0, begin, dataset.row_groups[0].rows)
+    reader = ShardReader(cpu_decoder(dataset), [piece], rows, rows)
     kinds = {4: np.uint32, 8: np.uint64}
     found = []
     for first in range(begin, piece.end, rows):
@@ -79,11 +80,11 @@ def as_chunks(layout, rows, begin=0):
     return [np.concatenate(columns) for columns in zip(*found, strict=True)]
 
 
-def as_blocks(layout, rows, begin=0):
+def as_blocks(dataset, rows, begin=0):
     """The same by way of blocks of ``rows`` rows, in batches of 64 where that is possible."""
-    piece = Piece(0, begin, layout.row_groups[0].rows)
-    blocks = CpuBlocks(layout, torch.device("cpu"))
-    reader = RowReader(blocks.decode, [piece], rows, rows)
+    piece = RowGroupSlice(0, begin, dataset.row_groups[0].rows)
+    blocks = CpuBuilder(dataset, torch.device("cpu"))
+    reader = ShardReader(blocks.decode, [piece], rows, rows)
     found = []
     for first in range(begin, piece.end, rows):
         count = min(rows, piece.end - first)
@@ -95,8 +96,8 @@ def as_blocks(layout, rows, begin=0):
     return [column.view(f"u{column.itemsize}") for column in columns]
 
 
-def assert_rows(layout, rows, begin, table):
-    for found in (as_chunks(layout, rows, begin), as_blocks(layout, rows, begin)):
+def assert_rows(dataset, rows, begin, table):
+    for found in (as_chunks(dataset, rows, begin), as_blocks(dataset, rows, begin)):
         assert len(found) == len(SCHEMA.columns)
         for name, column in zip(SCHEMA.columns, found, strict=True):
             expected = np.asarray(table[name].slice(begin)).view(column.dtype)
@@ -121,10 +122,10 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_rows_of_every_kind_of_page(tmp_path, ids, nullable, options):
     table = make_table(ROWS, ids, nullable=nullable)
-    layout = layout_of(tmp_path, table, **options)
-    assert read_by_pages(layout) == list(SCHEMA.columns)
+    dataset = layout_of(tmp_path, table, **options)
+    assert read_by_pages(dataset) == list(SCHEMA.columns)
     for rows, begin in itertools.product([7, 1024, ROWS], [0, 1, 2500, ROWS - 1]):
-        assert_rows(layout, rows, begin, table)
+        assert_rows(dataset, rows, begin, table)
 
 
 @pytest.mark.parametrize("values", [1, 2, 3, 9, 100, 300, 5000, 20_000, 70_000])
@@ -132,12 +133,12 @@ def test_indices_of_every_width(tmp_path, values):
     table = make_table(70_000, np.int32)
     column = np.random.default_rng(1).permutation(70_000) % values
     table = table.set_column(6, table.schema.field(6), pa.array(column, pa.int32()))
-    layout = layout_of(tmp_path, table, max_rows_per_page=70_000)
-    encodings = pq.read_metadata(layout.files[0]).row_group(0).column(6).encodings
+    dataset = layout_of(tmp_path, table, max_rows_per_page=70_000)
+    encodings = pq.read_metadata(dataset.files[0]).row_group(0).column(6).encodings
     assert "RLE_DICTIONARY" in encodings
-    assert read_by_pages(layout) == list(SCHEMA.columns)
+    assert read_by_pages(dataset) == list(SCHEMA.columns)
     for rows in (100, 999, 70_000):
-        assert_rows(layout, rows, 0, table)
+        assert_rows(dataset, rows, 0, table)
 
 
 UNKNOWN = {
@@ -150,29 +151,29 @@ UNKNOWN = {
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_what_only_arrow_reads(tmp_path, what):
     table = make_table(ROWS, np.int32)
-    layout = layout_of(tmp_path, table, **UNKNOWN[what])
+    dataset = layout_of(tmp_path, table, **UNKNOWN[what])
     own = set(SCHEMA.columns) - {"cat_3"} if what == "an encoding" else set()
-    assert set(read_by_pages(layout)) == own
+    assert set(read_by_pages(dataset)) == own
     for rows, begin in [(700, 0), (700, 2500), (ROWS, 0)]:
-        assert_rows(layout, rows, begin, table)
+        assert_rows(dataset, rows, begin, table)
 
 
 def test_columns_of_other_types_beside(tmp_path):
     table = make_table(ROWS, np.int32)
     wide = table.set_column(4, "cat_1", table["cat_1"].cast(pa.int64()))
     wide = wide.set_column(1, "int_0", table["int_0"].cast(pa.float64()))
-    layout = layout_of(tmp_path, wide.select(wide.column_names[::-1]))
-    assert read_by_pages(layout) == ["cat_3", "cat_2", "cat_0", "int_1", "label"]
+    dataset = layout_of(tmp_path, wide.select(wide.column_names[::-1]))
+    assert read_by_pages(dataset) == ["cat_3", "cat_2", "cat_0", "int_1", "label"]
     for rows, begin in [(700, 0), (700, 2500)]:
-        assert_rows(layout, rows, begin, table)
+        assert_rows(dataset, rows, begin, table)
 
 
 def test_further_columns_are_not_read(tmp_path):
     table = make_table(ROWS, np.int32)
     further = table.add_column(3, "further", pa.array(["text"] * ROWS))
-    layout = layout_of(tmp_path, further)
-    assert read_by_pages(layout) == list(SCHEMA.columns)
-    assert_rows(layout, 700, 0, table)
+    dataset = layout_of(tmp_path, further)
+    assert read_by_pages(dataset) == list(SCHEMA.columns)
+    assert_rows(dataset, 700, 0, table)
 
 
 def test_a_null_in_a_page_that_was_thought_whole(tmp_path):
@@ -180,10 +181,10 @@ def test_a_null_in_a_page_that_was_thought_whole(tmp_path):
     values = table["cat_2"].to_pylist()
     values[4321] = None
     table = table.set_column(5, "cat_2", pa.array(values, pa.int32()))
-    layout = layout_of(tmp_path, table)
-    assert read_by_pages(layout) == []
+    dataset = layout_of(tmp_path, table)
+    assert read_by_pages(dataset) == []
     with pytest.raises(SchemaError, match="column cat_2 holds 1 null values, in row group 0"):
-        as_chunks(layout, 700)
+        as_chunks(dataset, 700)
 
 
 @pytest.mark.parametrize("coded", [True, False])
@@ -198,11 +199,11 @@ def test_a_number_beyond_its_limit(tmp_path, coded, row, column, value):
     values = np.asarray(table[column]).copy()
     values[row] = value
     table = table.set_column(index, table.schema.field(index), pa.array(values))
-    layout = layout_of(tmp_path, table, use_dictionary=coded, write_statistics=False)
-    assert read_by_pages(layout) == list(SCHEMA.columns)
+    dataset = layout_of(tmp_path, table, use_dictionary=coded, write_statistics=False)
+    assert read_by_pages(dataset) == list(SCHEMA.columns)
     for read in (as_chunks, as_blocks):
         with pytest.raises(SchemaError, match=rf"column {column} holds (id )?{value}.*group 0"):
-            read(layout, 700)
+            read(dataset, 700)
 
 
 def page(kind, values, size=400, encoding=0):
@@ -244,13 +245,13 @@ def test_numbers_that_are_too_large_for_a_header(values):
 def test_a_page_that_says_it_is_empty():
     table = np.zeros((1, pages.PAGE_FIELDS), np.int64)
     table[0, pages.BYTES] = 400
-    assert page_rows._decompress(table, np.array([0, 1]), ["zstd"], [])
+    assert page_reader._decompress(table, np.array([0, 1]), ["zstd"], [])
     assert table[0, pages.BYTES] == 0
 
 
-def outcome(read, layout):
+def outcome(read, dataset):
     try:
-        return read(layout, 70)
+        return read(dataset, 70)
     except ClickLogError:
         return None
 
@@ -260,8 +261,8 @@ def outcome(read, layout):
 def test_damage_that_no_checksum_shows(tmp_path, options, read, monkeypatch):
     """Whatever the bytes are: no crash, and what Arrow reads is read."""
     table = make_table(300, np.int32, nullable=True)
-    layout = layout_of(tmp_path, table, **options | {"write_page_checksum": False})
-    whole = layout.files[0].read_bytes()
+    dataset = layout_of(tmp_path, table, **options | {"write_page_checksum": False})
+    whole = dataset.files[0].read_bytes()
     end = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
     choose = random.Random(str(options))
     alike = 0
@@ -270,11 +271,11 @@ def test_damage_that_no_checksum_shows(tmp_path, options, read, monkeypatch):
         at = choose.randrange(4, end)
         size = min(choose.choice([1, 1, 4, 40]), end - at)
         content[at : at + size] = choose.choice([bytes(size), choose.randbytes(size)])
-        layout.files[0].write_bytes(content)
-        found = outcome(read, layout)
+        dataset.files[0].write_bytes(content)
+        found = outcome(read, dataset)
         with monkeypatch.context() as patch:
-            patch.setattr(PageRows, "open", lambda *_: None)
-            expected = outcome(read, layout)
+            patch.setattr(PageReader, "open", lambda *_: None)
+            expected = outcome(read, dataset)
         if expected is not None:
             assert found is not None
             assert all(map(np.array_equal, found, expected))

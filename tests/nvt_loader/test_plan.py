@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from clicklog.errors import SettingsError
 from nvt_loader.plan import (
-    Piece,
     Plan,
+    RowGroupSlice,
     Span,
-    deal,
+    assign_rows,
     default_virtual_shards,
     epoch_order,
+    find_remainder,
     keep_rows,
-    left_at,
-    pieces,
+    row_group_slices,
     stream_starts,
     window_order,
 )
@@ -38,10 +38,10 @@ def global_batches(
     plan: Plan, world_size: int, groups: list[int] | None = None, at: int | None = None
 ) -> list[list[list[int]]]:
     """Stream rows [step][rank][row], from what each rank would read."""
-    dealt = deal(plan, starts_of([plan.rows] if groups is None else groups), at)
+    assigned = assign_rows(plan, starts_of([plan.rows] if groups is None else groups), at)
 
     def take(span: Span, step: int) -> list[int]:
-        ranges = dealt.shard_ranges(span.shard, step * span.width)
+        ranges = assigned.shard_ranges(span.shard, step * span.width)
         return list(itertools.chain(*(range(*ends) for ends in ranges)))[: span.width]
 
     steps = []
@@ -54,7 +54,7 @@ def global_batches(
             ranks.append(rows)
         steps.append(ranks)
     if plan.last_rows:
-        left = range(*dealt.left)
+        left = range(*assigned.remainder)
         steps.append(
             [list(left[slice(*plan.last_step(rank, world_size))]) for rank in range(world_size)]
         )
@@ -75,9 +75,11 @@ def test_every_row_once_and_equal_steps(rows, world_size, batch_size, choose, dr
     steps = global_batches(plan, world_size)
     assert len(steps) == plan.steps
     assert plan.steps == (rows // global_batch if drop_last else math.ceil(rows / global_batch))
-    dealt = [row for ranks in steps for batch in ranks for row in batch]
-    assert sorted(dealt) == list(range(rows // global_batch * global_batch if drop_last else rows))
-    assert plan.epoch_rows == len(dealt)
+    assigned = [row for ranks in steps for batch in ranks for row in batch]
+    assert sorted(assigned) == list(
+        range(rows // global_batch * global_batch if drop_last else rows)
+    )
+    assert plan.epoch_rows == len(assigned)
     for rank in range(world_size):
         sizes = [len(ranks[rank]) for ranks in steps]
         for first in (0, 1, plan.full_steps, plan.steps):
@@ -105,7 +107,7 @@ def test_global_batches_do_not_depend_on_the_world_size(global_batch, steps, gro
     rest = data.draw(st.integers(0, global_batch - 1))
     groups = [*groups, max(0, steps * global_batch + rest - sum(groups))]
     plan = Plan(sum(groups), global_batch, default_virtual_shards(global_batch))
-    at = data.draw(st.integers(0, plan.rows - plan.left_rows))
+    at = data.draw(st.integers(0, plan.rows - plan.remainder_rows))
     alone = [step[0] for step in global_batches(plan, 1, groups, at)]
     for world_size in divisors(global_batch):
         ranks = global_batches(plan, world_size, groups, at)
@@ -137,8 +139,8 @@ def test_with_given_shards_any_world_size_sees_the_same(rows, shards):
 @pytest.mark.parametrize("global_batch", [48, 44, 6])
 def test_the_documented_formula(global_batch):
     plan = Plan(1000, global_batch, default_virtual_shards(global_batch))
-    dealt = deal(plan, starts_of([100] * 10))
-    shards = [list(itertools.chain(*(range(*r) for r in ranges))) for ranges in dealt.shards]
+    assigned = assign_rows(plan, starts_of([100] * 10))
+    shards = [list(itertools.chain(*(range(*r) for r in ranges))) for ranges in assigned.shards]
     bounds = [s * global_batch // len(shards) for s in range(len(shards) + 1)]
     for k, ranks in enumerate(global_batches(plan, 2, [100] * 10)[: plan.full_steps]):
         batch = list(itertools.chain(*ranks))
@@ -151,18 +153,18 @@ def test_the_documented_formula(global_batch):
 @given(groups=layouts, more=st.integers(0, 20), shards=st.integers(1, 9), data=st.data())
 def test_every_row_is_dealt_once_wherever_the_rest_lies(groups, more, shards, data):
     plan = Plan(sum(groups), shards + more, shards)
-    at = data.draw(st.integers(0, plan.rows - plan.left_rows))
-    dealt = deal(plan, starts_of(groups), at)
+    at = data.draw(st.integers(0, plan.rows - plan.remainder_rows))
+    assigned = assign_rows(plan, starts_of(groups), at)
     sizes = [plan.full_steps * (b - a) for a, b in itertools.pairwise(plan.bounds)]
-    assert [sum(end - begin for begin, end in ranges) for ranges in dealt.shards] == sizes
-    assert all(begin < end for ranges in dealt.shards for begin, end in ranges)
-    rows = [row for ranges in dealt.shards for ends in ranges for row in range(*ends)]
-    assert dealt.left == (at, at + plan.left_rows)
-    assert sorted([*rows, *range(*dealt.left)]) == list(range(plan.rows))
+    assert [sum(end - begin for begin, end in ranges) for ranges in assigned.shards] == sizes
+    assert all(begin < end for ranges in assigned.shards for begin, end in ranges)
+    rows = [row for ranges in assigned.shards for ends in ranges for row in range(*ends)]
+    assert assigned.remainder == (at, at + plan.remainder_rows)
+    assert sorted([*rows, *range(*assigned.remainder)]) == list(range(plan.rows))
     for shard in range(shards):
-        whole = list(itertools.chain(*(range(*ends) for ends in dealt.shards[shard])))
+        whole = list(itertools.chain(*(range(*ends) for ends in assigned.shards[shard])))
         begin = data.draw(st.integers(0, sizes[shard]))
-        rest = itertools.chain(*(range(*ends) for ends in dealt.shard_ranges(shard, begin)))
+        rest = itertools.chain(*(range(*ends) for ends in assigned.shard_ranges(shard, begin)))
         assert list(rest) == whole[begin:]
 
 
@@ -170,7 +172,7 @@ def test_every_row_is_dealt_once_wherever_the_rest_lies(groups, more, shards, da
 def test_shards_begin_at_row_groups(groups, shards):
     plan = Plan(sum(groups), shards, shards)
     starts = starts_of(groups)
-    begins = [ranges[0][0] for ranges in deal(plan, starts).shards]
+    begins = [ranges[0][0] for ranges in assign_rows(plan, starts).shards]
     assert set(begins) <= set(starts.tolist())
     assert begins == sorted(set(begins))
 
@@ -179,9 +181,9 @@ def test_shards_begin_at_row_groups(groups, shards):
 def test_drop_last_leaves_out_other_rows_in_each_epoch(rows, batch, seed):
     plan = Plan(rows, batch, 1, drop_last=True)
     for shuffle in (False, True):
-        at = [left_at(plan, shuffle=shuffle, seed=seed, epoch=epoch) for epoch in range(30)]
-        assert all(0 <= first <= rows - plan.left_rows for first in at)
-        if plan.left_rows and plan.full_steps:
+        at = [find_remainder(plan, shuffle=shuffle, seed=seed, epoch=epoch) for epoch in range(30)]
+        assert all(0 <= first <= rows - plan.remainder_rows for first in at)
+        if plan.remainder_rows and plan.full_steps:
             if shuffle:
                 assert len(set(at)) > 1
             else:
@@ -189,7 +191,9 @@ def test_drop_last_leaves_out_other_rows_in_each_epoch(rows, batch, seed):
         else:
             assert len(set(at)) == 1
     without = Plan(rows, batch, 1)
-    assert left_at(without, shuffle=True, seed=seed, epoch=5) == rows - without.left_rows
+    assert (
+        find_remainder(without, shuffle=True, seed=seed, epoch=5) == rows - without.remainder_rows
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -222,15 +226,15 @@ def test_a_limit():
     assert Plan(1000, 48, 8, limit=20).epoch_rows == 960
 
 
-@given(layout=layouts, seed=st.integers(0, 5), shuffle=st.booleans(), data=st.data())
-def test_pieces_are_the_stream(layout, seed, shuffle, data):
-    rows = np.array(layout, dtype=np.int64)
+@given(dataset=layouts, seed=st.integers(0, 5), shuffle=st.booleans(), data=st.data())
+def test_pieces_are_the_stream(dataset, seed, shuffle, data):
+    rows = np.array(dataset, dtype=np.int64)
     order = epoch_order(len(rows), shuffle=shuffle, seed=seed, epoch=0)
     assert sorted(order) == list(range(len(rows)))
-    stream = [(g, i) for g in order.tolist() for i in range(layout[g])]
+    stream = [(g, i) for g in order.tolist() for i in range(dataset[g])]
     begin = data.draw(st.integers(0, len(stream)))
     end = data.draw(st.integers(begin, len(stream)))
-    found = list(pieces(stream_starts(rows, order), order, begin, end))
+    found = list(row_group_slices(stream_starts(rows, order), order, begin, end))
     assert [(p.row_group, i) for p in found for i in range(p.begin, p.end)] == stream[begin:end]
     assert all(piece.begin < piece.end for piece in found)
 
@@ -238,7 +242,10 @@ def test_pieces_are_the_stream(layout, seed, shuffle, data):
 def test_pieces_skip_empty_row_groups():
     rows = np.array([0, 3, 0, 0, 2, 0])
     order = np.arange(6)
-    assert list(pieces(stream_starts(rows, order), order, 0, 5)) == [Piece(1, 0, 3), Piece(4, 0, 2)]
+    assert list(row_group_slices(stream_starts(rows, order), order, 0, 5)) == [
+        RowGroupSlice(1, 0, 3),
+        RowGroupSlice(4, 0, 2),
+    ]
 
 
 def test_orders_depend_on_seed_and_epoch_and_not_on_the_global_generator():
@@ -283,6 +290,6 @@ def test_virtual_shards_that_a_global_batch_has_not(shards):
 
 def test_planning_needs_no_torch():
     code = (
-        "import sys, nvt_loader.plan, nvt_loader.parquet.footers; assert 'torch' not in sys.modules"
+        "import sys, nvt_loader.plan, nvt_loader.parquet.dataset; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def test_values_out_of_the_vocabulary(saved: Path) -> None:
             "9007199254740993",
             "expected an integer from -9007199254740992 to 9007199254740992",
         ),
-        ("seen", "", "column seen holds lists: a missing one is an empty one"),
+        ("seen", "", "column seen holds lists: a missing list is an empty list"),
     ],
 )
 def test_questions_without_an_answer(saved: Path, column: str, asked, message: str) -> None:
@@ -150,7 +151,7 @@ def test_inspect(saved: Path) -> None:
 def test_lookup(saved: Path) -> None:
     answers = {
         ("cat_0", "4"): "cat_0 4: 0a1b2c3d (once in the training days)",
-        ("cat_0", "0"): "cat_0 0: padding; no row of a log gets it",
+        ("cat_0", "0"): "cat_0 0: padding, which no value has",
         ("cat_0", "1"): "cat_0 1: missing (4 times in the training days)",
         ("cat_1", "2"): "cat_1 2: out of vocabulary (4 times in the training days)",
         ("city", "5"): "city 5: hash bucket 3 of 10",
@@ -164,6 +165,23 @@ def test_lookup(saved: Path) -> None:
     done = _run("lookup", saved, "cat_0", "77")
     assert done.returncode == 2
     assert done.stderr == "error: column cat_0 has no id 77\n  -> its ids are 0 to 4\n"
+
+
+@pytest.mark.parametrize("arguments", [["inspect"], ["lookup", "cat_0", "4"]])
+def test_a_closed_pipe_gives_no_traceback(saved: Path, arguments: list[str]) -> None:
+    """As in `python -m workflows inspect … | head`, when head has ended first."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "workflows", arguments[0], str(saved), *arguments[1:]],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_it_imports_nothing_heavy(saved: Path) -> None:

@@ -240,7 +240,7 @@ def test_strings_with_equal_hashes(tmp_path: Path) -> None:
     first = rng.integers(0x20, 0x7F, (4000, 8), np.uint8)
     second = rng.integers(0x20, 0x7F, 8, np.uint8).view(np.uint64)
     # the state after the first 8 bytes; the second 8 bytes are made to cancel its difference
-    states = [int(tables._mix(np.uint64(16) ^ word)) for word in first.view(np.uint64)[:, 0]]
+    states = [int(tables.mix64(np.uint64(16) ^ word)) for word in first.view(np.uint64)[:, 0]]
     equal = []
     for head, state in zip(first, states, strict=True):
         tail = np.uint64(states[0] ^ state) ^ second

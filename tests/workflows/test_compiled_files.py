@@ -345,5 +345,5 @@ def test_a_damaged_vocabulary_is_not_compiled(saved: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 3] ^= 1
     file.write_bytes(content)
-    with pytest.raises(BadInputError, match="not the file that was saved"):
+    with pytest.raises(BadInputError, match="not the file that was written"):
         compiled.build(saved)

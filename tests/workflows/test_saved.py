@@ -216,7 +216,9 @@ def test_functions_are_taken_from_one_module(copy: Path) -> None:
         with pytest.raises(BadInputError, match=r"graph.json: not the graph of the spec.*\.f\."):
             load(copy)
         records = json.loads((copy / "graph.json").read_text())["nodes"]
-        with pytest.raises(BadInputError, match=f"function {module}.{name} is none of those"):
+        with pytest.raises(
+            BadInputError, match=f"function {module}.{name} is not in workflows.functions"
+        ):
             realize(records, copy)
 
 
@@ -228,7 +230,7 @@ def test_operators_are_those_of_the_spec(copy: Path) -> None:
     with pytest.raises(BadInputError, match=r"nodes\[1\].op_class is 'subprocess.Popen' instead"):
         load(copy)
     records = json.loads((copy / "graph.json").read_text())["nodes"]
-    with pytest.raises(BadInputError, match=r"operator 'subprocess.Popen' is none of those"):
+    with pytest.raises(BadInputError, match=r"operator 'subprocess.Popen' is not one that"):
         realize(records, copy)
 
 
@@ -306,7 +308,9 @@ def test_what_is_no_saved_workflow(saved: Path, tmp_path: Path) -> None:
     newer = shutil.copytree(saved, tmp_path / "newer")
     _edit(newer / "metadata.json", lambda v: v.update(format_version=3))
     _edit(newer / "metadata.json", lambda v: v["versions"].update({"nvt-torchrec": "7.0"}))
-    with pytest.raises(SchemaError, match=r"format version 3.*\n.*version that saved it \(7.0\)"):
+    with pytest.raises(
+        SchemaError, match=r"format version 3.*nvt-torchrec 7.0 wrote it\n.*version that saved it"
+    ):
         load(newer)
 
 

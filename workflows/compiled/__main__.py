@@ -20,13 +20,13 @@ log = logging.getLogger("workflows.compiled")
 
 @dataclasses.dataclass(frozen=True)
 class CompileSettings(Settings):
-    """What to compile."""
+    """The settings of ``python -m workflows.compiled``."""
 
     workflow: Path = flag("directory of a saved workflow", positional=True, metavar="WORKFLOW")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compile the workflow that a directory holds."""
+    """Compile the workflow in a directory."""
     parser = Parser(prog="python -m workflows.compiled", description=__doc__)
     path = parse(parser, argv, CompileSettings)[0].workflow
     begin = time.monotonic()

@@ -8,8 +8,8 @@ Layout, below the workflow's directory::
     compiled/text.npy         uint8, the strings of all vocabularies, one after the other
     compiled/text_begins.npy  int64, where each string begins, and an end
 
-The same workflow gives the same bytes. The checksum has to find damage, no more; SHA-256 took as
-long as all the rest of building. Building needs memory for a few tables, see :data:`_AHEAD`.
+The same workflow gives the same bytes. The checksum only has to find damage; SHA-256 would double
+the time of building. Building needs memory for a few tables, see :data:`_AHEAD`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError, OutputError
-from clicklog.files.atomic import atomic_path, together, write_json
+from clicklog.files.artifact import Format
+from clicklog.files.atomic import atomic_path, together
 from clicklog.spec.feature_spec import CategoricalColumn
 from clicklog.strings import string_parts
 from clicklog.threads import in_order
 from workflows.compiled import tables, text_tables
 from workflows.description import WorkflowDescription, inspect, verify
 
-FORMAT = "nvt-torchrec compiled workflow"
-FORMAT_VERSION = 2
+FORMAT = Format("nvt-torchrec compiled workflow", 2, "a compiled workflow")
 DIRECTORY, PLAN_FILE = "compiled", "compiled.json"
 ARRAYS = {"tables.npy": np.uint64, "text.npy": np.uint8, "text_begins.npy": np.int64}
 
 _BATCH_VALUES = 1 << 20
-#: Tables that may wait to be written while a larger one before them is made.
+#: Tables that may wait in memory to be written after a larger one that is not ready.
 _AHEAD = 8
 _HEADER_BYTES = 128  # enough for the header of any one-dimensional array
 _AGAIN = "copy the whole workflow directory again, or fit it again"
@@ -66,6 +66,23 @@ class TablePlace:
     text: int
 
 
+@dataclasses.dataclass(frozen=True)
+class ArrayEntry:
+    """Length and CRC-32 of an array."""
+
+    length: int
+    crc32: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledPlan:
+    """What ``compiled.json`` holds: tables by vocabulary, arrays by file."""
+
+    workflow_digest: str
+    tables: dict[str, TablePlace]
+    arrays: dict[str, ArrayEntry]
+
+
 def build(
     path: Path | str, description: WorkflowDescription | None = None, *, threads: int = 1
 ) -> None:
@@ -77,14 +94,14 @@ def build(
         threads: that make tables; the bytes do not depend on it.
 
     Raises:
-        BadInputError: no saved workflow there, or a vocabulary that is damaged or not what the
-            description says.
+        BadInputError: there is no saved workflow, or a vocabulary is damaged or differs from the
+            description.
         OutputError: the directory cannot be written.
     """
     path = Path(path)
     if description is None:
         description = inspect(path)
-        verify(path, description)  # a wrong value would be out of vocabulary, silently
+        verify(path, description)  # a damaged value would silently become out of vocabulary
     directory = path / DIRECTORY
     try:
         (directory / PLAN_FILE).unlink(missing_ok=True)
@@ -110,14 +127,8 @@ def build(
         }
         writers["text_begins.npy"].append(np.array([writers["text.npy"].length], np.int64))
         arrays = {name: writer.finish() for name, writer in writers.items()}
-    plan = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "workflow_digest": description.digest,
-        "tables": {name: dataclasses.asdict(place) for name, place in places.items()},
-        "arrays": arrays,
-    }
-    write_json(directory / PLAN_FILE, plan)
+    plan = CompiledPlan(description.digest, places, arrays)
+    FORMAT.write(directory / PLAN_FILE, dataclasses.asdict(plan))
 
 
 class _ArrayWriter:
@@ -137,8 +148,8 @@ class _ArrayWriter:
         self._checksum = zlib.crc32(array.data, self._checksum)
         self.length += len(array)
 
-    def finish(self) -> dict[str, int]:
-        """Write the header; what the plan says of the array."""
+    def finish(self) -> ArrayEntry:
+        """Write the header; return the entry of ``compiled.json``."""
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
             header,
@@ -147,12 +158,12 @@ class _ArrayWriter:
         assert header.tell() == _HEADER_BYTES
         self._file.seek(0)
         self._file.write(header.getvalue())
-        return {"length": self.length, "crc32": self._checksum}
+        return ArrayEntry(self.length, self._checksum)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """A hash table, and of strings those it leads to, with where each begins and the last ends."""
+    """A hash table; of a vocabulary of strings also the strings, and where each begins."""
 
     words: np.ndarray
     slots: int
@@ -233,7 +244,7 @@ def _fit_32_bits(numbers: np.ndarray) -> bool:
 
 
 def _batches(file: Path, name: str, *, text: bool) -> Iterator[pa.Array]:
-    """The first column of a vocabulary file, in pieces of at least one value."""
+    """The first column of a vocabulary file, in batches of at least one value."""
     kind = pa.string() if text else pa.int64()
     try:
         with pq.ParquetFile(file) as parquet:

@@ -1,8 +1,8 @@
-"""The dense transform: fill, raise to the minimum, logarithm, normalize; float64 inside.
+"""The dense transform in float64: fill, raise to the minimum, logarithm, normalize.
 
-Formulas are in :mod:`workflows.graph`. Values are bit for bit those of NVTabular's operators on
-pandas: logarithms are NumPy's (compiled code would call another library's, which rounds otherwise
-in the last place, and where a value is near the mean that place is all there is).
+The formulas are in :mod:`workflows.nodes`. Values equal those of NVTabular's operators on pandas
+bit for bit. Logarithms are NumPy's: compiled code would call another library, which rounds
+differently in the last place, and that matters for values near the mean.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from clicklog.kernels import compiled
 from clicklog.spec.feature_spec import FeatureSpec
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
-#: How many integers are tabulated, of which counts use the first few.
+#: Number of integers in the table; most counts are among the first few.
 _INTEGERS = 1 << 16
-_BLOCK_ROWS = 4096  # of which some columns in float64 stay in a cache
+_BLOCK_ROWS = 4096  # so that a few columns in float64 fit in a cache
 
 
 @dataclasses.dataclass(frozen=True)
 class DensePlan:
-    """What becomes of dense columns: ``(y − center) / scale``, float64 [dense columns] each.
+    """The parameters of ``(y − center) / scale``, float64 [dense columns] each.
 
     Attributes:
         fill: replaces missing values.
         center: 0 where nothing is normalized.
         scale: 1 where nothing is normalized, and where the standard deviation is 0 (NVTabular's
             Normalize then only subtracts the mean).
-        logarithm: whether y is a logarithm, not the value itself.
-        table: float32 [dense columns, integers], with logarithms: what becomes of the integers from
-            the minimum on.
+        logarithm: whether y is a logarithm, or the value itself.
+        table: float32 [dense columns, integers], the results for the integers from the minimum on;
+            empty without logarithms.
     """
 
     fill: np.ndarray
@@ -47,7 +47,7 @@ class DensePlan:
 
     @classmethod
     def make(cls, spec: FeatureSpec, statistics: dict[str, dict[str, float]]) -> DensePlan:
-        """Of a spec and the statistics fitted with it. Raises KeyError if a column has none."""
+        """Make the plan of a spec and its statistics. Raises KeyError if a column has none."""
         columns = len(spec.dense)
         center, scale = np.zeros(columns), np.ones(columns)
         if spec.dense_transform != "log":
@@ -86,13 +86,13 @@ class DensePlan:
             out[:, rows] = self._calculated(slice(None), filled)
 
     def _calculated(self, columns: slice, filled: np.ndarray) -> np.ndarray:
-        """Of filled values, [columns or 1, rows]: float32 [columns, rows]."""
+        """Transform filled values [columns or 1, rows]; float32 [columns, rows]."""
         y = filled.astype(np.float64)
         if self.logarithm:
             np.maximum(y, DENSE_MINIMUM, out=y)
             y += DENSE_SHIFT
             np.log(y, out=y)
-        with np.errstate(over="ignore"):  # too large: infinite, as in NVTabular
+        with np.errstate(over="ignore"):  # too large values become infinite, as in NVTabular
             y = y - self.center[columns, None]
             y /= self.scale[columns, None]
             return y.astype(np.float32)
@@ -111,9 +111,9 @@ _ONE = np.uint64(1)
     ),
 )
 def _look_up(values, missing, fill, table, out):
-    """Fill ``out`` from the table; per column, how many values are beyond it, which are left.
+    """Fill ``out`` from the table; return, by column, how many values are beyond the table.
 
-    In two loops over contiguous rows: so the processor's vector units take both.
+    Those values are clipped here. Two loops over contiguous rows, which both can be vectorized.
     """
     beyond = np.zeros(values.shape[0], np.int64)
     bits = np.ascontiguousarray(missing)
@@ -144,7 +144,7 @@ def _look_up(values, missing, fill, table, out):
     ),
 )
 def _rows_beyond(values, missing, column, fill, count):
-    """The rows, so many, in which a column is beyond the table."""
+    """Return the ``count`` rows in which a column is beyond the table."""
     rows = np.empty(count, np.int64)
     bit = np.uint64(column)
     first = DENSE_MINIMUM + _INTEGERS

@@ -1,4 +1,4 @@
-"""What the kernels of :mod:`workflows.compiled.tables` say to the processor in LLVM's own words."""
+"""LLVM instructions for the kernels of :mod:`workflows.compiled.tables`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 
 @intrinsic
 def prefetch(typing_context, array, index):
-    """Begin to load ``array[index]`` into the cache."""
+    """Start loading ``array[index]`` into the cache."""
 
     def generate(context, builder, signature, arguments):
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -28,7 +28,7 @@ def prefetch(typing_context, array, index):
 
 @intrinsic
 def eight_bytes(typing_context, array, index):
-    """``array[index:index + 8]`` of a uint8 array as one word, wherever it begins."""
+    """Load ``array[index:index + 8]`` of a uint8 array as one word; it need not be aligned."""
 
     def generate(context, builder, signature, arguments):
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data

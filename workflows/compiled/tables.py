@@ -7,21 +7,21 @@ Open addressing with linear probing at a load of at most one half. A slot is
   :mod:`workflows.compiled.text_tables`.
 
 No value has id 0 (padding), so a slot whose id is 0 is empty. Vocabularies are inserted by falling
-frequency: the frequent values lie where their hash points, and are found with one access.
+frequency: frequent values lie where their hash points and are found with one access.
 
-Lookups of large tables wait for memory, so the slot of a later row is prefetched: measured on
-1–40 M values, that halves the time of a lookup. Lookups of small tables wait for mispredicted
-branches: few values collide there, and the first slot of a narrow table belongs to the value 0,
-which stands where a value is missing.
+Lookups in large tables wait for memory, so the slot of a later row is prefetched, which halves
+their time, as measured on 1–40 M values. Lookups in small tables wait for mispredicted branches, so
+these tables have more room, and fewer collisions; the first slot of a narrow table is reserved for
+the value 0, which is the placeholder of missing values.
 
-The arrays may be mapped from files that anyone can write to, also while they are mapped. So no
-kernel goes by what is in them: a place, which is checked when it is opened, bounds every access, an
-id outside of the vocabulary is none, and a string must lie in its array. :func:`count_ids` and
-:func:`text_is_in_order` look at all of them once.
+The arrays may be mapped from files that other programs can change at any time, so kernels do not
+trust their contents: every access lies within a place, which is checked when the workflow is
+opened, ids outside of the vocabulary are ignored, and strings must lie in their array.
+:func:`count_ids` and :func:`.text_tables.text_is_in_order` check all contents once.
 
-Kernels have explicit signatures: compiled once, at import (or read from numba's cache), never in
-the middle of a request. What they call is put into them by LLVM (``forceinline``): numba's own way
-(``inline="always"``) takes twice as long to compile, and the result is no faster.
+Kernels have explicit signatures: they are compiled once, at import (or read from the cache), never
+during a request. LLVM inlines the functions that they call (``forceinline``): Numba's own
+``inline="always"`` takes twice as long to compile and is no faster.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from clicklog.kernels import compiled
 from clicklog.spec.feature_spec import FIRST_OOV_ID, NULL_ID
 from workflows.compiled.intrinsics import prefetch
 
-#: Words of a table begin and end at cache lines.
+#: Words of a cache line, at which tables begin and end.
 LINE_WORDS = 8
 _LEAST_SLOTS = 1 << 10
-AHEAD = 16  # rows; 8 are slower, 32 are no faster
-_CACHED_WORDS = 1 << 14  # a table of so many stays in the cache: nothing to prefetch
+AHEAD = 16  # how many rows ahead a slot is prefetched; 8 is slower, 32 is no faster
+_CACHED_WORDS = 1 << 14  # tables up to this size stay in the cache and need no prefetching
 
-#: Fields of a place, the int64 [7] that tells a kernel about one column.
+#: Fields of a place: int64 [7], the description of one column for kernels.
 PLACE_BEGIN, PLACE_SLOTS, PLACE_WIDE, PLACE_OOV_IDS, PLACE_FIRST_ID, PLACE_VALUES, PLACE_TEXT = (
     range(7)
 )
@@ -53,19 +53,19 @@ NULL_ID32, OOV_ID32 = np.int32(NULL_ID), np.int32(FIRST_OOV_ID)
 
 
 def slots_for(values: int) -> int:
-    """How many slots a table of ``values`` values has; a small one has room."""
+    """Return the number of slots of a table; small tables have more room for each value."""
     return max(_LEAST_SLOTS, (8 if values <= 4096 else 2) * values)
 
 
 def words_for(slots: int, *, wide: bool) -> int:
-    """How many words a table of ``slots`` slots takes."""
+    """Return the number of words of a table."""
     words = slots * (2 if wide else 1)
     return -(-words // LINE_WORDS) * LINE_WORDS
 
 
 @numba.njit(forceinline=True)
 def mix64(key):
-    """A 64-bit hash of 64 bits (multiply, xor-shift: after Steele, Lea, Flood, SplitMix, 2014)."""
+    """Hash 64 bits (multiply, xor-shift: after Steele, Lea, Flood, SplitMix, 2014)."""
     x = np.uint64(key) * _M1
     x ^= x >> _HALF
     x *= _M2
@@ -74,15 +74,15 @@ def mix64(key):
 
 @numba.njit(forceinline=True)
 def slot_of(hashed, slots):
-    """The slot a hash points to: its upper half, scaled (Lemire 2019), so any number will do."""
+    """Return the slot of a hash: its upper half, scaled to any number of slots (Lemire 2019)."""
     return ((hashed >> _HALF) * slots) >> _HALF
 
 
 @numba.njit(forceinline=True)
 def _home_narrow(key, slots):
-    """The slot of a value of 32 bits: 0 for the value 0 and no other.
+    """Return the slot of a 32-bit value; only the value 0 has slot 0.
 
-    One product is enough of a hash: all bits of the value are in its upper half.
+    One product suffices as a hash: its upper half depends on all bits of the value.
     """
     return slot_of(np.uint64(key) * _M1, slots - np.uint64(1)) + np.uint64(key != 0)
 
@@ -109,9 +109,9 @@ _INSERT = types.int64(WORDS, types.int64, read_only(types.int64), types.int64)
 
 @compiled(_INSERT)
 def insert_narrow(words, slots, values, first_id):
-    """Give values [n], each in [0, 2³²), the ids ``first_id``, + 1, …
+    """Insert values [n], each in [0, 2³²), with the ids ``first_id``, + 1, …
 
-    Returns −1, or the index of a value that is there already. The table must have room for all.
+    The table must have room for all of them. Returns −1, or the index of a value that occurs twice.
     """
     size = np.uint64(slots)
     for i in range(len(values)):
@@ -147,7 +147,7 @@ def insert_wide(words, slots, values, first_id):
 
 @compiled(types.int64(READ_WORDS, PLACE))
 def count_ids(words, place):
-    """How many ids a table holds; −1 if one of them is none of its vocabulary."""
+    """Count the ids in a table; −1 if one of them is not an id of its vocabulary."""
     begin, end = place[PLACE_BEGIN], place[PLACE_BEGIN] + place[PLACE_SLOTS]
     first_id, ids = np.uint64(place[PLACE_FIRST_ID]), np.uint64(place[PLACE_VALUES])
     step, shift = 1, _HALF
@@ -164,13 +164,13 @@ def count_ids(words, place):
 
 @numba.njit(forceinline=True)
 def _probe_narrow(words, begin, size, key):
-    """The id of a value, 0 if it has none. Ends in damaged tables too."""
+    """Return the id of a value, 0 if it has none. Terminates in damaged tables too."""
     if key >> _HALF != 0:
         return np.int32(0)
     at = begin + _home_narrow(key, size)
     word = words[at]
     left = size
-    # Neither is 0: one branch, which a value that is there takes like one that is not.
+    # The product is 0 for an empty slot and for the value: one branch for both ends of the search.
     while (word >> _HALF) * ((word & _LOW) ^ key) != 0:
         at += np.uint64(1)
         if at == begin + size:
@@ -219,7 +219,7 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
         out[i] = _probe(words, begin, size, values[i], wide)
     for i in range(prefetched, rows):
         out[i] = _probe(words, begin, size, values[i], wide)
-    # Apart from the look-ups it takes no branch: half of those on nulls would be mispredicted.
+    # Without branches, because half of the branches on nulls would be mispredicted.
     nulls = 0
     oov = 0
     for i in range(rows):
@@ -241,16 +241,16 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
                READ_WORDS, PLACE, IDS, TALLY),
 )  # fmt: skip
 def encode_hex(values, missing, bit, words, place, out, tally):
-    """Ids of one column of 32-bit values.
+    """Look up the ids of one column of 32-bit values.
 
     Args:
         values: [n].
-        missing: uint64 [n], or [0] if none is; ``bit`` is set where the value is missing.
+        missing: uint64 [n], with ``bit`` set where the value is missing; [0] if none is missing.
         bit: the column's bit.
         words: all tables.
-        place: int64 [``PLACE_FIELDS``], where the column's table is.
-        out: int32 [n], filled: 1 where missing, 2 … where out of vocabulary.
-        tally: int64 [2], to which missing and out-of-vocabulary values are added.
+        place: int64 [``PLACE_FIELDS``], the place of the column's table.
+        out: int32 [n], the result: 1 where missing, 2 … where out of vocabulary.
+        tally: int64 [2], to which the numbers of missing and out-of-vocabulary values are added.
     """
     _encode_numbers(values, missing, bit, words, place, False, out, tally)
 
@@ -264,7 +264,7 @@ def encode_hex_columns(values, missing, words, places, out, tallies):
     """:func:`encode_hex` of all columns [columns, n] at once; column j is bit j."""
     bits = np.ascontiguousarray(missing)
     for j in range(values.shape[0]):
-        column = np.ascontiguousarray(values[j])  # a copy, which the rest is so much faster for
+        column = np.ascontiguousarray(values[j])  # copying makes the rest much faster
         _encode_numbers(column, bits, j, words, places[j], False, out[j], tallies[j])
 
 

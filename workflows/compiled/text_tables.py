@@ -64,7 +64,7 @@ def _hash_text(data, begin, end):
 def insert_text(words, slots, begins, data, first_id):
     """As :func:`insert_narrow`, for strings ``data[begins[i]:begins[i + 1]]``.
 
-    Strings with equal hashes both get a slot; whether one is there twice is not looked at.
+    Strings with equal hashes both get a slot; a string that occurs twice is not detected.
     """
     size = np.uint64(slots)
     for i in range(len(begins) - 1):
@@ -78,7 +78,7 @@ def insert_text(words, slots, begins, data, first_id):
 
 @compiled(types.boolean(types.Array(types.int64, 1, "C", readonly=True), types.int64))
 def text_is_in_order(begins, length):
-    """Whether strings begin one after the other, the first at 0, and end at ``length``."""
+    """Whether the offsets are ascending, from 0 to ``length``."""
     if len(begins) == 0 or begins[0] != 0 or begins[-1] != length:
         return False
     wrong = 0
@@ -89,11 +89,11 @@ def text_is_in_order(begins, length):
 
 @numba.njit(forceinline=True)
 def _same_text(data, begin, end, text_begins, text, which):
-    """Whether ``data[begin:end]`` is string ``which``; never reads past the end, damaged or not."""
+    """Whether ``data[begin:end]`` is string ``which``; safe if the offsets are damaged."""
     if which < 0 or which + 1 >= len(text_begins):
         return False
     at, text_end = text_begins[which], text_begins[which + 1]
-    # in this order: a difference of numbers that are not in order may overflow
+    # in this order, because a difference of damaged offsets may overflow
     if at < 0 or text_end < at or text_end > len(text) or text_end - at != end - begin:
         return False
     while begin + 8 <= end:
@@ -120,7 +120,7 @@ def encode_text(begins, data, missing, bit, words, place, text_begins, text, out
     first_text = place[PLACE_TEXT] - place[PLACE_FIRST_ID]
     shift, masked = np.uint64(bit), len(missing) > 0
     rows = len(begins) - 1
-    hashes = np.empty(min(rows, AHEAD), np.uint64)  # of the rows that follow, in a ring
+    hashes = np.empty(min(rows, AHEAD), np.uint64)  # of the following rows, in a ring buffer
     for i in range(min(rows, AHEAD)):
         hashes[i] = _hash_text(data, begins[i], begins[i + 1])
     nulls = 0

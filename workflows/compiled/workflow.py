@@ -12,9 +12,7 @@ import pyarrow as pa
 
 from clicklog.arrays import rows_to_arrow, to_arrow
 from clicklog.errors import BadInputError, SchemaError
-from clicklog.files.atomic import read_json
 from clicklog.files.mapping import MappedArray
-from clicklog.files.validation import parse
 from clicklog.rows import CategoryValues, Ragged, RawRows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
@@ -24,8 +22,9 @@ from workflows.compiled.builder import (
     ARRAYS,
     DIRECTORY,
     FORMAT,
-    FORMAT_VERSION,
     PLAN_FILE,
+    ArrayEntry,
+    CompiledPlan,
     TablePlace,
 )
 from workflows.compiled.dense import DensePlan
@@ -40,7 +39,7 @@ _NO_BITS = np.empty(0, np.uint64)
 
 @dataclasses.dataclass
 class EncodedRows:
-    """What a workflow makes of ``n`` rows.
+    """``n`` rows transformed by a workflow.
 
     Attributes:
         label: float32 [n], or None where the rows had none.
@@ -85,8 +84,8 @@ class CompiledWorkflow:
     def transform(self, rows: RawRows) -> EncodedRows:
         """Encode rows that were read with this spec.
 
-        Thread-safe, and without the interpreter lock but for a few µs a column. Lists and strings
-        aside, nothing is allocated but the result.
+        Thread-safe; holds the interpreter lock for a few µs a column. Except for lists and strings,
+        only the result is allocated.
 
         Raises:
             BadInputError: a file of the compiled workflow was written to since it was opened.
@@ -154,12 +153,13 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
     Args:
         path: the workflow's directory.
         verify: read the arrays, compare their checksums with those they were built with, and check
-            every id and offset in them. Without, nonsense in them gives wrong ids, but none that is
-            outside of its column's table, and nothing is read outside of the arrays.
+            every id and offset in them. Without it, damaged arrays give wrong ids, but all of them
+            are inside their column's table, and nothing is read outside of the arrays.
 
     Raises:
-        BadInputError: no saved workflow there, or not compiled, or a file missing or damaged.
-        SchemaError: compiled from another workflow, or by another version of this program.
+        BadInputError: there is no saved workflow, it is not compiled, or a file is missing or
+            damaged.
+        SchemaError: it was compiled from another workflow, or by another version of this program.
     """
     path = Path(path)
     description = inspect(path)
@@ -187,37 +187,11 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Array:
-    length: int
-    crc32: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """What ``compiled.json`` holds."""
-
-    format: str
-    format_version: int
-    workflow_digest: str
-    tables: dict[str, TablePlace]
-    arrays: dict[str, _Array]
-
-
-def _read_plan(path: Path, description: WorkflowDescription) -> _Plan:
+def _read_plan(path: Path, description: WorkflowDescription) -> CompiledPlan:
     file = path / DIRECTORY / PLAN_FILE
     if not file.exists():
         raise BadInputError(f"{path}: the workflow is not compiled", _AGAIN.format(path))
-    plan = read_json(file, "a compiled workflow")
-    if not isinstance(plan, dict) or plan.get("format") != FORMAT:
-        raise BadInputError(f"{file}: not a compiled workflow", _AGAIN.format(path))
-    if plan.get("format_version") != FORMAT_VERSION:
-        raise SchemaError(
-            f"{file}: format version {plan.get('format_version')}, this program reads "
-            f"{FORMAT_VERSION}",
-            _AGAIN.format(path),
-        )
-    plan = parse(_Plan, plan, file, _AGAIN.format(path))
+    plan = FORMAT.read(CompiledPlan, file, _AGAIN.format(path))
     if plan.workflow_digest != description.digest:
         raise SchemaError(
             f"{file}: compiled from another workflow ({plan.workflow_digest[:12]}…) than the one "
@@ -227,14 +201,14 @@ def _read_plan(path: Path, description: WorkflowDescription) -> _Plan:
     return plan
 
 
-def _open(path: Path, name: str, arrays: dict[str, _Array], verify: bool) -> MappedArray:
+def _open(path: Path, name: str, arrays: dict[str, ArrayEntry], verify: bool) -> MappedArray:
     file = path / DIRECTORY / name
     try:
         array = MappedArray(file, ARRAYS[name], 1)
         if len(array.values) != arrays[name].length:
             raise ValueError(f"{len(array.values)} values instead of {arrays[name].length}")
         if verify and zlib.crc32(array.values.data) != arrays[name].crc32:
-            raise ValueError("its checksum is another than when it was written")
+            raise ValueError("its checksum differs from that of the file that was written")
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(path, file, error) from error
     return array
@@ -251,7 +225,7 @@ def _places(
     texts: int,
     text_begins: int,
 ) -> np.ndarray:
-    """int64 [columns, fields], checked: kernels look nowhere else. Raises ValueError."""
+    """int64 [columns, fields], checked: kernels read only there. Raises ValueError."""
     columns = description.spec.categorical
     places = np.zeros((len(columns), tables.PLACE_FIELDS), np.int64)
     for j, column in enumerate(columns):
@@ -284,7 +258,7 @@ def _check_numbers(
     text: np.ndarray,
     text_begins: np.ndarray,
 ) -> None:
-    """Every id is one of its vocabulary, as many as it has values; strings lie in their array."""
+    """Check that the ids are those of the vocabulary and that the strings lie in their array."""
     if not text_tables.text_is_in_order(text_begins, len(text)):
         raise _damaged(path, path / DIRECTORY / "text_begins.npy", "not in order, or not of text")
     checked = set()

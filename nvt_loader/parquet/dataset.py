@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
-from nvt_loader.parquet.checks import check_columns, find_leaves
+from nvt_loader.parquet.columns import check_columns, find_leaves
 
 INT32 = np.dtype(np.int32)
 
@@ -26,7 +26,7 @@ REWRITE = "restore the file, or run the ETL again"
 
 @dataclasses.dataclass(frozen=True)
 class RowGroup:
-    """A row group: its file (an index into :attr:`Layout.files`), its place there, its rows."""
+    """A row group: its file (an index into :attr:`Dataset.files`), its place there, its rows."""
 
     file: int
     index: int
@@ -34,7 +34,7 @@ class RowGroup:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Dataset:
     """A split on disk.
 
     Attributes:
@@ -121,9 +121,9 @@ class Layout:
         }
 
 
-def read_layout(
+def read_dataset(
     path: Path | str, schema: TableSchema | None = None, weights: dict[str, str] | None = None
-) -> Layout:
+) -> Dataset:
     """Read a split's schema and the footers of its files (from ``_metadata`` where it is fresh).
 
     Args:
@@ -157,7 +157,7 @@ def read_layout(
             rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
         row_groups += [RowGroup(number, index, count) for index, count in enumerate(rows)]
     sizes = tuple(file.stat().st_size for file in files)
-    return Layout(directory, schema, tuple(files), sizes, tuple(row_groups), weights)
+    return Dataset(directory, schema, tuple(files), sizes, tuple(row_groups), weights)
 
 
 def _files(directory: Path) -> list[Path]:
@@ -175,7 +175,7 @@ def _files(directory: Path) -> list[Path]:
 def read_footer(path: Path, schema: TableSchema, weights: dict[str, str]) -> pq.FileMetaData:
     """Read a file's footer and check its columns.
 
-    Raises as :func:`nvt_loader.parquet.checks.check_columns`, and :class:`BadInputError` when the
+    Raises as :func:`nvt_loader.parquet.columns.check_columns`, and :class:`BadInputError` when the
     file has none.
     """
     try:
@@ -186,24 +186,24 @@ def read_footer(path: Path, schema: TableSchema, weights: dict[str, str]) -> pq.
     return footer
 
 
-def check_file(layout: Layout, number: int) -> pq.FileMetaData:
+def check_file(dataset: Dataset, number: int) -> pq.FileMetaData:
     """A file's footer. Raises :class:`BadInputError` if the file is no longer as it was."""
-    path, size = layout.files[number], layout.sizes[number]
+    path, size = dataset.files[number], dataset.sizes[number]
     found = path.stat().st_size
     if found != size:
         raise BadInputError(
             f"{path} has {found} bytes; it had {size} when the loader was made",
             "the file was rewritten or cut short while in use: restore it, or start again",
         )
-    return layout.read_footer(path)
+    return dataset.read_footer(path)
 
 
-def check_unchanged(layout: Layout, row_group: int, footer: pq.FileMetaData) -> None:
+def check_unchanged(dataset: Dataset, row_group: int, footer: pq.FileMetaData) -> None:
     """Refuse a file whose row groups are no longer as planned. Raises :class:`BadInputError`."""
-    group = layout.row_groups[row_group]
+    group = dataset.row_groups[row_group]
     if group.index >= footer.num_row_groups or footer.row_group(group.index).num_rows != group.rows:
         raise BadInputError(
-            f"{layout.files[group.file]}: row group {group.index} has no longer {group.rows} rows",
+            f"{dataset.files[group.file]}: row group {group.index} has no longer {group.rows} rows",
             "the file was rewritten while in use, or _metadata is out of date: delete _metadata",
         )
 

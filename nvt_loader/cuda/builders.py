@@ -13,30 +13,30 @@ from collections.abc import Iterator
 
 import torch
 
-from nvt_loader.blocks import Block, JaggedBlock, Source
-from nvt_loader.cpu.blocks import CpuBlocks
-from nvt_loader.cuda.device_rows import build_on_device, cut
-from nvt_loader.parquet.footers import Layout
+from nvt_loader.blocks import FlatBlock, JaggedBlock, Source
+from nvt_loader.cpu.builder import CpuBuilder
+from nvt_loader.cuda.device_rows import build_on_device, decoded_rows
+from nvt_loader.parquet.dataset import Dataset
 
 #: What RMM's pool for libcudf keeps between calls, at most.
 POOL_BYTES = 1 << 30
 
 
-def choose_blocks(layout: Layout, device: torch.device) -> type[CpuBlocks]:
+def choose_builder(dataset: Dataset, device: torch.device) -> type[CpuBuilder]:
     """What makes blocks for ``device`` on this machine."""
     if device.type == "cpu":
-        return CpuBlocks
+        return CpuBuilder
     # undersampling picks rows by their labels, which is done on the CPU
-    if layout.undersampling is None and importlib.util.find_spec("pylibcudf") is not None:
-        return CudfBlocks
-    return PinnedBlocks
+    if dataset.undersampling is None and importlib.util.find_spec("pylibcudf") is not None:
+        return CudfBuilder
+    return PinnedBuilder
 
 
-class PinnedBlocks(CpuBlocks):
+class PinnedBuilder(CpuBuilder):
     """Blocks decoded on the CPU into pinned memory; asynchronous copies of each to the device."""
 
-    def __init__(self, layout: Layout, device: torch.device, threads: int = 1) -> None:
-        super().__init__(layout, device, threads)
+    def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
+        super().__init__(dataset, device, threads)
         self._stream = loader_stream(device)
 
     def memory(self, size: int) -> torch.Tensor:
@@ -44,8 +44,8 @@ class PinnedBlocks(CpuBlocks):
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def produce(
-        self, produced: Iterator[tuple[slice, Block]]
-    ) -> tuple[slice, Block | JaggedBlock, torch.cuda.Event] | None:
+        self, produced: Iterator[tuple[slice, FlatBlock]]
+    ) -> tuple[slice, FlatBlock | JaggedBlock, torch.cuda.Event] | None:
         """The next block, on its way to the device, and the event after it."""
         with torch.cuda.stream(self._stream):
             made = next(produced, None)
@@ -56,8 +56,8 @@ class PinnedBlocks(CpuBlocks):
             return steps, block.to(self._device), self._stream.record_event()
 
     def receive(
-        self, steps: slice, block: Block | JaggedBlock, ready: torch.cuda.Event
-    ) -> tuple[slice, Block | JaggedBlock]:
+        self, steps: slice, block: FlatBlock | JaggedBlock, ready: torch.cuda.Event
+    ) -> tuple[slice, FlatBlock | JaggedBlock]:
         """Let the caller's stream wait for the block."""
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(ready)
@@ -66,24 +66,26 @@ class PinnedBlocks(CpuBlocks):
         return steps, block
 
 
-class CudfBlocks(PinnedBlocks):
+class CudfBuilder(PinnedBuilder):
     """Blocks decoded by libcudf on the device; no column passes through the host."""
 
     on_device = True
 
-    def __init__(self, layout: Layout, device: torch.device, _threads: int = 1) -> None:
-        super().__init__(layout, device)
-        from nvt_loader.cuda.cudf_rows import CudfRows
+    def __init__(self, dataset: Dataset, device: torch.device, _threads: int = 1) -> None:
+        super().__init__(dataset, device)
+        from nvt_loader.cuda.cudf_reader import CudfReader
 
         use_pool(device)
-        self._rows = CudfRows(layout, self._stream)
+        self._rows = CudfReader(dataset, self._stream)
         self.decode = self._rows.decode
 
-    def build(self, steps: int, batch: int, sources: list[Source]) -> Block | JaggedBlock:
-        """As :meth:`CpuBlocks.build`, on the device."""
+    def build(self, steps: int, batch: int, sources: list[Source]) -> FlatBlock | JaggedBlock:
+        """As :meth:`CpuBuilder.build`, on the device."""
         rows = [part for source in sources for part in source.reader.take(steps * source.width)]
         self._rows.read([part.group for part in rows])
-        return build_on_device(self._layout, cut(rows), sources, steps, batch, self._device)
+        return build_on_device(
+            self._dataset, decoded_rows(rows), sources, steps, batch, self._device
+        )
 
 
 @functools.cache

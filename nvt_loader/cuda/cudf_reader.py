@@ -15,40 +15,42 @@ from torch.utils.dlpack import from_dlpack
 
 from clicklog.errors import ClickLogError, SchemaError
 from nvt_loader.cuda.device_checks import DeviceChecker
-from nvt_loader.cuda.device_rows import DeviceRows, Lists, PendingRows, RowGroup
+from nvt_loader.cuda.device_rows import DeviceRowGroup, DeviceRowGroupSlice, DeviceRows, ListColumn
 from nvt_loader.memory import row_bytes
 from nvt_loader.parquet.checks import FILL_REMEDY
-from nvt_loader.parquet.decode import FOOTERS, explained
-from nvt_loader.parquet.footers import Layout, check_file, check_unchanged
-from nvt_loader.plan import Piece
+from nvt_loader.parquet.dataset import Dataset, check_file, check_unchanged
+from nvt_loader.parquet.decoder import FOOTERS, error_context
+from nvt_loader.plan import RowGroupSlice
 
 #: Bytes of rows that one call decodes; libcudf needs about as much besides.
 CALL_BYTES = 256 << 20
 
 
-class CudfRows:
+class CudfReader:
     """Reads whole row groups, several in one call: a call takes about as long for one as for ten.
 
     Numbers of other types than the contract's are converted. libcudf does not verify page
     checksums.
     """
 
-    def __init__(self, layout: Layout, stream: torch.cuda.Stream) -> None:
+    def __init__(self, dataset: Dataset, stream: torch.cuda.Stream) -> None:
         """Everything is done on ``stream``, which has to be the current one."""
-        self._layout = layout
+        self._dataset = dataset
         self._stream = _Stream(stream)
-        self._checker = DeviceChecker(layout, stream.device)
-        self._lists = {*layout.schema.multi_hot, *layout.weights.values()}
-        self._groups: weakref.WeakValueDictionary[int, RowGroup] = weakref.WeakValueDictionary()
-        self._footers = functools.lru_cache(FOOTERS)(functools.partial(_read_footers, layout))
+        self._checker = DeviceChecker(dataset, stream.device)
+        self._lists = {*dataset.schema.multi_hot, *dataset.weights.values()}
+        self._groups: weakref.WeakValueDictionary[int, DeviceRowGroup] = (
+            weakref.WeakValueDictionary()
+        )
+        self._footers = functools.lru_cache(FOOTERS)(functools.partial(_read_footers, dataset))
         self._together = True
 
-    def decode(self, piece: Piece, _rows: int) -> Iterator[PendingRows]:
+    def decode(self, piece: RowGroupSlice, _rows: int) -> Iterator[DeviceRowGroupSlice]:
         """Yield the rows of a piece, of which nothing is decoded yet (a ``Decoder``)."""
-        group = self._groups.setdefault(piece.row_group, RowGroup(piece.row_group))
-        yield PendingRows(group, piece.begin, piece.end)
+        group = self._groups.setdefault(piece.row_group, DeviceRowGroup(piece.row_group))
+        yield DeviceRowGroupSlice(group, piece.begin, piece.end)
 
-    def read(self, groups: Iterable[RowGroup]) -> None:
+    def read(self, groups: Iterable[DeviceRowGroup]) -> None:
         """Decode the row groups that are not yet.
 
         Raises:
@@ -62,7 +64,7 @@ class CudfRows:
 
     def _calls(self, numbers: list[int]) -> Iterator[list[int]]:
         """Divide row groups among calls of at most :data:`CALL_BYTES`, if each has no more."""
-        width, own, size, groups = row_bytes(self._layout), [], 0.0, self._layout.row_groups
+        width, own, size, groups = row_bytes(self._dataset), [], 0.0, self._dataset.row_groups
         for number in numbers:
             more = width * groups[number].rows
             other = bool(own) and groups[own[-1]].file != groups[number].file
@@ -85,14 +87,14 @@ class CudfRows:
             found = [self._read_together([number]) for number in numbers]
             self._together = False
             return found
-        return rows.split([self._layout.row_groups[number].rows for number in numbers])
+        return rows.split([self._dataset.row_groups[number].rows for number in numbers])
 
     def _read_together(self, numbers: list[int]) -> DeviceRows:
         """The rows of some row groups, one after the other. ``numbers`` rise."""
-        file = self._layout.row_groups[numbers[0]].file
-        with explained(self._layout, numbers[0]):
+        file = self._dataset.row_groups[numbers[0]].file
+        with error_context(self._dataset, numbers[0]):
             columns = self._read_columns(numbers)
-            rows = self._rows(columns, self._layout.files[file])
+            rows = self._rows(columns, self._dataset.files[file])
             wide = {name for name, column in columns.items() if self._is_uint64(name, column)}
             return self._checker.checked(rows, file, wide)
 
@@ -100,12 +102,12 @@ class CudfRows:
         """libcudf's columns. Raises OSError for whatever it says of the files."""
         files: dict[int, list[int]] = {}
         for number in numbers:
-            group = self._layout.row_groups[number]
+            group = self._dataset.row_groups[number]
             files.setdefault(group.file, []).append(group.index)
-            check_unchanged(self._layout, number, self._footers(group.file)[0])
-        source = plc.io.SourceInfo([str(self._layout.files[file]) for file in files])
+            check_unchanged(self._dataset, number, self._footers(group.file)[0])
+        source = plc.io.SourceInfo([str(self._dataset.files[file]) for file in files])
         options = plc.io.parquet.ParquetReaderOptions.builder(source).build()
-        options.set_column_names(self._layout.read_columns)
+        options.set_column_names(self._dataset.read_columns)
         options.set_row_groups(list(files.values()))
         try:
             footers = [self._footers(file)[1] for file in files]
@@ -121,7 +123,7 @@ class CudfRows:
         return column.type().id() == plc.TypeId.UINT64
 
     def _rows(self, columns: dict[str, Any], path: Path) -> DeviceRows:
-        schema = self._layout.schema
+        schema = self._dataset.schema
         for name, column in columns.items():
             child = column.list_view().child() if name in self._lists else column
             nulls = column.null_count() or child.null_count()
@@ -133,10 +135,10 @@ class CudfRows:
         lists = tuple(self._list(columns, name, path) for name in schema.multi_hot)
         return DeviceRows(len(floats), floats, ids, lists)
 
-    def _list(self, columns: dict[str, Any], name: str, path: Path) -> Lists:
+    def _list(self, columns: dict[str, Any], name: str, path: Path) -> ListColumn:
         offsets, child = self._list_parts(columns[name])
         values = self._ids([child]).view(-1)
-        own = self._layout.weights.get(name)
+        own = self._dataset.weights.get(name)
         if own is None:
             return offsets, values, None
         weight_offsets, weights = self._list_parts(columns[own])
@@ -177,10 +179,10 @@ class CudfRows:
         return from_dlpack(capsule).view(-1, len(columns))  # of one column it has one dimension
 
 
-def _read_footers(layout: Layout, file: int) -> tuple[pq.FileMetaData, Any]:
+def _read_footers(dataset: Dataset, file: int) -> tuple[pq.FileMetaData, Any]:
     """A file's footer, as Arrow and as libcudf has it."""
-    footer = check_file(layout, file)
-    source = plc.io.SourceInfo([str(layout.files[file])])
+    footer = check_file(dataset, file)
+    source = plc.io.SourceInfo([str(dataset.files[file])])
     return footer, plc.io.parquet_metadata.read_parquet_footers(source)[0]
 
 

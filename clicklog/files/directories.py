@@ -1,4 +1,4 @@
-"""Directories that are whole or absent."""
+"""Directories that are whole or absent: write beside, fsync, rename."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     """
     path = path.absolute()
     if path.exists():
-        raise OutputError(f"{path} exists", "choose another --output, or remove it first")
+        raise OutputError(f"{path} exists", "choose another path, or remove it first")
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed

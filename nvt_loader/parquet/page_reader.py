@@ -1,9 +1,10 @@
-"""Rows by loops of our own, straight from the pages: what the ETL writes, and most other files.
+"""Read rows from parquet pages by compiled loops: what the ETL writes, and most other files.
 
-Columns of the loader's own types, one value a row, none missing; pages plain or of indices, not
-compressed or by a codec that Arrow has. All columns are read in one call without the interpreter,
-and what is checked is checked once for each dictionary, where there is one. Anything else, and
-anything that is broken, is left to :mod:`nvt_loader.parquet.arrow_rows`.
+The loops read columns of the loader's own types with one value a row, none missing, in pages that
+are plain or hold indices, not compressed or compressed by a codec that Arrow has. All columns are
+read in one call without the interpreter lock. Where there is a dictionary, its values are checked
+instead of those of each row. Anything else, and anything broken, is left to
+:mod:`nvt_loader.parquet.arrow_reader`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from isal import isal_zlib
 
-from nvt_loader.memory import Buffers
+from nvt_loader.buffers import Buffers
 from nvt_loader.parquet import pages
 from nvt_loader.parquet.checks import Checker
-from nvt_loader.parquet.chunks import Chunk, Target
-from nvt_loader.parquet.footers import Layout
-from nvt_loader.parquet.page_values import CURSOR_FIELDS, open_columns, read_into, read_rows
+from nvt_loader.parquet.dataset import Dataset
+from nvt_loader.parquet.dictionary_indices import CURSOR_FIELDS
+from nvt_loader.parquet.page_values import open_columns, read_into, read_rows
+from nvt_loader.parquet.row_chunks import RowChunk, Target
 
-#: Row groups whose place in their files is kept.
+#: Row groups of which it is kept where their columns lie.
 ROW_GROUPS = 1024
 
 #: Encodings that footers name (of levels, RLE), and codecs, by Arrow's names for them.
@@ -33,23 +36,23 @@ CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where the columns of a row group lie that can be read here.
+class ColumnChunks:
+    """The column chunks of a row group that can be read here.
 
     Attributes:
-        numbers: int64 [chunks], of the schema's columns.
+        numbers: int64 [chunks], which of the schema's columns each is.
         chunks: int64 [chunks, CHUNK_FIELDS]; ADDRESS counts from the first byte that is read.
-        spans: first byte in the file and bytes of what is read, one after the other.
-        codecs: per chunk, None if it is not compressed.
+        byte_ranges: the parts of the file to read: first byte and number of bytes.
+        codecs: the codec of each chunk, None if it is not compressed.
         order: int64 [chunks], the chunks in the order of the schema.
         starts: int64 [chunks], bytes of a row in the chunks before.
         row_bytes: bytes of a row.
-        limits: uint64 [chunks], what each column's numbers have to stay below.
+        limits: uint64 [chunks], the bound that each column's numbers must stay below.
     """
 
     numbers: np.ndarray
     chunks: np.ndarray
-    spans: list[tuple[int, int]]
+    byte_ranges: list[tuple[int, int]]
     codecs: list[str | None]
     order: np.ndarray
     starts: np.ndarray
@@ -57,17 +60,19 @@ class Place:
     limits: np.ndarray
 
 
-class PageRows:
-    """Opens a split's row groups; safe for use by several threads."""
+class PageReader:
+    """Opens a split's row groups. Several threads may use it at the same time."""
 
-    def __init__(self, layout: Layout, checker: Checker) -> None:
-        self._layout, self._checker = layout, checker
-        self._places: dict[int, Place | None] = {}
+    def __init__(self, dataset: Dataset, checker: Checker) -> None:
+        self._dataset, self._checker = dataset, checker
+        self._places: dict[int, ColumnChunks | None] = {}
         self._bytes, self._values = Buffers(), Buffers()
 
-    def open(self, row_group: int, footer: pq.FileMetaData) -> OpenRows | None:
-        """Those of a row group's columns that its footer shows to be readable here, before the
-        first row; None if there are none, or if one is not readable after all.
+    def open(self, row_group: int, footer: pq.FileMetaData) -> OpenRowGroup | None:
+        """Open the columns of a row group that can be read here, before their first row.
+
+        Which ones these are follows from the footer. None if there are none, or if the pages of one
+        cannot be read after all.
 
         Raises:
             OSError: the file cannot be read.
@@ -75,9 +80,9 @@ class PageRows:
         place = self._place(row_group, footer)
         if place is None:
             return None
-        file = self._layout.row_groups[row_group].file
-        memory = self._bytes.take(sum(size for _, size in place.spans))
-        if not _read(self._layout.files[file], place.spans, memory):
+        file = self._dataset.row_groups[row_group].file
+        memory = self._bytes.take(sum(size for _, size in place.byte_ranges))
+        if not _read(self._dataset.files[file], place.byte_ranges, memory):
             return None
         chunks = place.chunks.copy()
         chunks[:, pages.ADDRESS] += memory.ctypes.data
@@ -85,6 +90,8 @@ class PageRows:
         if found is None:
             return None
         table, first_page = found
+        if not _verify_checksums(table, memory):
+            return None
         owner: list[Any] = [] if all(place.codecs) else [memory]
         if any(place.codecs) and not _decompress(table, first_page, place.codecs, owner):
             return None
@@ -94,32 +101,32 @@ class PageRows:
             return None
         checked = largest >= place.limits
         state = cursors, table, first_page, chunks
-        return OpenRows(
-            self._layout, self._checker, place, file, state, checked, owner, self._values
+        return OpenRowGroup(
+            self._dataset, self._checker, place, file, state, checked, owner, self._values
         )
 
-    def _place(self, row_group: int, footer: pq.FileMetaData) -> Place | None:
+    def _place(self, row_group: int, footer: pq.FileMetaData) -> ColumnChunks | None:
         places = self._places
         if row_group not in places:
             if len(places) >= ROW_GROUPS:
                 places = self._places = {}
-            places[row_group] = _find_place(self._layout, self._checker, row_group, footer)
+            places[row_group] = _column_chunks(self._dataset, self._checker, row_group, footer)
         return places[row_group]
 
 
-class OpenRows:
+class OpenRowGroup:
     """Hands out the rows of a row group, from the first to the last.
 
     Attributes:
         numbers: int64, the schema's columns that are read here.
-        complete: whether these are all.
+        complete: whether these are all of the schema's columns.
     """
 
     def __init__(
         self,
-        layout: Layout,
+        dataset: Dataset,
         checker: Checker,
-        place: Place,
+        place: ColumnChunks,
         file: int,
         state: tuple[np.ndarray, ...],
         checked: np.ndarray,
@@ -127,24 +134,24 @@ class OpenRows:
         buffers: Buffers,
     ) -> None:
         self.numbers = place.numbers
-        self.complete = len(place.numbers) == len(layout.row_bytes)
-        self._layout, self._checker, self._file = layout, checker, file
+        self.complete = len(place.numbers) == len(dataset.row_bytes)
+        self._dataset, self._checker, self._file = dataset, checker, file
         self._place, self._state, self._checked = place, state, checked
         self._owner, self._buffers = owner, buffers
         self._broken = False
 
     def skip(self, rows: int) -> bool:
-        """Pass over the next rows; False if that cannot be done."""
+        """Skip the next rows; False if they cannot be read here."""
         none = np.zeros(len(self.numbers), np.int64)
         return self._can(
             read_rows, none, none.astype(np.uint64), *self._state, none, self._checked, rows
         )
 
-    def read(self, rows: int) -> Chunk | None:
-        """The next rows; None if they cannot be read here.
+    def read(self, rows: int) -> RowChunk | None:
+        """Read the next rows; None if they cannot be read here.
 
         Raises:
-            SchemaError: a number that is none, an id outside its table.
+            SchemaError: infinity or NaN, or an id outside its table.
         """
         memory = self._buffers.take(rows * self._place.row_bytes)
         targets = memory.ctypes.data + rows * self._place.starts
@@ -152,32 +159,32 @@ class OpenRows:
         largest = np.zeros(len(found), np.uint64)
         if not self._can(read_rows, found, largest, *self._state, targets, self._checked, rows):
             return None
-        addresses, none = np.zeros((2, len(self._layout.row_bytes)), np.int64)
+        addresses, none = np.zeros((2, len(self._dataset.row_bytes)), np.int64)
         addresses[self.numbers] = found
         owner = [*self._owner, memory]
-        chunk = Chunk(rows, addresses, self._layout.row_bytes, none, none, owner)
+        chunk = RowChunk(rows, addresses, self._dataset.row_bytes, none, none, owner)
         for i in np.flatnonzero(largest >= self._place.limits).tolist():
             self._checker.refuse(chunk, int(self.numbers[i]), self._file)
         return chunk
 
     def read_into(self, target: Target, first: int, rows: int) -> bool:
-        """Read the next rows of all columns into a block, to where a source's rows from ``first``
-        on belong; False if they cannot be read here, or are not what they have to be."""
+        """Read the next rows of all columns into a block; ``first`` is the number of the first one
+        in its source. False if they cannot be read here, or do not pass the checks."""
         where = first, rows, self._place.order, self._place.limits
         return self._can(read_into, *target.arguments, *where, *self._state, self._checked)
 
     def _can(self, kernel: Callable[..., bool], *arguments: object) -> bool:
-        """Whether a kernel could read its rows; after it could not once, none can."""
+        """Call a kernel; return whether it could read its rows. After one failure none can."""
         self._broken = self._broken or not kernel(*arguments)
         return not self._broken
 
 
-def _find_place(
-    layout: Layout, checker: Checker, row_group: int, footer: pq.FileMetaData
-) -> Place | None:
-    group = layout.row_groups[row_group]
+def _column_chunks(
+    dataset: Dataset, checker: Checker, row_group: int, footer: pq.FileMetaData
+) -> ColumnChunks | None:
+    group = dataset.row_groups[row_group]
     described = footer.row_group(group.index)
-    floats = 1 + len(layout.schema.dense)
+    floats = 1 + len(dataset.schema.dense)
     found = []
     for number, (leaf, optional) in checker.plain_leaves(footer).items():
         column = described.column(leaf)
@@ -185,31 +192,31 @@ def _find_place(
         if column.has_dictionary_page and column.dictionary_page_offset:
             begin = min(begin, column.dictionary_page_offset)
         known = column.compression in CODECS and ENCODINGS.issuperset(column.encodings)
-        inside = 0 < begin <= begin + size <= layout.sizes[group.file]
+        inside = 0 < begin <= begin + size <= dataset.sizes[group.file]
         if known and inside and column.num_values == group.rows:
-            width = int(layout.row_bytes[number])
+            width = int(dataset.row_bytes[number])
             codec = CODECS[column.compression]
             chunk = [begin, size, group.rows, width, optional, number < floats, codec == "snappy"]
             found.append((begin, number, chunk, codec))
     if not found:
         return None
     found.sort()
-    spans: list[tuple[int, int]] = []
+    byte_ranges: list[tuple[int, int]] = []
     place = 0
     for begin, _, chunk, _ in found:
-        if spans and begin == sum(spans[-1]):
-            spans[-1] = spans[-1][0], spans[-1][1] + chunk[pages.SIZE]
+        if byte_ranges and begin == sum(byte_ranges[-1]):
+            byte_ranges[-1] = byte_ranges[-1][0], byte_ranges[-1][1] + chunk[pages.SIZE]
         else:
-            spans.append((begin, chunk[pages.SIZE]))
+            byte_ranges.append((begin, chunk[pages.SIZE]))
         chunk[pages.ADDRESS] = place
         place += chunk[pages.SIZE]
     numbers = np.array([number for _, number, _, _ in found])
     chunks = np.array([chunk for _, _, chunk, _ in found], np.int64)
     widths = chunks[:, pages.WIDTH]
-    return Place(
+    return ColumnChunks(
         numbers,
         chunks,
-        spans,
+        byte_ranges,
         [codec for _, _, _, codec in found],
         np.argsort(numbers),
         np.cumsum(widths) - widths,
@@ -218,12 +225,12 @@ def _find_place(
     )
 
 
-def _read(path: os.PathLike, spans: list[tuple[int, int]], memory: np.ndarray) -> bool:
-    """Read parts of a file into memory; False if it ends before."""
+def _read(path: os.PathLike, byte_ranges: list[tuple[int, int]], memory: np.ndarray) -> bool:
+    """Read parts of a file into memory; False if the file is too short."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         place = 0
-        for begin, size in spans:
+        for begin, size in byte_ranges:
             done = 0
             while done < size:
                 count = os.preadv(file, [memory[place + done : place + size]], begin + done)
@@ -237,7 +244,7 @@ def _read(path: os.PathLike, spans: list[tuple[int, int]], memory: np.ndarray) -
 
 
 def _find_pages(chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """The pages of column chunks, and which are each chunk's."""
+    """Return the pages of column chunks and the first page of each; None if not readable here."""
     first_page = np.empty(len(chunks) + 1, np.int64)
     count = 8 * len(chunks)
     while True:
@@ -247,6 +254,16 @@ def _find_pages(chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
             return None
         if count <= len(table):
             return table[:count], first_page
+
+
+def _verify_checksums(table: np.ndarray, memory: np.ndarray) -> bool:
+    """Whether the pages in a file's bytes have the CRC-32 in their headers, where there is one."""
+    content, begin = memoryview(memory), memory.ctypes.data
+    fields = (pages.BODY, pages.BYTES, pages.CHECKSUM)
+    return all(
+        checksum < 0 or isal_zlib.crc32(content[body - begin : body - begin + size]) == checksum
+        for body, size, checksum in table[:, fields].tolist()
+    )
 
 
 def _decompress(

@@ -1,4 +1,4 @@
-"""Rows of pieces one after the other, whoever decodes them."""
+"""Rows of row group slices one after the other, whichever thread decodes them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from clicklog.errors import BadInputError
-from nvt_loader.memory import Buffers
-from nvt_loader.parquet.decode import RowReader
-from nvt_loader.plan import Piece
+from nvt_loader.buffers import Buffers
+from nvt_loader.parquet.shard_reader import ShardReader
+from nvt_loader.plan import RowGroupSlice
 
 
 @dataclasses.dataclass
@@ -32,19 +32,19 @@ class Numbers:
         return Numbers(self.begin + begin, self.begin + end)
 
 
-PIECES = [Piece(0, 0, 10), Piece(1, 10, 13), Piece(2, 13, 50)]
+SLICES = [RowGroupSlice(0, 0, 10), RowGroupSlice(1, 10, 13), RowGroupSlice(2, 13, 50)]
 
 
 def decoder(broken=None):
-    """Chunks of at most so many rows; piece ``broken`` is not to be decoded. Says by whom."""
+    """A decoder that fails in row group ``broken``, and the list of the threads that called it."""
     threads = []
 
-    def decode(piece, rows):
-        for begin in range(piece.begin, piece.end, rows):
+    def decode(part, rows):
+        for begin in range(part.begin, part.end, rows):
             threads.append(threading.current_thread().name)
-            if piece.row_group == broken:
-                raise BadInputError(f"piece {broken}", "none")
-            yield Numbers(begin, min(begin + rows, piece.end))
+            if part.row_group == broken:
+                raise BadInputError(f"part {broken}", "none")
+            yield Numbers(begin, min(begin + rows, part.end))
 
     return decode, threads
 
@@ -57,7 +57,7 @@ def taken(reader, rows):
 @pytest.mark.parametrize("sizes", [[50], [1] * 50, [7, 3, 1, 20, 19], [0, 25, 25]])
 def test_every_row_in_order(sizes, ahead):
     decode, threads = decoder()
-    reader = RowReader(decode, PIECES, 2, 4)
+    reader = ShardReader(decode, SLICES, 2, 4)
     found = []
     with concurrent.futures.ThreadPoolExecutor(3, "pool") as pool:
         for size in sizes:
@@ -70,9 +70,17 @@ def test_every_row_in_order(sizes, ahead):
     assert ahead or not any(name.startswith("pool") for name in threads)
 
 
+def test_rows_are_decoded_as_they_are_used():
+    decode, threads = decoder()
+    parts = ShardReader(decode, SLICES, 4, 4).take(50)
+    for decoded in (1, 2, 3):  # earlier parts need not be kept
+        next(parts)
+        assert len(threads) == decoded
+
+
 def test_no_more_is_decoded_than_enough():
     decode, threads = decoder()
-    reader = RowReader(decode, PIECES, 2, 4)
+    reader = ShardReader(decode, SLICES, 2, 4)
     with concurrent.futures.ThreadPoolExecutor(1, "pool") as pool:
         taken(reader, 1)
         for _ in range(5):
@@ -84,19 +92,19 @@ def test_no_more_is_decoded_than_enough():
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_error_is_for_who_takes_the_rows(ahead):
     decode, _ = decoder(broken=1)
-    reader = RowReader(decode, PIECES, 10, 100)
+    reader = ShardReader(decode, SLICES, 10, 100)
     taken(reader, 3)
     if ahead:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             reader.decode_ahead(pool)
     assert taken(reader, 7) == list(range(3, 10))  # what comes before is whole
     for _ in range(2):
-        with pytest.raises(BadInputError, match="piece 1"):
-            reader.take(1)
+        with pytest.raises(BadInputError, match="part 1"):
+            list(reader.take(1))
 
 
 def test_what_is_left_while_others_decode():
-    reader = RowReader(decoder()[0], PIECES, 2, 4)
+    reader = ShardReader(decoder()[0], SLICES, 2, 4)
     end = threading.Event()
 
     def decode():
@@ -129,7 +137,7 @@ def test_a_buffer_that_another_thread_takes():
 
 
 def test_no_rows_are_left():
-    reader = RowReader(decoder()[0], PIECES, 2, 4)
+    reader = ShardReader(decoder()[0], SLICES, 2, 4)
     taken(reader, 50)
     with pytest.raises(EOFError):
-        reader.take(1)
+        list(reader.take(1))

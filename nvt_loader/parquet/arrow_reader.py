@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from clicklog.errors import BadInputError
 from nvt_loader.kernels import plain_addresses
 from nvt_loader.parquet.checks import Checker
-from nvt_loader.parquet.chunks import Chunk
-from nvt_loader.parquet.footers import REWRITE, Layout
-from nvt_loader.plan import Piece, keep_rows
+from nvt_loader.parquet.dataset import REWRITE, Dataset
+from nvt_loader.parquet.row_chunks import RowChunk
+from nvt_loader.plan import RowGroupSlice, keep_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,33 +40,33 @@ class _Columns:
     others: list[int]
 
 
-class ArrowRows:
+class ArrowReader:
     """Reads a split's columns with pyarrow; verifies the page checksums that there are."""
 
-    def __init__(self, layout: Layout, checker: Checker) -> None:
-        self._layout, self._checker = layout, checker
+    def __init__(self, dataset: Dataset, checker: Checker) -> None:
+        self._dataset, self._checker = dataset, checker
 
     def chunks(
-        self, piece: Piece, rows: int, footer: pq.FileMetaData, numbers: np.ndarray
-    ) -> Iterator[Chunk]:
+        self, piece: RowGroupSlice, rows: int, footer: pq.FileMetaData, numbers: np.ndarray
+    ) -> Iterator[RowChunk]:
         """The schema's columns ``numbers`` of a piece; other columns have no address.
 
         Raises:
             SchemaError: a null, a number that is none, an id outside its table.
             pa.ArrowException, OSError: the file cannot be read.
         """
-        layout = self._layout
-        group = layout.row_groups[piece.row_group]
-        names = [layout.schema.columns[i] for i in numbers.tolist()]
+        dataset = self._dataset
+        group = dataset.row_groups[piece.row_group]
+        names = [dataset.schema.columns[i] for i in numbers.tolist()]
         # pyarrow takes a millisecond to open a path; a ParquetFile keeps the last call's settings
-        source = pa.OSFile(str(layout.files[group.file]))
+        source = pa.OSFile(str(dataset.files[group.file]))
         file = pq.ParquetFile(
             source, metadata=footer, pre_buffer=False, page_checksum_verification=True
         )
         batches = file.iter_batches(
             min(rows, group.rows),
             row_groups=[group.index],
-            columns=[*names, *layout.weights.values()],
+            columns=[*names, *dataset.weights.values()],
             use_threads=False,
         )
         where = None
@@ -80,26 +80,26 @@ class ArrowRows:
             if first >= piece.end:
                 return
         raise BadInputError(
-            f"{layout.files[group.file]}: row group {group.index} ends after {first} of "
+            f"{dataset.files[group.file]}: row group {group.index} ends after {first} of "
             f"{piece.end} rows",
             REWRITE,
         )
 
     def _kept(self, batches: Iterator[pa.RecordBatch], row_group: int) -> Iterator[pa.RecordBatch]:
         """The rows that undersampling keeps."""
-        if self._layout.undersampling is None:
+        if self._dataset.undersampling is None:
             yield from batches
             return
         first = 0
-        keep = _sampled(self._layout, row_group)
+        keep = _sampled(self._dataset, row_group)
         for batch in batches:
-            positive = pc.not_equal(batch.column(self._layout.schema.label), 0)
+            positive = pc.not_equal(batch.column(self._dataset.schema.label), 0)
             mask = pc.or_(positive, pa.array(keep[first : first + batch.num_rows]))
             first += batch.num_rows
             yield batch.filter(mask)
 
     def _columns(self, found: pa.Schema, numbers: np.ndarray) -> _Columns:
-        names = self._layout.schema.columns
+        names = self._dataset.schema.columns
         indices = np.full(len(names), -1)
         plain, others = [], []
         for i in numbers.tolist():
@@ -108,15 +108,15 @@ class ArrowRows:
             (plain if is_plain else others).append(i)
         return _Columns(numbers, indices, np.array(plain, np.int64), others)
 
-    def _chunk(self, batch: pa.RecordBatch, where: _Columns, file: int) -> Chunk:
-        layout, checker = self._layout, self._checker
+    def _chunk(self, batch: pa.RecordBatch, where: _Columns, file: int) -> RowChunk:
+        dataset, checker = self._dataset, self._checker
         addresses, values, weights = np.zeros((3, len(where.indices)), np.int64)
         # Arrow's C data interface: all addresses at once, instead of three objects for each column
         _, exported = batch.__arrow_c_array__()
         owner: list[Any] = [exported]
         plain, others = where.plain, where.others
         pointer = _capsule_pointer(exported, b"arrow_array")
-        if not plain_addresses(addresses, pointer, plain, where.indices[plain], layout.row_bytes):
+        if not plain_addresses(addresses, pointer, plain, where.indices[plain], dataset.row_bytes):
             others = where.numbers.tolist()  # there are nulls somewhere
         arrays = {}
         for i in others:
@@ -127,10 +127,10 @@ class ArrowRows:
             else:
                 addresses[i] = _address(column)
         owner.append(arrays)
-        chunk = Chunk(batch.num_rows, addresses, layout.row_bytes, values, weights, owner)
+        chunk = RowChunk(batch.num_rows, addresses, dataset.row_bytes, values, weights, owner)
         checker.check(chunk, arrays, where.numbers, file)
-        for name, weight in layout.weights.items():
-            i = layout.schema.columns.index(name)
+        for name, weight in dataset.weights.items():
+            i = dataset.schema.columns.index(name)
             weights[i] = checker.weights(batch.column(weight), arrays[i], weight, owner, file)
         return chunk
 
@@ -145,19 +145,19 @@ def _address(array: pa.Array) -> int:
     return 0 if data is None else data.address + array.offset * array.type.bit_width // 8
 
 
-def _sampled(layout: Layout, row_group: int) -> np.ndarray:
+def _sampled(dataset: Dataset, row_group: int) -> np.ndarray:
     """Which rows of a row group undersampling keeps even if they are negative: bool [rows]."""
-    rate, seed = layout.undersampling
-    rows = layout.row_groups[row_group].rows
+    rate, seed = dataset.undersampling
+    rows = dataset.row_groups[row_group].rows
     return keep_rows(rows, rate, seed=seed, row_group=row_group)
 
 
-def count_kept(layout: Layout) -> Layout:
-    """The layout with the rows that undersampling keeps of each row group; reads all labels."""
-    label = layout.schema.label
+def count_kept(dataset: Dataset) -> Dataset:
+    """The dataset with the rows that undersampling keeps of each row group; reads all labels."""
+    label = dataset.schema.label
     kept, number, file = [], -1, None
-    for i, group in enumerate(layout.row_groups):
-        path = layout.files[group.file]
+    for i, group in enumerate(dataset.row_groups):
+        path = dataset.files[group.file]
         try:
             if group.file != number:
                 number, file = group.file, pq.ParquetFile(path, page_checksum_verification=True)
@@ -167,5 +167,5 @@ def count_kept(layout: Layout) -> Layout:
                 f"{path}: row group {group.index} cannot be decoded: {error}", REWRITE
             ) from error
         positive = np.asarray(labels) != 0
-        kept.append(int(np.count_nonzero(positive | _sampled(layout, i))))
-    return dataclasses.replace(layout, kept=tuple(kept))
+        kept.append(int(np.count_nonzero(positive | _sampled(dataset, i))))
+    return dataclasses.replace(dataset, kept=tuple(kept))

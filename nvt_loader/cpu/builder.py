@@ -1,0 +1,163 @@
+"""Build blocks in CPU memory by compiled loops."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from nvt_loader.blocks import FlatBlock, JaggedBlock, Source, empty_block
+from nvt_loader.buffers import Buffers
+from nvt_loader.cpu.jagged import build_jagged, permuted_jagged
+from nvt_loader.cpu.row_copies import ALIGNMENT, RowCopies, flat, moves, source_copies
+from nvt_loader.kernels import permute
+from nvt_loader.parquet.dataset import Dataset
+from nvt_loader.parquet.decoder import cpu_decoder
+from nvt_loader.parquet.row_chunks import CpuRows, Decoder, RowChunk, Target
+
+
+class CpuBuilder:
+    """Turns a split's row groups into blocks in CPU memory.
+
+    The subclasses in :mod:`nvt_loader.cuda.builders` make blocks on a GPU. :meth:`build` and
+    :meth:`produce` run in the loader's thread, which shares the decoding with ``threads`` - 1
+    others; :meth:`receive` runs in the caller's.
+    """
+
+    #: Whether row groups are decoded on the device, whole.
+    on_device = False
+
+    def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
+        self._dataset = dataset
+        self._device = device
+        self.decode: Decoder = cpu_decoder(dataset)
+        self.buffers = Buffers()
+        self._pool = (
+            concurrent.futures.ThreadPoolExecutor(threads - 1, "nvt_loader_decode")
+            if threads > 1
+            else None
+        )
+
+    def build(self, steps: int, batch: int, sources: list[Source]) -> FlatBlock | JaggedBlock:
+        """Build the block of ``steps`` batches of ``batch`` rows from the rows of all sources."""
+        if not sources:
+            return empty_block(self._dataset, steps, torch.device("cpu"))
+        if not self._dataset.jagged:
+            return self._build_flat(steps, batch, sources)
+        parts = self._take(steps, sources)
+        copies = RowCopies(parts, [source.drawn for source in sources], steps, batch)
+        return build_jagged(self._dataset, parts, copies, self.tensors)
+
+    def _build_flat(self, steps: int, batch: int, sources: list[Source]) -> FlatBlock:
+        schema = self._dataset.schema
+        shape = (steps, batch)
+        dtype = torch.int64 if self._dataset.id_dtype.itemsize == 8 else torch.int32
+        labels, dense, ids = self.tensors(
+            (torch.float32, shape),
+            (torch.float32, (*shape, len(schema.dense))),
+            (dtype, (steps, len(schema.categorical), batch)),
+        )
+        memory = flat(labels), flat(dense), flat(ids)
+
+        def fill(source: Source) -> None:
+            drawn = source.drawn
+            target = Target(*memory, source_copies(drawn, steps, [steps * drawn.width], 0), batch)
+            first = 0
+            for rows in self._rows(source, steps):
+                rows.copy_to(target, first)
+                first += rows.rows
+
+        self._share(fill, sources)
+        self._decode_ahead(sources)
+        return FlatBlock(labels, dense, ids)
+
+    def _take(self, steps: int, sources: list[Source]) -> list[list[RowChunk]]:
+        def take(source: Source) -> list[RowChunk]:
+            return [chunk for rows in self._rows(source, steps) for chunk in rows.chunks()]
+
+        if any(source.order or source.reader.left < steps * source.width for source in sources):
+            parts = self._share(take, sources)
+        else:  # everything is decoded
+            parts = list(map(take, sources))
+        self._decode_ahead(sources)
+        return parts
+
+    def _rows(self, source: Source, steps: int) -> Iterable[CpuRows]:
+        """Take a source's rows for some steps; if they are shuffled, only this rank's, in order."""
+        parts = source.reader.take(steps * source.width)
+        if source.order is None:
+            return parts
+        chunks = [chunk for rows in parts for chunk in rows.chunks()]
+        order = source.order().reshape(steps, -1)[:, source.begin : source.end]
+        return [permuted(chunks, order.ravel(), self._dataset, self.buffers)]
+
+    def _share(self, function: Callable[[Source], Any], sources: list[Source]) -> list[Any]:
+        """Apply a function to each source, in this thread and the pool's."""
+        if self._pool is None:
+            return list(map(function, sources))
+        # The pool begins with the first source. From the last one on, this thread takes those that
+        # the pool has not begun.
+        tasks = [self._pool.submit(function, source) for source in sources]
+        found = [
+            function(source) if task.cancel() else task.result()
+            for task, source in zip(tasks[::-1], sources[::-1], strict=True)
+        ]
+        return found[::-1]
+
+    def _decode_ahead(self, sources: list[Source]) -> None:
+        if self._pool is not None:
+            for source in sources:
+                source.reader.decode_ahead(self._pool)
+
+    def tensors(self, *wanted: tuple[torch.dtype, tuple[int, ...]]) -> list[torch.Tensor]:
+        """Return uninitialised tensors of these dtypes and shapes, in one recycled buffer."""
+        sizes = [dtype.itemsize * int(np.prod(shape)) for dtype, shape in wanted]
+        begins = np.cumsum([0] + [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
+        # at least some bytes: torch cannot view an empty array as another dtype
+        memory = self.memory(max(begins[-1], ALIGNMENT))
+        return [
+            memory[begin : begin + size].view(dtype).view(shape)
+            for (dtype, shape), begin, size in zip(wanted, begins, sizes, strict=False)
+        ]
+
+    def memory(self, size: int) -> torch.Tensor:
+        """Return uninitialised memory that the CPU can write to: uint8 [size]."""
+        return torch.from_numpy(self.buffers.take(size))
+
+    def produce(self, produced: Iterator[tuple[slice, FlatBlock]]) -> tuple | None:
+        """Return the next block as the arguments of :meth:`receive`; None at the end."""
+        return next(produced, None)
+
+    def receive(self, steps: slice, block: FlatBlock) -> tuple[slice, FlatBlock]:
+        """Make the block usable by the caller; ``steps`` are those that it draws."""
+        return steps, block
+
+    def close(self) -> None:
+        """End the decoding threads. No block may be built after that."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def permuted(
+    chunks: list[RowChunk], order: np.ndarray, dataset: Dataset, buffers: Buffers
+) -> RowChunk:
+    """Copy the rows of some chunks in another order into one chunk."""
+    if dataset.jagged:
+        return permuted_jagged(chunks, order, dataset, buffers)
+    rows, floats = len(order), 1 + len(dataset.schema.dense)
+    ids = len(dataset.schema.categorical)
+    begin = -(-4 * floats * rows // ALIGNMENT) * ALIGNMENT  # of the ids
+    memory = buffers.take(begin + dataset.id_dtype.itemsize * ids * rows)
+    targets = memory[: 4 * floats * rows].view(np.int32), memory[begin:].view(dataset.id_dtype)
+    for to_rows, from_rows, chunk in moves(chunks, order):
+        permute(targets[0], chunk.addresses[:floats], rows, to_rows, from_rows)
+        permute(targets[1], chunk.addresses[floats:], rows, to_rows, from_rows)
+    offsets = [4 * rows * i for i in range(floats)]
+    offsets += [begin + dataset.id_dtype.itemsize * rows * i for i in range(ids)]
+    none = np.zeros(floats + ids, np.int64)
+    return RowChunk(
+        rows, memory.ctypes.data + np.array(offsets), dataset.row_bytes, none, none, memory
+    )

@@ -1,0 +1,66 @@
+"""``loader_memory`` bounds what a rank holds, at any world size."""
+
+from __future__ import annotations
+
+import pytest
+
+from clicklog.errors import SettingsError
+from nvt_loader import KJTLoader, memory
+from nvt_loader.parquet.dataset import read_dataset
+from nvt_loader.plan import Plan
+from tests.nvt_loader.data import write_split
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    root = tmp_path_factory.mktemp("split")
+    write_split(root, {"train": [40000]}, row_group_rows=5000)
+    return root / "train"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("shards", [1, 8, 64])
+@pytest.mark.parametrize("world_size", [1, 3, 8, 16, 64, 512])
+def test_what_every_rank_holds(train, world_size, shards, threads):
+    """Counted from the plan: blocks, the windows that are decoded at a time, chunks ahead."""
+    dataset, size, batch = read_dataset(train), 8 << 20, 64
+    width = memory.row_bytes(dataset)
+    for window in (1, 4096, 1 << 16, 1 << 20):
+        plan = Plan(1 << 24, batch * world_size, shards, window_rows=window)
+        for rank in {0, world_size // 2, world_size - 1}:
+            demand = memory.Demand.of_rank(plan, rank, world_size, shuffled=True, threads=threads)
+            try:
+                budget = memory.divide_memory(dataset, size, demand)
+            except SettingsError:
+                assert window > 4096 or world_size > 64
+                continue
+            steps = plan.window_steps
+            spans = sorted(plan.spans(rank, world_size), key=lambda span: span.width)[-threads:]
+            decoded = steps * sum(span.width for span in spans)
+            shuffled = steps * max(span.end - span.begin for span in spans)
+            held = memory.HELD_BLOCKS * steps * batch + decoded + shuffled
+            shards_read = len(plan.spans(rank, world_size))
+            held += memory.HELD_CHUNKS * shards_read * budget.decode_rows
+            assert width * held <= size
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("read", [1.0, 1.5, 8.0, 64.0])
+def test_the_budget_is_within_the_memory(train, read, whole):
+    dataset = read_dataset(train)
+    width = memory.row_bytes(dataset)
+    for mib, batch, window, shards in ((1, 64, 0, 1), (4, 64, 0, 8), (64, 2048, 8192, 2)):
+        size = mib << 20
+        demand = memory.Demand(batch, window, shards, read)
+        budget = memory.divide_memory(dataset, size, demand, on_device=whole)
+        assert width * memory.held_rows(demand, budget, whole=whole) <= size
+        assert budget.block_rows >= max(batch, window)
+
+
+def test_rows_that_other_ranks_share_count(train):
+    """64 ranks on 8 virtual shards: each decodes eight times the rows that it delivers."""
+    options = {"shuffle": True, "loader_memory": 150_000, "device": "cpu"}
+    with pytest.raises(SettingsError, match=r"8\.0 rows read for each[\s\S]*virtual_shards"):
+        KJTLoader(train, 512, rank=5, world_size=64, **options)
+    loader = KJTLoader(train, 512, rank=5, world_size=64, virtual_shards=64, **options)
+    assert next(iter(loader)).labels.shape == (512,)
