@@ -14,11 +14,11 @@ from clicklog.errors import run_command
 COMMANDS = {
     "inspect": (
         "workflows.commands.inspect",
-        "operators, vocabularies, statistics, sizes on disk and of tables",
+        "show operators, vocabularies, statistics, sizes on disk and table sizes",
     ),
     "lookup": (
         "workflows.commands.lookup",
-        "what an id of a column stands for, or which id a value has",
+        "show what an id of a column stands for, or which id a value has",
     ),
 }
 

@@ -37,7 +37,7 @@ SETTINGS = (SavedWorkflow, LookupSettings)
 def run(saved: SavedWorkflow, settings: LookupSettings) -> None:
     """Print what an id stands for, or which id a value has."""
     from workflows.lookup import id_of, meaning_of
-    from workflows.report import in_words
+    from workflows.report import describe_meaning
 
     saved.verify()
     meaning = (
@@ -45,4 +45,4 @@ def run(saved: SavedWorkflow, settings: LookupSettings) -> None:
         if settings.id is not None
         else id_of(saved.workflow, settings.column, settings.value)
     )
-    print(in_words(saved.workflow, settings.column, meaning))
+    print(describe_meaning(saved.workflow, settings.column, meaning))
