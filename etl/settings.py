@@ -10,7 +10,6 @@ from typing import Any
 
 from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
-from clicklog.readers.days import parse_days
 from clicklog.spec.feature_spec import FeatureSpec, load_spec
 
 ENGINES = ("auto", "cpu", "dask")
@@ -24,6 +23,12 @@ threads_flag = functools.partial(
     lambda: len(os.sched_getaffinity(0)),
     least=1,
 )
+
+
+def _days(text: str) -> frozenset[int]:
+    from clicklog.readers.days import parse_days  # imports Numba, which takes seconds
+
+    return frozenset(parse_days(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +48,7 @@ class EtlSettings(Settings):
     )
     days: frozenset[int] | None = flag(
         "use these days only, for example 0-3,7 (default: all, which must have no gap)", None,
-        parse=lambda text: frozenset(parse_days(text)), metavar="LIST"
+        parse=_days, metavar="LIST"
     )
     limit_rows: int | None = flag("use the first N rows of each day only", None, least=1)
     block_mb: int = flag("MiB of text per unit of work", 64, least=1)

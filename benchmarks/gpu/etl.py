@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ import torch
 
 from benchmarks.gpu.data import LOG_DAYS, ensure_log
 from benchmarks.gpu.measure import Result, seconds_of
+from benchmarks.gpu.worker import GpuSettings
 from clicklog.files.atomic import read_json
 from clicklog.readers.raw import find_days, read_block
 from clicklog.spec.feature_spec import load_spec
@@ -22,7 +22,7 @@ CASE = "ETL"
 _COPIED = 256 << 20
 
 
-def copies(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
+def copies(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Copies to the device, from pinned and from pageable memory, and on it."""
     cuda = device.type == "cuda"
     pinned = torch.empty(_COPIED, dtype=torch.uint8, pin_memory=cuda)
@@ -38,7 +38,7 @@ def copies(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
         yield {"system": name, "case": CASE, "gb_per_s": _COPIED / took / 1e9}
 
 
-def stages(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
+def stages(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Parsing alone, by cuDF and by us; frames on the device; whole runs by stage."""
     log, gpu = ensure_log(args.data, args.log_rows), device.type == "cuda"
     spec = load_spec()
@@ -83,7 +83,7 @@ def _read_csv(paths: list[Path], spec) -> None:
         cudf.read_csv(path, sep="\t", header=None, names=spec.columns, dtype=types)
 
 
-def _run(args: argparse.Namespace, log: Path, engine: str) -> Iterator[tuple[str, float]]:
+def _run(args: GpuSettings, log: Path, engine: str) -> Iterator[tuple[str, float]]:
     """Stages of a run, and the seconds they took."""
     from etl.run import run
     from etl.settings import EtlSettings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import time
@@ -17,12 +16,13 @@ from torchrec.datasets.utils import Batch
 
 from benchmarks.gpu.data import ensure_parquet, training_files
 from benchmarks.gpu.measure import Result, seconds_of, settle
+from benchmarks.gpu.worker import GpuSettings
 from nvt_loader import KJTLoader
 from nvt_loader.cpu.builder import CpuBuilder
 from nvt_loader.cuda import builders as gpu
 
 
-def loaders(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
+def loaders(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Rows/s of each system at each batch size; the limit is decoding without batches, with the
     memory that our loader gives libcudf."""
     split = ensure_parquet(args.data, args.rows, args.max_table_rows)

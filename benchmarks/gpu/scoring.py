@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Iterator
 
@@ -10,6 +9,7 @@ import torch
 
 from benchmarks.gpu.data import ensure_log
 from benchmarks.gpu.measure import Result
+from benchmarks.gpu.worker import GpuSettings
 from clicklog.readers.stream import stream_unparsed
 from dlrm.launch.distributed import process_group
 from dlrm.settings.flags import parse_settings
@@ -23,7 +23,7 @@ SIZES = (1, 64, 4096)
 _PIECE_BYTES = 16 << 20
 
 
-def scoring(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
+def scoring(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """p50 of the stages from rows as dicts to probabilities, by batch size."""
     log = ensure_log(args.data, args.log_rows)
     base = args.data / "scoring"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import threading
@@ -18,6 +17,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from benchmarks.gpu.data import ensure_parquet
 from benchmarks.gpu.loader import our_loaders
 from benchmarks.gpu.measure import Result, settle
+from benchmarks.gpu.worker import GpuSettings
 from dlrm.build import OneRankPipeline, build, set_up_dense
 from dlrm.config import model_config
 from dlrm.data import read_schema
@@ -41,7 +41,7 @@ _WARM = 20
 _READY = 8
 
 
-def training(args: argparse.Namespace, device: torch.device) -> Iterator[Result]:
+def training(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Samples/s per precision and batch size, and the share of the time spent waiting for data.
 
     The model is MLPerf's in all but its initial embeddings: those are drawn on the device, because

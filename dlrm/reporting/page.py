@@ -9,7 +9,7 @@ from __future__ import annotations
 import clicklog.interrupts  # noqa: F401  # before slow imports: Ctrl-C prints one line from here on
 
 # isort: split
-import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import UndefinedError
 
-from clicklog.command_line import as_text
+from clicklog.command_line import Parser, Settings, as_text, flag, parse
 from clicklog.errors import BadInputError, run_command
 from clicklog.files.atomic import write_text
 from clicklog.pages.charts import Chart, Series, lines
@@ -178,15 +178,17 @@ def _split_settings(settings: dict[str, Any]) -> tuple[list[tuple[str, str]], ..
     return given, defaults
 
 
+@dataclasses.dataclass(frozen=True)
+class PageSettings(Settings):
+    """The run to describe."""
+
+    directory: Path = flag("directory of the run's metrics.jsonl: its --log_path", positional=True)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run ``python -m dlrm.reporting.page``; returns the exit status."""
-
-    def run() -> None:
-        parser = argparse.ArgumentParser(prog="python -m dlrm.reporting.page", description=__doc__)
-        parser.add_argument("directory", help="the --log_path of the run, with its metrics.jsonl")
-        print(write_report(parser.parse_args(argv).directory))
-
-    return run_command(run)
+    """Write the page of a run, and print its path; return the exit status."""
+    parser = Parser(prog="python -m dlrm.reporting.page", description=__doc__)
+    return run_command(lambda: print(write_report(parse(parser, argv, PageSettings)[0].directory)))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_speed_is_of_the_steps_after_the_warm_up():
         "samples_per_cpu_s": 24 / 6,
         "step_ms": 1000.0,
     }
-    with pytest.raises(RuntimeError, match="6 steps began, 7 were to"):
+    with pytest.raises(RuntimeError, match="6 steps began, not 7"):
         stamps.result(1, 5, batch_size=8)
 
 

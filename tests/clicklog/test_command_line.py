@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from clicklog.command_line import Parser, Settings, add_arguments, flag, parse, run_subcommand
 from clicklog.errors import SettingsError
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,3 +161,21 @@ def test_only_the_subcommand_that_is_named_is_imported(capsys):
     with pytest.raises(SystemExit):
         run_subcommand("prog", "Does things.", COMMANDS, ["one", "--help"])
     assert "A command for the tests." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["etl --help", "etl run --help", "etl check --help", "inference serve --help"],
+)
+def test_help_imports_nothing_heavy(line):
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = sys.argv[1:]\n"
+        "try: runpy.run_module(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'numba', 'pandas', 'dask', 'nvtabular', 'fastapi'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    command = [sys.executable, "-c", code, *line.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

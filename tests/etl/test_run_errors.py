@@ -102,7 +102,7 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -
         ),
         (
             ["--policy", "nvidia-3", "--max_table_size", "9"],
-            "--policy and --max_table_size are both setularies",
+            "--policy and --max_table_size are both set",
         ),
         (["--resume", "--restart"], "--resume and --restart are both set"),
         (["--on_bad_row", "x"], "argument --on_bad_rows: invalid choice: 'x'"),  # abbreviated
