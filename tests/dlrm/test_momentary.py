@@ -24,7 +24,7 @@ def _no_memory(*args, **kwargs):
 _read_text = Path.read_text
 
 
-def _stale(file: Path, **how: str) -> str:
+def _stale(file: Path, *algorithm: str, **how: str) -> str:
     if file.name == "schema.json":  # of the data
         return _read_text(file, **how)
     raise OSError(errno.ESTALE, "Stale file handle", str(file))
