@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
 import lzma
 import zlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 import fsspec
 import numpy as np
@@ -182,7 +183,7 @@ def unpacked_head(path: str) -> tuple[bytes, int, bool]:
         BadInputError: as :func:`read_stream`.
     """
     text = bytearray()
-    with _stream(path) as (file, packed):
+    with _stream(path, small_reads=True) as (file, packed):
         while packed.tell() < _HEAD_PACKED and len(text) < _HEAD_TEXT:
             if not (chunk := file.read(_LINE_BYTES)):
                 return bytes(text), packed.tell(), True
@@ -190,9 +191,29 @@ def unpacked_head(path: str) -> tuple[bytes, int, bool]:
         return bytes(text), packed.tell(), False
 
 
+class _SmallReads(io.RawIOBase):
+    """A file that reads at most 8 KiB at once, however much a decompressor asks for."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(min(len(buffer), 8 << 10))
+        buffer[: len(data)] = data
+        return len(data)
+
+
 @contextlib.contextmanager
-def _stream(path: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Open a file; yields the decompressed file and the file itself."""
+def _stream(path: str, *, small_reads: bool = False) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Open a file and yield the decompressed file and the file itself.
+
+    Args:
+        small_reads: Read little ahead, so that the position in the file itself tells how many
+            compressed bytes the text took. isal reads 512 KiB otherwise.
+    """
     filesystem, name = filesystem_of(path)
     kind = infer_compression(path)
     try:
@@ -203,7 +224,8 @@ def _stream(path: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
             elif kind is None:
                 yield file, file
             else:
-                with compr[kind](file, mode="rb") as stream:
+                packed = _SmallReads(file) if small_reads else file
+                with compr[kind](packed, mode="rb") as stream:
                     yield stream, file
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file", "check the path") from None
