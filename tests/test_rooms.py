@@ -78,8 +78,6 @@ NVTABULAR_MODULES = {
     "workflows.graph",
     "workflows.store",
 }
-#: Modules that name NVTabular in annotations, under ``TYPE_CHECKING``, and need no patches.
-ANNOTATED_MODULES = {"workflows"}
 #: Modules that import ``nvt_compat`` for NVTabular in other modules or processes.
 COMPAT_MODULES = {
     "etl.engines.cluster",  # the workers' graphs
@@ -241,7 +239,7 @@ def test_nvtabular_is_imported_where_it_is_patched_and_nowhere_else() -> None:
         if _room(module) not in ("nvt_compat", *TOPS)
         and {_room(other) for other in _imports(module, types=False)} & _NVTABULAR
     }
-    assert found == NVTABULAR_MODULES | ANNOTATED_MODULES
+    assert found == NVTABULAR_MODULES
 
 
 def test_only_what_imports_nvtabular_imports_its_patches() -> None:

@@ -6,6 +6,12 @@ imports neither NVTabular nor Dask nor pandas; calling ``build``, ``load`` or ``
 
 from __future__ import annotations
 
+import sys
+
+if sys.argv[:1] == ["-m"]:  # `python -m workflows`: Ctrl-C gives one line during these imports too
+    import clicklog.interrupts  # noqa: F401
+
+# isort: split
 from pathlib import Path
 from typing import TYPE_CHECKING
 

@@ -31,4 +31,5 @@ sys.argv = sys.argv[2:]
 if command.endswith(".py"):
     runpy.run_path(command, run_name="__main__")
 else:
+    sys.argv[0] = "-m"  # as Python sets it while it imports the command's package
     runpy.run_module(command, run_name="__main__", alter_sys=True)
