@@ -17,7 +17,7 @@ from tqdm import tqdm
 from clicklog.errors import BadInputError, ClickLogError, OutputError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json, write_json
-from clicklog.files.journal import refuse_changes
+from clicklog.files.journal import Journal, refuse_changes
 from clicklog.files.validation import parse
 from clicklog.kernels import compile_seconds
 from clicklog.readers.raw import DayFile, find_days
@@ -120,6 +120,11 @@ class _Run:
         results = recorded(self.work, plan.units)
         finished = {result.unit for result in results}
         missing = [unit for unit in plan.units if unit not in finished]
+        shuffling = Journal(self.work / output.SHUFFLE).begun
+        if shuffling and any(unit.split == "train" for unit in missing):
+            raise OutputError(  # a part that is encoded again would not be shuffled
+                f"{self.work}: records of finished parts are damaged", "begin again with --restart"
+            )
         fitted = self._is_fitted()
         if self.resumed:
             state = "fitted" if fitted else "not fitted"

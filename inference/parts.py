@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.files.atomic import atomic_path, locked, output_errors, together
+from clicklog.files.atomic import TEMPORARY, atomic_path, locked, output_errors, together
 from clicklog.files.journal import Journal, refuse_changes
 
 log = logging.getLogger(__name__)
@@ -78,10 +78,14 @@ class Parts:
         before = self._journal.plan(dict[str, Any], remedy) if resume else None
         if before is None:
             self._journal.begin(plan)
+            with output_errors(self.output):
+                for file in self.directory.iterdir():  # of an earlier run; its records are gone
+                    if file.suffix in (".parquet", ".tsv", TEMPORARY):
+                        file.unlink(missing_ok=True)
             return
         refuse_changes(before, plan, self.output, remedy)
         found = self._journal.finished(_PartRecord)
-        while str(self.done) in found:
+        while str(self.done) in found and self._part(self.done).exists():
             self._records.append(found[str(self.done)])
 
     @property

@@ -13,6 +13,7 @@ again. Several processes, also on several machines, may add records to one journ
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clicklog.errors import BadInputError, OutputError
-from clicklog.files.atomic import read_json, write_json
+from clicklog.files.atomic import output_errors, read_json, write_json
 from clicklog.files.validation import parse
 
 PLAN_FILE, UNITS = "plan.json", "units"
@@ -35,9 +36,14 @@ class Journal:
         self.directory = directory
         self._units = directory / UNITS
 
+    @property
+    def begun(self) -> bool:
+        """Whether the job has a plan."""
+        return (self.directory / PLAN_FILE).exists()
+
     def begin(self, plan: Any) -> None:
         """Discard all records, and write a plan, JSON-ready. Raises :class:`OutputError`."""
-        with contextlib.suppress(FileNotFoundError):
+        with output_errors(self.directory), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._units)
         self.update(plan)
 
@@ -56,7 +62,7 @@ class Journal:
             BadInputError: it is damaged.
         """
         file = self.directory / PLAN_FILE
-        if not file.exists():
+        if not self.begun:
             return None
         return parse(kind, read_json(file, "the plan of an unfinished job"), file, remedy)
 
@@ -70,15 +76,34 @@ class Journal:
 
         Args:
             kind: what a record must be; a unit whose record is damaged is left out.
+
+        Raises:
+            BadInputError: a record cannot be read now, which says nothing about its unit.
         """
         found: dict[str, T] = {}
-        for file in sorted(self._units.glob("*.json")):
-            with contextlib.suppress(BadInputError):
+        for file in self._files():
+            try:
                 records = parse(dict[str, Any], read_json(file, "records of finished units"), file)
-                for name, record in records.items():
-                    with contextlib.suppress(BadInputError):
-                        found[name] = parse(kind, record, file)
+            except BadInputError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise
+                continue
+            for name, record in records.items():
+                with contextlib.suppress(BadInputError):
+                    found[name] = parse(kind, record, file)
         return found
+
+    def _files(self) -> list[Path]:
+        """The files of records, oldest first."""
+        try:  # unlike a glob, which passes over what it may not list
+            names = os.listdir(self._units)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise BadInputError(
+                f"{self._units}: cannot be listed: {error}", "repair the storage or its permissions"
+            ) from error
+        return [self._units / name for name in sorted(names) if name.endswith(".json")]
 
 
 def refuse_changes(before: dict[str, Any], now: dict[str, Any], path: Path, remedy: str) -> None:

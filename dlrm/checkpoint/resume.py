@@ -152,7 +152,7 @@ def _on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args:
         value = function(*args)
     except (Exception, CheckpointException) as raised:  # the latter is no Exception
         error = cause = raised
-        if is_momentary(raised):
+        if is_momentary(raised) and not isinstance(raised, OutputError):
             error = not_read(path, raised)
         elif not isinstance(raised, ClickLogError):
             error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")

@@ -143,7 +143,10 @@ def set_aside(path: Path) -> Path:
         shutil.rmtree(renamed, ignore_errors=True)
         path.rename(renamed)
     except OSError as error:
-        raise OutputError(f"{path}: cannot be renamed: {error.strerror or error}") from error
+        raise OutputError(
+            f"{path}: cannot be renamed: {error.strerror or error}",
+            "make its directory writable",
+        ) from error
     return renamed
 
 

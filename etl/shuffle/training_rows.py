@@ -101,6 +101,9 @@ def shuffle(
     journal = Journal(work)
     plan = _plan(source, task, journal, bytes_at_once)
     finished = journal.finished(float)
+    if "scattered" not in finished and any(unit.startswith("bucket.") for unit in finished):
+        # parts may be replaced already: their rows must not be scattered again
+        raise BadInputError(f"{work}: the record that all rows were scattered is damaged", _RESTART)
 
     def once(unit: str, work: Callable[[], float]) -> float:
         """Do the work of a unit, unless it is finished; returns the rows to report."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +34,14 @@ def _python(*arguments: str, shell: str = "", **options) -> subprocess.Completed
     if shell:
         command = ["bash", "-c", shell.replace("PYTHON", sys.executable)]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600, **options
-    )
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600,
+        preexec_fn=_take_interrupts, **options
+    )  # fmt: skip
+
+
+def _take_interrupts() -> None:
+    """A shell's background job, and what it starts, ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 
@@ -48,6 +49,26 @@ def test_damaged_records_are_units_that_are_not_finished(tmp_path: Path) -> None
     second.with_name(f".{second.name}.1.tmp").write_bytes(second.read_bytes())
     second.unlink()
     assert journal.finished(_Record) == {}
+
+
+def test_records_that_cannot_be_read_now_are_an_error(tmp_path: Path, monkeypatch) -> None:
+    """Their units may be finished: doing them again could encode parts that were shuffled since."""
+    journal = Journal(tmp_path)
+    journal.add({"a": {"rows": 1}})
+
+    def read_text(path: Path, **options: str) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", read_text)
+        with pytest.raises(BadInputError, match="Input/output error"):
+            journal.finished(_Record)
+    (file,) = _files(tmp_path)
+    file.rename(tmp_path / "kept")
+    (tmp_path / "units").rmdir()
+    (tmp_path / "units").write_bytes(b"")
+    with pytest.raises(BadInputError, match="cannot be listed"):
+        journal.finished(_Record)
 
 
 def test_a_new_plan_discards_the_records(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(
     content = bytearray(part.read_bytes())
     content[place.offset + place.length - 70] ^= 1
     part.write_bytes(content)
-    _assert_resumes_from_the_one_before(data, whole, started, caplog, "0_0.distcp: not what was")
+    _assert_resumes_from_the_one_before(
+        data, whole, started, caplog, "0_0.distcp: not the file that was written"
+    )
 
 
 def _assert_resumes_from_the_one_before(data, whole, path, caplog, why: str) -> None:

@@ -274,6 +274,11 @@ def test_a_continued_shuffle_does_not_repeat_what_is_done(tmp_path: Path, monkey
     monkeypatch.setattr(
         "etl.shuffle.training_rows._scatter", None
     )  # it would have to read replaced parts
+    with monkeypatch.context() as patch:
+        finished = dict.fromkeys(("chunk.0", "bucket.0"), 0.0)
+        patch.setattr("etl.shuffle.training_rows.Journal.finished", lambda *_: finished)
+        with pytest.raises(BadInputError, match="all rows were scattered is damaged"):
+            shuffle(tmp_path, tmp_path, parts, bytes_at_once=1000, **arguments)
     written = ["none"] * 4
     monkeypatch.setattr("etl.shuffle.training_rows.write_part", write)
     shuffle(tmp_path, tmp_path, parts, bytes_at_once=1000, **arguments)
