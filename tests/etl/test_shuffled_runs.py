@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from clicklog.errors import OutputError
+from clicklog.files.journal import UNITS
 from etl.__main__ import main
 from etl.check.findings import NOTE
 from etl.commands.check import check
+from etl.output import WORK_DIRECTORY
 from etl.shuffle.permutation import permute, round_keys
 from tests.logs import CRITEO, write_day, write_log
 
@@ -42,6 +46,25 @@ def _read(output: Path, split: str) -> pa.Table:
 def _exact(table: pa.Table) -> pa.Table:
     """The columns that engines agree on to the bit."""
     return table.select([CRITEO.label, *CRITEO.categorical_names])
+
+
+def test_parts_that_may_be_shuffled_are_not_encoded_again(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Without the records of the units, a resumed run would overwrite shuffled parts."""
+
+    def write(*_: object) -> None:
+        raise OutputError("disk full")
+
+    output = tmp_path / "out"
+    flags = ["--input_path", str(raw), "--output_path", str(output), "--engine", "cpu"]
+    with monkeypatch.context() as patch:
+        patch.setattr("etl.shuffle.training_rows.write_part", write)
+        assert main(["run", *flags, "--shuffle", "full"]) == 2
+    (units,) = output.rglob(f"{WORK_DIRECTORY}/*/{UNITS}")
+    shutil.rmtree(units)
+    assert main(["run", *flags, "--shuffle", "full", "--resume"]) == 2
+    assert "records of finished parts are damaged" in capsys.readouterr().err
 
 
 def test_runs(raw: Path, dask_client, tmp_path: Path) -> None:
