@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import errno
 import os
+import resource  # now: when memory is short, it may not be loaded any more
 import sys
 import time
 from types import TracebackType
@@ -59,8 +60,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _memory_message(error: BaseException) -> str:
-    import resource
-
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit_note = (
         "" if limit == resource.RLIM_INFINITY else f" (`ulimit -v` allows {limit >> 20:,} MiB)"

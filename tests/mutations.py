@@ -34,7 +34,7 @@ def _change(value: Any, rng: random.Random) -> Any:
     at = value
     keys = _keys(at)
     if not keys:
-        return rng.choice(_VALUES)
+        return copy.deepcopy(rng.choice(_VALUES))
     while True:
         key = rng.choice(keys)
         deeper = _keys(at[key])
@@ -54,7 +54,7 @@ def _change(value: Any, rng: random.Random) -> Any:
         for _ in range(60):
             at[key] = [at[key]]  # deep, but not too deep for read_json
     else:
-        at[key] = rng.choice(_VALUES)
+        at[key] = copy.deepcopy(rng.choice(_VALUES))
     return value
 
 
