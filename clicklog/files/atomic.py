@@ -269,7 +269,7 @@ def read_json(path: Path | str, what: str) -> Any:
             nested deeper than this project writes them.
     """
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_object)
+        value = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
         _check_depth(value)
         return value
     except FileNotFoundError:
@@ -280,12 +280,16 @@ def read_json(path: Path | str, what: str) -> Any:
         ) from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without duplicate keys: programs differ in which of their values they take."""
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; programs differ in which value of a duplicate key they take.
+
+    Raises:
+        ValueError: A key occurs twice.
+    """
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"key {key!r:.60} occurs twice")
+            raise ValueError(f"the key {key!r:.60} occurs twice in an object")
         found[key] = value
     return found
 

@@ -21,6 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp
 
 from clicklog.errors import SchemaError
+from clicklog.files.atomic import unique_keys
 from inference.inputs.values import InvalidRowError, MissingColumnError
 from inference.predictor import Predictor
 from inference.server.access import Access, AccessLog, ApiKeys, request_of
@@ -187,7 +188,7 @@ def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
         RefusedError: The body is not valid, breaks the feature spec, or has more than ``max_rows``.
     """
     try:
-        value = json.loads(body, object_pairs_hook=_unique_keys, parse_constant=_reject_constant)
+        value = json.loads(body, object_pairs_hook=unique_keys, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, f"not JSON: {error}") from None
     rows = _rows(value, max_rows)
@@ -208,15 +209,6 @@ def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
 
 def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON; a missing value is null")
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r:.60} occurs twice in an object")
-        found[key] = value
-    return found
 
 
 def check_finite(probabilities: np.ndarray) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from clicklog.files.atomic import unique_keys
 from inference import Predictor
 from inference.server import app as server_app
 from inference.server import fairness, run
@@ -52,7 +53,7 @@ class _Key(str):
 def test_a_key_that_is_twice_is_found_in_one_pass() -> None:
     keys = [_Key(i) for i in range(1000)] + [_Key(999)]
     with pytest.raises(ValueError, match="'999' occurs twice"):
-        server_app._unique_keys([(key, 0) for key in keys])
+        unique_keys([(key, 0) for key in keys])
     assert _Key.compared < 3000
 
 
