@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from dask import delayed
 from distributed import Client, KilledWorker, as_completed, get_worker
 from distributed.client import ClosedClientError
+from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
 from nvtabular.ops import Categorify
 
@@ -91,10 +92,25 @@ def fit(
         dataset = nvtabular.Dataset(frame, cpu=not gpu)
         client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))
         try:
-            return build(spec, str(directory)).fit(dataset)
+            with _merlin_client(client):
+                return build(spec, str(directory)).fit(dataset)
         finally:
             with contextlib.suppress(ClosedClientError):
                 client.unsubscribe_topic(_PROGRESS)
+
+
+@contextlib.contextmanager
+def _merlin_client(client: Client) -> Iterator[None]:
+    """Let Merlin compute on this client's cluster.
+
+    It would take the client that it last used, of whichever cluster, or none at all.
+    """
+    with client.as_current():
+        set_dask_client("auto")
+        try:
+            yield
+        finally:
+            set_dask_client("auto")
 
 
 def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: bool):

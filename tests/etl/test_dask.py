@@ -126,7 +126,10 @@ def test_several_blocks_at_once(raw: Path, tmp_path: Path, dask_client, monkeypa
 
 def test_the_fit_reads_each_block_once(raw: Path, tmp_path: Path, dask_client) -> None:
     """However many of NVTabular's operators want its rows; it samples the first block twice."""
+    from merlin.core.utils import set_dask_client
+
     dask_client.run_on_scheduler(_forget_events)
+    set_dask_client(None)  # as another user of Merlin in this process may have left it
     run(settings(raw, tmp_path / "out", block_mb=1, scheduler=dask_client.scheduler.address))
     read = [rows for _, rows in dask_client.get_events("etl-rows")]
     assert len(read) > 3
