@@ -41,6 +41,10 @@ class Rules:
     parse: Callable[[str], Any] | None = None
     positional: bool = False
 
+    def name(self, field: dataclasses.Field) -> str:
+        """Return the field's name on a command line."""
+        return field.name if self.positional else f"--{field.name}"
+
     def range(self) -> str:
         """Describe the numbers allowed."""
         bounds = {
@@ -81,10 +85,10 @@ class Settings:
         for field, rules in fields:
             value = getattr(self, field.name)
             if value is not None:
-                _check_value(f"--{field.name} {as_text(value)}", value, rules)
+                _check_value(f"{rules.name(field)} {as_text(value)}", value, rules)
         given = {
-            field.name: f"--{field.name}" + ("" if value is True else f" {as_text(value)}")
-            for field, _ in fields
+            field.name: rules.name(field) + ("" if value is True else f" {as_text(value)}")
+            for field, rules in fields
             if (value := getattr(self, field.name)) != field.default
         }
         for field, rules in fields:
@@ -133,7 +137,8 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are :class:`SettingsError`, and that leaves defaults to dataclasses."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(argument_default=argparse.SUPPRESS, **options)
+        # an abbreviation could mean another flag in a later version
+        super().__init__(argument_default=argparse.SUPPRESS, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise the message as :class:`SettingsError`."""

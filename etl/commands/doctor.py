@@ -314,8 +314,7 @@ def check_stack(check: Callable[[], None], subject: str) -> Diagnosis:
     try:
         check()
     except ClickLogError as error:
-        what, _, remedy = str(error).partition("; run ")
-        return Diagnosis(subject, WRONG, what, remedy)
+        return Diagnosis(subject, WRONG, error.what, error.remedy)
     return Diagnosis(subject, OK, "the versions are a supported combination")
 
 

@@ -40,7 +40,7 @@ class Other(Settings):
     """A second dataclass of the same command line."""
 
     output: Path = flag("what to write", metavar="OUT")
-    part: int | None = flag("which part of it", None, metavar="PART", positional=True)
+    part: int | None = flag("which part of it", None, least=0, metavar="PART", positional=True)
 
 
 def parsed(line: str) -> Job:
@@ -75,6 +75,7 @@ def test_values_have_the_types_of_the_fields():
         ("in --mixture 2", "--mixture 2 has no effect without --kind mixed\n  -> add --kind mixed"),
         ("in --level 2", "--level 2 has no effect without --quiet"),
         ("in --row_s 3", "unknown argument --row_s\n  -> did you mean --rows"),
+        ("in --row 3", "unknown argument --row\n  -> did you mean --rows"),  # no abbreviations
         ("in --qqqq", "unknown argument --qqqq\n  -> see: job --help"),
         ("in --rows 3 --batch 4", "--rows 3 and --batch 4 are one setting\n  -> give it once"),
         ("in --not_a_flag 3", "unknown argument --not_a_flag"),
@@ -103,6 +104,11 @@ def test_settings_made_in_python_are_checked_alike():
         Job(Path("in"), kind="odd")
     with pytest.raises(SettingsError, match=r"--sizes \n  -> each number must be at least 1"):
         Job(Path("in"), sizes=())
+
+
+def test_positional_arguments_are_named_as_they_are_given():
+    with pytest.raises(SettingsError, match=r"^part -1\n  -> it must be at least 0"):
+        Other(Path("out"), -1)
 
 
 def test_the_last_of_several_values_counts():
