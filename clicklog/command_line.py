@@ -45,14 +45,15 @@ class Rules:
         """Return the field's name on a command line."""
         return field.name if self.positional else f"--{field.name}"
 
-    def range(self) -> str:
-        """Describe the numbers allowed."""
+    def range(self, *, finite: bool = True) -> str:
+        """Describe the numbers allowed; ``finite``: the number that is refused is finite."""
         bounds = {
+            "finite": not finite and self.most <= _LARGEST,
             f"at least {self.least}": self.least > -_LARGEST,
             f"above {self.above}": self.above > -math.inf,
             f"at most {self.most}": self.most < _LARGEST,
         }
-        return " and ".join(text for text, is_set in bounds.items() if is_set) or "finite"
+        return " and ".join(text for text, is_set in bounds.items() if is_set)
 
 
 def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
@@ -114,7 +115,8 @@ def _check_value(given: str, value: Any, rules: Rules) -> None:
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     fit = all(v > rules.above and rules.least <= v <= rules.most for v in numbers)
     if not fit or (value == () and rules.least > -_LARGEST):
-        raise SettingsError(given, f"{'each number' if many else 'it'} must be {rules.range()}")
+        allowed = rules.range(finite=all(map(math.isfinite, numbers)))
+        raise SettingsError(given, f"{'each number' if many else 'it'} must be {allowed}")
 
 
 def as_text(value: Any) -> Any:

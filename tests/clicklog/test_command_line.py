@@ -25,6 +25,8 @@ class Job(Settings):
     rows: int = flag("rows of a batch", 32, least=1, also="batch")
     share: float | None = flag("share of the rows", None, above=0, most=1)
     wait: float = flag("seconds", 5.0, above=0, most=math.inf)
+    weight: float = flag("weight of a row", 1.0, above=0)
+    shift: float = flag("added to each value", 0.0)
     sizes: tuple[int, ...] = flag("layers", (4,) * 6, least=1)
     columns: tuple[str, ...] = flag("columns", ())
     kind: str = flag("100 % of the kinds", "plain", choices=("plain", "mixed"))
@@ -56,7 +58,7 @@ def test_values_have_the_types_of_the_fields():
         "--rows 3 --share 0.5 --wait inf --sizes 1,2 --columns 'a, b' --kind mixed --mixture 2 "
         "--quiet --level 1 --made abc in"
     ) == Job(
-        Path("in"), 3, 0.5, math.inf, (1, 2), ("a", "b"), "mixed", 2, True, 1, frozenset("abc")
+        Path("in"), 3, 0.5, math.inf, 1.0, 0.0, (1, 2), ("a", "b"), "mixed", 2, True, 1, frozenset("abc")
     )  # fmt: skip
 
 
@@ -67,8 +69,10 @@ def test_values_have_the_types_of_the_fields():
         ("in --rows many", "argument --rows/--batch: invalid int value: 'many'"),
         ("in --rows 0", "--rows 0\n  -> it must be at least 1"),
         ("in --share 2", "--share 2.0\n  -> it must be above 0 and at most 1"),
-        ("in --share nan", "--share nan\n  -> it must be above 0 and at most 1"),
-        ("in --wait nan", "--wait nan"),
+        ("in --share nan", "--share nan\n  -> it must be finite and above 0 and at most 1"),
+        ("in --wait nan", "--wait nan\n  -> it must be above 0"),
+        ("in --weight inf", "--weight inf\n  -> it must be finite and above 0"),
+        ("in --shift nan", "--shift nan\n  -> it must be finite"),
         ("in --sizes 1,0", "--sizes 1,0\n  -> each number must be at least 1"),
         ("in --sizes 1,x", "'1,x' is not a comma-separated list of integers"),
         ("in --kind odd", "argument --kind: invalid choice: 'odd'"),
