@@ -62,8 +62,8 @@ demo: $(LINKED) ## raw click log -> ETL -> training -> scored rows; everything b
 test: $(LINKED) ## run the tests, two files at a time; on the CPU, also where there are GPUs
 	@CUDA_VISIBLE_DEVICES= $(ON_PATH) python -m pytest -n 2 --dist loadfile $(TEST_FLAGS)
 
-test-gpu: $(LINKED) ## the tests that need a GPU; minutes
-	@$(ON_PATH) python -m pytest -m gpu -rs --durations=10 tests/gpu tests/nvt_loader $(TEST_FLAGS)
+test-gpu: $(LINKED) ## the tests that need a GPU, a process for each file; minutes
+	@$(ON_PATH) python -m benchmarks.gpu --only 'tests/*' $(BENCH_FLAGS)
 
 rapids-sources: $(LINKED) ## RAPIDS' Python sources in build/rapids, for the tests of nvt_compat
 	@$(ON_PATH) python -m tests.nvt_compat.rapids
@@ -88,7 +88,7 @@ bench-convergence: $(LINKED) ## AUROC after one epoch beside the oracle's, at th
 bench-stability: $(LINKED) ## AUROC over seeds: mean, spread, worst; minutes
 	@$(ON_PATH) python -m benchmarks.stability $(BENCH_FLAGS)
 
-bench-gpu: $(LINKED) ## ETL, loader, training, inference on a GPU beside its limits; minutes
+bench-gpu: $(LINKED) ## checks, figures beside their limits and tests on a GPU, step by step; half an hour
 	@$(ON_PATH) python -m benchmarks.gpu $(BENCH_FLAGS)
 
 # What these run is in an environment of its own, which needs nothing of the project's.

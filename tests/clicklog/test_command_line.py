@@ -58,7 +58,8 @@ def test_values_have_the_types_of_the_fields():
         "--rows 3 --share 0.5 --wait inf --sizes 1,2 --columns 'a, b' --kind mixed --mixture 2 "
         "--quiet --level 1 --made abc in"
     ) == Job(
-        Path("in"), 3, 0.5, math.inf, 1.0, 0.0, (1, 2), ("a", "b"), "mixed", 2, True, 1, frozenset("abc")
+        Path("in"), 3, 0.5, math.inf, 1.0, 0.0, (1, 2), ("a", "b"), "mixed", 2, True, 1,
+        frozenset("abc")
     )  # fmt: skip
 
 
