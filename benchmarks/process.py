@@ -153,7 +153,7 @@ class _Tree:
         for pid in list(self._pids):
             try:
                 resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-                fields, most = _stat(pid), _high_water(pid)
+                fields, most = _stat(pid), high_water(pid)
             except (OSError, ValueError, IndexError):  # it has ended
                 self._pids.discard(pid)
                 continue
@@ -187,8 +187,11 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _high_water(pid: int) -> int:
-    """The largest resident memory of a process so far, bytes; exact between two looks."""
+def high_water(pid: int) -> int:
+    """The largest resident memory of a process so far, bytes; exact between two looks.
+
+    Unlike ``ru_maxrss`` it does not count the process that it was forked from.
+    """
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
