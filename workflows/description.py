@@ -343,25 +343,25 @@ def _check_graph(path: Path, description: WorkflowDescription) -> None:
     # As text: in Python True equals 1.
     expected = json.dumps(description.graph, sort_keys=True)
     if json.dumps(found, sort_keys=True) != expected:
-        difference = _difference(found, json.loads(expected))
+        difference = first_difference(found, json.loads(expected))
         raise BadInputError(
             f"{path / GRAPH_FILE}: not the graph of the spec in {METADATA_FILE}: {difference}",
             _COPY_AGAIN,
         )
 
 
-def _difference(found: Any, expected: Any, where: str = "") -> str:
-    """The first difference of two JSON values, in words; "" if there is none."""
+def first_difference(found: Any, expected: Any, where: str = "") -> str:
+    """Return the first difference of two JSON values in words; "" if there is none."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in sorted(found.keys() | expected.keys()):
             if key not in found or key not in expected:
                 return f"{where}.{key} is {'missing' if key not in found else 'unknown'}"
-            if difference := _difference(found[key], expected[key], f"{where}.{key}"):
+            if difference := first_difference(found[key], expected[key], f"{where}.{key}"):
                 return difference
         return ""
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         for i, pair in enumerate(zip(found, expected, strict=True)):
-            if difference := _difference(*pair, f"{where}[{i}]"):
+            if difference := first_difference(*pair, f"{where}[{i}]"):
                 return difference
         return ""
     if isinstance(found, list) and isinstance(expected, list):

@@ -15,10 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from workflows import compiled
@@ -33,6 +30,7 @@ from workflows.extension_state import (
     write_state,
 )
 from workflows.moments import merge_moments, normalized, statistics
+from workflows.stored_vocabulary import read_vocabulary
 from workflows.values import Values, empty_values
 from workflows.vocabulary import FittedVocabulary, PendingValues
 from workflows.writer import Descent, Fitted, write_generation
@@ -200,34 +198,6 @@ def _check_day(
         raise SettingsError(f"values retire after {retire_after_days} days", "at least 1")
     if normalized(description.spec) and counts.moments is None:
         raise SchemaError(f"the moments of the dense columns of day {counts.day} were not counted")
-
-
-def read_vocabulary(
-    workflow: Path, description: WorkflowDescription, column: CategoricalColumn
-) -> FittedVocabulary:
-    """Read the vocabulary of a column of a saved workflow, with its counts.
-
-    Raises:
-        BadInputError: its file is damaged.
-    """
-    described = description.vocabularies[column.name]
-    file, text = workflow / described.file, column.raw == "string"
-    try:
-        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-            table = opened.read()
-        values, counts = (own.combine_chunks() for own in table.columns)
-        kinds = [pa.string() if text else pa.int64(), pa.int64()]
-        if [values.type, counts.type] != kinds or values.null_count or counts.null_count:
-            raise ValueError(f"its columns are {table.schema.types}")
-        if len(values) != described.values:
-            raise ValueError(f"{len(values)} values instead of {described.values}")
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise BadInputError(
-            f"{file}: damaged: {error}", "copy the whole workflow directory again"
-        ) from error
-    return FittedVocabulary(
-        values if text else to_numpy(values), to_numpy(counts), dict(described.observed)
-    )
 
 
 def _day_of(
