@@ -18,6 +18,7 @@ from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from etl.engines.moments import moments
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
+from tests.workflows.test_compiled import check
 from workflows import compiled, vocabulary
 from workflows.description import reused_ids
 from workflows.extended_vocabulary import DayOfVocabulary, extend_vocabulary
@@ -301,6 +302,7 @@ def test_any_days_of_any_spec(
             assert description.statistics[name] == pytest.approx(
                 {"mean": merged.mean[j], "std": merged.std[j]}, rel=1e-10, abs=1e-12
             )
+    check(before / "workflow", random_raw_rows(spec, 40, seed + 99))  # as NVTabular encodes them
     encoder = compiled.load(before / "workflow", verify=True)
     for column in columns.values():
         values, _ = _stored(before, description, column)
