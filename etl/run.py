@@ -29,7 +29,7 @@ from etl.plan import Plan, make_plan
 from etl.progress import RowsBar, StageTimer
 from etl.results import UnitResult
 from etl.settings import EtlSettings
-from etl.state import begin_or_resume, plan_record, recorded, with_defaults
+from etl.state import begin_or_resume, check_cuts, plan_record, recorded, with_defaults
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class _Run:
                 limit_rows=self.settings.limit_rows,
             )
         _log_plan(plan)
-        self._check_cuts(plan)
+        check_cuts(self.work, plan.units, self.settings.input_path)
         done = self._fit_and_transform(plan)
         quarantine(
             done,
@@ -110,18 +110,6 @@ class _Run:
             with self.stage("shuffle"):
                 self._shuffle(done)
         return self._finish(plan, done)
-
-    def _check_cuts(self, plan: Plan) -> None:
-        """Refuse to resume a run if its input would be cut into other units than before."""
-        cuts = [[u.file, u.block.source, u.block.begin, u.block.end] for u in plan.units]
-        path = self.work / output.CUTS_FILE
-        if path.exists() and read_json(path, "the cuts of an unfinished run") != cuts:
-            raise BadInputError(
-                f"{self.settings.input_path}: the positions of lines changed since the run began, "
-                "although sizes and times of the files are the same",
-                "begin again with --restart",
-            )
-        write_json(path, cuts)
 
     def _fit_and_transform(self, plan: Plan) -> list[UnitResult]:
         """Return the results of all units, in the order of the plan."""

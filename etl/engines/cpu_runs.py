@@ -78,6 +78,15 @@ def write_run(
                 add(f"values_{v}", column.values)
 
 
+def write_block_run(directory: Path, block: int, run: Run) -> None:
+    """Write what was counted in a block where :class:`Runs` of the directory will find it.
+
+    Processes that have no :class:`Runs` use this. Raises :class:`OutputError`.
+    """
+    path = directory / f"{block}-{block + 1}.npz"
+    write_run(path, run.rows, run.nulls, run.moments, run.counts)
+
+
 def _buffers(values: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     """Offsets from 0, int64 [n + 1], and the text they cut, uint8."""
     offsets, text = string_parts(values)
