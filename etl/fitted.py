@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clicklog.errors import BadInputError, ClickLogError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json, write_json
 from clicklog.files.validation import parse
 from etl.output import FITTED_FILE
@@ -24,17 +25,19 @@ def recorded_digest(work: Path) -> str | None:
         return None
 
 
-def is_whole(workflow: Path, work: Path) -> bool:
-    """Return whether the saved workflow is the one that is recorded, and undamaged."""
+def is_whole(output: EtlOutput, work: Path) -> bool:
+    """Return whether an output's workflow is the one recorded, and it and its state are whole."""
     from workflows import compiled, inspect
     from workflows.description import verify
+    from workflows.extension_state import read_state
 
     try:
-        description = inspect(workflow)
+        description = inspect(output.workflow)
         if recorded_digest(work) != description.digest:
             return False
-        verify(workflow, description)
-        compiled.load(workflow, verify=True)
+        verify(output.workflow, description)
+        compiled.load(output.workflow, verify=True)
+        read_state(output.extension, description)
     except ClickLogError:
         return False
     return True

@@ -56,9 +56,7 @@ def make_manifest(
         "inputs": input_entries(record, days, results),
         "rows": row_counts(results),
         "days": days_of_splits(by_day_and_split),
-        "splits": {
-            split: split_counts(by_day_and_split, split) for split in SPLITS
-        },
+        "splits": {split: split_counts(by_day_and_split, split) for split in SPLITS},
         "by_day_and_split": by_day_and_split,
         "by_day": click_counts(by_day_and_split),
         "num_embeddings_per_feature": description.table_schema.num_embeddings_per_feature,

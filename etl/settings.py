@@ -186,9 +186,7 @@ class ExtendSettings(Settings):
         super().__post_init__()
         _check_engine(self.engine, self.scheduler)
 
-    def day_settings(
-        self, spec: FeatureSpec, block_mb: int, limit_rows: int | None
-    ) -> EtlSettings:
+    def day_settings(self, spec: FeatureSpec, block_mb: int, limit_rows: int | None) -> EtlSettings:
         """Return the settings by which a day is read: these, and those of the run before."""
         return EtlSettings(
             self.input_path,

@@ -78,19 +78,15 @@ def write_run(
                 add(f"values_{v}", column.values)
 
 
-def write_block_run(directory: Path, block: int, run: Run) -> None:
-    """Write what was counted in a block where :class:`Runs` of the directory will find it.
-
-    Processes that have no :class:`Runs` use this. Raises :class:`OutputError`.
-    """
-    path = directory / f"{block}-{block + 1}.npz"
-    write_run(path, run.rows, run.nulls, run.moments, run.counts)
-
-
 def _buffers(values: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     """Offsets from 0, int64 [n + 1], and the text they cut, uint8."""
     offsets, text = string_parts(values)
     return offsets - offsets[0], text[offsets[0] : offsets[-1]]
+
+
+def run_name(begin: int, end: int) -> str:
+    """Return the name of the file of a run over blocks ``begin`` to ``end`` - 1."""
+    return f"{begin}-{end}.npz"
 
 
 class RunFile:
@@ -186,7 +182,7 @@ class Runs:
         return kept
 
     def _path(self, blocks: tuple[int, int]) -> Path:
-        return self._directory / f"{blocks[0]}-{blocks[1]}.npz"
+        return self._directory / run_name(*blocks)
 
     @property
     def missing(self) -> list[int]:

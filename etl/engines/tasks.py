@@ -21,8 +21,8 @@ from clicklog.files.artifact import FileEntry
 from clicklog.readers.raw import Block
 from clicklog.spec.feature_spec import FeatureSpec
 from etl.engines.cluster import readable_errors
-from etl.engines.cpu import count_block, day_counts, encode, runs_key
-from etl.engines.cpu_runs import Runs, write_block_run
+from etl.engines.cpu import count_block, day_counts, encode, runs_of
+from etl.engines.cpu_runs import Runs, run_name, write_run
 from etl.engines.hardware import cores
 from etl.plan import Unit
 from etl.results import UnitResult
@@ -66,7 +66,7 @@ def count_day(
 
 
 def _runs(directory: Path, blocks: list[Block], spec: FeatureSpec) -> Runs:
-    return Runs(directory, len(blocks), len(spec.vocabularies), runs_key(blocks, spec))
+    return runs_of(blocks, spec, set(spec.vocabularies), directory)
 
 
 def _count_block(
@@ -75,7 +75,8 @@ def _count_block(
     """Count a block in a worker, and write the counts durably; return its rows."""
     log.debug("begin fit %s:%d", block.source, block.begin)
     run = count_block(block, spec, reject)
-    write_block_run(directory, index, run)
+    path = directory / run_name(index, index + 1)
+    write_run(path, run.rows, run.nulls, run.moments, run.counts)
     return run.rows
 
 

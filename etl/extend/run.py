@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from clicklog.errors import BadInputError, OutputError, SchemaError
@@ -35,12 +34,14 @@ from etl.progress import RowsBar, StageTimer
 from etl.results import UnitResult
 from etl.settings import ExtendSettings
 from etl.state import begin_or_resume, check_cuts, fingerprint, plan_record, recorded
-from workflows.description import WorkflowDescription, inspect
+from workflows.description import inspect
 
 log = logging.getLogger(__name__)
 
 _FIT_AGAIN = "fit it again with `python -m etl run`; what it writes can be extended"
-_RESTORE = "restore it from a copy (`python -m etl check` lists what is wrong), or run the ETL again"
+_RESTORE = (
+    "restore it from a copy (`python -m etl check` lists what is wrong), or run the ETL again"
+)
 
 
 def extend(settings: ExtendSettings) -> dict[str, Any]:
@@ -77,6 +78,8 @@ def extend(settings: ExtendSettings) -> dict[str, Any]:
 
 def _check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> None:
     """Check that the manifest, the workflow, its state and the parts are of one generation."""
+    from workflows.extension import check_extensible  # compiles loops, which --help does without
+
     if manifest["workflow_digest"] is None:
         raise BadInputError(
             f"{paths.manifest}: an imported data set, without a workflow that could be extended",
@@ -89,10 +92,7 @@ def _check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> None:
             _FIT_AGAIN,
         )
     description = inspect(paths.workflow)
-    if description.generation is None:
-        raise SchemaError(
-            f"{paths.workflow}: made before workflows could be extended", _FIT_AGAIN
-        )
+    check_extensible(paths.workflow, description)
     if description.digest != manifest["workflow_digest"]:
         raise BadInputError(
             f"{paths.workflow}: digest {description.digest[:12]}…, the data were made with "
@@ -257,7 +257,7 @@ class _Day:
         results = recorded(self.work, plan.units)
         finished = {result.unit for result in results}
         missing = [unit for unit in plan.units if unit not in finished]
-        extended = fitted.is_whole(self.next.workflow, self.work)
+        extended = fitted.is_whole(self.next, self.work)
         if self.resumed:
             state = "counted" if extended else "not counted"
             log.info("%s; %d of %d parts are written", state, len(finished), len(plan.units))
@@ -358,7 +358,6 @@ class _Day:
         write_json(self.next.timings, timings)
         write_report(self.next.report, manifest, description)
         write_json(self.next.manifest, manifest)
-        _log_growth(description)
         if warnings := one_label_splits(manifest["splits"]):
             log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), ONE_LABEL_REMEDY)
         return manifest
@@ -371,26 +370,3 @@ class _Day:
                     "correct the file, or choose other days with --valid_days and --test_days; "
                     "begin again with --restart",
                 )
-
-
-def _log_growth(description: WorkflowDescription) -> None:
-    """Log how many values got an id, and which tables are full."""
-    *_, before, now = description.lineage
-    grown = sum(values - before.values.get(name, 0) for name, values in now.values.items())
-    reused = sum(now.reused.values())
-    log.info(
-        "%d values got an id%s", grown + reused, f", {reused} of them a reused one" if reused else ""
-    )
-    full = [
-        column.name
-        for column in description.spec.categorical
-        if column.max_table_size
-        and description.vocabularies[column.name].table_size >= column.max_table_size
-    ]
-    if full:
-        log.warning(
-            "warning: %s: the table has reached max_table_size, so new values get no id\n  -> "
-            "raise max_table_size and run the ETL again, or reuse the ids of values that are not "
-            "seen any more, with --retire_after_days",
-            ", ".join(full),
-        )
