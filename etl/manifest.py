@@ -103,10 +103,10 @@ def file_entries(
 
 @dataclasses.dataclass(frozen=True)
 class _Input:
+    day: Any
     path: str
     fingerprint: dict[str, Any]
     rows: dict[str, int]
-    day: Any
 
 
 @dataclasses.dataclass(frozen=True)

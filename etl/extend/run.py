@@ -70,7 +70,8 @@ def extend(settings: ExtendSettings) -> dict[str, Any]:
             settings.test_days,
         )
         for day, assignment in zip(days, chosen, strict=True):
-            manifest = _Day(settings, day, assignment, manifest, claim).add()
+            _Day(settings, day, assignment, manifest, claim).add()
+            manifest = read_manifest(paths.manifest)
         if not days:
             log.info("%s: has all these days already, nothing to do", settings.output_path)
         return manifest
@@ -184,8 +185,8 @@ class _Day:
         )
         self.stage = StageTimer()
 
-    def add(self) -> dict[str, Any]:
-        """Add the day; returns the manifest of the new generation."""
+    def add(self) -> None:
+        """Add the day: make the next generation, and switch the output to it."""
         self.record = plan_record(self._described(), [self.day])
         self.work = self.claim.begin()
         self.next = EtlOutput(self.work / NEXT)
@@ -219,7 +220,6 @@ class _Day:
         )
         self.claim.end()
         log.info("%s: day %d is generation %d", self.output, self.day.day, generation)
-        return manifest
 
     def _described(self) -> dict[str, Any]:
         """Return what the result depends on beside the input, JSON-ready."""
