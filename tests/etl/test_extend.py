@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import workflows
-from clicklog.errors import OutputError
+from clicklog.errors import BadRowError, OutputError
 from clicklog.etl_output import EtlOutput, Part
 from clicklog.readers.raw import Block, read_block
 from clicklog.splits import SPLITS
@@ -109,6 +109,35 @@ def test_both_engines_write_the_same(raw, base, extended, dask_client, tmp_path:
     output = copy_of(base, tmp_path)
     add(output, raw[0], scheduler=dask_client.scheduler.address)
     assert differences(content(extended), content(output)) == []
+
+
+def test_an_interrupted_day_is_finished_by_the_other_engine(
+    raw, base, dask_client, tmp_path: Path, monkeypatch
+) -> None:
+    """What was counted stays counted."""
+    output, other = copy_of(base, tmp_path), copy_of(base, tmp_path / "other")
+    with monkeypatch.context() as patch:
+
+        def stop(*arguments, **options) -> None:
+            raise OutputError("stop here")
+
+        patch.setattr("workflows.extension.extend_workflow", stop)
+        with pytest.raises(OutputError, match="stop here"):
+            add(output, raw[0] / "day_3")
+    assert list(output.glob(".work/*/fit/*.npz"))
+    monkeypatch.setattr("etl.engines.tasks._count_block", None)  # there is nothing to count
+    add(output, raw[0] / "day_3", scheduler=dask_client.scheduler.address, resume=True)
+    add(other, raw[0] / "day_3")
+    assert differences(content(output), content(other)) == []
+
+
+def test_dask_names_the_first_bad_row(raw, base, dask_client, tmp_path: Path) -> None:
+    output = copy_of(base, tmp_path)
+    lines = (raw[0] / "day_3").read_text().splitlines(keepends=True)
+    lines[40:40] = ["bad\n"] * 2
+    (tmp_path / "day_3").write_text("".join(lines))
+    with pytest.raises(BadRowError, match="day_3, line 41: 1 fields instead of 7"):
+        add(output, tmp_path / "day_3", scheduler=dask_client.scheduler.address)
 
 
 def test_workers_change_nothing(raw, base, extended, tmp_path: Path) -> None:

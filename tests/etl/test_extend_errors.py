@@ -104,7 +104,7 @@ def test_no_newer_day(raw, output, tmp_path: Path) -> None:
 
 def test_other_columns(output, tmp_path: Path) -> None:
     write_day(tmp_path / "day_4", [["1", "2", "3"]] * 9)
-    _refused(output, tmp_path / "day_4", "3 fields", BadRowError)
+    _refused(output, tmp_path / "day_4", "3 tab-separated fields", BadRowError)
     write_day(tmp_path / "day_4", [["1", "2", "3", "zz", "b", "c", "d"]] * 9)
     _refused(output, tmp_path / "day_4", r"day_4, line 1: column cat_0: 'zz'", BadRowError)
     assert add(output, write_days_in(tmp_path), resume=False)["generation"] == 2
