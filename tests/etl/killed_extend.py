@@ -141,7 +141,9 @@ def main(directory: Path, stride: int) -> None:
                 pass
         else:
             found = visible(output)
-            where = next((f"generation {g}" for g, own in enumerate(generations) if own == found), "")
+            where = next(
+                (f"generation {g}" for g, own in enumerate(generations) if own == found), ""
+            )
             if not where:
                 seen["wrong"].append(f"{moment}: no whole generation")
         seen["kills"][where] += 1

@@ -125,7 +125,11 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
         with pytest.raises(OutputError, match="stop here"):
             add(output, raw[0] / "day_3")
     assert list(output.glob(".work/*/fit/*.npz"))
-    monkeypatch.setattr("etl.engines.tasks._count_block", None)  # there is nothing to count
+
+    def counted_again(*arguments, **options) -> None:
+        raise AssertionError("this block was counted before")
+
+    monkeypatch.setattr("etl.engines.tasks._count_block", counted_again)
     add(output, raw[0] / "day_3", scheduler=dask_client.scheduler.address, resume=True)
     add(other, raw[0] / "day_3")
     assert differences(content(output), content(other)) == []
