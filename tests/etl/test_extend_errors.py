@@ -258,6 +258,12 @@ def test_an_imported_data_set(raw, tmp_path: Path) -> None:
             ),
             "the data were made with 000000000000…",
         ),
+        (
+            lambda output: _change(
+                output / "manifest.json", lambda value: value["days"].pop("test")
+            ),
+            "damaged: it does not say which days",
+        ),
     ],
 )
 def test_a_damaged_output(raw, output, damage, match: str) -> None:
