@@ -41,7 +41,8 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "workflows": {"commands": {"compiled"}, "compiled": set()},
     "etl": {
         "check": {"shuffle"},
-        "commands": {"check", "engines", "importers", "report", "shuffle"},
+        "commands": {"check", "drift", "engines", "importers", "report", "shuffle"},
+        "drift": {"engines", "report"},
         "engines": set(),
         "importers": set(),
         "report": set(),
