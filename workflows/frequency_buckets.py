@@ -16,6 +16,7 @@ as runs of ids, found by binary search. Imports neither NVTabular nor Dask nor p
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError
-from clicklog.spec.feature_spec import FIRST_OOV_ID
+from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
 from workflows.description import WorkflowDescription
 
 #: Buckets of frequent values. Ten is customary for the population stability index.
@@ -34,6 +35,9 @@ REST, ABSENT = BUCKETS, BUCKETS + 1
 #: Occurrences from which on a value is frequent: by Good's formula the counts of rarer values in a
 #: heavy-tailed column are too high by more than a twentieth.
 LEAST_COUNT = 20
+_AGAIN = "copy the whole workflow directory again, or fit it again"
+#: Values of a vocabulary that are read at once.
+_BATCH = 1 << 18
 #: The most values in the buckets of frequent values, which bounds the runs.
 MOST_VALUES = 1 << 16
 
@@ -55,15 +59,14 @@ class FrequencyBuckets:
     counts: np.ndarray
 
     @classmethod
-    def make(cls, counts: np.ndarray, first_id: int, unseen: int) -> FrequencyBuckets:
+    def make(cls, ids: np.ndarray, counts: np.ndarray, total: int) -> FrequencyBuckets:
         """Make the buckets of counted ids.
 
         Args:
-            counts: int64 [n], how often the ids ``first_id``, + 1, … occurred.
-            first_id: The first of them.
-            unseen: How often values without an id of their own occurred.
+            ids: int64 [n], ascending: at least the :data:`MOST_VALUES` most frequent ones.
+            counts: int64 [n], how often each occurred.
+            total: How often all values occurred, those without an id of their own included.
         """
-        total = int(counts.sum()) + unseen
         head = _most_frequent(counts)
         of_head = counts[head]
         before = np.cumsum(of_head) - of_head
@@ -71,7 +74,7 @@ class FrequencyBuckets:
         sums = np.zeros(BUCKETS + 1, np.int64)
         np.add.at(sums, buckets, of_head)
         sums[REST] = total - int(of_head.sum())
-        return cls(*_runs(head + first_id, buckets), sums)
+        return cls(*_runs(ids[head], buckets), sums)
 
     def sum(self, counts: np.ndarray) -> np.ndarray:
         """Add up counts of all ids from 0 on, int [table size], by bucket: int64 [BUCKETS + 1]."""
@@ -103,50 +106,66 @@ def _runs(ids: np.ndarray, buckets: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return begins[keep].astype(np.int32), of_runs[keep]
 
 
-def read_counts(path: Path, description: WorkflowDescription, column: str) -> np.ndarray:
-    """Read how often the values of a column's vocabulary occurred, int64 [values] by id.
+def read_counts(
+    path: Path, description: WorkflowDescription, column: str
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Read how often the values of a column's vocabulary occurred, in batches.
 
     Args:
         path: The directory of the saved workflow.
         description: Its description.
         column: The name of a categorical column that is not hashed.
 
+    Yields:
+        The row of the first value of a batch, and the counts, int64 [batch].
+
     Raises:
         BadInputError: The vocabulary is damaged.
     """
     vocabulary = description.vocabularies[column]
-    file = path / vocabulary.file
+    file, first = path / vocabulary.file, 0
     try:
-        table = pq.read_table(file, columns=[f"{vocabulary.name}_size"], partitioning=None)
-    except (OSError, KeyError, pa.ArrowException) as error:
+        with pq.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(_BATCH, columns=[f"{vocabulary.name}_size"]):
+                if not batch.num_columns or batch.column(0).type != pa.int64():
+                    raise BadInputError(f"{file}: no counts of the values", _AGAIN)
+                counts = to_numpy(batch.column(0))
+                yield first, counts
+                first += len(counts)
+    except (OSError, pa.ArrowException) as error:
         raise BadInputError(f"{file}: cannot be read: {error}", _AGAIN) from error
-    chunks = [to_numpy(chunk) for chunk in table.column(0).chunks] if table.num_columns else []
-    counts = np.concatenate([np.empty(0, np.int64), *chunks]).astype(np.int64)
-    if len(counts) != vocabulary.values or counts.min(initial=0) < 0:
+    if first != vocabulary.values:
         raise BadInputError(
-            f"{file}: {len(counts)} counts of the {vocabulary.values} values of column {column}",
-            _AGAIN,
+            f"{file}: {first} counts of the {vocabulary.values} values of column {column}", _AGAIN
         )
-    return counts
-
-
-_AGAIN = "copy the whole workflow directory again, or fit it again"
 
 
 def read_buckets(path: Path, description: WorkflowDescription) -> dict[str, FrequencyBuckets]:
-    """Read the buckets of all vocabularies of a saved workflow, one vocabulary at a time.
+    """Read the buckets of all vocabularies of a saved workflow, in bounded memory.
 
     Hashed columns have no counts, so they are left out.
 
     Raises:
         BadInputError: A vocabulary is damaged.
     """
-    found = {}
-    for name, columns in description.spec.vocabularies.items():
-        first = columns[0]
-        if first.hash_buckets:
-            continue
-        counts = read_counts(path, description, first.name)
-        unseen = description.vocabularies[first.name].observed["oov"]
-        found[name] = FrequencyBuckets.make(counts, first.reserved_ids, unseen)
-    return found
+    return {
+        name: _read_one(path, description, columns[0])
+        for name, columns in description.spec.vocabularies.items()
+        if not columns[0].hash_buckets
+    }
+
+
+def _read_one(
+    path: Path, description: WorkflowDescription, column: CategoricalColumn
+) -> FrequencyBuckets:
+    ids, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    total = description.vocabularies[column.name].observed["oov"]
+    for first, batch in read_counts(path, description, column.name):
+        total += int(batch.sum())
+        frequent = np.flatnonzero(batch >= LEAST_COUNT)
+        ids = np.concatenate([ids, frequent + first + column.reserved_ids])
+        counts = np.concatenate([counts, batch[frequent]])
+        if len(ids) > MOST_VALUES:
+            keep = np.sort(_most_frequent(counts))
+            ids, counts = ids[keep], counts[keep]
+    return FrequencyBuckets.make(ids, counts, total)

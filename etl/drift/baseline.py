@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.etl_output import EtlOutput
+from clicklog.spec.feature_spec import FIRST_OOV_ID
 from etl.drift.artifact import read_drift
 from etl.drift.bins import DenseBins
 from etl.manifest import read_manifest
@@ -126,8 +127,9 @@ def _sampled_buckets(
     column = next(c for c in description.spec.categorical if c.name == name)
     counts = np.bincount(ids, minlength=description.vocabularies[name].table_size)
     # A hashed column has no vocabulary: its ids are buckets, and each of them is known.
-    first = 2 if column.hash_buckets else column.reserved_ids
-    return FrequencyBuckets.make(counts[first:], first, int(counts[2:first].sum()))
+    first = FIRST_OOV_ID if column.hash_buckets else column.reserved_ids
+    total = int(counts[FIRST_OOV_ID:].sum())
+    return FrequencyBuckets.make(np.arange(first, len(counts)), counts[first:], total)
 
 
 def _read_sample(

@@ -230,24 +230,23 @@ def _movers(
     """
     if column.name not in baseline.stored:
         return []
-    counts = read_counts(baseline.workflow, baseline.description, column.name)
-    total = int(baseline.buckets[column.name].counts.sum())
-    then = counts / max(1, total)
-    now = ids[column.reserved_ids :] / max(1, present)
-    change = np.abs(now - then)
-    top = np.argsort(-change, kind="stable")[:TOP] if len(change) <= _BATCH else _largest(change)
-    top = top[change[top] > 0]
-    values = _values_of(baseline, column, top)
+    total = max(1, int(baseline.buckets[column.name].counts.sum()))
+    now_of_all = ids[column.reserved_ids :]
+    rows, then, now = (np.empty(0, kind) for kind in (np.int64, np.float64, np.float64))
+    for first, counts in read_counts(baseline.workflow, baseline.description, column.name):
+        of_batch = now_of_all[first : first + len(counts)] / max(1, present)
+        rows = np.concatenate([rows, np.arange(first, first + len(counts))])
+        then = np.concatenate([then, counts / total])
+        now = np.concatenate([now, of_batch])
+        keep = np.sort(np.argsort(-np.abs(now - then), kind="stable")[:TOP])
+        rows, then, now = rows[keep], then[keep], now[keep]
+    values = _values_of(baseline, column, rows)
+    order = np.argsort(-np.abs(now - then), kind="stable")
     return [
-        Mover(values[row], float(then[row]), float(now[row])) for row in top.tolist()
+        Mover(values[int(rows[k])], float(then[k]), float(now[k]))
+        for k in order.tolist()
+        if then[k] != now[k]
     ]
-
-
-def _largest(change: np.ndarray) -> np.ndarray:
-    """Return the indices of the largest changes, without sorting all of them."""
-    least = np.partition(change, -TOP)[-TOP]
-    found = np.flatnonzero(change >= least)
-    return found[np.argsort(-change[found], kind="stable")][:TOP]
 
 
 def _values_of(
