@@ -34,7 +34,10 @@ ERROR_RATE = 1e-4
 #: Parts of the window, the oldest of which is dropped at once.
 _SLOTS = 12
 _COUNTS = "inference_window_values"
-_BUCKET_NAMES = [*(f"{100 // BUCKETS * i}-{100 // BUCKETS * (i + 1)}" for i in range(BUCKETS)), "rest"]
+_BUCKET_NAMES = [
+    *(f"{100 // BUCKETS * i}-{100 // BUCKETS * (i + 1)}" for i in range(BUCKETS)),
+    "rest",
+]
 
 
 class DriftMetrics:
