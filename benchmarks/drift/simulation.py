@@ -39,7 +39,7 @@ MISSING = (0.0, 0.001, 0.1, 0.5, 0.9)
 LABEL_RATE = 0.03
 _DENSE = 3
 #: Rows that the bins are made of: those of training logs are a sample as well.
-SAMPLED_DENSE_ROWS = 20_000
+SAMPLED_DENSE_ROWS = 5000
 _FIRST_ID = 3
 #: No threshold: all that is flagged is beyond chance.
 CHANCE_ALONE = Thresholds(ColumnThresholds(0.0, 0.0, 0.0), label_rate=0.0, malformed_share=0.0)

@@ -73,7 +73,7 @@ def read_baseline(root: Path) -> Baseline:
     if not output.manifest.is_file():
         raise BadInputError(
             f"{root}: no {output.manifest.name}, so it is not the output of a finished run",
-            "pass the --output_path of `python -m etl run`; finish an interrupted one with --resume",
+            "pass the --output_path of `python -m etl run`; finish a run with --resume",
         )
     manifest = read_manifest(output.manifest)
     if manifest["workflow_digest"] is None:

@@ -180,7 +180,7 @@ def _dense_drift(
         psi=measures.psi(baseline.dense.counts[j], tally.bins[j], own.psi),
         missing=_missing(name, j, tally, baseline, measures, own),
         quantiles=[
-            Quantile(share, _finite(float(a)), _finite(float(b)))
+            Quantile(share, _finite(float(a) + 0.0), _finite(float(b) + 0.0))  # no -0
             for share, a, b in zip(QUANTILES, raw_then, raw_now, strict=True)
         ],
     )

@@ -50,6 +50,9 @@ class DriftMetrics:
         registry: The registry of the process.
         window_s: The length of the window in seconds.
         clock: The time in seconds.
+
+    Attributes:
+        registry: The registry of the process.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class DriftMetrics:
         window_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.registry = registry
         self._slot_s, self._clock = window_s / _SLOTS, clock
         self._gauge = Gauge(
             _COUNTS,
