@@ -21,6 +21,7 @@ from clicklog.stability import population_stability
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
 from etl.run import run
+from inference.server import drift
 from inference.server.drift import ERROR_RATE, DriftMetrics
 from tests.etl.runs import settings
 from tests.inference.conftest import ROOT, Trained
@@ -104,7 +105,11 @@ def expected_counts(log: Log, columns: Sequence[str], rows: list[EncodedRows]) -
     return total
 
 
-def test_counts_and_index_are_those_of_each_id(criteo: Log):
+@pytest.mark.parametrize("in_table", [3, 20, 4096])
+def test_counts_and_index_are_those_of_each_id(
+    criteo: Log, in_table: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(drift, "_TABLE_IDS", in_table)
     metrics = watching(criteo)
     metrics.observe(criteo.rows)
     page = page_of(metrics)
