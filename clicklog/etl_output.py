@@ -55,7 +55,8 @@ class EtlOutput:
         root: the directory.
         splits: the directory of ``train``, ``valid`` and ``test``.
         workflow: the directory of the saved workflow.
-        extension: what ``python -m etl extend`` has to remember of the days counted so far.
+        extension: the directory of what the next extension of the workflow needs to know, beside
+            the workflow itself.
         rejected: the directory of the rows that were left out.
         report: the page that shows what the data look like.
         timings: how long the run took.
