@@ -24,6 +24,7 @@ from dlrm.multi_hot import MultiHot
 from dlrm.settings.train_settings import TrainSettings
 from dlrm.synthetic import SyntheticLoader, synthetic_schema
 from nvt_loader import KJTLoader
+from nvt_loader.selection import Selection
 
 Loader = KJTLoader | SyntheticLoader
 
@@ -36,13 +37,14 @@ def read_schema(settings: TrainSettings) -> TableSchema:
 
     Raises:
         SettingsError: ``binary_path`` does not hold what the ETL writes.
-        BadInputError, SchemaError: The schema cannot be read.
+        BadInputError, SchemaError: The schema cannot be read, or the ETL is adding a day.
     """
     settings.check_data()
     if settings.dataset_type == "synthetic":
         return synthetic_schema(
             settings.synthetic_dataset_numerical_features, settings.synthetic_dataset_table_sizes
         )
+    EtlOutput.of_splits(settings.binary_path).check_whole()
     return TableSchema.read(settings.binary_path)
 
 
@@ -75,8 +77,9 @@ def make_loader(
     split: str,
     group: Group,
     batch_size: int | None = None,
+    selection: Selection | None = None,
 ) -> Loader:
-    """Return this rank's loader of a split.
+    """Return this rank's loader of a split, or of the part of it that ``selection`` names.
 
     Raises:
         SettingsError, BadInputError, SchemaError: As :class:`nvt_loader.KJTLoader` raises them.
@@ -107,6 +110,7 @@ def make_loader(
             hash_indices=settings.hash_indices,
             undersampling_rate=settings.undersampling_rate if training else None,
             loader_memory=None if memory is None else memory << 20,
+            selection=selection,
             **this_rank,
         )
     limits = {
