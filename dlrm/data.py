@@ -17,6 +17,7 @@ from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 from clicklog.files.validation import parse
 from clicklog.schema import TableSchema
+from clicklog.splits import SPLITS
 from dlrm.config import ModelConfig
 from dlrm.launch.distributed import Group
 from dlrm.model import TrainBatch
@@ -69,6 +70,22 @@ def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
     except (ClickLogError, LookupError, TypeError, ValueError):
         return None
     return best or None
+
+
+def make_loaders(
+    settings: TrainSettings, config: ModelConfig, group: Group, training: Selection | None
+) -> dict[str, Loader]:
+    """Return this rank's loaders of all splits; of train the part that ``training`` names.
+
+    Raises:
+        SettingsError, BadInputError, SchemaError: As :class:`nvt_loader.KJTLoader` raises them.
+    """
+    return {
+        split: make_loader(
+            settings, config, split, group, selection=training if split == "train" else None
+        )
+        for split in SPLITS
+    }
 
 
 def make_loader(

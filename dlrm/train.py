@@ -13,23 +13,20 @@ from torchrec.datasets.utils import Batch
 
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.files.atomic import write_json
-from clicklog.splits import SPLITS
 from dlrm.build import build, make_pipeline
-from dlrm.checkpoint.ancestor import Ancestor, ancestor_of, find_ancestor, read_growth
+from dlrm.checkpoint.ancestor import (
+    agree_on_ancestor,
+    ancestor_of,
+    earlier_days,
+    load_ancestor,
+)
 from dlrm.checkpoint.claims import claimed, lock_files
 from dlrm.checkpoint.compatibility import data_origin
-from dlrm.checkpoint.resume import (
-    check_may_continue,
-    load_grown_state,
-    load_weights,
-    on_all_ranks,
-    resume_from,
-    training_state,
-)
-from dlrm.checkpoint.store import check_destination, read_model_file, save_checkpoint
+from dlrm.checkpoint.resume import check_may_continue, load_weights, resume_from, training_state
+from dlrm.checkpoint.store import check_destination, save_checkpoint
 from dlrm.checkpoint.writer import Checkpoints, checkpoints_in
 from dlrm.config import ModelConfig, model_config
-from dlrm.data import make_loader, read_oracle, read_schema, training_batch
+from dlrm.data import make_loaders, read_oracle, read_schema, training_batch
 from dlrm.days import choose_days, log_days
 from dlrm.evaluate import evaluate
 from dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
@@ -94,18 +91,9 @@ class Trainer:
         self.group = group
         self.directory = settings.log_directory() if group.rank == 0 else None
         self.events = MetricsLog(self.directory, tensorboard=settings.tensorboard)
-        self.ancestor = self._find_ancestor(settings)
+        self.ancestor = agree_on_ancestor(settings, group)
         days = choose_days(settings, self.ancestor.days if self.ancestor else None)
-        self.loaders = {
-            split: make_loader(
-                settings,
-                config,
-                split,
-                group,
-                selection=days.selection if split == "train" else None,
-            )
-            for split in SPLITS
-        }
+        self.loaders = make_loaders(settings, config, group, days.selection)
         if group.rank == 0:
             log_days(days, self.loaders["train"].num_rows)
         self.epoch_steps = len(self.loaders["train"])
@@ -129,7 +117,7 @@ class Trainer:
             load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.origin = data_origin(settings)
-        self.days = days.with_earlier(self._earlier_days(settings))
+        self.days = days.with_earlier(earlier_days(self.ancestor, settings))
         self.launchers = launchers(group)
         self.learning_rate = settings.learning_rate
         self.epoch_step = 0
@@ -287,41 +275,13 @@ class Trainer:
             self.progress.report_evaluation(split, metrics, time.perf_counter() - begin)
         return metrics
 
-    def _find_ancestor(self, settings: TrainSettings) -> Ancestor | None:
-        own = checkpoints_in(settings.checkpoint_dir) if settings.checkpoint_dir else []
-        path = Path(settings.continue_from or "")
-        own = from_rank_0(self.group, own)
-        return on_all_ranks(self.group, path, find_ancestor, settings, own)
-
-    def _earlier_days(self, settings: TrainSettings) -> list[int] | None:
-        """Return the days that the weights have seen before this run; None if they are unknown."""
-        if self.ancestor:
-            return self.ancestor.days
-        if settings.load_checkpoint_path:
-            return read_model_file(settings.load_checkpoint_path)["training"].get("days")
-        return []
-
     def _continue(self) -> None:
         """Start from the weights and the optimizer state of ``--continue_from``."""
-        ancestor, group = self.ancestor, self.group
-        if ancestor is None:
-            return
-        path = Path(ancestor.checkpoint)
-        tables = on_all_ranks(group, path, read_growth, ancestor, self.settings, self.config)
-        load_grown_state(path, tables, self.model, self.optimizer, group)
-        added = sum(table.rows - table.kept for table in tables.values())
-        reused = sum(len(table.reused) for table in tables.values())
-        self.events.write("continue", checkpoint=str(path), new_rows=added, reused_rows=reused)
-        if group.rank:
-            return
-        log.info("continues from %s: %s new rows, %s reused", path, f"{added:,}", f"{reused:,}")
-        if self.settings.days == "new" and ancestor.epochs < 1:
-            log.warning(
-                "%s was written after %.0f %% of its first epoch: --days new leaves out the rest "
-                "of its days\n  -> list the days to train them again",
-                path,
-                100 * ancestor.epochs,
+        if self.ancestor:
+            counts = load_ancestor(
+                self.ancestor, self.settings, self.config, self.model, self.optimizer, self.group
             )
+            self.events.write("continue", checkpoint=self.ancestor.checkpoint, **counts)
 
     @property
     def _optimizer_steps(self) -> int:

@@ -8,8 +8,12 @@ gone by then.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
+
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
 
 from clicklog.errors import BadInputError, ClickLogError, SchemaError, SettingsError
 from clicklog.etl_output import EtlOutput
@@ -18,10 +22,16 @@ from clicklog.files.validation import parse
 from clicklog.lineage import Lineage
 from dlrm.checkpoint.compatibility import differences
 from dlrm.checkpoint.growth import GrownTable, grow_tables
+from dlrm.checkpoint.resume import load_grown_state, on_all_ranks
 from dlrm.checkpoint.store import FORMAT, MODEL_FILE, read_model_file
-from dlrm.checkpoint.writer import finished
+from dlrm.checkpoint.writer import checkpoints_in, finished
 from dlrm.config import ModelConfig
+from dlrm.launch.distributed import Group, from_rank_0
 from dlrm.settings.train_settings import TrainSettings, table_optimizer
+
+log = logging.getLogger(__name__)
+
+_AGAIN = "copy the checkpoint again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +55,17 @@ class Ancestor:
     workflow_digest: str | None
     generation: int | None
     days: list[int] | None
+
+
+def agree_on_ancestor(settings: TrainSettings, group: Group) -> Ancestor | None:
+    """Return the checkpoint that a run continues from, the same on all ranks (collective).
+
+    Raises:
+        ClickLogError: As :func:`find_ancestor`, on all ranks.
+    """
+    own = checkpoints_in(settings.checkpoint_dir) if settings.checkpoint_dir else []
+    path = Path(settings.continue_from or "")
+    return on_all_ranks(group, path, find_ancestor, settings, from_rank_0(group, own))
 
 
 def find_ancestor(settings: TrainSettings, own: list[Path]) -> Ancestor | None:
@@ -102,7 +123,7 @@ def ancestor_of(path: Path, training: dict[str, Any]) -> Ancestor | None:
         BadInputError: The record is damaged.
     """
     value = training.get("continued_from")
-    return None if value is None else parse(Ancestor, value, path / MODEL_FILE)
+    return None if value is None else parse(Ancestor, value, path / MODEL_FILE, _AGAIN)
 
 
 def resolve(path: Path) -> Path:
@@ -123,6 +144,22 @@ def resolve(path: Path) -> Path:
     return found[-1]
 
 
+def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int] | None:
+    """Return the days that a run's weights have seen before it begins; None if they are unknown."""
+    if ancestor:
+        return ancestor.days
+    if settings.load_checkpoint_path:
+        training = read_model_file(settings.load_checkpoint_path)["training"]
+        file = Path(settings.load_checkpoint_path) / MODEL_FILE
+        return parse(_Days, {"days": training.get("days")}, file, _AGAIN).days
+    return []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Days:
+    days: list[int] | None
+
+
 def _describe(path: Path) -> Ancestor:
     training = read_model_file(path)["training"]
     file = path / MODEL_FILE
@@ -137,7 +174,7 @@ def _describe(path: Path) -> Ancestor:
             **{name: training.get(name) for name in ("workflow_digest", "generation", "days")},
         },
         file,
-        "copy the checkpoint again",
+        _AGAIN,
     )
 
 
@@ -193,3 +230,51 @@ def read_growth(
             "without --continue_from",
         )
     return grow_tables(then, config, generation, lineage)
+
+
+def load_ancestor(
+    ancestor: Ancestor,
+    settings: TrainSettings,
+    config: ModelConfig,
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    group: Group,
+) -> dict[str, int]:
+    """Load the weights and the optimizer state that a run starts from (collective).
+
+    Args:
+        ancestor: The checkpoint.
+        settings: The settings of the run.
+        config: The run's model.
+        model: The sharded model, as it is initialized.
+        optimizer: Its optimizer, before the first step.
+        group: This rank.
+
+    Returns:
+        The numbers of rows of all tables that are new, and of ids that other values have now.
+
+    Raises:
+        BadInputError, SchemaError, SettingsError: As :func:`read_growth`, and for a checkpoint
+            that is damaged or holds values that are not finite.
+    """
+    path = Path(ancestor.checkpoint)
+    tables = on_all_ranks(group, path, read_growth, ancestor, settings, config)
+    load_grown_state(path, tables, model, optimizer, group)
+    counts = {
+        "new_rows": sum(table.rows - table.kept for table in tables.values()),
+        "reused_rows": sum(len(table.reused) for table in tables.values()),
+    }
+    if group.rank == 0:
+        log.info(
+            "continues from %s: %s new rows, %s reused",
+            path,
+            *(f"{count:,}" for count in counts.values()),
+        )
+        if settings.days == "new" and ancestor.epochs < 1:
+            log.warning(
+                "%s was written after %.0f %% of the first epoch: --days new leaves out the rest "
+                "of its days\n  -> list the days to train on them again",
+                path,
+                100 * ancestor.epochs,
+            )
+    return counts
