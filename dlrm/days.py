@@ -103,8 +103,11 @@ def _new_days(
         f"--days new: {settings.continue_from} has been trained on {_text(trained)}, and the "
         f"training set has no other day{held_out}",
         "add a day with `python -m etl extend`"
-        + ("; by default the newest day is for valid and test, and the one before is trained on"
-           if held_out else ""),
+        + (
+            "; by default the newest day is for valid and test, and the one before is trained on"
+            if held_out
+            else ""
+        ),
     )
 
 
@@ -120,8 +123,7 @@ def _listed_days(settings: TrainSettings, output: EtlOutput, known: list[int]) -
     missing = sorted(set(days) - set(known))
     if missing:
         raise SettingsError(
-            f"--days {settings.days}: the training set has no {_text(missing)}"
-            f"{_held_out(output)}",
+            f"--days {settings.days}: the training set has no {_text(missing)}{_held_out(output)}",
             f"it has {_text(known)}",
         )
     return days
@@ -137,7 +139,7 @@ def _check_apart(output: EtlOutput, parts: list[Part], days: Collection[int]) ->
         raise SettingsError(
             f"--days: the rows of {_text(mixed)} were shuffled over all of these days, so "
             f"{_text(chosen)} cannot be read alone",
-            f"choose all or none of them, or run the ETL with --shuffle file",
+            "choose all or none of them, or run the ETL with --shuffle file",
         )
 
 

@@ -145,7 +145,11 @@ class Trainer:
             self.profiler = StepProfiler(settings, self.directory, total, self.group.device)
         if not (settings.checkpoint_dir and self._resume(settings.checkpoint_dir)):
             self._continue()
-        if not settings.checkpoint_dir and self.group.rank == 0 and not settings.save_checkpoint_path:
+        if (
+            not settings.checkpoint_dir
+            and self.group.rank == 0
+            and not settings.save_checkpoint_path
+        ):
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
         try:
             with StopRequests(self.group) as self.stop_requests:

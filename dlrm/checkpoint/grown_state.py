@@ -259,9 +259,7 @@ def _shares(columns: Columns, others: list[Columns]) -> dict[int, float]:
     """Return which of the other column shards overlap one, and on which share of its columns."""
     begin, end = columns[0], columns[0] + columns[1]
     overlaps = [min(end, first + width) - max(begin, first) for first, width in others]
-    return {
-        number: overlap / columns[1] for number, overlap in enumerate(overlaps) if overlap > 0
-    }
+    return {number: overlap / columns[1] for number, overlap in enumerate(overlaps) if overlap > 0}
 
 
 def _average(target: torch.Tensor, sources: list[torch.Tensor], shares: list[float]) -> None:

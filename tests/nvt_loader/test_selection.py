@@ -135,7 +135,9 @@ def test_resuming_is_exact_on_another_world_size(train, shuffle):
     ],
 )
 def test_another_selection_is_refused(train, other):
-    state = KJTLoader(train, 32, device="cpu", selection=Selection(NEW, OLD, 0.3, (1,))).state_dict()
+    state = KJTLoader(
+        train, 32, device="cpu", selection=Selection(NEW, OLD, 0.3, (1,))
+    ).state_dict()
     with pytest.raises(SchemaError, match="have changed since the loader state was written"):
         KJTLoader(train, 32, device="cpu", selection=other).load_state_dict(state)
 
