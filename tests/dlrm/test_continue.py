@@ -330,7 +330,7 @@ def test_new_days_are_those_of_the_run_when_it_resumes(outputs, tmp_path, monkey
     ):
         with pytest.raises(SettingsError, match=message):
             train_here(*continued(outputs[2], before, path, "--resume", *new, other))
-    with pytest.raises(SettingsError, match="days was new, is None; replay was 0.25, is None"):
+    with pytest.raises(SettingsError, match=r"days was new, is None; replay was 0\.25"):
         train_here(*continued(outputs[2], before, path, "--resume"))
 
 
