@@ -88,21 +88,27 @@ def find_ancestor(settings: TrainSettings, own: list[Path]) -> Ancestor | None:
     if recorded is None:
         return _describe(resolve(given))
     path, before = recorded
-    if given.is_dir():
-        now = _describe(resolve(given))
-        if before is None or now.digest != before.digest:
-            raise SettingsError(
-                f"{path.parent}: holds a run that "
-                + (f"continued from {before.checkpoint}" if before else "began anew")
-                + f", not from {now.checkpoint}",
-                "give each run a --checkpoint_dir of its own",
-            )
     if before is None:
         raise SettingsError(
-            f"{path.parent}: holds a run that did not continue from a checkpoint",
-            "leave --continue_from out, or give each run a --checkpoint_dir of its own",
+            f"{path.parent}: holds a run that began anew, not from {given}",
+            "give each run a --checkpoint_dir of its own, or leave --continue_from out",
+        )
+    if not _may_be(given.absolute(), before):
+        raise SettingsError(
+            f"{path.parent}: holds a run that continued from {before.checkpoint}, not from {given}",
+            "give each run a --checkpoint_dir of its own",
         )
     return before
+
+
+def _may_be(given: Path, before: Ancestor) -> bool:
+    """Return whether a path names the checkpoint of a record, if it still names one."""
+    recorded = Path(before.checkpoint)
+    try:  # of a directory of checkpoints, which may have newer ones by now, the recorded one
+        now = _describe(recorded if given == recorded.parent else resolve(given))
+    except BadInputError:
+        return True
+    return now.digest == before.digest
 
 
 def _recorded(own: list[Path]) -> tuple[Path, Ancestor | None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -28,7 +29,7 @@ from tests.dlrm.generations import (
 )
 from tests.dlrm.resuming import assert_same
 from tests.dlrm.runs import events, torchrun, train_here, train_many
-from tests.dlrm.test_checkpoint import change_model_file
+from tests.dlrm.test_checkpoint import Attack, change_model_file, forge
 
 RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
@@ -354,6 +355,20 @@ def test_a_directory_of_another_run(outputs, trained, tmp_path):
         train_here(*continued(outputs[2], second, tmp_path / "anew", "--resume"))
 
 
+def test_a_directory_that_has_a_newer_checkpoint_by_now(outputs, trained, tmp_path):
+    """The run goes on from its own checkpoint, which began from the one that was newest then."""
+    before, run = tmp_path / "before", tmp_path / "run"
+    steps = before / "steps"
+    shutil.copytree(trained["rowwise_adagrad", 1, "table_wise"], steps / "step_00000008")
+    train_here(*continued(outputs[2], steps, run, "--max_steps=4"))
+    shutil.rmtree(run / "final")
+    shutil.copytree(trained["rowwise_adagrad", 2, "table_wise"], steps / "step_00000009")
+    train_here(*continued(outputs[2], steps, run, "--resume", "--max_steps=6"))
+    training = read_model_file(run / "final")["training"]
+    assert training["continued_from"]["checkpoint"] == str(steps / "step_00000008")
+    assert (training["steps"], training["optimizer_steps"]) == (6, 14)
+
+
 def test_which_checkpoint_is_meant(outputs, trained, tmp_path):
     """A final one, a periodic one, or the newest of a directory of them."""
     run = continued(outputs[2], trained["rowwise_adagrad", 1, "table_wise"], tmp_path)
@@ -421,6 +436,38 @@ def test_a_table_in_which_new_values_would_share_rows(outputs, copy):
     more = ["--hash_indices", f"--num_embeddings_per_feature={sizes}"]
     text = refusal(outputs[2], copy, *more, error=SettingsError)
     assert "column cat_0 has 33 ids in the checkpoint's generation and 43 now" in text
+
+
+def test_code_in_a_tensors_place(outputs, copy, tmp_path):
+    """Tensors are read by torch.load with weights_only."""
+    buffer = io.BytesIO()
+    torch.save({"x": Attack(tmp_path / "attacked")}, buffer)
+    (part,) = copy.glob("*.distcp")
+    content = part.read_bytes() + buffer.getvalue()
+    tensors = json.loads((copy / "tensors.json").read_text())
+    begin = len(content) - len(buffer.getvalue())
+    for tensor in tensors.values():
+        if tensor["size"]:
+            tensor["chunks"][0] |= {"begin": begin, "length": len(buffer.getvalue())}
+            break
+    forge(copy, part.name, content, pickled_only=False)
+    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
+    assert "damaged" in refusal(outputs[2], copy, error=BadInputError)
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_another_tensor_in_a_tensors_place(outputs, copy):
+    buffer = io.BytesIO()
+    torch.save(torch.zeros(3), buffer)
+    (part,) = copy.glob("*.distcp")
+    content = part.read_bytes() + buffer.getvalue() + bytes(10_000)
+    tensors = json.loads((copy / "tensors.json").read_text())
+    chunk = tensors[f"{_TABLES}t_cat_0.weight"]["chunks"][0]
+    chunk |= {"begin": part.stat().st_size, "length": len(buffer.getvalue())}
+    forge(copy, part.name, content, pickled_only=False)
+    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
+    text = refusal(outputs[2], copy, error=BadInputError)
+    assert "are no tensor [33, 8]" in text
 
 
 def test_a_damaged_checkpoint(outputs, copy):
