@@ -28,7 +28,7 @@ from tests.dlrm.generations import (
     write_workflow,
 )
 from tests.dlrm.resuming import assert_same
-from tests.dlrm.runs import events, torchrun, train_here, train_many
+from tests.dlrm.runs import events, losses, torchrun, train_here, train_many
 from tests.dlrm.test_checkpoint import Attack, change_model_file, forge
 
 RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
@@ -195,6 +195,37 @@ def test_the_first_predictions_of_the_saved_model(outputs, trained, tmp_path):
         for old, new in zip(KJTLoader(outputs[0] / "train", 64, device="cpu"), loader, strict=True)
     )
     assert changed > 100
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_continue_as_one(outputs, trained, tmp_path):
+    """The same first predictions, and then the same losses, on new days and replayed rows."""
+    before = tmp_path / "before"
+    two = ["--sharding=row_wise", "--throughput_check_freq_within_epoch=1"]
+    train_here(*flags(outputs[0], "adagrad", "--days=0", f"--save_checkpoint_path={before}"))
+
+    def test_mode(data: Path, how: str, log: str) -> list[str]:
+        more = ["--mode=test", f"--{how}={before}", f"--log_path={tmp_path / log}", *two]
+        return flags(data, "adagrad", *more, batch=16)
+
+    def continued_flags(log: str, batch: int, *more: str) -> list[str]:
+        run = [f"--continue_from={before}", "--days=new", "--replay=0.3", *more]
+        more = (*run, "--shuffle_training_set", f"--log_path={tmp_path / log}")
+        return flags(outputs[2], "adagrad", *more, batch=batch)
+
+    runs = [
+        test_mode(outputs[0], "load_checkpoint_path", "then"),
+        test_mode(outputs[2], "continue_from", "now"),
+        continued_flags("two", 16, *two),
+    ]
+    train_many(runs, 2)
+    train_here(*continued_flags("one", 32, two[1]))
+    (then,), (now,) = (events(tmp_path / log, "evaluation") for log in ("then", "now"))
+    for name in ("auroc", "log_loss", "mean_prediction"):
+        assert then[name] == now[name]
+    found = [losses(tmp_path / log) for log in ("one", "two")]
+    assert len(found[0]) == -(-(260 + 329 + round(0.3 * 340)) // 32)
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-5)
 
 
 def test_multi_hot_columns(tmp_path):
