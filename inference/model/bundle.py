@@ -49,6 +49,8 @@ FORMAT = Format(
 )
 BUNDLE_FILE, WORKFLOW, WEIGHTS = "bundle.json", "workflow", "weights"
 _NUMPY_KINDS = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}
+#: Digits of a bundle's digest that name it in headers, metrics and directories.
+_NAME_DIGITS = 12
 _AGAIN = "copy the whole bundle again, or make it again with `python -m inference bundle`"
 
 
@@ -288,6 +290,11 @@ def describe(path: Path | str, *, check: bool = False) -> BundleDescription:
 def bundle_digest(path: Path | str) -> str:
     """Return the SHA-256 of ``bundle.json``, which stands for the bundle: it holds all digests."""
     return file_digest(Path(path) / BUNDLE_FILE)
+
+
+def bundle_name(digest: str) -> str:
+    """Return the first digits of a bundle's digest, which name it."""
+    return digest[:_NAME_DIGITS]
 
 
 def _load_table(weights: Path, kind: str, rows: int) -> Table:

@@ -71,7 +71,7 @@ def make_service(
     """Make the application that serves a model, and start the model's thread.
 
     The columns of a model that is put in its place later are the same
-    (:func:`inference.server.served.check_same_columns`); all else may differ, so a request takes
+    (:func:`inference.inputs.successors.check_same_columns`); all else may differ, so a request takes
     ``service.served`` once, and nothing here keeps the first one.
     """
     spec = served.predictor.spec

@@ -21,9 +21,10 @@ from typing import Protocol
 from prometheus_client import Counter, Gauge
 
 from clicklog.errors import ClickLogError
+from inference.inputs.successors import check_same_columns
 from inference.server.logs import ALWAYS
 from inference.server.metrics import ServerMetrics
-from inference.server.served import Served, Source, Stamp, check_same_columns
+from inference.server.served import Served, Source, Stamp
 
 log = logging.getLogger(__name__)
 

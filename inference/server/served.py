@@ -8,13 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from clicklog.errors import SchemaError
-from clicklog.spec.feature_spec import FeatureSpec
-from inference.model.bundle import BUNDLE_FILE, bundle_digest, describe
+from inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
 from inference.predictor import Predictor
 
-#: Digits of a bundle's digest that name it in headers, metrics and directories.
-NAME_DIGITS = 12
 #: Where a bundle is, and which file describes it: path, device, inode, size and time of change.
 Stamp: TypeAlias = tuple[str, int, int, int, int]
 
@@ -38,7 +34,7 @@ class Served:
     @property
     def name(self) -> str:
         """The first digits of the bundle's digest."""
-        return self.bundle[:NAME_DIGITS]
+        return bundle_name(self.bundle)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -117,31 +113,3 @@ def freeze_memory() -> None:
     """Exempt what exists now from garbage collection, which would visit it again and again."""
     gc.collect()
     gc.freeze()
-
-
-def check_same_columns(now: FeatureSpec, new: FeatureSpec, what: str) -> None:
-    """Check that a bundle takes the rows that clients send already.
-
-    Args:
-        now: The spec of the bundle that is served.
-        new: The spec of the bundle that is to replace it.
-        what: The new bundle, in errors.
-
-    Raises:
-        SchemaError: A column is missing, new, in another place or of another type.
-    """
-    for kind in ("dense", "categorical"):
-        here, there = (
-            [(c.name, c.raw, getattr(c, "multi_hot", False)) for c in getattr(spec, kind)]
-            for spec in (now, new)
-        )
-        if here == there:
-            continue
-        differing = next((a for a, b in zip(here, there, strict=False) if a != b), None)
-        column = differing or max(here, there, key=len)[min(len(here), len(there))]
-        raise SchemaError(
-            f"{what}: its {kind} columns are not those of the bundle that is served: column "
-            f"{column[0]} differs ({len(there)} columns, {len(here)} are served)",
-            "clients send the columns of the bundle that is served: serve the new one at another "
-            "address, from a directory of its own",
-        )
