@@ -9,7 +9,10 @@ from clicklog.files.atomic import read_json
 from clicklog.files.validation import parse
 
 #: What a run leaves in its output directory, the last one written last.
-NAMES = ("criteo_binary", "workflow", "rejected", "report.html", "timings.json", "manifest.json")
+NAMES = (
+    "criteo_binary", "workflow", "extension", "rejected", "report.html", "timings.json",
+    "manifest.json",
+)  # fmt: skip
 T = TypeVar("T")
 
 
@@ -19,6 +22,8 @@ class EtlOutput:
     Attributes:
         splits: the directory of ``train``, ``valid`` and ``test``.
         workflow: the directory of the saved workflow.
+        extension: the directory of what the next extension of the workflow needs to know, beside
+            the workflow itself.
         rejected: the directory of the rows that were left out.
         report: the page that shows what the data look like.
         timings: how long the run took.
@@ -28,7 +33,8 @@ class EtlOutput:
     def __init__(self, root: Path) -> None:
         self.splits = root / "criteo_binary" / "split"
         _, *others = (root / name for name in NAMES)
-        self.workflow, self.rejected, self.report, self.timings, self.manifest = others
+        self.workflow, self.extension, self.rejected = others[:3]
+        self.report, self.timings, self.manifest = others[3:]
 
     @classmethod
     def of_splits(cls, directory: Path | str) -> EtlOutput:

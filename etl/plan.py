@@ -49,6 +49,11 @@ class Plan:
         """The blocks that the workflow is fitted on."""
         return [unit.block for unit in self.units if unit.split == "train"]
 
+    @property
+    def train_days(self) -> list[int]:
+        """The days of these blocks, increasing."""
+        return sorted({unit.day for unit in self.units if unit.split == "train"})
+
     def _steps(self, split: str | None) -> int:
         blocks = [unit.block for unit in self.units if split in (None, unit.split)]
         return sum(block.end - block.begin for block in blocks)

@@ -146,9 +146,10 @@ class _Run:
         return [by_unit[unit] for unit in plan.units]
 
     def _is_fitted(self) -> bool:
-        """Return whether the saved workflow is the one that this run fitted, and undamaged."""
+        """Return whether workflow and state are those that this run fitted, and undamaged."""
         from workflows import compiled, inspect
         from workflows.description import verify
+        from workflows.extension_state import read_state
 
         try:
             description = inspect(self.workflow)
@@ -156,6 +157,7 @@ class _Run:
                 return False
             verify(self.workflow, description)
             compiled.load(self.workflow, verify=True)
+            read_state(self.paths.extension, description)
         except ClickLogError:
             return False
         return True
@@ -171,8 +173,9 @@ class _Run:
     def _fit(self, engine: choice.Engine, plan: Plan, bar: RowsBar, *, parts_done: bool) -> None:
         from workflows import inspect
 
-        shutil.rmtree(self.workflow, ignore_errors=True)
-        engine.fit(plan.train_blocks, self.workflow, bar.update)
+        for directory in (self.workflow, self.paths.extension):
+            shutil.rmtree(directory, ignore_errors=True)
+        engine.fit(plan.train_blocks, plan.train_days, self.paths, bar.update)
         before, now = self._fitted_digest(), inspect(self.workflow).digest
         if parts_done and before not in (None, now):
             raise OutputError(

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,17 +25,18 @@ import pyarrow as pa
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.files.atomic import will_read
 from clicklog.readers.raw import Block, read_block_chunks
-from clicklog.rows import CategoryValues, Ragged
+from clicklog.rows import CategoryValues, Ragged, RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from etl.engines.counting import Counts, count, merge
 from etl.engines.cpu_runs import Run, RunFile, Runs
-from etl.engines.moments import merge_moments, moments, normalized, statistics
+from etl.engines.moments import moments
 from etl.engines.syncing import Syncer
 from etl.plan import Unit
 from etl.results import UnitResult, count_bits
 from etl.state import Piece, record, write_unit
 from workflows import compiled
-from workflows.vocabulary import FittedVocabulary, finish
+from workflows.moments import merge_moments, normalized, statistics
+from workflows.vocabulary import FittedVocabulary, PendingValues, apply_policy
 from workflows.writer import Fitted
 
 if TYPE_CHECKING:
@@ -79,9 +80,8 @@ def fit(
         BadInputError: A block cannot be read, or there are no rows.
         OutputError: ``directory`` cannot be written.
     """
-    key = _key(blocks, spec)
     with (
-        Runs(directory, len(blocks), len(spec.vocabularies), key, ahead=workers) as runs,
+        runs_of(blocks, spec, set(spec.vocabularies), directory, ahead=workers) as runs,
         _threads(workers) as pool,
     ):
         runs.compact()
@@ -99,7 +99,7 @@ def fit(
         # in the order of the blocks, so that of several errors always the same one is raised
         for future in [pool.submit(fit_block, *item) for item in enumerate(missing)]:
             report(future.result())
-        return _finish(runs.files, spec, pool)
+        return finish_runs(runs.files, spec, pool)
 
 
 @contextlib.contextmanager
@@ -119,33 +119,56 @@ def _read_ahead(blocks: list[Block], turn: int, workers: int, spec: FeatureSpec)
             will_read(block.path, block.begin, block.end)
 
 
-def _key(blocks: list[Block], spec: FeatureSpec) -> str:
-    """Return a digest of everything that partial results depend on.
+def runs_of(
+    blocks: list[Block], spec: FeatureSpec, counted: set[str], directory: Path, *, ahead: int = 1
+) -> Runs:
+    """Open the partial results in a directory; those that depend on other things are deleted.
 
-    Whether malformed rows are rejected is left out: a block that was counted without rejecting has
-    no such rows.
+    Whether malformed rows are rejected does not matter: a block that was counted without rejecting
+    has no such rows.
+
+    Args:
+        blocks: The blocks of the training days.
+        spec: The columns.
+        counted: The vocabularies whose values are counted.
+        directory: Where the partial results are.
+        ahead: How many of them may wait for the disk.
     """
-    described = [_RUNS_VERSION, PIECE_BYTES, spec.to_dict()]
+    described = [_RUNS_VERSION, PIECE_BYTES, spec.to_dict(), sorted(counted)]
     described += [dataclasses.astuple(block) for block in blocks]
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return Runs(directory, len(blocks), len(spec.vocabularies), key, ahead=ahead)
 
 
 def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
+    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=PIECE_BYTES)
+    return count_pieces(pieces, spec, set(spec.vocabularies))
+
+
+def count_pieces(pieces: Iterable[RawRows], spec: FeatureSpec, counted: set[str]) -> Run:
+    """Count the rows of a block.
+
+    Args:
+        pieces: The rows, in pieces of :data:`PIECE_BYTES`, on which the last bits of the moments
+            depend.
+        spec: The columns.
+        counted: The vocabularies whose values are counted; of others there will be no values.
+    """
     columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
     missing = np.zeros(len(columns), np.int64)
     of_pieces = [np.zeros((len(spec.dense), 4))]
     rows_read = 0
-    for rows in read_block_chunks(block, spec, reject=reject, chunk_bytes=PIECE_BYTES):
+    for rows in pieces:
         rows_read += len(rows)
         missing += count_bits(rows.categorical_missing, len(columns))
-        for pieces, piece in zip(columns, rows.categorical, strict=True):
-            pieces.append(piece)
+        for of_column, piece in zip(columns, rows.categorical, strict=True):
+            of_column.append(piece)
         if normalized(spec):
             of_pieces.append(moments(rows, spec))
     counts, nulls = {}, {}
-    for column, pieces, absent in zip(spec.categorical, columns, missing, strict=True):
+    for column, of_column, absent in zip(spec.categorical, columns, missing, strict=True):
         name = column.vocabulary_name
-        found = _count_column(pieces, column, int(absent))
+        found = _count_column(of_column, column, int(absent), name in counted)
         counts[name] = merge([counts[name], found]) if name in counts else found
         nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else absent)
     return Run(
@@ -156,14 +179,22 @@ def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
     )
 
 
-def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missing: int) -> Counts:
+def _count_column(
+    pieces: list[CategoryValues], column: CategoricalColumn, missing: int, counted: bool
+) -> Counts:
     values = [piece.values if isinstance(piece, Ragged) else piece for piece in pieces]
-    if column.hash_buckets:  # the id is a hash: nothing to count
+    if column.hash_buckets or not counted:  # where the id is a hash there is nothing to count
         return count([values[0][:0]])
     return count(values, placeholders=0 if column.multi_hot else missing)
 
 
-def _finish(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor) -> Fitted:
+def finish_runs(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor) -> Fitted:
+    """Return what all partial results give together, whatever they were merged into.
+
+    Raises:
+        BadInputError: There are no rows, or a file is damaged.
+        SettingsError: A column has strings of more than 2 GiB in all.
+    """
     rows = sum(int(file.array("rows")) for file in files)
     if not rows:
         raise BadInputError("the training days have no well-formed row", "look at their first line")
@@ -172,16 +203,22 @@ def _finish(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor) -
     )  # so that small ones are merged first
     nulls = sum(file.array("nulls") for file in files)
 
-    def vocabulary(v: int, columns: tuple[CategoricalColumn, ...]) -> FittedVocabulary:
+    def vocabulary(
+        v: int, columns: tuple[CategoricalColumn, ...]
+    ) -> tuple[FittedVocabulary, PendingValues]:
         counts = merge(file.counts(v) for file in files)
-        return finish(_to_vocabulary(counts, columns[0]), counts.counts, columns[0], int(nulls[v]))
+        values = _to_vocabulary(counts, columns[0])
+        return apply_policy(values, counts.counts, columns[0], int(nulls[v]))
 
     found = pool.map(vocabulary, range(len(nulls)), spec.vocabularies.values())
     in_order = sorted(files, key=lambda file: file.first_block)
     merged = merge_moments([block for file in in_order for block in file.array("moments")])
+    by_name = dict(zip(spec.vocabularies, found, strict=True))
     return Fitted(
         statistics=statistics(merged, spec) if normalized(spec) else {},
-        vocabularies=dict(zip(spec.vocabularies, found, strict=True)),
+        vocabularies={name: fitted for name, (fitted, _) in by_name.items()},
+        pending={name: pending for name, (_, pending) in by_name.items()},
+        moments=merged if normalized(spec) else None,
     )
 
 
