@@ -35,7 +35,9 @@ from etl.plan import Unit
 from etl.results import UnitResult, count_bits
 from etl.state import Piece, record, write_unit
 from workflows import compiled
+from workflows.extension import DayCounts
 from workflows.moments import merge_moments, normalized, statistics
+from workflows.values import Values
 from workflows.vocabulary import FittedVocabulary, PendingValues, apply_policy
 from workflows.writer import Fitted
 
@@ -80,6 +82,41 @@ def fit(
         BadInputError: A block cannot be read, or there are no rows.
         OutputError: ``directory`` cannot be written.
     """
+    counting = _counted(blocks, spec, directory, workers=workers, reject=reject, report=report)
+    with counting as (files, pool):
+        return finish_runs(files, spec, pool)
+
+
+def count_day(
+    day: int,
+    blocks: list[Block],
+    spec: FeatureSpec,
+    directory: Path,
+    *,
+    workers: int,
+    reject: bool,
+    report: Callable[[float], object] = lambda rows: None,
+) -> DayCounts:
+    """Count what a workflow is extended by.
+
+    Takes and raises what :func:`fit` does; ``blocks`` are those of the day.
+    """
+    counting = _counted(blocks, spec, directory, workers=workers, reject=reject, report=report)
+    with counting as (files, pool):
+        return day_counts(day, files, spec, pool)
+
+
+@contextlib.contextmanager
+def _counted(
+    blocks: list[Block],
+    spec: FeatureSpec,
+    directory: Path,
+    *,
+    workers: int,
+    reject: bool,
+    report: Callable[[float], object],
+) -> Iterator[tuple[list[RunFile], ThreadPoolExecutor]]:
+    """Count all blocks; yield the files of the counts, and the threads that are free now."""
     with (
         runs_of(blocks, spec, set(spec.vocabularies), directory, ahead=workers) as runs,
         _threads(workers) as pool,
@@ -92,14 +129,14 @@ def fit(
         def fit_block(turn: int, index: int) -> int:
             log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
             _read_ahead(to_read, turn, workers, spec)
-            run = _count_block(blocks[index], spec, reject)
+            run = count_block(blocks[index], spec, reject)
             runs.add(index, run)
             return run.rows
 
         # in the order of the blocks, so that of several errors always the same one is raised
         for future in [pool.submit(fit_block, *item) for item in enumerate(missing)]:
             report(future.result())
-        return finish_runs(runs.files, spec, pool)
+        yield runs.files, pool
 
 
 @contextlib.contextmanager
@@ -140,7 +177,8 @@ def runs_of(
     return Runs(directory, len(blocks), len(spec.vocabularies), key, ahead=ahead)
 
 
-def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
+def count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
+    """Count the categories of a block, and compute the moments of its dense columns."""
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=PIECE_BYTES)
     return count_pieces(pieces, spec, set(spec.vocabularies))
 
@@ -222,6 +260,35 @@ def finish_runs(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecuto
     )
 
 
+def day_counts(
+    day: int, files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor
+) -> DayCounts:
+    """Merge the counts of a day's blocks.
+
+    Raises:
+        BadInputError: The day has no well-formed row.
+        SettingsError: A column has too many different strings.
+    """
+    if not sum(int(file.array("rows")) for file in files):
+        raise BadInputError(f"day {day} has no well-formed row", "look at its first line")
+    nulls = sum(file.array("nulls") for file in files)
+    small_first = sorted(files, key=lambda file: file.path.stat().st_size)
+
+    def vocabulary(v: int, columns: tuple[CategoricalColumn, ...]) -> tuple[Values, np.ndarray]:
+        counts = merge(file.counts(v) for file in small_first)
+        return _to_vocabulary(counts, columns[0]), counts.counts
+
+    found = pool.map(vocabulary, range(len(nulls)), spec.vocabularies.values())
+    in_order = sorted(files, key=lambda file: file.first_block)
+    merged = merge_moments([block for file in in_order for block in file.array("moments")])
+    return DayCounts(
+        day=day,
+        values=dict(zip(spec.vocabularies, found, strict=True)),
+        nulls={name: int(n) for name, n in zip(spec.vocabularies, nulls, strict=True)},
+        moments=merged if normalized(spec) else None,
+    )
+
+
 def _to_vocabulary(counts: Counts, column: CategoricalColumn) -> np.ndarray | pa.StringArray:
     """Convert values to the types of vocabularies: int64, or strings with 32-bit offsets."""
     if not isinstance(counts.values, pa.Array):
@@ -269,7 +336,7 @@ def transform(
     def transform_unit(turn: int, unit: Unit) -> UnitResult:
         log.debug("begin %s", unit.file)
         _read_ahead(blocks, turn, workers, workflow.spec)
-        result, written = write_unit(unit, _encode(unit.block, workflow, reject), parts, work)
+        result, written = write_unit(unit, encode(unit.block, workflow, reject), parts, work)
         syncer.add(written, result)
         return result
 
@@ -281,7 +348,8 @@ def transform(
             yield future.result()
 
 
-def _encode(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
+def encode(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
+    """Read and encode a block in pieces; see :func:`etl.state.write_unit`."""
     for rows in read_block_chunks(block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES):
         encoded = workflow.transform(rows)
         yield rows, compiled.to_table(encoded, workflow.schema), encoded.oov

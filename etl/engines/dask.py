@@ -7,8 +7,6 @@ import dataclasses
 import functools
 import logging
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +20,7 @@ import nvtabular
 import pyarrow as pa
 import pyarrow.compute as pc
 from dask import delayed
-from distributed import Client, KilledWorker, as_completed, get_worker
+from distributed import Client, as_completed, get_worker
 from distributed.client import ClosedClientError
 from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
@@ -35,7 +33,7 @@ from clicklog.rows import RawRows, empty_rows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import FIRST_OOV_ID, FeatureSpec
 from etl.engines import cpu
-from etl.engines.cluster import WorkerLostError
+from etl.engines.cluster import readable_errors
 from etl.engines.cpu_runs import run_name, write_run
 from etl.engines.hardware import BLOCKS_AT_ONCE, cores
 from etl.output import CATEGORIES, COUNTS
@@ -56,8 +54,6 @@ log = logging.getLogger(__name__)
 _PROGRESS = "etl-rows"
 #: Vocabularies up to this size stay on a worker's GPU; an entry is a value and its id.
 VOCABULARY_BYTES, _ENTRY = 2 << 30, 16
-#: Seconds that a cluster may have no worker: one that died is replaced within seconds.
-LOST_SECONDS = 60
 
 
 def fit(
@@ -341,60 +337,3 @@ def _load_once(path: str, digest: str, gpu: bool):
         for node in Graph.get_nodes_by_op_type([workflow.output_node], Categorify):
             node.op.cat_cache = "device"
     return workflow, description.table_schema, description.spec
-
-
-@contextlib.contextmanager
-def readable_errors(client: Client | None = None) -> Iterator[None]:
-    """Silence NVTabular's logging of tracebacks, and explain why workers were lost.
-
-    Raises:
-        WorkerLostError: Workers died repeatedly, or the cluster has no workers any more.
-    """
-    loggers = [logging.getLogger(name) for name in ("merlin", "nvtabular")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    lost = threading.Event()
-    try:
-        with _watch_workers(client, lost) if client else contextlib.nullcontext():
-            yield
-    except (KilledWorker, MemoryError) as error:
-        raise WorkerLostError(
-            f"Dask workers most likely ran out of memory: {error!r}",
-            "use a smaller --block_mb, fewer --workers, or cap the vocabularies; --resume keeps "
-            "what is finished",
-        ) from error
-    except (CancelledError, ClosedClientError):  # while or before waiting for a result
-        if not lost.is_set():
-            raise
-        raise WorkerLostError(
-            f"the cluster has had no worker for {LOST_SECONDS} s",
-            "see the workers' output for the reason, start them again, and run again with --resume",
-        ) from None
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _watch_workers(client: Client, lost: threading.Event) -> Iterator[None]:
-    """Close the client, which ends all waiting, after its cluster had no workers for too long."""
-    stop = threading.Event()
-
-    def watch() -> None:
-        last = time.monotonic()
-        while not stop.wait(min(2, LOST_SECONDS / 4)):
-            if client.scheduler_info(n_workers=-1)["workers"]:
-                last = time.monotonic()
-            elif time.monotonic() - last > LOST_SECONDS:
-                lost.set()
-                client.close(timeout=5)
-                return
-
-    thread = threading.Thread(target=watch, name="watch-workers", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
