@@ -68,12 +68,14 @@ def read_lineage(
 
     Raises:
         BadInputError: The bundle is missing, or what describes it is damaged; ``checkpoint``,
-            ``workflow`` or ``output`` is missing.
+            ``workflow`` or ``output`` is missing, or an extension of ``output`` was interrupted.
     """
     if workflow is None and output is not None:
         workflow = EtlOutput(output).workflow
     if output is None and workflow is not None and EtlOutput(workflow.parent).manifest.exists():
         output = workflow.parent
+    if output is not None:
+        EtlOutput(output).check_whole()
     description = describe(bundle)
     inner = inspect(bundle / WORKFLOW)
     found = Lineage(
@@ -228,12 +230,8 @@ def _add_files(found: Lineage, day: Any, output: Path) -> None:
     for entry in manifest.manifest_value("inputs", list[dict[str, Any]]):
         number, path, then = entry.get("day"), entry.get("path"), entry.get("fingerprint")
         if type(number) is not int or not isinstance(path, str) or not isinstance(then, dict):
-            raise BadInputError(
-                f"{manifest.manifest}: inputs: damaged", "copy the manifest again"
-            )
-        day(number)["files"].append(
-            {"path": path, "fingerprint": then, "rows": entry.get("rows")}
-        )
+            raise BadInputError(f"{manifest.manifest}: inputs: damaged", "copy the manifest again")
+        day(number)["files"].append({"path": path, "fingerprint": then, "rows": entry.get("rows")})
         what = f"days: {path}, {then.get('size')} bytes"
         try:
             now = find_days(path)[0]

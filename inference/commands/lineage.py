@@ -90,7 +90,9 @@ def _text(found: Lineage) -> str:
     lines += [line for day in found.days for line in _day(day)]
     if found.checkpoint is not None:
         lines.append(f"settings    {_pairs(found.checkpoint['checkpoint']['settings'])}")
-        lines.append(f"versions    checkpoint: {_pairs(found.checkpoint['checkpoint']['versions'])}")
+        lines.append(
+            f"versions    checkpoint: {_pairs(found.checkpoint['checkpoint']['versions'])}"
+        )
         lines.append(f"            bundle: {_pairs(found.checkpoint['versions'])}")
     lines.append(f"            workflow: {_pairs(workflow['versions'])}")
     for title, texts in (("verified", found.verified), ("not verified", found.unverified)):

@@ -88,7 +88,7 @@ def write_bundle(
 def _check_output(workflow: Path) -> None:
     """Refuse the workflow of an output whose switch to a new generation was interrupted."""
     output = EtlOutput(workflow.absolute().parent)
-    if output.workflow.name == workflow.name and output.manifest.exists():
+    if output.workflow.name == workflow.name:
         output.check_whole()
 
 
@@ -109,7 +109,11 @@ def _check_generation(
 def _origin(checkpoint: Path | str) -> Origin:
     from dlrm.checkpoint.store import read_model_file
 
-    versions = {"nvt-torchrec": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
+    versions = {
+        "nvt-torchrec": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
     return Origin(checkpoint_origin(checkpoint, read_model_file(checkpoint)), versions)
 
 

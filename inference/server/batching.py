@@ -68,9 +68,7 @@ class Batcher:
         observe: Called with every batch, in the model's thread.
     """
 
-    def __init__(
-        self, *, batch_rows: int, delay: float, observe: Callable[[Batch], None]
-    ) -> None:
+    def __init__(self, *, batch_rows: int, delay: float, observe: Callable[[Batch], None]) -> None:
         self._observe = observe
         self._batch_rows, self._delay = batch_rows, delay
         self._changed = threading.Condition()
