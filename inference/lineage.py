@@ -15,6 +15,7 @@ from clicklog.errors import BadInputError, ClickLogError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.artifact import check_digests
 from clicklog.readers.days import find_days
+from clicklog.readers.lines import filesystem_of
 from inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
 from inference.model.origin import MODEL_FILE, file_digest
 from workflows.description import WorkflowDescription, inspect, verify
@@ -234,6 +235,10 @@ def _add_files(found: Lineage, day: Any, output: Path) -> None:
         day(number)["files"].append({"path": path, "fingerprint": then, "rows": entry.get("rows")})
         what = f"days: {path}, {then.get('size')} bytes"
         try:
+            filesystem, name = filesystem_of(path)
+            if not filesystem.isfile(name):
+                found.unverified.append(f"{what}: it is not there now")
+                continue
             now = find_days(path)[0]
         except (ClickLogError, OSError) as error:
             why = error.what if isinstance(error, ClickLogError) else error
