@@ -61,6 +61,12 @@ class Service:
     metrics: ServerMetrics
     draining: bool = False
 
+    def serve(self, served: Served) -> None:
+        """Serve a model from the next request on, and measure drift from its workflow's values."""
+        watching = self.metrics.drift.watch(served.predictor.workflow)
+        self.served = served
+        watching.join()
+
 
 def make_service(
     served: Served,
@@ -75,7 +81,8 @@ def make_service(
     takes ``service.served`` once, and nothing here keeps the first one.
     """
     spec = served.predictor.spec
-    metrics = ServerMetrics(spec.categorical_names)
+    metrics = ServerMetrics(spec.categorical_names, settings.drift_window_s)
+    metrics.drift.watch(served.predictor.workflow)
     batcher = Batcher(
         batch_rows=settings.batch_rows,
         delay=settings.batch_delay_ms / 1e3,
