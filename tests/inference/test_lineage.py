@@ -17,7 +17,6 @@ from inference import Predictor, write_bundle
 from inference.__main__ import main
 from inference.lineage import read_lineage
 from inference.model.bundle import describe
-from inference.model.origin import file_digest
 from tests.inference.bundles import make_bundle, make_origin, make_workflow
 from tests.inference.conftest import Trained
 from workflows.description import inspect
@@ -36,10 +35,12 @@ def _lineage(capsys, *flags: str | Path) -> tuple[int, dict, str]:
 
 
 def test_bundles_say_where_they_come_from(bundle: Path, trained: Trained) -> None:
-    record = json.loads((trained.checkpoint / "model.json").read_text())["training"]
+    model = json.loads((trained.checkpoint / "model.json").read_text())
+    record = model["training"]
     description = describe(bundle)
     origin = description.origin.checkpoint
-    assert origin.digest == file_digest(trained.checkpoint / "model.json")
+    assert origin.digest == model["blake2b"]
+    assert origin.continued_from is None
     assert (origin.steps, origin.samples) == (record["steps"], record["samples"])
     assert origin.generation == record.get("generation")
     assert origin.settings["learning_rate"] == 0.1
@@ -147,11 +148,18 @@ def test_the_line_of_descent(tmp_path: Path, capsys) -> None:
     assert "does not descend from it" in err
 
 
+def test_days_that_add_nothing(tmp_path: Path, capsys) -> None:
+    """The checkpoint was trained before the last generation, which encodes every row equally."""
+    bundle = make_bundle(tmp_path / "b", generation=2, equal=2, origin=make_origin(1, (0, 1)))
+    status, found, _ = _lineage(capsys, bundle)
+    assert (status, found["wrong"]) == (0, [])
+
+
 def test_claims_that_contradict_each_other(tmp_path: Path, capsys) -> None:
     bundle = make_bundle(tmp_path / "b", generation=2, origin=make_origin(1, (0,)))
     status, found, err = _lineage(capsys, bundle)
     assert status == 2
-    assert "checkpoint: trained on this generation: 1, not 2" in err
+    assert "trained on generation 1 of the workflow, which is at generation 2" in err
     _rewrite(bundle, generation=3)
     _, found, _ = _lineage(capsys, bundle)
     assert "bundle: the generation of its workflow: 2, not 3" in found["wrong"]
