@@ -81,9 +81,8 @@ class Stages:
         self._bar.set_description(name)
         before()
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        done: Run = run(
-            [sys.executable, *map(str, command)], env={"PATH": path}, cwd=ROOT, result=dict
-        )
+        program = [sys.executable, *map(str, command)]
+        done = run(program, env={"PATH": path}, cwd=ROOT, result=dict)
         if done.error:
             raise StageFailedError(
                 f"{name}: {done.error}", f"see: python {' '.join(map(str, command))}"
