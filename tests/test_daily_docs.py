@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"^```(bash|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks() -> list[tuple[str, str]]:
-    """Return the blocks of the page: "bash" is executed, "text" is what the block before printed."""
+    """Return the blocks of the page: "bash" is executed, "text" is what it printed."""
     return _BLOCK.findall(PAGE.read_text(encoding="utf-8"))
 
 
