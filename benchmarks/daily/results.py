@@ -107,16 +107,23 @@ class Results:
 
     def _knowledge(self) -> list[str]:
         """What each way knew, on the first of the mornings."""
-        first, initial = next(iter(self.mornings)), self.calendar.initial
-        return [
-            f"On the morning after day {first.newest}, what is then served scores day "
-            f"{first.served}, and so on. Clicks known to:",
-            f"  never updated   days {self.calendar.first}-{initial.newest - 1}, on all mornings",
-            f"  updated daily   days {self.calendar.first}-{first.newest - 1}; the values of day "
-            f"{first.newest} have ids, its clicks are held back",
-            f"  refitted daily  days {self.calendar.first}-{first.newest - 1}; the clicks of day "
-            f"{first.newest} are held back",
-        ]
+        morning, initial = next(iter(self.mornings)), self.calendar.initial
+        held_back = f"its clicks are held back until day {morning.served} has arrived"
+        known = {
+            "never": f"{self._days(initial.newest - 1)}, on all mornings",
+            "daily": f"{self._days(morning.newest - 1)}; the values of day {morning.newest} have "
+            f"ids, {held_back}",
+            "refit": f"{self._days(morning.newest - 1)}; day {morning.newest} is read, {held_back}",
+        }
+        head = (
+            f"What is served after day {morning.newest} has arrived scores day {morning.served}, "
+            "and so on. It knows the clicks of:"
+        )
+        return [head, *(f"  {WAYS[way]:15} {known[way]}" for way in self.ways)]
+
+    def _days(self, last: int) -> str:
+        first = self.calendar.first
+        return f"days {first}-{last}" if last > first else f"day {first}"
 
     def _auroc_rows(self) -> list[list[str]]:
         columns = [*self.ways, ORACLE]
