@@ -12,7 +12,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from clicklog.errors import BadRowError
-from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import atomic_path, fsync_directory
 from clicklog.readers.raw import first_line
 from clicklog.spec.feature_spec import FeatureSpec
@@ -25,7 +24,12 @@ log = logging.getLogger(__name__)
 
 
 def quarantine(
-    results: list[UnitResult], spec: FeatureSpec, work: Path, output: Path, most: float
+    results: list[UnitResult],
+    spec: FeatureSpec,
+    work: Path,
+    directory: Path,
+    most: float,
+    shown: Path | None = None,
 ) -> None:
     """Write the file, line, reason and raw line of bad rows: a file for each input file.
 
@@ -33,14 +37,14 @@ def quarantine(
         results: of all units.
         spec: of the input.
         work: directory of the run's state.
-        output: directory of the run.
+        directory: for the files; what it holds is deleted.
         most: the largest share of bad rows that is accepted.
+        shown: where the files will be in the end, for the log; None: in ``directory``.
 
     Raises:
         BadRowError: the share of bad rows is larger.
         OutputError: the directory cannot be written.
     """
-    directory = EtlOutput(output).rejected
     shutil.rmtree(directory, ignore_errors=True)
     for source, own in by_source(results).items():
         if any(result.bad_count for result in own):
@@ -49,7 +53,7 @@ def quarantine(
     bad = sum(result.bad_count for result in results)
     lines = sum(result.lines for result in results)
     if bad:
-        log.info("%d of %d rows rejected: %s", bad, lines, directory)
+        log.info("%d of %d rows rejected: %s", bad, lines, shown or directory)
     if bad > most * lines:
         raise BadRowError(
             f"{bad} of {lines} rows ({bad / lines:.2%}) break the spec, more than "

@@ -49,6 +49,11 @@ class Plan:
         """The blocks that the workflow is fitted on."""
         return [unit.block for unit in self.units if unit.split == "train"]
 
+    @property
+    def train_days(self) -> list[int]:
+        """The days of these blocks, increasing."""
+        return sorted({unit.day for unit in self.units if unit.split == "train"})
+
     def _steps(self, split: str | None) -> int:
         blocks = [unit.block for unit in self.units if split in (None, unit.split)]
         return sum(block.end - block.begin for block in blocks)
@@ -79,39 +84,99 @@ def make_plan(
         BadRowError: The rows have no label, or another number of fields than the spec.
         BadInputError: A file lacks a column, or a split would get no row.
     """
-    units: list[Unit] = []
-    parts = dict.fromkeys(SPLITS, 0)
-
-    def add(day: OpenDay, split: str, begin: int, end: int) -> None:
-        for block in day.cut(begin, end, block_bytes):
-            units.append(Unit(split, parts[split], day.file.day, block))
-            parts[split] += 1
-
+    units = _Units(dict.fromkeys(SPLITS, 0), block_bytes)
     for file in days:
-        day = open_day(file, spec)
-        check_label(day.label, file.source, spec)
-        end = day.find_row(limit_rows, day.end) if limit_rows else day.end
+        day, end = _opened(file, spec, limit_rows)
         if file is not days[-1]:
-            add(day, "train", day.begin, end)
-            continue
-        rows = day.count_rows(end)
-        place = {0: day.begin, rows: end}  # by row number; finding others scans the text
-        for split, cut in cut_last_day(rows, only_day=len(days) == 1).items():
-            for row in cut:
-                if row not in place:
-                    place[row] = day.find_row(row, end)
-            if cut[0] < cut[1]:
-                add(day, split, place[cut[0]], place[cut[1]])
-    empty = [split for split in SPLITS if not parts[split]]
+            units.add(day, "train", day.begin, end)
+        else:
+            rows = day.count_rows(end)
+            units.add_rows(day, end, rows, cut_last_day(rows, only_day=len(days) == 1))
+    empty = [split for split in SPLITS if not units.next_parts[split]]
     if empty:
         raise BadInputError(
             f"{days[-1].source}: too few rows: none left for {', '.join(empty)}",
             "the last day is halved into valid and test (a log of one day 80/10/10); "
             "use a longer file or a larger --limit_rows",
         )
+    return _plan(days, units, day, spec)
+
+
+def make_day_plan(
+    file: DayFile,
+    spec: FeatureSpec,
+    splits: tuple[str, ...],
+    next_parts: dict[str, int],
+    *,
+    block_bytes: int,
+    limit_rows: int | None = None,
+) -> Plan:
+    """Cut a day that is added to an output into units.
+
+    Args:
+        file: The uncompressed file.
+        spec: The columns, and the format of the file.
+        splits: The splits of the day: valid, test, or both, which get half of the rows each.
+        next_parts: The number of the first part in each split.
+        block_bytes: As in :func:`make_plan`.
+        limit_rows: The number of rows to use, from the begin; None for all.
+
+    Raises:
+        BadRowError: The rows have no label, or another number of fields than the spec.
+        BadInputError: The file lacks a column, or a split would get no row.
+    """
+    units = _Units(dict(next_parts), block_bytes)
+    day, end = _opened(file, spec, limit_rows)
+    if len(splits) == 1:
+        units.add(day, splits[0], day.begin, end)
+    else:
+        rows = day.count_rows(end)
+        units.add_rows(day, end, rows, cut_last_day(rows))
+    empty = [split for split in splits if units.next_parts[split] == next_parts[split]]
+    if empty:
+        raise BadInputError(
+            f"{file.source}: too few rows: none left for {', '.join(empty)}",
+            "use a longer file, or choose other days with --valid_days and --test_days",
+        )
+    return _plan([file], units, day, spec)
+
+
+@dataclasses.dataclass
+class _Units:
+    """The units cut so far; ``next_parts`` is the number of the next part of each split."""
+
+    next_parts: dict[str, int]
+    block_bytes: int
+    found: list[Unit] = dataclasses.field(default_factory=list)
+
+    def add(self, day: OpenDay, split: str, begin: int, end: int) -> None:
+        """Cut ``[begin, end)`` of a day into units of a split."""
+        for block in day.cut(begin, end, self.block_bytes):
+            self.found.append(Unit(split, self.next_parts[split], day.file.day, block))
+            self.next_parts[split] += 1
+
+    def add_rows(self, day: OpenDay, end: int, rows: int, cuts: dict[str, tuple[int, int]]) -> None:
+        """Cut ranges of rows, by split, of the ``rows`` rows before ``end`` into units."""
+        place = {0: day.begin, rows: end}  # by row number; finding others scans the text
+        for split, cut in cuts.items():
+            for row in cut:
+                if row not in place:
+                    place[row] = day.find_row(row, end)
+            if cut[0] < cut[1]:
+                self.add(day, split, place[cut[0]], place[cut[1]])
+
+
+def _opened(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[OpenDay, int]:
+    """Open a day whose rows have a label; where its last row that is used ends."""
+    day = open_day(file, spec)
+    check_label(day.label, file.source, spec)
+    return day, day.find_row(limit_rows, day.end) if limit_rows else day.end
+
+
+def _plan(days: list[DayFile], units: _Units, last: OpenDay, spec: FeatureSpec) -> Plan:
     if spec.input.format == "parquet":
-        return Plan(days, units, 1.0, days[-1].size / max(1, day.end))
-    return Plan(days, units, _rows_per_byte(units[0].block), 1.0)
+        return Plan(days, units.found, 1.0, days[-1].size / max(1, last.end))
+    return Plan(days, units.found, _rows_per_byte(units.found[0].block), 1.0)
 
 
 def _rows_per_byte(block: Block) -> float:

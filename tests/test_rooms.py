@@ -41,8 +41,9 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "workflows": {"commands": {"compiled"}, "compiled": set()},
     "etl": {
         "check": {"shuffle"},
-        "commands": {"check", "engines", "importers", "report", "shuffle"},
+        "commands": {"check", "engines", "extend", "importers", "report", "shuffle"},
         "engines": set(),
+        "extend": {"engines", "report"},
         "importers": set(),
         "report": set(),
         "shuffle": set(),

@@ -25,7 +25,13 @@ from clicklog.splits import SPLITS
 from clicklog.versions import installed_version
 from etl import output
 from etl.importers.arrays import ArrayFile, ArraySource, RowSet
-from etl.manifest import MANIFEST_VERSION, read_manifest
+from etl.manifest import (
+    MANIFEST_VERSION,
+    click_counts,
+    days_of_splits,
+    read_manifest,
+    split_counts,
+)
 from etl.parquet import ROW_GROUP_ROWS, write_descriptions, write_part
 from etl.settings import ImportSettings
 from etl.state import begin_or_resume
@@ -257,16 +263,13 @@ def _manifest(
     results: list[_PartRecord],
 ) -> dict[str, Any]:
     """As that of a run (:func:`etl.manifest.make_manifest`), without a workflow."""
-    splits = {
-        split: {"rows": 0, "positives": 0, "missing": {}, "out_of_vocabulary": {}}
-        for split in SPLITS
-    }
-    by_day: dict[str, dict[str, int]] = {}
+    by_day_and_split: dict[str, dict[str, dict[str, Any]]] = {}
     for part, result in zip(parts, results, strict=True):
-        day = by_day.setdefault(str(part.rows.day), {"rows": 0, "positives": 0})
-        for counts in (splits[part.rows.split], day):
-            counts["rows"] += result.rows
-            counts["positives"] += result.positives
+        own = by_day_and_split.setdefault(str(part.rows.day), {})
+        counts = own.setdefault(part.rows.split, _no_rows())
+        counts["rows"] += result.rows
+        counts["positives"] += result.positives
+    days_of = days_of_splits(by_day_and_split)
     rows = {
         str(file.path): {"in": file.rows, "out": file.rows, "rejected": 0}
         for row_set in source.sets
@@ -276,19 +279,37 @@ def _manifest(
     total = sum(result.rows for result in results)
     return {
         "format_version": MANIFEST_VERSION,
+        "generation": None,
         "settings": record["settings"],
+        "extensions": [],
         "inputs": [
             {"day": days[path], "path": path, "fingerprint": fingerprint, "rows": rows[path]}
             for path, fingerprint in record["inputs"].items()
         ],
         "rows": {"in": total, "out": total, "rejected": 0},
-        "splits": splits,
-        "by_day": by_day,
+        "days": days_of,
+        "splits": {
+            split: split_counts(by_day_and_split, split) if days_of[split] else _no_rows()
+            for split in SPLITS
+        },
+        "by_day_and_split": by_day_and_split,
+        "by_day": click_counts(by_day_and_split),
         "num_embeddings_per_feature": schema.num_embeddings_per_feature,
         "workflow_digest": None,
         "versions": record["versions"],
         "files": [
-            {"file": part.file, "rows": result.rows, "bytes": result.bytes}
+            {
+                "file": part.file,
+                "rows": result.rows,
+                "bytes": result.bytes,
+                "day": part.rows.day,
+                "generation": None,
+            }
             for part, result in zip(parts, results, strict=True)
         ],
+        "next_parts": {split: sum(part.rows.split == split for part in parts) for split in SPLITS},
     }
+
+
+def _no_rows() -> dict[str, Any]:
+    return {"rows": 0, "positives": 0, "missing": {}, "out_of_vocabulary": {}}
