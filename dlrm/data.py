@@ -17,6 +17,7 @@ from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 from clicklog.files.validation import parse
 from clicklog.schema import TableSchema
+from clicklog.splits import SPLITS
 from dlrm.config import ModelConfig
 from dlrm.launch.distributed import Group
 from dlrm.model import TrainBatch
@@ -24,6 +25,7 @@ from dlrm.multi_hot import MultiHot
 from dlrm.settings.train_settings import TrainSettings
 from dlrm.synthetic import SyntheticLoader, synthetic_schema
 from nvt_loader import KJTLoader
+from nvt_loader.selection import Selection
 
 Loader = KJTLoader | SyntheticLoader
 
@@ -36,13 +38,14 @@ def read_schema(settings: TrainSettings) -> TableSchema:
 
     Raises:
         SettingsError: ``binary_path`` does not hold what the ETL writes.
-        BadInputError, SchemaError: The schema cannot be read.
+        BadInputError, SchemaError: The schema cannot be read, or the ETL is adding a day.
     """
     settings.check_data()
     if settings.dataset_type == "synthetic":
         return synthetic_schema(
             settings.synthetic_dataset_numerical_features, settings.synthetic_dataset_table_sizes
         )
+    EtlOutput.of_splits(settings.binary_path).check_whole()
     return TableSchema.read(settings.binary_path)
 
 
@@ -69,14 +72,31 @@ def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
     return best or None
 
 
+def make_loaders(
+    settings: TrainSettings, config: ModelConfig, group: Group, training: Selection | None
+) -> dict[str, Loader]:
+    """Return this rank's loaders of all splits; of train the part that ``training`` names.
+
+    Raises:
+        SettingsError, BadInputError, SchemaError: As :class:`nvt_loader.KJTLoader` raises them.
+    """
+    return {
+        split: make_loader(
+            settings, config, split, group, selection=training if split == "train" else None
+        )
+        for split in SPLITS
+    }
+
+
 def make_loader(
     settings: TrainSettings,
     config: ModelConfig,
     split: str,
     group: Group,
     batch_size: int | None = None,
+    selection: Selection | None = None,
 ) -> Loader:
-    """Return this rank's loader of a split.
+    """Return this rank's loader of a split, or of the part of it that ``selection`` names.
 
     Raises:
         SettingsError, BadInputError, SchemaError: As :class:`nvt_loader.KJTLoader` raises them.
@@ -107,6 +127,7 @@ def make_loader(
             hash_indices=settings.hash_indices,
             undersampling_rate=settings.undersampling_rate if training else None,
             loader_memory=None if memory is None else memory << 20,
+            selection=selection,
             **this_rank,
         )
     limits = {

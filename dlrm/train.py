@@ -13,15 +13,21 @@ from torchrec.datasets.utils import Batch
 
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.files.atomic import write_json
-from clicklog.splits import SPLITS
 from dlrm.build import build, make_pipeline
+from dlrm.checkpoint.ancestor import (
+    agree_on_ancestor,
+    ancestor_of,
+    earlier_days,
+    load_ancestor,
+)
 from dlrm.checkpoint.claims import claimed, lock_files
 from dlrm.checkpoint.compatibility import data_origin
 from dlrm.checkpoint.resume import check_may_continue, load_weights, resume_from, training_state
 from dlrm.checkpoint.store import check_destination, save_checkpoint
 from dlrm.checkpoint.writer import Checkpoints, checkpoints_in
 from dlrm.config import ModelConfig, model_config
-from dlrm.data import make_loader, read_oracle, read_schema, training_batch
+from dlrm.data import make_loaders, read_oracle, read_schema, training_batch
+from dlrm.days import choose_days, log_days
 from dlrm.evaluate import evaluate
 from dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
 from dlrm.launch.preemption import EXIT_STATUS, StopRequests
@@ -85,7 +91,11 @@ class Trainer:
         self.group = group
         self.directory = settings.log_directory() if group.rank == 0 else None
         self.events = MetricsLog(self.directory, tensorboard=settings.tensorboard)
-        self.loaders = {split: make_loader(settings, config, split, group) for split in SPLITS}
+        self.ancestor = agree_on_ancestor(settings, group)
+        days = choose_days(settings, self.ancestor.days if self.ancestor else None)
+        self.loaders = make_loaders(settings, config, group, days.selection)
+        if group.rank == 0:
+            log_days(days, self.loaders["train"].num_rows)
         self.epoch_steps = len(self.loaders["train"])
         global_batch = settings.batch_size * group.world_size
         remedy, remedy_at_chance = remedies(settings, config, global_batch, self.epoch_steps)
@@ -107,6 +117,7 @@ class Trainer:
             load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
         self.pipeline = make_pipeline(self.model, self.optimizer, group)
         self.origin = data_origin(settings)
+        self.days = days.with_earlier(earlier_days(self.ancestor, settings))
         self.launchers = launchers(group)
         self.learning_rate = settings.learning_rate
         self.epoch_step = 0
@@ -118,6 +129,7 @@ class Trainer:
 
     def test(self) -> TrainResult:
         """Evaluate the test set."""
+        self._continue()
         self._evaluate("test")
         result = self._result()
         if self.group.rank == 0:
@@ -131,9 +143,13 @@ class Trainer:
         if settings.profile and self.directory:
             total = self.progress.total_steps
             self.profiler = StepProfiler(settings, self.directory, total, self.group.device)
-        if settings.checkpoint_dir:
-            self._resume(settings.checkpoint_dir)
-        elif self.group.rank == 0 and not settings.save_checkpoint_path:
+        if not (settings.checkpoint_dir and self._resume(settings.checkpoint_dir)):
+            self._continue()
+        if (
+            not settings.checkpoint_dir
+            and self.group.rank == 0
+            and not settings.save_checkpoint_path
+        ):
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
         try:
             with StopRequests(self.group) as self.stop_requests:
@@ -189,7 +205,7 @@ class Trainer:
         """
         settings, progress = self.settings, self.progress
         progress.meter.reset()
-        set_step(self.model, self.optimizer, progress.step)
+        set_step(self.model, self.optimizer, self._optimizer_steps)
         # a new iterator object: the pipeline takes it as a new series of batches
         segment = self._segment_batches(batches, epoch, first, end)
         for step in range(first, end):
@@ -263,13 +279,26 @@ class Trainer:
             self.progress.report_evaluation(split, metrics, time.perf_counter() - begin)
         return metrics
 
-    def _resume(self, directory: str) -> None:
-        """Continue from the newest usable checkpoint, if there is one."""
+    def _continue(self) -> None:
+        """Start from the weights and the optimizer state of ``--continue_from``."""
+        if self.ancestor:
+            counts = load_ancestor(
+                self.ancestor, self.settings, self.config, self.model, self.optimizer, self.group
+            )
+            self.events.write("continue", checkpoint=self.ancestor.checkpoint, **counts)
+
+    @property
+    def _optimizer_steps(self) -> int:
+        """The trained steps, with those of the runs that this one continues."""
+        return self.progress.step + (self.ancestor.optimizer_steps if self.ancestor else 0)
+
+    def _resume(self, directory: str) -> bool:
+        """Continue from the newest usable checkpoint; return whether there is one."""
         settings, group, progress = self.settings, self.group, self.progress
         self.checkpoints = Checkpoints(directory, settings.keep_checkpoints, self.config, group)
         found = from_rank_0(group, checkpoints_in(directory))
         if not found:
-            return
+            return False
         if not settings.resume:
             check_may_continue(found, self.launchers, group)
         path, training = resume_from(
@@ -283,11 +312,14 @@ class Trainer:
         )
         self.checkpoints.saved_step = training["steps"]
         self.origin = {name: training[name] for name in self.origin}
+        self.days = training.get("days") or self.days
+        self.ancestor = ancestor_of(path, training)
         progress.step, progress.samples = training["steps"], training["samples"]
         progress.train_seconds = training["train_seconds"]
         self.events.write("resume", step=progress.step, checkpoint=str(path))
         if group.rank == 0:
             log.info("resumed from %s", path)
+        return True
 
     def _save_checkpoint(self) -> None:
         """Write a checkpoint of the last step, in the background."""
@@ -372,6 +404,10 @@ class Trainer:
             "steps": self.progress.step,
             "learning_rate": self.learning_rate,
             "samples": self.progress.samples,
+            "epochs": self.progress.step / max(self.epoch_steps, 1),
+            "optimizer_steps": self._optimizer_steps,
             "launchers": self.launchers,
+            "days": self.days,
+            "continued_from": dataclasses.asdict(self.ancestor) if self.ancestor else None,
             **self.origin,
         }

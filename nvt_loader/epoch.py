@@ -82,7 +82,9 @@ def produce_blocks(
 
     def read(ranges: list[planning.Range]) -> ShardReader:
         slices = (
-            part for ends in ranges for part in planning.row_group_slices(starts, groups, *ends)
+            dataset.locate(part)
+            for ends in ranges
+            for part in planning.row_group_slices(starts, groups, *ends)
         )
         first = min(budget.first_rows, budget.decode_rows)
         return ShardReader(builder.decode, slices, first, budget.decode_rows)

@@ -32,6 +32,7 @@ from nvt_loader.memory import Budget, Demand, divide_memory
 from nvt_loader.parquet.arrow_reader import count_kept
 from nvt_loader.parquet.dataset import Dataset, read_dataset
 from nvt_loader.plan import SHUFFLES, WINDOW_ROWS, Plan, default_virtual_shards
+from nvt_loader.selection import Selection, select
 from nvt_loader.state import check_state, make_state
 
 
@@ -94,6 +95,7 @@ class KJTLoader:
         loader_memory: most bytes for blocks, decoded columns and shuffling windows; by default
             256 MiB, or 1 GiB where libcudf decodes. Row groups in use are not counted.
         decode_threads: threads that decode; by default two where there are two processors.
+        selection: the files of the split to read, and those to sample; by default all files.
         transforms: functions of a batch, applied in order before those of :meth:`map`.
 
     Raises:
@@ -125,6 +127,7 @@ class KJTLoader:
         limit_batches: int | None = None,
         loader_memory: int | None = None,
         decode_threads: int | None = None,
+        selection: Selection | None = None,
         transforms: Iterable[Callable[[Any], Any]] = (),
     ) -> None:
         if isinstance(shuffle, bool):
@@ -148,6 +151,7 @@ class KJTLoader:
             raise SettingsError(f"undersampling_rate = {undersampling_rate}", "choose 0 … 1")
         self._dataset = _configured(
             read_dataset(path, schema, weights),
+            selection=selection,
             table_sizes=table_sizes,
             id_dtype=np.dtype(id_dtype),
             hash_indices=hash_indices,
@@ -336,7 +340,12 @@ class KJTLoader:
         }
 
 
-def _configured(dataset: Dataset, table_sizes: Iterable[int] | None, **options: Any) -> Dataset:
+def _configured(
+    dataset: Dataset,
+    table_sizes: Iterable[int] | None,
+    selection: Selection | None,
+    **options: Any,
+) -> Dataset:
     """Check the dataset against the ETL's manifest and add the caller's options."""
     schema = dataset.schema
     if table_sizes is not None:
@@ -348,6 +357,8 @@ def _configured(dataset: Dataset, table_sizes: Iterable[int] | None, **options: 
             )
         schema = dataclasses.replace(schema, table_sizes=sizes)
     accounting.check_manifest(dataset)
+    if selection is not None:
+        dataset = select(dataset, selection)
     dataset = dataclasses.replace(dataset, schema=schema, **options)
     return dataset if dataset.undersampling is None else count_kept(dataset)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import read_json
+from clicklog.lineage import identify
 from dlrm.checkpoint.store import read_model_file
 from dlrm.config import ModelConfig
 from dlrm.launch.distributed import Group
@@ -29,6 +29,8 @@ _MUST_STAY = (
     "dataset_type",
     "dataset_subset",
     "shuffle_batches",
+    "days",
+    "replay",
 )
 #: Settings that also change what is trained, but may change when a run is resumed.
 _MAY_CHANGE = (
@@ -49,30 +51,26 @@ _MAY_CHANGE = (
     "amp",
 )
 #: The digests that a checkpoint records of its data, and their names in errors.
-_ORIGIN = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
+_DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
 
 
-def data_origin(settings: TrainSettings) -> dict[str, str | None]:
+def data_origin(settings: TrainSettings) -> dict[str, Any]:
     """Return what a checkpoint records of its data; None for what is not known.
 
     Returns:
-        ``workflow_digest``, of the workflow that made the data, if it lies where the ETL puts it;
-        and ``data_digest``, of the footers of all training files, which hold each column's sizes,
-        smallest and largest values, if the ETL collected them.
+        ``workflow_digest`` and ``generation`` of the workflow that made the data, if it lies where
+        the ETL puts it; and ``data_digest``, of the footers of all training files, which hold each
+        column's sizes, smallest and largest values, if the ETL collected them.
     """
     if settings.dataset_type != "parquet":
-        return dict.fromkeys(_ORIGIN)
-    workflow = EtlOutput.of_splits(settings.binary_path).workflow / "metadata.json"
-    value = read_json(workflow, "a saved workflow") if workflow.is_file() else None
-    digest = value.get("digest") if isinstance(value, dict) else None
+        return dict.fromkeys((*_DIGESTS, "generation"))
+    digest, generation = identify(EtlOutput.of_splits(settings.binary_path).workflow)
     footers = settings.split_path("train") / "_metadata"
     found = hashlib.blake2b(footers.read_bytes()).hexdigest() if footers.is_file() else None
-    return {"workflow_digest": digest, "data_digest": found}
+    return {"workflow_digest": digest, "data_digest": found, "generation": generation}
 
 
-def merge_origins(
-    path: Path, then: dict[str, Any], now: dict[str, str | None]
-) -> dict[str, str | None]:
+def merge_origins(path: Path, then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the data's origin for a run that resumes from a checkpoint.
 
     The data may have been moved without their workflow: a digest that one of the two lacks is not
@@ -86,13 +84,16 @@ def merge_origins(
     Raises:
         SchemaError: The data are not those of the checkpoint.
     """
-    for name, what in _ORIGIN.items():
+    for name, what in _DIGESTS.items():
         if then.get(name) and now[name] and then[name] != now[name]:
             raise SchemaError(
                 f"{path}: trained on {what} {then[name]}, these are of {now[name]}",
                 "resume on the same data, or start a new run",
             )
-    return {name: now[name] or then.get(name) for name in _ORIGIN}
+    return {
+        name: then.get(name) if now[name] is None else now[name]
+        for name in (*_DIGESTS, "generation")
+    }
 
 
 def check_resumable(path: Path, record: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def check_resumable(path: Path, record: dict[str, Any], config: ModelConfig) -> 
     value = read_model_file(path)
     check_model(path, value["model"], config)
     training = value["training"]
-    different = _differences(_fixed(training["settings"]), _fixed(record["settings"]))
+    different = differences(_fixed(training["settings"]), _fixed(record["settings"]))
     if different:
         raise SettingsError(
             f"{path}: other settings than now: {different}", "resume with the same settings"
@@ -124,7 +125,7 @@ def check_model(path: Path, then: Any, config: ModelConfig) -> None:
     Raises:
         SchemaError: It is another.
     """
-    different = _differences(ModelConfig.from_dict(then).to_dict(), config.to_dict())
+    different = differences(ModelConfig.from_dict(then).to_dict(), config.to_dict())
     if different:
         raise SchemaError(f"{path}: another model: {different}", "give the same model settings")
 
@@ -143,7 +144,8 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     return {"optimizer": table_optimizer(optimizer, adagrad), **fixed}
 
 
-def _differences(then: dict[str, Any], now: dict[str, Any]) -> str:
+def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """Describe the values of ``now`` that were other ones; "" if none were."""
     return "; ".join(
         f"{name} was {then.get(name)}, is {now[name]}"
         for name in now

@@ -8,6 +8,7 @@ another number the same batches follow, summed in another order.
 
 from __future__ import annotations
 
+import functools
 import logging
 import pickle
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaErr
 from clicklog.files.atomic import write_text
 from clicklog.finite import flat, not_finite
 from dlrm.checkpoint.compatibility import check_model, check_resumable, log_changes, merge_origins
+from dlrm.checkpoint.grown_state import read_grown
+from dlrm.checkpoint.growth import GrownTable
 from dlrm.checkpoint.store import (
     Reader,
     check_contents,
@@ -115,12 +118,12 @@ def resume_from(
     refused: list[tuple[Path, str]] = []
     for path in reversed(found):
         try:
-            training = _on_all_ranks(group, path, _read_training, path, record, config, loader)
+            training = on_all_ranks(group, path, _read_training, path, record, config, loader)
             load_state(path, model, optimizer, group)
         except BadInputError as error:
             refused.append((path, error.what))
             continue
-        _on_all_ranks(group, path, _make_newest, path, refused, group)
+        on_all_ranks(group, path, _make_newest, path, refused, group)
         log_changes(training["settings"], record["settings"], group)
         return path, training
     raise BadInputError(
@@ -130,7 +133,7 @@ def resume_from(
     )
 
 
-def _on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
+def on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function on every rank, and raise an error of any rank on all of them (collective).
 
     Args:
@@ -181,16 +184,58 @@ def load_state(
         SchemaError: Its tensors are not those of the run, for example row-wise Adagrad's moments
             of column shards under another plan.
     """
+    state = _state_to_fill(model, optimizer, group)
+    value = on_all_ranks(group, path, read_model_file, path)
+    if value["world_size"] != group.world_size:
+        del state["random"]
+    _load(path, state, value["files"], group)
+    on_all_ranks(group, path, _fill, state, model, optimizer, group)
+
+
+def load_grown_state(
+    path: Path,
+    tables: dict[str, GrownTable],
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    group: Group,
+) -> None:
+    """Load weights and optimizer state of a checkpoint whose tables are smaller (collective).
+
+    The world size and the sharding plan may differ from those it was written with.
+
+    Args:
+        path: The checkpoint.
+        tables: How each table follows from that of the checkpoint.
+        model: The sharded model, as it is initialized.
+        optimizer: Its optimizer, before the first step.
+        group: This rank.
+
+    Raises:
+        BadInputError: The checkpoint is damaged, or holds values that are not finite.
+        SchemaError: Its tensors are not those of the run.
+    """
+    state = _state_to_fill(model, optimizer, group)
+    del state["random"]
+    value = on_all_ranks(group, path, read_model_file, path)
+    read = functools.partial(read_grown, tables=tables)
+    converted = any(gathered(group, _load(path, state, value["files"], group, read)))
+    if converted and group.rank == 0:
+        log.warning(
+            "%s: its tables have other column shards: each row-wise Adagrad moment is the mean of "
+            "those of the columns",
+            path,
+        )
+    on_all_ranks(group, path, _fill, state, model, optimizer, group)
+
+
+def _state_to_fill(
+    model: DistributedModelParallel, optimizer: CombinedOptimizer, group: Group
+) -> dict[str, Any]:
     dense = dict(optimizer.optimizers)["dense"]
     if not dense.state:
         dense.init_state()  # Adam's, which torch makes in the first step: without it none is loaded
         dense.zero_grad()
-    state = training_state(model, optimizer, group)
-    value = _on_all_ranks(group, path, read_model_file, path)
-    if value["world_size"] != group.world_size:
-        del state["random"]
-    _load(path, state, value["files"], group)
-    _on_all_ranks(group, path, _fill, state, model, optimizer, group)
+    return training_state(model, optimizer, group)
 
 
 def _fill(
@@ -216,23 +261,40 @@ def load_weights(
         BadInputError: There is no checkpoint, it is damaged, or holds values that are not finite.
         SchemaError: It is of another model.
     """
-    value = _on_all_ranks(group, path, read_model_file, path)
+    value = on_all_ranks(group, path, read_model_file, path)
     check_model(path, value["model"], config)
     state = {"model": model.state_dict()}
     _load(path, state, value["files"], group)
-    _on_all_ranks(group, path, model.load_state_dict, state["model"])
+    on_all_ranks(group, path, model.load_state_dict, state["model"])
 
 
-def _load(path: Path, state: dict[str, Any], files: dict[str, Any], group: Group) -> None:
-    """Fill the tensors of ``state`` from a checkpoint's ``files`` (collective)."""
-    _on_all_ranks(group, path, _check_share, path, files, group)
-    _on_all_ranks(group, path, _read_tensors, path, state)
+def _read_equal(path: Path, state: dict[str, Any]) -> None:
+    reader = Reader(path)
+    _check_sizes(path, state, reader)
+    dcp.load(state, storage_reader=reader, no_dist=True)
+
+
+def _load(
+    path: Path,
+    state: dict[str, Any],
+    files: dict[str, Any],
+    group: Group,
+    read: Callable[[Path, dict[str, Any]], Any] = _read_equal,
+) -> Any:
+    """Fill the tensors of ``state`` from a checkpoint's ``files`` (collective).
+
+    Returns:
+        What ``read``, which fills this rank's part, has returned.
+    """
+    on_all_ranks(group, path, _check_share, path, files, group)
+    value = on_all_ranks(group, path, _read_tensors, path, state, read)
     diverged = next(filter(None, gathered(group, not_finite(state))), None)
     if diverged:
         raise BadInputError(
             f"{path}: {diverged} holds values that are not finite: training had diverged",
             "use an earlier one",
         )
+    return value
 
 
 def _check_share(path: Path, files: dict[str, Any], group: Group) -> None:
@@ -241,12 +303,10 @@ def _check_share(path: Path, files: dict[str, Any], group: Group) -> None:
         raise BadInputError(f"the checkpoint is damaged: {damaged}", "use another one")
 
 
-def _read_tensors(path: Path, state: dict[str, Any]) -> None:
+def _read_tensors(path: Path, state: dict[str, Any], read: Callable[..., Any]) -> Any:
     """Read this rank's parts of the tensors, without messages to other ranks."""
-    reader = Reader(path)
-    _check_sizes(path, state, reader)
     try:
-        dcp.load(state, storage_reader=reader, no_dist=True)
+        return read(path, state)
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, CheckpointException) as error:
         if is_momentary(error):
             raise

@@ -156,6 +156,25 @@ class Reader(dcp.FileSystemReader):
                 stored[MetadataIndex(name, chunk.offsets)] = place
         return Metadata(described, storage_data=stored)
 
+    def read_chunk(self, chunk: Chunk) -> torch.Tensor:
+        """Read a part of a tensor to main memory.
+
+        Raises:
+            BadInputError: it is not the part that ``tensors.json`` describes.
+            OSError, EOFError, RuntimeError, pickle.UnpicklingError: it cannot be read.
+        """
+        place = _StorageInfo(chunk.file, chunk.begin, chunk.length)
+        with open(Path(self.path) / chunk.file, "rb") as stream:
+            part = self._slice_file(stream, place)
+            tensor = torch.load(part, map_location="cpu", weights_only=True)
+        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != chunk.sizes:
+            raise BadInputError(
+                f"{Path(self.path) / chunk.file}: the bytes from {chunk.begin} on are no tensor "
+                f"{list(chunk.sizes)}",
+                _AGAIN,
+            )
+        return tensor
+
 
 def _size(numbers: tuple[int, ...]) -> torch.Size:
     return torch.Size(numbers)

@@ -32,7 +32,8 @@ def with_default_rates(
     """Fill in the learning rates and the warm-up that ``settings`` do not have.
 
     A given ``learning_rate`` serves the dense layers too, and from the first step on, as in
-    TorchRec's example and facebookresearch/dlrm.
+    TorchRec's example and facebookresearch/dlrm. A run that continues from a checkpoint has no
+    warm-up either.
 
     Args:
         settings: The settings of the run.
@@ -44,6 +45,8 @@ def with_default_rates(
     warmup = default_warmup(epoch_steps)
     if settings.lr_decay_steps:
         warmup = min(warmup, settings.lr_decay_start)
+    if settings.continue_from:
+        warmup = 0  # it is for random weights and optimizer state without a history
     if settings.learning_rate is not None:
         tables = dense = settings.learning_rate
         warmup = 0

@@ -79,6 +79,15 @@ class TrainFields(Settings):
     limit_test_batches: int | None = _data(
         "largest number of steps of an evaluation of test", None, least=1
     )
+    days: str | None = _data(
+        "days of the training set to read: all; new, those that the checkpoint of --continue_from "
+        "has not been trained on; or a list such as 0-3,7 (default: all)", None,
+        metavar="all|new|LIST", needs="--mode train"
+    )
+    replay: float | None = _data(
+        "share of the rows of the other training days to read besides", None, above=0, most=1,
+        needs="--days new"
+    )
     undersampling_rate: float | None = _data(
         "share of the training rows with label 0 to keep", None, above=0, most=1,
         needs="--dataset_type parquet"
@@ -179,7 +188,7 @@ class TrainFields(Settings):
     )
     lr_warmup_steps: int | None = _optimization(
         "steps over which the learning rate grows from 0 (default: 5 % of an epoch, 10 to 200; "
-        "none with --learning_rate)", None, least=0
+        "none with --learning_rate or --continue_from)", None, least=0
     )
     lr_decay_start: int = _optimization(
         "step at which the decay begins", 0, least=0, needs="--lr_decay_steps"
@@ -265,6 +274,11 @@ class TrainFields(Settings):
     )
     load_checkpoint_path: str | None = _checkpoints(
         "checkpoint whose weights to start from, or to test", None, metavar="PATH"
+    )
+    continue_from: str | None = _checkpoints(
+        "checkpoint, or --checkpoint_dir of a run, whose weights and optimizer state to start "
+        "from; its data may be of an earlier generation, so its tables smaller", None,
+        metavar="PATH", excludes=("load_checkpoint_path",)
     )
     checkpoint_dir: str | None = _checkpoints(
         "directory for the checkpoints written during training; each run needs its own", None,

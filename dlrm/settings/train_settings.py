@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from clicklog.errors import SettingsError
 from clicklog.etl_output import EtlOutput
 from clicklog.splits import SPLITS
 from dlrm.settings.fields import LOGS, TrainFields
+
+#: A list of days, as :func:`clicklog.readers.days.parse_days` reads it.
+_DAYS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +31,7 @@ class TrainSettings(TrainFields):
         _check_layers(self)
         _check_schedule(self)
         _check_run(self)
+        _check_days(self)
 
     @property
     def table_optimizer(self) -> str:
@@ -143,10 +148,34 @@ def _check_run(settings: TrainSettings) -> None:
             f"--checkpoint_dir {settings.checkpoint_dir} without a frequency",
             "add --checkpoint_freq (steps) or --checkpoint_minutes",
         )
-    if settings.mode == "test" and not settings.load_checkpoint_path:
-        raise SettingsError("--mode test has nothing to test", "add --load_checkpoint_path")
+    if settings.mode == "test" and not (settings.load_checkpoint_path or settings.continue_from):
+        raise SettingsError(
+            "--mode test has nothing to test",
+            "add --load_checkpoint_path, or --continue_from for a checkpoint with smaller tables",
+        )
+    if settings.mode == "inference_benchmark" and settings.continue_from:
+        raise SettingsError(
+            "--continue_from has no effect with --mode inference_benchmark",
+            "give --load_checkpoint_path",
+        )
     if settings.plan_only and settings.dataset_type == "synthetic":
         raise SettingsError(
             "--plan_only and --dataset_type synthetic",
             "give the sizes by --num_embeddings_per_feature",
         )
+
+
+def _check_days(settings: TrainSettings) -> None:
+    for name in ("continue_from", "days"):
+        if getattr(settings, name) and settings.dataset_type == "synthetic":
+            raise SettingsError(
+                f"--{name} and --dataset_type synthetic",
+                f"random rows have no days and no workflow: leave --{name} out",
+            )
+    if settings.days == "new" and not settings.continue_from:
+        raise SettingsError(
+            "--days new without --continue_from",
+            "name the checkpoint that has been trained on the other days, or list the days",
+        )
+    if settings.days not in (None, "all", "new") and not _DAYS.fullmatch(settings.days):
+        raise SettingsError(f"--days {settings.days}", "give all, new, or days such as 0-3,7")

@@ -157,7 +157,7 @@ def _sampled(dataset: Dataset, row_group: int) -> np.ndarray:
 def count_kept(dataset: Dataset) -> Dataset:
     """Count the rows of each row group that undersampling keeps, by all labels."""
     label = dataset.schema.label
-    kept, number, file = [], -1, None
+    kept, cuts, number, file = [], {}, -1, None
     for i, group in enumerate(dataset.row_groups):
         path = dataset.files[group.file]
         try:
@@ -168,6 +168,9 @@ def count_kept(dataset: Dataset) -> Dataset:
             raise BadInputError(
                 f"{path}: row group {group.index} cannot be decoded: {error}", REWRITE
             ) from error
-        positive = np.asarray(labels) != 0
-        kept.append(int(np.count_nonzero(positive | _sampled(dataset, i))))
-    return dataclasses.replace(dataset, kept=tuple(kept))
+        keep = (np.asarray(labels) != 0) | _sampled(dataset, i)
+        kept.append(int(np.count_nonzero(keep)))
+        if i in dataset.cuts:
+            begin, end = (int(np.count_nonzero(keep[:row])) for row in dataset.cuts[i])
+            cuts[i] = begin, end
+    return dataclasses.replace(dataset, kept=tuple(kept), cuts=cuts)

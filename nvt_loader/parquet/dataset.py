@@ -18,6 +18,7 @@ from clicklog.errors import BadInputError, SettingsError
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 from nvt_loader.parquet.columns import check_columns, find_leaves
+from nvt_loader.plan import Range, RowGroupSlice
 
 INT32 = np.dtype(np.int32)
 
@@ -48,6 +49,7 @@ class Dataset:
         hash_indices: map ids outside their table into it.
         undersampling: share of the negative rows that is kept, and the seed; None keeps all.
         kept: rows of each row group that undersampling keeps.
+        cuts: row group → which of its rows (after undersampling) are read; of others all are.
     """
 
     directory: Path
@@ -60,13 +62,21 @@ class Dataset:
     hash_indices: bool = False
     undersampling: tuple[float, int] | None = None
     kept: tuple[int, ...] | None = None
+    cuts: dict[int, Range] = dataclasses.field(default_factory=dict)
 
     @property
     def rows(self) -> np.ndarray:
         """Rows that the loader delivers of each row group: int64 [row_groups]."""
-        if self.kept is not None:
-            return np.array(self.kept, dtype=np.int64)
-        return np.array([group.rows for group in self.row_groups], dtype=np.int64)
+        kept = [group.rows for group in self.row_groups] if self.kept is None else self.kept
+        rows = np.array(kept, dtype=np.int64)
+        for row_group, (begin, end) in self.cuts.items():
+            rows[row_group] = end - begin
+        return rows
+
+    def locate(self, part: RowGroupSlice) -> RowGroupSlice:
+        """Return where the rows of a slice of what is delivered lie in the row group."""
+        begin, _ = self.cuts.get(part.row_group, (0, 0))
+        return RowGroupSlice(part.row_group, begin + part.begin, begin + part.end)
 
     @property
     def jagged(self) -> bool:
@@ -113,6 +123,8 @@ class Dataset:
             dataclasses.astuple(self.schema),
             sorted(self.weights.items()),
         ]
+        if self.cuts:
+            value.append(sorted(self.cuts.items()))
         return {
             "files": len(self.files),
             "row_groups": len(self.row_groups),

@@ -11,7 +11,7 @@ import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from clicklog.errors import BadInputError, ClickLogError, SettingsError
-from dlrm.checkpoint.resume import _on_all_ranks
+from dlrm.checkpoint.resume import on_all_ranks
 from dlrm.checkpoint.tensors import Reader
 from dlrm.launch.distributed import process_group
 from dlrm.settings.flags import parse_settings
@@ -52,7 +52,7 @@ def main(path: Path, *flags: str) -> None:
 
         for error in (OSError(errno.EIO, "Input/output error"), BadInputError("gone")):
             function = failing(error) if group.rank == 1 else succeed
-            attempt(_on_all_ranks, group, path, function)
+            attempt(on_all_ranks, group, path, function)
         for kind, method, error in CASES:
             with patch.context() as one:
                 if group.rank == 1:

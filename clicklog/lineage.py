@@ -1,0 +1,224 @@
+"""The line of descent of a saved workflow, for programs that train on its data.
+
+It is read from the workflow's ``metadata.json`` and ``lineage/reused.<generation>.parquet``, which
+the package ``workflows`` writes and documents; only what these programs need is looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clicklog.errors import BadInputError, SchemaError
+from clicklog.files.artifact import FileEntry, check_digests, check_sizes
+from clicklog.files.atomic import read_json
+from clicklog.files.validation import parse
+from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
+
+METADATA_FILE = "metadata.json"
+_WHAT = "a saved workflow"
+_COPY_AGAIN = "copy the whole workflow directory again, or fit it again"
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """A workflow of a line of descent.
+
+    Attributes:
+        number: 0 for the workflow that was fitted, then 1, 2, ….
+        digest: Its digest.
+        days: The days that were counted in this generation and in none before.
+        values: By vocabulary, how many values it had then.
+        reused: By vocabulary, how many ids were given to another value in this generation.
+    """
+
+    number: int
+    digest: str
+    days: tuple[int, ...]
+    values: dict[str, int]
+    reused: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineage:
+    """A saved workflow and the generations before it.
+
+    Attributes:
+        path: The directory of the workflow.
+        digest: Its digest.
+        spec: The feature spec.
+        files: Sizes and digests of its files, by relative path.
+        generations: All generations from 0 on, the workflow itself last.
+    """
+
+    path: Path
+    digest: str
+    spec: FeatureSpec
+    files: dict[str, FileEntry]
+    generations: tuple[Generation, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Lineage:
+        """Read the lineage of the workflow in a directory.
+
+        Raises:
+            BadInputError: There is no workflow, or it is damaged.
+            SchemaError: The workflow was made before generations were recorded.
+        """
+        file = path / METADATA_FILE
+        value = parse(dict[str, Any], read_json(file, _WHAT), file, _COPY_AGAIN)
+        if not value.get("lineage"):
+            raise SchemaError(
+                f"{file}: names no generations: it was made before workflows could be extended, or "
+                "imported",
+                "fit it again with `python -m etl run`",
+            )
+        lineage = cls(
+            path=path,
+            digest=parse(str, value.get("digest"), file, _COPY_AGAIN),
+            spec=parse(FeatureSpec, value.get("spec"), file, _COPY_AGAIN),
+            files=parse(dict[str, FileEntry], value.get("files"), file, _COPY_AGAIN),
+            generations=parse(tuple[Generation, ...], value["lineage"], file, _COPY_AGAIN),
+        )
+        lineage._check(file)
+        return lineage
+
+    def _check(self, file: Path) -> None:
+        last = self.generations[-1]
+        numbers = [generation.number for generation in self.generations]
+        if numbers != list(range(len(numbers))) or last.digest != self.digest:
+            raise BadInputError(
+                f"{file}: damaged: its generations do not end with itself", _COPY_AGAIN
+            )
+        for generation in self.generations:
+            for name in self.spec.vocabularies:
+                if not 0 <= generation.values.get(name, -1) <= last.values.get(name, -1):
+                    raise BadInputError(
+                        f"{file}: damaged: generation {generation.number} has "
+                        f"{generation.values.get(name)} values of vocabulary {name}",
+                        _COPY_AGAIN,
+                    )
+
+    @property
+    def current(self) -> Generation:
+        """The generation of the workflow itself."""
+        return self.generations[-1]
+
+    def ancestor(self, digest: str) -> Generation | None:
+        """Return the generation with a digest, which may be the workflow's own; None without one.
+
+        Generations with equal digests encode every row equally; of these it is the last.
+        """
+        same = (found for found in reversed(self.generations) if found.digest == digest)
+        return next(same, None)
+
+    def reused_ids(self, since: int) -> dict[str, np.ndarray]:
+        """Return the ids that were given to other values after generation ``since``.
+
+        Returns:
+            By vocabulary, int64 [n] in ascending order; without vocabularies that have none.
+
+        Raises:
+            BadInputError: A file is missing or damaged.
+        """
+        found: dict[str, np.ndarray] = {}
+        for generation in self.generations[since + 1 :]:
+            if any(generation.reused.values()):
+                for name, ids in self._reused_by(generation).items():
+                    found[name] = np.union1d(found.get(name, np.empty(0, np.int64)), ids)
+        return found
+
+    def _reused_by(self, generation: Generation) -> dict[str, np.ndarray]:
+        from clicklog.arrays import to_numpy
+
+        name = f"lineage/reused.{generation.number}.parquet"
+        columns = self._columns(name, {"vocabulary": "string", "id": "int64"})
+        vocabularies, ids = columns["vocabulary"].dictionary_encode(), to_numpy(columns["id"])
+        of = to_numpy(vocabularies.indices)
+        found = {
+            vocabulary: ids[of == number]
+            for number, vocabulary in enumerate(vocabularies.dictionary.to_pylist())
+        }
+        expected = {vocabulary: count for vocabulary, count in generation.reused.items() if count}
+        if {vocabulary: len(own) for vocabulary, own in found.items()} != expected:
+            raise BadInputError(
+                f"{self.path / name}: damaged: not the numbers of ids in {METADATA_FILE}",
+                _COPY_AGAIN,
+            )
+        return found
+
+    def oov_ids(self, column: CategoricalColumn, ids: np.ndarray) -> np.ndarray:
+        """Return by which id a column's values were encoded before they had one of their own.
+
+        Args:
+            column: The column, which is not hashed.
+            ids: Ids of values that the vocabulary holds now: int64 [n].
+
+        Returns:
+            The ids of out of vocabulary: int64 [n].
+
+        Raises:
+            BadInputError: The vocabulary's file is missing or damaged.
+        """
+        if column.oov_ids == 1 or not len(ids):
+            return np.full(len(ids), FIRST_OOV_ID, np.int64)
+        from clicklog.arrays import to_arrow, to_numpy
+        from clicklog.hashing import murmur3_int, murmur3_string  # imports Numba
+
+        vocabulary = column.vocabulary_name
+        ending = f"/unique.{vocabulary}.parquet"
+        name = next((name for name in self.files if name.endswith(ending)), ending[1:])
+        kind = "string" if column.raw == "string" else "int64"
+        values = self._columns(name, {vocabulary: kind})[vocabulary]
+        places = ids - column.reserved_ids
+        if len(ids) and (places.min() < 0 or places.max() >= len(values)):
+            raise BadInputError(
+                f"{self.path / name}: damaged: {len(values)} values instead of more than "
+                f"{places.max()}",
+                _COPY_AGAIN,
+            )
+        hashes = (
+            murmur3_string(values.take(to_arrow(places)))
+            if kind == "string"
+            else murmur3_int(to_numpy(values)[places])
+        )
+        return FIRST_OOV_ID + (hashes % np.uint32(column.oov_ids)).astype(np.int64)
+
+    def _columns(self, name: str, kinds: dict[str, str]) -> dict[str, Any]:
+        """Read columns without nulls of a file of the workflow, as Arrow arrays."""
+        import pyarrow as pa  # takes 100 ms, and most callers read no file
+        import pyarrow.parquet as pq
+
+        file = self.path / name
+        if name not in self.files:
+            raise BadInputError(f"{file}: not among the workflow's files", _COPY_AGAIN)
+        entry = {name: self.files[name]}
+        check_sizes(self.path, entry, _COPY_AGAIN)
+        check_digests(self.path, entry, _COPY_AGAIN)
+        try:
+            table = pq.read_table(file, columns=list(kinds))
+        except (pa.ArrowException, OSError) as error:
+            raise BadInputError(f"{file}: cannot be read: {error}", _COPY_AGAIN) from error
+        arrays = {column: table[column].combine_chunks() for column in table.column_names}
+        found = {column: str(array.type) for column, array in arrays.items()}
+        if found != kinds or any(array.null_count for array in arrays.values()):
+            raise BadInputError(f"{file}: damaged: its columns are {found}", _COPY_AGAIN)
+        return arrays
+
+
+def identify(path: Path) -> tuple[str | None, int | None]:
+    """Return the digest and the generation of the workflow in a directory, as far as known.
+
+    Raises:
+        BadInputError: The workflow is damaged.
+    """
+    file = path / METADATA_FILE
+    value = read_json(file, _WHAT) if file.is_file() else {}
+    value = parse(dict[str, Any], value, file, _COPY_AGAIN)
+    digest = parse(str | None, value.get("digest"), file, _COPY_AGAIN)
+    lineage = parse(list[dict[str, Any]], value.get("lineage") or [], file, _COPY_AGAIN)
+    number = lineage[-1].get("number") if lineage else None
+    return digest, parse(int | None, number, file, _COPY_AGAIN)

@@ -1,0 +1,280 @@
+"""The checkpoint of an earlier generation that a run continues from, ``--continue_from``.
+
+Its data were made by the workflow of the run's data or by one of the generations before it. The
+run's own checkpoints record it, so that a restarted run goes on with the same days even if it is
+gone by then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from clicklog.errors import BadInputError, ClickLogError, SchemaError, SettingsError
+from clicklog.etl_output import EtlOutput
+from clicklog.files.atomic import read_json
+from clicklog.files.validation import parse
+from clicklog.lineage import Lineage
+from dlrm.checkpoint.compatibility import differences
+from dlrm.checkpoint.growth import GrownTable, grow_tables
+from dlrm.checkpoint.resume import load_grown_state, on_all_ranks
+from dlrm.checkpoint.store import FORMAT, MODEL_FILE, read_model_file
+from dlrm.checkpoint.writer import checkpoints_in, finished
+from dlrm.config import ModelConfig
+from dlrm.launch.distributed import Group, from_rank_0
+from dlrm.settings.train_settings import TrainSettings, table_optimizer
+
+log = logging.getLogger(__name__)
+
+_AGAIN = "copy the checkpoint again"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ancestor:
+    """What a run records of the checkpoint that it continues from.
+
+    Attributes:
+        checkpoint: The path of the checkpoint.
+        digest: The digest of its ``model.json``, which holds those of all its files.
+        optimizer_steps: The steps of the optimizer until then, over all runs.
+        epochs: The passes of the last of these runs over its days.
+        workflow_digest: The workflow of its data; None if it is unknown.
+        generation: The generation of that workflow; None if it is unknown.
+        days: The days that it has been trained on; None if they are unknown.
+    """
+
+    checkpoint: str
+    digest: str
+    optimizer_steps: int
+    epochs: float
+    workflow_digest: str | None
+    generation: int | None
+    days: list[int] | None
+
+
+def agree_on_ancestor(settings: TrainSettings, group: Group) -> Ancestor | None:
+    """Return the checkpoint that a run continues from, the same on all ranks (collective).
+
+    Raises:
+        ClickLogError: As :func:`find_ancestor`, on all ranks.
+    """
+    own = checkpoints_in(settings.checkpoint_dir) if settings.checkpoint_dir else []
+    path = Path(settings.continue_from or "")
+    return on_all_ranks(group, path, find_ancestor, settings, from_rank_0(group, own))
+
+
+def find_ancestor(settings: TrainSettings, own: list[Path]) -> Ancestor | None:
+    """Return the checkpoint that a run continues from; None without ``--continue_from``.
+
+    Args:
+        settings: The settings of the run.
+        own: The checkpoints of this run so far, oldest first: the run goes on from them, and from
+            the ancestor that they name.
+
+    Raises:
+        BadInputError: There is no such checkpoint, or it is damaged.
+        SchemaError: It is of another program or version.
+        SettingsError: The run so far continued from another checkpoint, or from none.
+    """
+    if not settings.continue_from:
+        return None
+    given = Path(settings.continue_from)
+    recorded = _recorded(own)
+    if recorded is None:
+        return _describe(resolve(given))
+    path, before = recorded
+    if given.is_dir():
+        now = _describe(resolve(given))
+        if before is None or now.digest != before.digest:
+            raise SettingsError(
+                f"{path.parent}: holds a run that "
+                + (f"continued from {before.checkpoint}" if before else "began anew")
+                + f", not from {now.checkpoint}",
+                "give each run a --checkpoint_dir of its own",
+            )
+    if before is None:
+        raise SettingsError(
+            f"{path.parent}: holds a run that did not continue from a checkpoint",
+            "leave --continue_from out, or give each run a --checkpoint_dir of its own",
+        )
+    return before
+
+
+def _recorded(own: list[Path]) -> tuple[Path, Ancestor | None] | None:
+    """Return the newest own checkpoint that can be read, and the ancestor that it names."""
+    for path in reversed(own):
+        try:
+            training = read_model_file(path)["training"]
+        except ClickLogError:
+            continue  # the run passes it over, too, or ends with this error
+        return path, ancestor_of(path, training)
+    return None
+
+
+def ancestor_of(path: Path, training: dict[str, Any]) -> Ancestor | None:
+    """Return the checkpoint that the run of a training record continued from, if any.
+
+    Raises:
+        BadInputError: The record is damaged.
+    """
+    value = training.get("continued_from")
+    return None if value is None else parse(Ancestor, value, path / MODEL_FILE, _AGAIN)
+
+
+def resolve(path: Path) -> Path:
+    """Return the checkpoint at a path, or the newest one if it is a run's directory of them.
+
+    Raises:
+        BadInputError: There is none.
+    """
+    if (path / MODEL_FILE).is_file():
+        return path
+    found = finished(path)
+    if not found:
+        raise BadInputError(
+            f"--continue_from {path}: no checkpoint",
+            "give a directory that --save_checkpoint_path named, a periodic checkpoint "
+            "(CHECKPOINT_DIR/step_…), or a --checkpoint_dir that holds one",
+        )
+    return found[-1]
+
+
+def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int] | None:
+    """Return the days that a run's weights have seen before it begins; None if they are unknown."""
+    if ancestor:
+        return ancestor.days
+    if settings.load_checkpoint_path:
+        training = read_model_file(settings.load_checkpoint_path)["training"]
+        file = Path(settings.load_checkpoint_path) / MODEL_FILE
+        return parse(_Days, {"days": training.get("days")}, file, _AGAIN).days
+    return []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Days:
+    days: list[int] | None
+
+
+def _describe(path: Path) -> Ancestor:
+    training = read_model_file(path)["training"]
+    file = path / MODEL_FILE
+    steps = training.get("optimizer_steps", training["steps"])
+    return parse(
+        Ancestor,
+        {
+            "checkpoint": str(path.absolute()),
+            "digest": read_json(file, FORMAT.what)[FORMAT.digest_key],
+            "optimizer_steps": steps,
+            "epochs": training.get("epochs", 1.0),
+            **{name: training.get(name) for name in ("workflow_digest", "generation", "days")},
+        },
+        file,
+        _AGAIN,
+    )
+
+
+def read_growth(
+    ancestor: Ancestor, settings: TrainSettings, config: ModelConfig
+) -> dict[str, GrownTable]:
+    """Return how each table of a run follows from that of the checkpoint it continues from.
+
+    Args:
+        ancestor: The checkpoint.
+        settings: The settings of the run.
+        config: The run's model.
+
+    Raises:
+        SchemaError: The checkpoint is of another line of descent or of another model.
+        SettingsError: It was trained with another optimizer, or a table is too small.
+        BadInputError: The checkpoint or the workflow is missing or damaged.
+    """
+    path = Path(ancestor.checkpoint)
+    value = read_model_file(path)
+    then = ModelConfig.from_dict(value["model"])
+    now = config
+    if then.categorical == config.categorical:
+        now = dataclasses.replace(config, num_embeddings=then.num_embeddings)
+    different = differences(then.to_dict(), now.to_dict())
+    if different:
+        raise SchemaError(
+            f"--continue_from {path}: another model: {different}",
+            "give the same model settings, or train anew without --continue_from",
+        )
+    before = value["training"]["settings"]
+    optimizer = table_optimizer(before.get("optimizer"), before.get("adagrad"))
+    if optimizer != settings.table_optimizer:
+        raise SettingsError(
+            f"--continue_from {path}: optimizer was {optimizer}, is {settings.table_optimizer}",
+            f"give --optimizer {optimizer}, or train anew without --continue_from",
+        )
+    workflow = EtlOutput.of_splits(settings.binary_path).workflow
+    if ancestor.workflow_digest is None:
+        raise SchemaError(
+            f"--continue_from {path}: does not name the workflow of its data",
+            "train anew, on data that lie beside their workflow as the ETL writes them",
+        )
+    lineage = Lineage.read(workflow)
+    generation = lineage.ancestor(ancestor.workflow_digest)
+    if generation is None:
+        number = "" if ancestor.generation is None else f" (generation {ancestor.generation})"
+        raise SchemaError(
+            f"--continue_from {path}: trained on data of workflow "
+            f"{ancestor.workflow_digest:.12}…{number}, which is none of the generations 0 to "
+            f"{lineage.current.number} of {workflow} (workflow {lineage.digest:.12}…)",
+            "continue from a checkpoint of an earlier generation of these data, or train anew "
+            "without --continue_from",
+        )
+    return grow_tables(then, config, generation, lineage)
+
+
+def load_ancestor(
+    ancestor: Ancestor,
+    settings: TrainSettings,
+    config: ModelConfig,
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer,
+    group: Group,
+) -> dict[str, int]:
+    """Load the weights and the optimizer state that a run starts from (collective).
+
+    Args:
+        ancestor: The checkpoint.
+        settings: The settings of the run.
+        config: The run's model.
+        model: The sharded model, as it is initialized.
+        optimizer: Its optimizer, before the first step.
+        group: This rank.
+
+    Returns:
+        The numbers of rows of all tables that are new, and of ids that other values have now.
+
+    Raises:
+        BadInputError, SchemaError, SettingsError: As :func:`read_growth`, and for a checkpoint
+            that is damaged or holds values that are not finite.
+    """
+    path = Path(ancestor.checkpoint)
+    tables = on_all_ranks(group, path, read_growth, ancestor, settings, config)
+    load_grown_state(path, tables, model, optimizer, group)
+    counts = {
+        "new_rows": sum(table.rows - table.kept for table in tables.values()),
+        "reused_rows": sum(len(table.reused) for table in tables.values()),
+    }
+    if group.rank == 0:
+        log.info(
+            "continues from %s: %s new rows, %s reused",
+            path,
+            *(f"{count:,}" for count in counts.values()),
+        )
+        if settings.days == "new" and ancestor.epochs < 1:
+            log.warning(
+                "%s was written after %.0f %% of the first epoch: --days new leaves out the rest "
+                "of its days\n  -> list the days to train on them again",
+                path,
+                100 * ancestor.epochs,
+            )
+    return counts

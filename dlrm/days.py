@@ -1,0 +1,159 @@
+"""Choose the days of the training set that a run reads, by the ETL's manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from clicklog.errors import BadInputError, SettingsError
+from clicklog.etl_output import EtlOutput, Part
+from dlrm.settings.train_settings import TrainSettings
+from nvt_loader.selection import Selection
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingDays:
+    """The part of the training set that a run reads.
+
+    Attributes:
+        days: The days that it trains on, ascending; None if the data do not say.
+        replayed: Earlier days, of which it reads a share of the rows, ascending.
+        selection: The files; None for all of them.
+    """
+
+    days: tuple[int, ...] | None
+    replayed: tuple[int, ...] = ()
+    selection: Selection | None = None
+
+    def with_earlier(self, days: Sequence[int] | None) -> list[int] | None:
+        """Return all days that a model has seen; ``days`` are those before this run."""
+        return None if days is None or self.days is None else sorted({*days, *self.days})
+
+
+def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> TrainingDays:
+    """Return the days that a run reads.
+
+    Args:
+        settings: The settings of the run.
+        trained: The days that the checkpoint of ``--continue_from`` has been trained on; None if
+            they are unknown.
+
+    Raises:
+        SettingsError: There is no such day, or no new one.
+        BadInputError: The manifest is missing or damaged, or does not say which days there are.
+    """
+    if settings.dataset_type == "synthetic":
+        return TrainingDays(None)
+    output = EtlOutput.of_splits(settings.binary_path)
+    everything = settings.days in (None, "all")
+    try:
+        parts = output.parts("train")
+    except BadInputError:
+        if everything:  # data of another program, or of an earlier version of the ETL
+            return TrainingDays(None)
+        raise
+    known = sorted({part.day for part in parts})
+    if everything:
+        return TrainingDays(tuple(known))
+    if settings.days == "new":
+        days = _new_days(settings, output, known, trained)
+        replayed = [day for day in known if day not in days] if settings.replay else []
+    else:
+        days, replayed = _listed_days(settings, output, known), []
+    _check_apart(output, parts, days)
+    selection = Selection(
+        files=_files(parts, days),
+        sampled=tuple(_files(parts, [day]) for day in replayed),
+        share=settings.replay or 0.0,
+        # other rows of the older days for each new day
+        seed=(settings.seed, max(days)),
+    )
+    return TrainingDays(tuple(days), tuple(replayed), selection)
+
+
+def log_days(chosen: TrainingDays, rows: int) -> None:
+    """Log which days a run reads, if it does not read all."""
+    if chosen.selection is None or chosen.days is None:
+        return
+    replayed = ""
+    if chosen.replayed:
+        replayed = f", and {chosen.selection.share:g} of the rows of {_text(chosen.replayed)}"
+    log.info("training on %s%s: %s rows", _text(chosen.days), replayed, f"{rows:,}")
+
+
+def _new_days(
+    settings: TrainSettings, output: EtlOutput, known: list[int], trained: Sequence[int] | None
+) -> list[int]:
+    if trained is None:
+        raise SettingsError(
+            f"--days new: {settings.continue_from} does not say which days it was trained on",
+            "list the days, for example --days "
+            f"{known[-1]}; checkpoints of the runs from now on say it",
+        )
+    new = sorted(set(known) - set(trained))
+    if new:
+        return new
+    held_out = _held_out(output)
+    raise SettingsError(
+        f"--days new: {settings.continue_from} has been trained on {_text(trained)}, and the "
+        f"training set has no other day{held_out}",
+        "add a day with `python -m etl extend`"
+        + (
+            "; by default the newest day is for valid and test, and the one before is trained on"
+            if held_out
+            else ""
+        ),
+    )
+
+
+def _held_out(output: EtlOutput) -> str:
+    days = {part.day for split in ("valid", "test") for part in output.parts(split)}
+    return f" ({_text(sorted(days))} of valid and test)" if days else ""
+
+
+def _listed_days(settings: TrainSettings, output: EtlOutput, known: list[int]) -> list[int]:
+    from clicklog.readers.days import parse_days  # imports Numba
+
+    days = sorted(parse_days(str(settings.days)))
+    missing = sorted(set(days) - set(known))
+    if missing:
+        raise SettingsError(
+            f"--days {settings.days}: the training set has no {_text(missing)}{_held_out(output)}",
+            f"it has {_text(known)}",
+        )
+    return days
+
+
+def _check_apart(output: EtlOutput, parts: list[Part], days: Collection[int]) -> None:
+    """Check that no chosen file holds rows of a day that is not chosen."""
+    if output.manifest_value("settings", dict[str, Any]).get("shuffle") != "full":
+        return
+    mixed = sorted({part.day for part in parts if part.generation == 0})
+    chosen = sorted(set(mixed) & set(days))
+    if chosen and chosen != mixed:
+        raise SettingsError(
+            f"--days: the rows of {_text(mixed)} were shuffled over all of these days, so "
+            f"{_text(chosen)} cannot be read alone",
+            "choose all or none of them, or run the ETL with --shuffle file",
+        )
+
+
+def _files(parts: list[Part], days: Collection[int]) -> tuple[str, ...]:
+    return tuple(Path(part.file).name for part in parts if part.day in days)
+
+
+def _text(days: Sequence[int]) -> str:
+    """Describe ascending days, for example ``days 0-3, 7``."""
+    runs: list[list[int]] = []
+    for day in days:
+        if runs and day == runs[-1][1] + 1:
+            runs[-1][1] = day
+        else:
+            runs.append([day, day])
+    listed = ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in runs)
+    return f"{'day' if len(days) == 1 else 'days'} {listed}"

@@ -1,0 +1,166 @@
+"""Outputs of the ETL of two generations, with the same rows: what a continued run starts from.
+
+The columns are one of each kind: a vocabulary of its own, one that two columns share, hashed
+values, and out-of-vocabulary values that are spread over several ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clicklog.etl_output import EtlOutput
+from clicklog.files.artifact import FileEntry
+from clicklog.hashing import murmur3_int
+from clicklog.schema import TableSchema
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.splits import SPLITS
+from tests.nvt_loader.data import WRITER, make_columns, make_lists, write_metadata
+
+SPEC = FeatureSpec(
+    label="label",
+    dense=tuple(DenseColumn(f"int_{i}") for i in range(2)),
+    categorical=(
+        CategoricalColumn("cat_0", raw="int"),
+        CategoricalColumn("cat_1", raw="int", vocabulary="shared"),
+        CategoricalColumn("cat_2", raw="int", vocabulary="shared"),
+        CategoricalColumn("cat_3", raw="int", hash_buckets=20),
+        CategoricalColumn("cat_4", raw="int", max_table_size=500, num_buckets=4),
+    ),
+)
+#: By generation, the values of each vocabulary, and the ids that were given to other values.
+VALUES = (
+    {"cat_0": 30, "shared": 50, "cat_3": 0, "cat_4": 20},
+    {"cat_0": 31, "shared": 50, "cat_3": 0, "cat_4": 27},
+    {"cat_0": 40, "shared": 64, "cat_3": 0, "cat_4": 33},
+)
+REUSED: tuple[dict[str, list[int]], ...] = (
+    {},
+    {"cat_0": [5], "shared": [17, 40]},
+    {"cat_0": [9, 33], "shared": [17], "cat_4": [8]},
+)
+DIGESTS = tuple(hashlib.sha256(bytes([number])).hexdigest() for number in range(3))
+#: Rows of each part: split → day → rows.
+PARTS = {"train": {0: [300, 40], 1: [260], 2: [200, 129]}, "valid": {3: [120]}, "test": {3: [201]}}
+
+
+def table_sizes(generation: int, spec: FeatureSpec = SPEC) -> tuple[int, ...]:
+    return tuple(
+        column.reserved_ids + VALUES[generation][column.vocabulary_name]
+        for column in spec.categorical
+    )
+
+
+def values_of(vocabulary: str) -> np.ndarray:
+    """The values of the newest generation, by place in the vocabulary."""
+    return np.arange(VALUES[-1][vocabulary], dtype=np.int64) * 7919 + 13
+
+
+def sources(column: CategoricalColumn, then: int) -> np.ndarray:
+    """By id of the newest generation, the id of its value in generation ``then``: int64."""
+    vocabulary = column.vocabulary_name
+    size = column.reserved_ids + VALUES[-1][vocabulary]
+    found = np.arange(size)
+    for i in range(column.reserved_ids, size):
+        reused = any(i in ids.get(vocabulary, []) for ids in REUSED[then + 1 :])
+        if reused or i >= column.reserved_ids + VALUES[then][vocabulary]:
+            value = values_of(vocabulary)[i - column.reserved_ids : i - column.reserved_ids + 1]
+            found[i] = 2 + int(murmur3_int(value)[0]) % column.oov_ids
+    return found
+
+
+def write_output(
+    root: Path,
+    generation: int,
+    *,
+    parts: Mapping[str, Mapping[int, list[int]]] = PARTS,
+    spec: FeatureSpec = SPEC,
+    row_group_rows: int = 64,
+    multi_hot: tuple[str, ...] = (),
+    shuffle: str = "none",
+) -> Path:
+    """Write an output of the ETL whose workflow is of a generation; return its splits."""
+    output = EtlOutput(root)
+    names = tuple(spec.categorical_names)
+    sizes = table_sizes(generation, spec)
+    schema = TableSchema("label", tuple(spec.dense_names), names, sizes, multi_hot)
+    newest = table_sizes(len(VALUES) - 1, spec)
+    files, first_row = [], 0
+    for split in SPLITS:
+        (output.splits / split).mkdir(parents=True)
+        numbered = [(day, rows) for day, all_rows in parts[split].items() for rows in all_rows]
+        for number, (day, rows) in enumerate(numbered):
+            columns = make_columns(first_row, rows, table_sizes=newest, dense=2, seed=3)
+            if generation < len(VALUES) - 1:
+                for column in spec.categorical:
+                    ids = sources(column, generation)[columns[column.name]]
+                    columns[column.name] = ids.astype(np.int32)
+            columns |= make_lists(columns, multi_hot, seed=first_row)
+            path = output.splits / split / f"part.{number}.parquet"
+            pq.write_table(pa.table(columns), path, row_group_size=row_group_rows, **WRITER)
+            part = {"file": f"{split}/{path.name}", "rows": rows, "bytes": path.stat().st_size}
+            files.append({**part, "day": day, "generation": max(0, day - 1)})
+            first_row += rows
+        schema.write(output.splits / split)
+    schema.write(output.splits)
+    write_metadata(output.splits)
+    write_workflow(output.workflow, generation, spec)
+    rows_of = {
+        split: {"rows": sum(file["rows"] for file in files if file["file"].startswith(split))}
+        for split in SPLITS
+    }
+    manifest = {
+        "format_version": 3,
+        "generation": generation,
+        "settings": {"shuffle": shuffle},
+        "days": {split: sorted(parts[split]) for split in SPLITS},
+        "splits": rows_of,
+        "files": files,
+    }
+    output.manifest.write_text(json.dumps(manifest))
+    return output.splits
+
+
+def write_workflow(path: Path, generation: int, spec: FeatureSpec = SPEC) -> None:
+    """Write what a run reads of a workflow: ``metadata.json`` and the files that it names."""
+    (path / "lineage").mkdir(parents=True)
+    files = {}
+
+    def write(name: str, table: pa.Table) -> None:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path / name)
+        files[name] = FileEntry.of(path / name).to_dict()
+
+    for name, count in VALUES[generation].items():
+        table = pa.table({name: values_of(name)[:count], f"{name}_size": np.ones(count, np.int64)})
+        write(f"artifacts/node_3/categories/unique.{name}.parquet", table)
+    for number in range(1, generation + 1):
+        pairs = [(name, i) for name, ids in REUSED[number].items() for i in ids]
+        vocabularies, ids = zip(*pairs, strict=True)
+        table = pa.table({"vocabulary": list(vocabularies), "id": list(ids)})
+        write(f"lineage/reused.{number}.parquet", table)
+    lineage = [
+        {
+            "number": number,
+            "digest": DIGESTS[number],
+            "days": [number + 2] if number else [0, 1, 2],
+            "values": VALUES[number],
+            "reused": {name: len(ids) for name, ids in REUSED[number].items()},
+        }
+        for number in range(generation + 1)
+    ]
+    metadata = {
+        "format": "nvt-torchrec workflow",
+        "format_version": 2,
+        "digest": DIGESTS[generation],
+        "spec": spec.to_dict(),
+        "files": files,
+        "lineage": lineage,
+    }
+    (path / "metadata.json").write_text(json.dumps(metadata))
