@@ -61,6 +61,7 @@ class EtlOutput:
         report: the page that shows what the data look like.
         timings: how long the run took.
         manifest: what the run read, did and wrote.
+        drift: how days that were added, or compared with it, differ from those before.
     """
 
     def __init__(self, root: Path) -> None:
@@ -69,6 +70,7 @@ class EtlOutput:
         _, *others = (root / name for name in NAMES)
         self.workflow, self.extension, self.rejected, self.report, *last = others
         self.timings, self.manifest = last
+        self.drift = root / "drift"
 
     @classmethod
     def of_splits(cls, directory: Path | str) -> EtlOutput:

@@ -20,6 +20,7 @@ COMMANDS = {
         "etl.commands.check",
         "verify an output: files, values, checksums, overlap of the splits",
     ),
+    "drift": ("etl.commands.drift", "compare a new day with those the workflow was fitted on"),
     "import": (
         "etl.commands.import_data",
         "import what TorchRec, NVIDIA or NVTabular preprocessed",

@@ -41,7 +41,8 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "workflows": {"commands": {"compiled"}, "compiled": set()},
     "etl": {
         "check": {"shuffle"},
-        "commands": {"check", "engines", "extend", "importers", "report", "shuffle"},
+        "commands": {"check", "drift", "engines", "extend", "importers", "report", "shuffle"},
+        "drift": {"engines", "report"},
         "engines": set(),
         "extend": {"engines", "report"},
         "importers": set(),

@@ -69,11 +69,13 @@ class CompiledWorkflow:
         spec: the columns.
         schema: of the data it writes.
         digest: of the workflow it was compiled from; see :mod:`workflows.description`.
+        path: the directory of the workflow, without symbolic links.
     """
 
     spec: FeatureSpec
     schema: TableSchema
     digest: str
+    path: Path
     _dense: DensePlan
     _words: np.ndarray
     _text: np.ndarray
@@ -199,6 +201,7 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
         spec=description.spec,
         schema=description.table_schema,
         digest=description.digest,
+        path=path.resolve(),
         _dense=dense,
         _words=words,
         _text=text,
