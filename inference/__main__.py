@@ -20,6 +20,14 @@ COMMANDS = {
         "inference.commands.bundle",
         "workflow and checkpoint → one directory that can be moved",
     ),
+    "publish": (
+        "inference.commands.publish",
+        "put a bundle in the place of the one that is served, or go back to the one before",
+    ),
+    "lineage": (
+        "inference.commands.lineage",
+        "where a bundle comes from: checkpoint, workflow generation, days, settings, versions",
+    ),
     "serve": ("inference.commands.serve", "answer requests over HTTP: JSON in, JSON out"),
     "export": ("inference.commands.export", "a bundle for other programs"),
     "benchmark": (

@@ -1,4 +1,4 @@
-"""Accuracy of a model with float16 or int8 tables, compared on the same labelled rows."""
+"""Accuracy of models, compared on the same labelled rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tqdm import tqdm
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.readers.stream import stream_unparsed
 from dlrm.metrics import Metrics, compute_metrics
-from inference.predictor import Predictor, input_spec
+from inference.predictor import Predictor, cut_ids, input_spec
+from workflows.compiled.workflow import EncodedRows
 
 _BLOCK_BYTES = 4 << 20
 
@@ -40,6 +41,57 @@ def metrics_of(probabilities: np.ndarray, labels: np.ndarray) -> Metrics:
     return compute_metrics(np.log(x) - np.log1p(-x), labels)
 
 
+def score_labelled(
+    predictors: Mapping[str, Predictor],
+    path: str,
+    file_format: str | None = None,
+    most: int | None = None,
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Score the same labelled rows with several predictors.
+
+    Args:
+        predictors: Predictors of the same columns, by name.
+        path: Path of the log: TSV, CSV or parquet.
+        file_format: Its format; None for that of the training log, or parquet if the path ends so.
+        most: The number of rows to read, from the first on; None for all.
+
+    Returns:
+        The labels [n], and by name the probabilities float32 [n].
+
+    Raises:
+        SchemaError: The log has no labels.
+        BadInputError, BadRowError: It has no rows, or malformed ones.
+    """
+    spec = input_spec(next(iter(predictors.values())).spec, path, file_format)
+    labels: list[np.ndarray] = []
+    scores: dict[str, list[np.ndarray]] = {name: [] for name in predictors}
+    left = most
+    with tqdm(desc="evaluate", unit="rows", unit_scale=True, disable=None) as bar:
+        for piece in stream_unparsed(path, spec, block_bytes=_BLOCK_BYTES):
+            if not piece.label:
+                raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
+            rows = piece.parse()
+            count = len(rows) if left is None else min(left, len(rows))
+            labels.append(rows.label[:count])
+            encoded: dict[str, EncodedRows] = {}  # by workflow: they may have the same
+            for name, predictor in predictors.items():
+                workflow = predictor.workflow
+                if workflow.digest not in encoded:
+                    encoded[workflow.digest] = workflow.transform(rows)
+                own = encoded[workflow.digest]
+                dense, ids = own.dense[:, :count], cut_ids(own.ids, 0, count)
+                scores[name].append(predictor.predict_encoded(dense, ids))
+            bar.update(count)
+            if left is not None:
+                left -= count
+                if not left:
+                    break
+    truth = np.concatenate(labels or [np.empty(0)])
+    if not len(truth):
+        raise BadInputError(f"{path}: no rows", "pass rows with labels")
+    return truth, {name: np.concatenate(parts) for name, parts in scores.items()}
+
+
 def compare(
     predictors: Mapping[str, Predictor], path: str, file_format: str | None = None
 ) -> list[Accuracy]:
@@ -55,24 +107,7 @@ def compare(
         SchemaError: The log has no labels.
         BadInputError, BadRowError: It has no rows, or malformed ones.
     """
-    workflow = next(iter(predictors.values())).workflow
-    spec = input_spec(workflow.spec, path, file_format)
-    labels: list[np.ndarray] = []
-    scores: dict[str, list[np.ndarray]] = {kind: [] for kind in predictors}
-    with tqdm(desc="evaluate", unit="rows", unit_scale=True, disable=None) as bar:
-        for piece in stream_unparsed(path, spec, block_bytes=_BLOCK_BYTES):
-            if not piece.label:
-                raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
-            rows = piece.parse()
-            encoded = workflow.transform(rows)
-            labels.append(rows.label)
-            for kind, predictor in predictors.items():
-                scores[kind].append(predictor.predict_encoded(encoded.dense, encoded.ids))
-            bar.update(len(rows))
-    truth = np.concatenate(labels or [np.empty(0)])
-    if not len(truth):
-        raise BadInputError(f"{path}: no rows", "pass rows with labels")
-    joined = {kind: np.concatenate(parts) for kind, parts in scores.items()}
+    truth, joined = score_labelled(predictors, path, file_format)
     first = next(iter(joined.values()))
     return [
         Accuracy(

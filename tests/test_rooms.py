@@ -59,10 +59,11 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "sharding": {"launch", "optim", "settings"},
     },
     "inference": {
-        "commands": {"export", "model", "server"},
+        "commands": {"export", "model", "publish", "server"},
         "export": {"inputs", "model", "server"},
         "inputs": set(),
         "model": {"inputs"},
+        "publish": {"inputs", "model"},
         "server": {"inputs", "model"},
     },
 }

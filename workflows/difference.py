@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -114,8 +115,8 @@ def _what_differs(
     before: Path, old: WorkflowDescription, after: Path, new: WorkflowDescription
 ) -> str:
     """Return, in words, the first thing that two workflows do not have in common."""
-    specs = [{k: v for k, v in one.spec.to_dict().items() if k != "input"} for one in (old, new)]
-    if old.spec != new.spec and (found := first_difference(*specs, "spec")):
+    specs = [json.loads(json.dumps(one.spec.to_dict() | {"input": None})) for one in (old, new)]
+    if found := first_difference(*specs, "spec"):
         return found
     common = [a for a, b in zip(old.lineage, new.lineage, strict=False) if a == b]
     if common:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
 
 TABLES = ("float32", "float16", "int8")
 FORMATS = ("tsv", "csv", "parquet")
+
+
+@functools.cache
+def prepare() -> None:
+    """Do once what has to be done before torch is imported."""
+    # if a mapped file is truncated while it is in use, print "Bus error" and where
+    faulthandler.enable(sys.__stderr__)
+    from dlrm.launch.startup import prepare_torch
+
+    prepare_torch()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,25 +62,24 @@ class ModelSettings(Settings):
                 "no model, or two", "pass --bundle, or both --workflow and --checkpoint"
             )
 
-    def load(self, *, device: str | None = None, check: bool = True) -> Predictor:
+    def load(
+        self, *, device: str | None = None, check: bool = True, bundle: Path | None = None
+    ) -> Predictor:
         """Load the model.
 
         Args:
             device: Where the model runs; None: on ``self.device``.
             check: Compare files with their digests, unless ``skip_digests`` is set.
+            bundle: The directory to open; None: that of ``self.bundle``.
 
         Raises:
             ClickLogError: What :meth:`inference.predictor.Predictor.load` raises.
         """
-        # if a mapped file is truncated while it is in use, print "Bus error" and where
-        faulthandler.enable(sys.__stderr__)
-        from dlrm.launch.startup import prepare_torch
-
-        prepare_torch()
+        prepare()
         from inference.predictor import Predictor
 
         return Predictor.load(
-            self.bundle or self.workflow,
+            bundle or self.bundle or self.workflow,
             self.checkpoint,
             device=device or self.device,
             tables=self.tables,

@@ -6,7 +6,7 @@ import os
 import signal
 
 from clicklog.errors import SettingsError
-from inference.commands.model import ModelSettings
+from inference.commands.model import ModelSettings, prepare
 from inference.server.settings import ServerSettings
 
 SETTINGS = (ModelSettings, ServerSettings)
@@ -15,7 +15,7 @@ SETTINGS = (ModelSettings, ServerSettings)
 def run(model: ModelSettings, settings: ServerSettings) -> int | None:
     """Serve until SIGTERM or SIGINT; the exit status."""
     from inference.server.access import ApiKeys
-    from inference.server.sockets import listen, tls_context, url
+    from inference.server.sockets import tls_context, url
 
     if settings.api_key_file is not None:  # errors of these files come before the model is loaded
         ApiKeys(settings.api_key_file)
@@ -34,17 +34,18 @@ def run(model: ModelSettings, settings: ServerSettings) -> int | None:
                 )
         from inference.server.workers import serve_in_workers
 
-        return serve_in_workers(model.load, settings, started)
+        return serve_in_workers(model.load, model.bundle, settings, started)
     # until requests are served, SIGTERM ends the process at once: imports may swallow SystemExit
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if settings.reloads:  # its files have not been read yet
+    if settings.reloads or model.bundle is not None:  # nothing has been read yet
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        predictor = model.load()
+        prepare()
         from inference.server.run import serve
+        from inference.server.served import Source
 
-        with listen(settings) as listener:
-            serve(predictor, settings, listener, started=lambda: started(listener))
+        source = Source(model.load, model.bundle, model.workflow)
+        serve(source, settings, started=started)
     finally:
         signal.signal(signal.SIGTERM, before)
     return None

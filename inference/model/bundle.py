@@ -2,8 +2,9 @@
 
 Layout::
 
-    bundle.json            shape of the model, digest of the workflow, where the weights come from;
-                           size and SHA-256 of every other file. Written last
+    bundle.json            shape of the model, digest and generation of the workflow, where the
+                           weights come from (:mod:`inference.model.origin`); size and SHA-256 of
+                           every other file. Written last
     workflow/              the saved workflow, with its compiled form
     .merlin/schema.json    columns and table sizes
     weights/table.npy      [rows of all tables, embedding dim], one table after the other: float32,
@@ -25,16 +26,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from clicklog import __version__
 from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.artifact import FileEntry, Format, check_digests, check_sizes
 from clicklog.files.directories import new_directory
 from clicklog.files.mapping import MappedArray
 from clicklog.finite import not_finite
+from inference.model.origin import Origin, checkpoint_origin, file_digest
 from inference.model.scoring import GROUPS, Layer, ServingModel
 from inference.model.tables import KINDS, Table
 from inference.model.weights import ModelShape, check_pair, read_checkpoint
 from workflows import compiled
-from workflows.description import inspect, verify
+from workflows.description import WorkflowDescription, inspect, verify
 
 FORMAT = Format(
     "nvt-torchrec bundle",
@@ -45,6 +49,8 @@ FORMAT = Format(
 )
 BUNDLE_FILE, WORKFLOW, WEIGHTS = "bundle.json", "workflow", "weights"
 _NUMPY_KINDS = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}
+#: Digits of a bundle's digest that name it in headers, metrics and directories.
+_NAME_DIGITS = 12
 _AGAIN = "copy the whole bundle again, or make it again with `python -m inference bundle`"
 
 
@@ -67,18 +73,61 @@ def write_bundle(
     workflow, path = Path(workflow), Path(path)
     if path.exists():  # before anything is read
         raise OutputError(f"{path} exists", "choose another --output, or remove it first")
+    _check_output(workflow)
     description = inspect(workflow)
     verify(workflow, description)
     model, shape = read_checkpoint(checkpoint, torch.device("cpu"))
+    _check_generation(description, shape, workflow, checkpoint)
     opened = compiled.load(workflow, verify=True)
     check_pair(opened.schema, opened.digest, shape, workflow, checkpoint)
     table = model.table.convert(tables)
-    save_bundle(path, workflow, dataclasses.replace(model, table=table), shape)
+    model = dataclasses.replace(model, table=table)
+    save_bundle(path, workflow, model, shape, origin=_origin(checkpoint))
 
 
-def save_bundle(path: Path, workflow: Path, model: ServingModel, shape: ModelShape) -> None:
+def _check_output(workflow: Path) -> None:
+    """Refuse the workflow of an output whose switch to a new generation was interrupted."""
+    output = EtlOutput(workflow.absolute().parent)
+    if output.workflow.name == workflow.name:
+        output.check_whole()
+
+
+def _check_generation(
+    description: WorkflowDescription, shape: ModelShape, workflow: Path, checkpoint: Path | str
+) -> None:
+    """Refuse a checkpoint of an earlier generation of the workflow, with a remedy of its own."""
+    trained_on = description.ancestor(shape.workflow_digest)
+    if trained_on is not None and trained_on.digest != description.digest:
+        raise SchemaError(
+            f"{checkpoint} was trained on generation {trained_on.number} of the workflow, and "
+            f"{workflow} is at generation {description.generation}",
+            f"train with --continue_from {checkpoint} on the data of generation "
+            f"{description.generation}, and bundle the new checkpoint",
+        )
+
+
+def _origin(checkpoint: Path | str) -> Origin:
+    from dlrm.checkpoint.store import read_model_file
+
+    versions = {
+        "nvt-torchrec": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+    return Origin(checkpoint_origin(checkpoint, read_model_file(checkpoint)), versions)
+
+
+def save_bundle(
+    path: Path,
+    workflow: Path,
+    model: ServingModel,
+    shape: ModelShape,
+    *,
+    origin: Origin | None = None,
+) -> None:
     """Put a workflow's directory and a model on the CPU into a new directory ``path``."""
     opened = compiled.load(workflow)
+    generation = inspect(workflow).generation
     with new_directory(path) as temporary:
         shutil.copytree(workflow, temporary / WORKFLOW)
         opened.schema.write(temporary)
@@ -86,6 +135,8 @@ def save_bundle(path: Path, workflow: Path, model: ServingModel, shape: ModelSha
         files = sorted(file for file in temporary.rglob("*") if file.is_file())
         content = {
             "workflow_digest": opened.digest,
+            "generation": generation,
+            "origin": None if origin is None else dataclasses.asdict(origin),
             "model": dataclasses.asdict(shape),
             "tables": model.table.kind,
             "layers": {group: len(layers) for group, layers in model.layers.items()},
@@ -127,7 +178,7 @@ def read_bundle(
         SchemaError: the bundle has another version, or its parts do not belong together.
     """
     path = Path(path)
-    value = _read_description(path, check=check)
+    value = describe(path, check=check)
     workflow = compiled.load(path / WORKFLOW, verify=check)
     if workflow.digest != value.workflow_digest:
         raise SchemaError(
@@ -182,14 +233,26 @@ def is_bundle(path: Path | str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Description:
-    """What ``bundle.json`` holds."""
+class BundleDescription:
+    """What ``bundle.json`` holds.
+
+    Attributes:
+        workflow_digest: The digest of the workflow in the bundle.
+        model: The shape of the model.
+        layers: The number of layers of each group.
+        files: Size and SHA-256 of the other files, by relative path.
+        tables: The type of the embeddings.
+        generation: The generation of the workflow; None for one that cannot be extended.
+        origin: Where the weights come from; None for a bundle made before it was recorded.
+    """
 
     workflow_digest: str
     model: ModelShape
     layers: dict[str, int]
     files: dict[str, FileEntry]
     tables: str = "float32"
+    generation: int | None = None
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         bottom = "bottom" in self.layers  # exactly where there are dense columns
@@ -213,12 +276,29 @@ def _weight_files(tables: str, layers: dict[str, int]) -> list[str]:
     return [f"{WEIGHTS}/{name}.npy" for name in names]
 
 
-def _read_description(path: Path, *, check: bool) -> _Description:
-    read = FORMAT.read(_Description, path / BUNDLE_FILE, _AGAIN)
+def describe(path: Path | str, *, check: bool = False) -> BundleDescription:
+    """Read ``bundle.json``; of the other files, check the sizes, and with ``check`` the digests.
+
+    Raises:
+        BadInputError: There is no bundle, or a file is missing or damaged.
+        SchemaError: The bundle has another version.
+    """
+    path = Path(path)
+    read = FORMAT.read(BundleDescription, path / BUNDLE_FILE, _AGAIN)
     check_sizes(path, read.files, _AGAIN)
     if check:
         check_digests(path, read.files, _AGAIN)
     return read
+
+
+def bundle_digest(path: Path | str) -> str:
+    """Return the SHA-256 of ``bundle.json``, which stands for the bundle: it holds all digests."""
+    return file_digest(Path(path) / BUNDLE_FILE)
+
+
+def bundle_name(digest: str) -> str:
+    """Return the first digits of a bundle's digest, which name it."""
+    return digest[:_NAME_DIGITS]
 
 
 def _load_table(weights: Path, kind: str, rows: int) -> Table:

@@ -20,6 +20,7 @@ from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp
 
+from clicklog import __version__
 from clicklog.errors import SchemaError
 from clicklog.files.atomic import unique_keys
 from inference.inputs.values import InvalidRowError, MissingColumnError
@@ -31,6 +32,7 @@ from inference.server.batching import Batcher
 from inference.server.fairness import Turns
 from inference.server.metrics import ServerMetrics
 from inference.server.openapi import ERRORS, Probabilities, request_body
+from inference.server.served import Served
 from inference.server.settings import ServerSettings
 from workflows.compiled.workflow import EncodedRows
 
@@ -47,35 +49,42 @@ class Service:
 
     Attributes:
         app: The ASGI application.
+        served: The model that scores requests that arrive from now on.
         batcher: The queue in front of the model.
         metrics: The metrics.
         draining: Whether the server is about to end, so that load balancers send no more requests.
     """
 
     app: ASGIApp
+    served: Served
     batcher: Batcher
     metrics: ServerMetrics
     draining: bool = False
 
 
 def make_service(
-    predictor: Predictor,
+    served: Served,
     settings: ServerSettings,
     keys: ApiKeys | None = None,
     access_log: AccessLog | None = None,
 ) -> Service:
-    """Make the application that serves ``predictor``, and start the model's thread."""
-    metrics = ServerMetrics(predictor.spec.categorical_names, settings.drift_window_s)
-    metrics.drift.watch(predictor.workflow)
+    """Make the application that serves a model, and start the model's thread.
+
+    The columns of a model that is put in its place later are the same
+    (:func:`inference.inputs.successors.check_same_columns`); all else may differ, so a request takes
+    ``service.served`` once, and nothing here keeps the first one.
+    """
+    spec = served.predictor.spec
+    metrics = ServerMetrics(spec.categorical_names, settings.drift_window_s)
+    metrics.drift.watch(served.predictor.workflow)
     batcher = Batcher(
-        predictor.predict_encoded,
         batch_rows=settings.batch_rows,
         delay=settings.batch_delay_ms / 1e3,
         observe=metrics.observe,
     )
     turns = Turns(_PARSER_THREADS)
 
-    async def parse_in_thread(body: bytes, client: str) -> EncodedRows:
+    async def parse_in_thread(body: bytes, predictor: Predictor, client: str) -> EncodedRows:
         await turns.acquire(client, len(body))
         release = partial(asyncio.get_running_loop().call_soon_threadsafe, turns.release)
         try:
@@ -105,7 +114,7 @@ def make_service(
         response_model=Probabilities,
         response_description="A probability for each row, in their order",
         responses=ERRORS,
-        openapi_extra={"requestBody": request_body(predictor.spec)},
+        openapi_extra={"requestBody": request_body(spec)},
     )
     async def predict(request: Request) -> Response:
         """Missing values are null. Columns that the model does not use are ignored.
@@ -114,15 +123,27 @@ def make_service(
         which is faster for many rows.
         """
         body, context = await request.body(), request_of(request.scope)
+        now = service.served
         if len(body) < _LARGE_BODY_BYTES:
-            rows = parse_body(body, predictor, settings.max_rows)
+            rows = parse_body(body, now.predictor, settings.max_rows)
         else:
-            rows = await parse_in_thread(body, context.client)
-        probabilities = await batcher.score(rows, context.client)
+            rows = await parse_in_thread(body, now.predictor, context.client)
+        probabilities = await batcher.score(now.predictor.predict_encoded, rows, context.client)
         check_finite(probabilities)
         context.rows = len(rows)
         content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
-        return Response(content, media_type="application/json")
+        return Response(content, media_type="application/json", headers=now.headers)
+
+    @app.get("/version", summary="What answers")
+    async def version(response: Response) -> dict[str, Any]:
+        now = service.served
+        response.headers.update(now.headers)
+        return {
+            "nvt-torchrec": __version__,
+            "bundle": now.bundle or None,
+            "generation": now.generation,
+            "workflow": now.predictor.workflow.digest,
+        }
 
     @app.get("/health", summary="Whether the process answers")
     async def health() -> dict[str, str]:
@@ -144,7 +165,7 @@ def make_service(
 
     _handle_errors(app)
     admission = Admission(app, settings, metrics)
-    service = Service(Access(admission, metrics, keys, access_log), batcher, metrics)
+    service = Service(Access(admission, metrics, keys, access_log), served, batcher, metrics)
     metrics.gauge(
         "inference_requests_under_way",
         "Requests accepted and not yet answered",

@@ -4,6 +4,9 @@ A thread takes the waiting requests. While it computes, new ones arrive, so batc
 load. ``delay`` lets the first request of a batch wait for others while the model is idle. Clients
 take turns by rows, so a request that needs several batches is scored in parts. Rows are encoded
 before they get here: one that is not valid has been refused, and cannot fail a batch.
+
+Each request names the model that scores it, that of the bundle which encoded it. A batch is of one
+model: when another bundle is put in place, requests that were encoded before are scored by the old.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,18 +28,23 @@ from workflows.compiled.workflow import EncodedRows, Ids
 
 log = logging.getLogger(__name__)
 
+#: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n].
+Model: TypeAlias = Callable[[np.ndarray, np.ndarray | list[Ids]], np.ndarray]
+
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """A scored batch.
 
     Attributes:
+        model: What scored it.
         requests: The rows of each request, or of a part of one.
         probabilities: Float32, for all rows.
         waited: Seconds that each request waited.
         seconds: Seconds that the model took.
     """
 
+    model: Model
     requests: Sequence[EncodedRows]
     probabilities: np.ndarray
     waited: Sequence[float]
@@ -44,30 +53,23 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class _Waiting:
+    model: Model
     rows: EncodedRows
     future: asyncio.Future[np.ndarray]
     since: float
 
 
 class Batcher:
-    """The queue in front of a model, and the thread that scores it.
+    """The queue in front of the models, and the thread that runs them.
 
     Args:
-        model: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n].
         batch_rows: The largest number of rows in a batch.
         delay: Seconds that a request may wait for others while the model is idle.
         observe: Called with every batch, in the model's thread.
     """
 
-    def __init__(
-        self,
-        model: Callable[[np.ndarray, np.ndarray | list[Ids]], np.ndarray],
-        *,
-        batch_rows: int,
-        delay: float,
-        observe: Callable[[Batch], None],
-    ) -> None:
-        self._model, self._observe = model, observe
+    def __init__(self, *, batch_rows: int, delay: float, observe: Callable[[Batch], None]) -> None:
+        self._observe = observe
         self._batch_rows, self._delay = batch_rows, delay
         self._changed = threading.Condition()
         self._queue: FairQueue[_Waiting] = FairQueue()
@@ -81,13 +83,14 @@ class Batcher:
         """The number of rows in the queue."""
         return self._rows
 
-    async def score(self, rows: EncodedRows, client: str = "") -> np.ndarray:
+    async def score(self, model: Model, rows: EncodedRows, client: str = "") -> np.ndarray:
         """Return the probabilities float32 [n] of a client's rows; raise what the model raises."""
         if not len(rows):
             return np.empty(0, np.float32)
         loop, now = asyncio.get_running_loop(), time.perf_counter()
         parts = [
-            _Waiting(part, loop.create_future(), now) for part in split(rows, self._batch_rows)
+            _Waiting(model, part, loop.create_future(), now)
+            for part in split(rows, self._batch_rows)
         ]
         with self._changed:
             idle = not self._queue
@@ -118,6 +121,7 @@ class Batcher:
             batch = [part for part in batch if not part.future.cancelled()]  # timed out
             if batch:
                 self._score(batch)
+            del batch  # while waiting for the next one, keep no model that is not served any more
 
     def _take(self) -> list[_Waiting] | None:
         """Wait for the next batch; None after :meth:`close`."""
@@ -134,21 +138,25 @@ class Batcher:
                 self._changed.wait(left)
             batch = [self._queue.pop()]
             rows = len(batch[0].rows)
-            while self._queue and rows + len(self._queue.first().rows) <= self._batch_rows:
+            while self._queue and self._may_join(batch[0], rows, self._queue.first()):
                 batch.append(self._queue.pop())
                 rows += len(batch[-1].rows)
             self._rows -= rows
             return batch
 
+    def _may_join(self, first: _Waiting, rows: int, part: _Waiting) -> bool:
+        return rows + len(part.rows) <= self._batch_rows and part.model == first.model
+
     def _score(self, batch: list[_Waiting]) -> None:
+        model = batch[0].model
         requests = [part.rows for part in batch]
         begin = time.perf_counter()
         answers: list[np.ndarray | Exception]
         try:
-            probabilities = self._model(*join(requests))
+            probabilities = model(*join(requests))
             done = time.perf_counter()
             waited = [begin - part.since for part in batch]
-            self._observe(Batch(requests, probabilities, waited, done - begin))
+            self._observe(Batch(model, requests, probabilities, waited, done - begin))
             answers = np.split(probabilities, np.cumsum([len(rows) for rows in requests])[:-1])
         except Exception as error:  # for example memory: the next batch may succeed
             log.exception("a batch could not be scored")

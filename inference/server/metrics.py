@@ -33,6 +33,8 @@ class ServerMetrics:
 
     Attributes:
         drift: The drift of the categorical columns.
+        registry: The registry of the metrics.
+        shared: Whether several processes add their values up.
     """
 
     def __init__(self, columns: tuple[str, ...], drift_window_s: float = 3600.0) -> None:
@@ -87,8 +89,8 @@ class ServerMetrics:
             )
         )
         self._gauges: list[tuple[Gauge, Callable[[], float]]] = []
-        self._shared = SHARED_VALUES in os.environ
-        if not self._shared:
+        self.shared = SHARED_VALUES in os.environ
+        if not self.shared:
             ProcessCollector(**registry)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -98,7 +100,7 @@ class ServerMetrics:
 
     def share(self) -> None:
         """Write the gauges where the other processes read them."""
-        if self._shared:
+        if self.shared:
             self._set_gauges()
 
     def _set_gauges(self) -> None:
@@ -110,7 +112,7 @@ class ServerMetrics:
         """Return the text for Prometheus: the sums over all processes."""
         self._set_gauges()
         registry = self.registry
-        if self._shared:
+        if self.shared:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)
         return generate_latest(self.drift.with_psi(registry))

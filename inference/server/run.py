@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import logging
 import math
 import multiprocessing
 import select
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -20,16 +20,18 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from clicklog.errors import SettingsError
-from inference.predictor import Predictor
 from inference.server.access import AccessLog, ApiKeys
 from inference.server.app import Service, make_service
 from inference.server.connections import Connection, Connections
 from inference.server.logs import ALWAYS, limit_log_rate
+from inference.server.reload import BundleMetrics, Reloader
+from inference.server.served import Source, freeze_memory
 from inference.server.settings import ServerSettings
 from inference.server.sockets import (
     ACCEPT_AT_ONCE,
     BACKLOG,
     connection_limit,
+    listen,
     load_certificate,
     refuse_new,
     tls_context,
@@ -47,33 +49,42 @@ _ACCEPT_S = 0.1
 
 
 def serve(
-    predictor: Predictor,
+    source: Source,
     settings: ServerSettings,
-    listener: socket.socket,
+    listener: socket.socket | None = None,
     *,
-    started: Callable[[], object],
+    check: bool = True,
+    started: Callable[[socket.socket], object],
     alone: Callable[[], bool] = lambda: True,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then answer what was accepted.
 
     Args:
-        predictor: The predictor that scores the requests.
+        source: Where the model comes from; a bundle is followed (:mod:`.reload`).
         settings: The limits.
-        listener: The listening socket.
-        started: Called when the server answers.
+        listener: The listening socket; None: make one when the model is open.
+        check: Whether to compare the files of the first bundle with their digests.
+        started: Called with the listening socket when the server answers.
         alone: Called at the end. Returns whether no other process goes on listening at this socket.
 
     Raises:
         SettingsError: A file that the settings name cannot be used.
+        ClickLogError: The model cannot be opened.
     """
     keys = ApiKeys(settings.api_key_file) if settings.api_key_file else None
     tls = tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
-    if settings.reloads:
-        signal.signal(signal.SIGHUP, lambda *_: _reload(settings, keys, tls))
-    _warm_up(predictor)
-    service = make_service(
-        predictor, settings, keys, AccessLog(sys.stdout) if settings.access_log else None
-    )
+    reloaders: list[Reloader] = []
+    if settings.reloads or source.bundle is not None:
+        signal.signal(signal.SIGHUP, lambda *_: _reload(settings, keys, tls, reloaders))
+    access_log = AccessLog(sys.stdout) if settings.access_log else None
+    # the service alone keeps the model, so that it is let go when another one is put in its place
+    service = make_service(source.open(check=check), settings, keys, access_log)
+    freeze_memory()
+    if source.bundle is not None:
+        bundle_metrics = BundleMetrics(service.metrics)
+        bundle_metrics.serves(service.served)
+        reloaders.append(Reloader(source, service, bundle_metrics))
+        reloaders[0].start()
     if settings.otel:
         from inference.server.telemetry import traced
 
@@ -97,10 +108,24 @@ def serve(
     # at its end, uvicorn raises the signal again for the handler that was there before
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     connections = Connections(settings, service.metrics, connection_limit(settings))
-    _Server(config, service, connections, settings, started, alone).run(sockets=[listener])
+    try:
+        with listener or listen(settings) as listening:
+            tell = functools.partial(started, listening)
+            server = _Server(config, service, connections, settings, tell, alone)
+            server.run(sockets=[listening])
+    finally:
+        for reloader in reloaders:
+            reloader.close()
 
 
-def _reload(settings: ServerSettings, keys: ApiKeys | None, tls) -> None:
+def _reload(
+    settings: ServerSettings,
+    keys: ApiKeys | None,
+    tls: ssl.SSLContext | None,
+    reloaders: list[Reloader],
+) -> None:
+    for reloader in reloaders:
+        reloader.wake()
     if keys:
         keys.reload()
     if tls:
@@ -110,17 +135,6 @@ def _reload(settings: ServerSettings, keys: ApiKeys | None, tls) -> None:
             load_certificate(tls, settings.tls_cert, settings.tls_key)
         except SettingsError as error:
             log.error("keeping the previous certificate: %s", error, extra=ALWAYS)
-
-
-def _warm_up(predictor: Predictor) -> None:
-    """Score rows of missing values, so that the first request is not slower than later ones."""
-    row = dict.fromkeys(
-        column.name for column in (*predictor.spec.dense, *predictor.spec.categorical)
-    )
-    for count in (1, 64):
-        predictor.predict([row] * count)
-    gc.collect()
-    gc.freeze()  # what exists now stays: the collector need not visit it again
 
 
 class _Server(uvicorn.Server):

@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 #: Connections accepted in one go, by which open files may exceed their limit for a moment.
 ACCEPT_AT_ONCE = 32
-#: Open files that are not counted connections: listeners, the event loop, the bundle, and
-#: connections just accepted.
-_OTHER_FILES = 32 + ACCEPT_AT_ONCE
+#: Open files that are not counted connections: listeners, the event loop, two bundles while one
+#: takes the place of the other, and connections just accepted.
+_OTHER_FILES = 48 + ACCEPT_AT_ONCE
 _SO_ATTACH_FILTER = 26
 #: Classic BPF over a TCP header: drop the packet if SYN is set and ACK is not.
 _NO_NEW_CONNECTIONS = (

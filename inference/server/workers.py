@@ -4,14 +4,14 @@ The parent listens, starts the workers, replaces those that end, and imports nei
 server. Workers are spawned, not forked, because a process that has run PyTorch's threads or used a
 GPU cannot be forked. All of them map the bundle, so its pages are in memory once. The first worker
 compares the bundle's files with their digests; the others are started when it is ready. A worker
-that replaces another one compares them again.
+that replaces another one compares them again. Each worker follows the bundle by itself
+(:mod:`.reload`).
 prometheus_client adds the counters up, in a directory that the parent removes when it ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import multiprocessing
 import os
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clicklog.errors import run_command
@@ -41,13 +42,16 @@ _READY, _ALL_STOP = b"ready", b"all stop"
 
 
 def serve_in_workers(
-    load: Callable[..., Predictor], settings: ServerSettings, started: Callable[..., object]
+    load: Callable[..., Predictor],
+    bundle: Path,
+    settings: ServerSettings,
+    started: Callable[..., object],
 ) -> int:
     """Serve until SIGTERM or SIGINT; pass SIGHUP on to the workers.
 
     Args:
-        load: Returns a worker's predictor. It can be pickled, and takes ``check``: whether to
-            compare files with their digests.
+        load: Returns a worker's predictor; see :class:`inference.server.served.Source`.
+        bundle: The directory of the bundle, or a symbolic link to it.
         settings: The settings of each worker.
         started: Called with the listening socket when all workers answer.
 
@@ -63,7 +67,7 @@ def serve_in_workers(
         cores = len(os.sched_getaffinity(0))
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // settings.workers)))
         with listen(settings) as listener:
-            parent = _Parent(load, settings, listener)
+            parent = _Parent(load, bundle, settings, listener)
             return parent.run(lambda: started(listener))
 
 
@@ -78,9 +82,14 @@ class _Worker:
 
 class _Parent:
     def __init__(
-        self, load: Callable[..., Predictor], settings: ServerSettings, listener: socket.socket
+        self,
+        load: Callable[..., Predictor],
+        bundle: Path,
+        settings: ServerSettings,
+        listener: socket.socket,
     ) -> None:
-        self._load, self._settings, self._listener = load, settings, listener
+        self._load, self._bundle = load, bundle
+        self._settings, self._listener = settings, listener
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._signals: list[int] = []
@@ -88,8 +97,7 @@ class _Parent:
         self._status = 0
 
     def run(self, started: Callable[[], object]) -> int:
-        reloads = [signal.SIGHUP] if self._settings.reloads else []
-        for sig in (signal.SIGTERM, signal.SIGINT, *reloads):
+        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(sig, lambda sig, _: self._signals.append(sig))
         missing = self._settings.workers
         pause_until = 0.0
@@ -120,9 +128,10 @@ class _Parent:
     def _start(self) -> None:
         ours, theirs = self._context.Pipe()
         # a replacement checks, too: it may find another bundle at the same path
-        load = functools.partial(self._load, check=self._started or not self._checked)
+        check = self._started or not self._checked
         process = self._context.Process(
-            target=_work, args=(load, self._settings, self._listener, theirs)
+            target=_work,
+            args=(self._load, self._bundle, check, self._settings, self._listener, theirs),
         )
         process.start()
         theirs.close()
@@ -178,21 +187,28 @@ class _Parent:
 
 
 def _work(
-    load: Callable[[], Predictor],
+    load: Callable[..., Predictor],
+    bundle: Path,
+    check: bool,
     settings: ServerSettings,
     listener: socket.socket,
     pipe: Connection,
 ) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until requests are served
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too
-    from inference.server.run import serve
+    from dlrm.launch.startup import prepare_torch
 
-    def started() -> None:
+    prepare_torch()
+    from inference.server.run import serve
+    from inference.server.served import Source
+
+    def started(_: socket.socket) -> None:
         pipe.send_bytes(_READY)
         _end_with_parent()
 
     def work() -> None:
-        serve(load(), settings, listener, started=started, alone=pipe.poll)
+        source = Source(load, bundle)
+        serve(source, settings, listener, check=check, started=started, alone=pipe.poll)
 
     raise SystemExit(run_command(work))
 

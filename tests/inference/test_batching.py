@@ -19,6 +19,7 @@ from inference.server.answers import RefusedError
 from inference.server.app import Service, make_service, parse_body
 from inference.server.batching import Batch, Batcher
 from inference.server.metrics import ServerMetrics
+from inference.server.served import Served
 from inference.server.settings import ServerSettings
 from workflows.compiled.workflow import EncodedRows
 
@@ -62,7 +63,7 @@ def batches() -> list[Batch]:
 def run(model: Model, batches: list, check, **settings) -> None:
     """Run ``check(batcher)`` on an event loop."""
     options = {"batch_rows": 8, "delay": 0.0, "observe": batches.append}
-    batcher = Batcher(model, **options | settings)
+    batcher = Batcher(**options | settings)
     try:
         asyncio.run(check(batcher))
     finally:
@@ -70,8 +71,8 @@ def run(model: Model, batches: list, check, **settings) -> None:
         batcher.close()
 
 
-async def _queued(batcher: Batcher, *requests: EncodedRows) -> list[asyncio.Task]:
-    tasks = [asyncio.create_task(batcher.score(rows)) for rows in requests]
+async def _queued(batcher: Batcher, model: Model, *requests: EncodedRows) -> list[asyncio.Task]:
+    tasks = [asyncio.create_task(batcher.score(model, rows)) for rows in requests]
     await asyncio.sleep(0)
     return tasks
 
@@ -86,11 +87,11 @@ def test_what_waits_goes_together_up_to_the_size_of_a_batch(batches: list) -> No
     model = Model()
 
     async def check(batcher: Batcher) -> None:
-        first = await _queued(batcher, request(5))
+        first = await _queued(batcher, model, request(5))
         await _taken(batcher)  # the model is busy with it
         sizes = [3, 1, 4, 2, 12, 1]
         requests = [request(*range(size)) for size in sizes]
-        rest = await _queued(batcher, *requests)
+        rest = await _queued(batcher, model, *requests)
         model.go.release(100)
         answers = await asyncio.gather(*first, *rest)
         assert answers[0].tolist() == [5]
@@ -126,9 +127,9 @@ def test_who_has_gone_is_not_worked_for(batches: list) -> None:
     model = Model()
 
     async def check(batcher: Batcher) -> None:
-        first = await _queued(batcher, request(1))
+        first = await _queued(batcher, model, request(1))
         await _taken(batcher)
-        waiting = await _queued(batcher, request(2), request(3))
+        waiting = await _queued(batcher, model, request(2), request(3))
         waiting[0].cancel()
         first[0].cancel()
         await asyncio.wait([waiting[0], first[0]])
@@ -145,8 +146,8 @@ def test_a_batch_that_fails_harms_no_other(batches: list) -> None:
 
     async def check(batcher: Batcher) -> None:
         with pytest.raises(MemoryError, match="thirteen"):
-            await batcher.score(request(13))
-        assert (await batcher.score(request(2))).tolist() == [2]
+            await batcher.score(model, request(13))
+        assert (await batcher.score(model, request(2))).tolist() == [2]
 
     run(model, batches, check)
     assert len(batches) == 1
@@ -157,11 +158,11 @@ def test_a_batch_is_delayed_until_it_is_full_or_delays_are_stopped(batches: list
     model.go.release(100)
 
     async def check(batcher: Batcher) -> None:
-        tasks = await _queued(batcher, request(1, 2, 3, 4), request(1, 2, 3))
+        tasks = await _queued(batcher, model, request(1, 2, 3, 4), request(1, 2, 3))
         assert batcher.waiting_rows == 7
-        assert (await batcher.score(request(5))).tolist() == [5]
+        assert (await batcher.score(model, request(5))).tolist() == [5]
         await asyncio.gather(*tasks)
-        tasks = await _queued(batcher, request(6))
+        tasks = await _queued(batcher, model, request(6))
         batcher.stop_delaying()
         assert (await tasks[0]).tolist() == [6]
 
@@ -225,7 +226,7 @@ def test_what_is_not_finite_is_an_error(shop_predictor: Predictor) -> None:
     weight[:, 0] = float("inf")  # times 0 it is NaN, else infinite: 0 or 1, or NaN after that
     layers = model.layers | {"bottom": [(weight, bias), *model.layers["bottom"][1:]]}
     damaged = dataclasses.replace(model, layers=layers)
-    service = make_service(Predictor(shop_predictor.workflow, damaged), ServerSettings())
+    service = make_service(Served(Predictor(shop_predictor.workflow, damaged)), ServerSettings())
     status, answer = _predict(service, json.dumps({"rows": [row | {first_price: 7}, row]}).encode())
     assert status == 500
     assert answer["error"] == "the model computed the probability nan"

@@ -25,6 +25,7 @@ from inference.server import fairness, run
 from inference.server.access import ApiKeys
 from inference.server.app import make_service
 from inference.server.logs import RateLimit
+from inference.server.served import Served
 from inference.server.settings import ServerSettings
 from inference.server.sockets import tls_context
 from tests.inference.conftest import ROOT
@@ -60,7 +61,7 @@ def test_a_key_that_is_twice_is_found_in_one_pass() -> None:
 def test_a_turn_is_given_back_if_no_thread_starts(
     predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = make_service(predictor, ServerSettings())
+    service = make_service(Served(predictor), ServerSettings())
     body = json.dumps({"rows": ROWS}).encode() + b" " * (64 << 10)
     fails = [True] * 3
     start = threading.Thread.start
@@ -122,7 +123,7 @@ def test_a_parser_thread_that_is_stuck_does_not_keep_the_process_from_ending() -
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x00", "\x7f", "\x85"])
 def test_no_path_goes_round_admission(predictor: Predictor, end: str) -> None:
-    service = make_service(predictor, ServerSettings(max_rows=1))
+    service = make_service(Served(predictor), ServerSettings(max_rows=1))
     try:
         status, answer = asyncio.run(_ask(service, "/predict" + end, b'{"rows": []}'))
     finally:
@@ -132,7 +133,7 @@ def test_no_path_goes_round_admission(predictor: Predictor, end: str) -> None:
 
 
 def test_half_a_surrogate_pair_in_a_name_is_refused(predictor: Predictor) -> None:
-    service = make_service(predictor, ServerSettings())
+    service = make_service(Served(predictor), ServerSettings())
     try:
         body = b'{"columns": {"\\ud800": 3}}'
         status, answer = asyncio.run(_ask(service, "/predict", body))

@@ -96,7 +96,7 @@ class Processes:
 
 
 def test_one_worker_compares_digests_before_the_others_start() -> None:
-    parent = _Parent(lambda check: check, ServerSettings(workers=3), None)
+    parent = _Parent(lambda check: check, Path(), ServerSettings(workers=3), None)
     parent._context = processes = Processes()
     assert parent._may_start()
     parent._start()
@@ -112,13 +112,13 @@ def test_one_worker_compares_digests_before_the_others_start() -> None:
         parent._start()
     parent._started = True
     parent._start()  # in the place of one that ended
-    assert [load() for load, *_ in processes.started] == [True, False, False, True]
+    assert [check for _, _, check, *_ in processes.started] == [True, False, False, True]
 
 
 def test_sighup_waits_for_workers_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr("inference.server.workers.os.kill", lambda *args: sent.append(args))
-    parent = _Parent(lambda check: check, ServerSettings(workers=1), None)
+    parent = _Parent(lambda check: check, Path(), ServerSettings(workers=1), None)
     parent._context = Processes()
     parent._start()
     worker = parent._workers[0]

@@ -1,0 +1,106 @@
+"""``python -m inference publish``: put a bundle in the place of the one that is served."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+from clicklog.command_line import Settings, flag
+from clicklog.errors import SettingsError
+from inference.commands.model import FORMATS, prepare
+
+log = logging.getLogger(__name__)
+
+DESCRIPTION = (
+    "Compares a bundle's digests and, with --sample, its accuracy with that of the bundle that is "
+    "served; then switches SERVED/current to it, which servers started with --bundle "
+    "SERVED/current notice. The exit status is 3, and nothing is switched, if it is less accurate "
+    "than allowed."
+)
+#: The exit status if a bundle is less accurate than allowed.
+REFUSED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishSettings(Settings):
+    """What to publish, where, and what it must not be worse than.
+
+    Raises:
+        SettingsError: There is nothing to publish, or a flag has no effect.
+    """
+
+    # fmt: off
+    to: Path = flag("directory of the published bundles", metavar="SERVED")
+    bundle: Path | None = flag(
+        "directory made by `python -m inference bundle`", None, metavar="BUNDLE", positional=True
+    )
+    sample: str | None = flag(
+        "labelled raw rows, of a day that neither bundle was trained on, to compare the bundles on "
+        "(default: do not compare)", None, metavar="FILE"
+    )
+    sample_rows: int = flag("number of rows to take, from the first on", 100_000, least=1)
+    format: str | None = flag("format of the file of --sample", None, choices=FORMATS)
+    max_auroc_drop: float = flag("by how much the AUROC may be lower", 0.005, least=0)
+    max_calibration_change: float = flag(
+        "by how much further from 1 the calibration (mean prediction over mean label) may be", 0.05,
+        least=0
+    )
+    keep: int | None = flag(
+        "remove all published bundles but the last N that were served; never the one served or the "
+        "one before it (default: keep all)", None, least=1
+    )
+    rollback: bool = flag("serve the bundle again that was served before", False)
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.bundle is None) != self.rollback:
+            what = "nothing to publish" if self.bundle is None else "a bundle and --rollback"
+            raise SettingsError(what, "give the directory of a bundle, or --rollback")
+        fields = {field.name: field for field in dataclasses.fields(self)}
+        comparing = ("sample_rows", "format", "max_auroc_drop", "max_calibration_change")
+        lacking = {name: "--sample" for name in comparing if self.sample is None}
+        if self.rollback:
+            lacking = dict.fromkeys((*comparing, "sample", "keep"), "a bundle to publish")
+        for name, needed in lacking.items():
+            if getattr(self, name) != fields[name].default:
+                raise SettingsError(
+                    f"--{name} has no effect without {needed}", f"leave --{name} out"
+                )
+
+
+SETTINGS = (PublishSettings,)
+
+
+def run(settings: PublishSettings) -> int:
+    """Publish or roll back; print the comparison and what is served. Return the exit status."""
+    prepare()
+    from inference.publish.comparison import Limits
+    from inference.publish.steps import Sample, publish, rollback
+
+    if settings.rollback:
+        done = rollback(settings.to)
+        print(f"{settings.to}: serving {done.name} again, instead of {done.before}")
+        return 0
+    sample = None
+    if settings.sample is not None:
+        limits = Limits(settings.max_auroc_drop, settings.max_calibration_change)
+        sample = Sample(settings.sample, settings.sample_rows, settings.format, limits)
+    assert settings.bundle is not None
+    done = publish(settings.bundle, settings.to, sample, settings.keep)
+    if done.comparison is not None:
+        print(done.comparison.table())
+    for why in done.refusals:
+        log.error("refused: %s", why)
+    if done.refusals:
+        print(f"{settings.to}: serving {done.before} as before")
+        return REFUSED
+    if done.before == done.name:
+        print(f"{settings.to}: serving {done.name} already")
+        return 0
+    instead = "" if done.before is None else f", instead of {done.before}"
+    print(f"{settings.to}: serving {done.name}{instead}")
+    if done.removed:
+        print(f"removed: {', '.join(done.removed)}")
+    return 0

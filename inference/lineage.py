@@ -1,0 +1,254 @@
+"""Where a bundle comes from: checkpoint, workflow generation, days, settings and versions.
+
+All of it is read from the bundle, and compared with the checkpoint, the workflow and the output of
+the ETL where they are given. A statement is verified if the files that it is about were read now
+and agree; what could not be compared is listed as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from clicklog.errors import BadInputError, ClickLogError
+from clicklog.etl_output import EtlOutput
+from clicklog.files.artifact import check_digests
+from clicklog.readers.days import find_days
+from inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
+from inference.model.origin import MODEL_FILE, file_digest
+from workflows.description import WorkflowDescription, inspect, verify
+
+
+@dataclasses.dataclass
+class Lineage:
+    """The line of descent of a bundle.
+
+    Attributes:
+        bundle: Path, digest, type of the tables, bytes.
+        checkpoint: What the bundle records of the checkpoint; None if it does not.
+        workflow: Digest and generations.
+        days: Every day that the workflow counted, or that the manifest lists: generation, whether
+            the checkpoint was trained on it, and its files with rows and fingerprints.
+        verified: What was compared and agrees.
+        unverified: What could not be compared, and why.
+        wrong: What was compared and differs.
+    """
+
+    bundle: dict[str, Any]
+    checkpoint: dict[str, Any] | None
+    workflow: dict[str, Any]
+    days: list[dict[str, Any]]
+    verified: list[str] = dataclasses.field(default_factory=list)
+    unverified: list[str] = dataclasses.field(default_factory=list)
+    wrong: list[str] = dataclasses.field(default_factory=list)
+
+    def compare(self, what: str, found: Any, expected: Any) -> None:
+        """Record whether two values, which must be equal, are."""
+        if found == expected:
+            self.verified.append(what)
+        else:
+            self.wrong.append(f"{what}: {_short(found)}, not {_short(expected)}")
+
+
+def read_lineage(
+    bundle: Path,
+    checkpoint: Path | None = None,
+    workflow: Path | None = None,
+    output: Path | None = None,
+) -> Lineage:
+    """Read the line of descent of a bundle, and compare it with the files that are given.
+
+    Args:
+        bundle: Directory of the bundle.
+        checkpoint: Directory of the checkpoint that it is said to be made from.
+        workflow: Directory of the workflow, or of one that was extended since; None: that of
+            ``output``.
+        output: Output directory of the ETL; None: the one that ``workflow`` lies in, if any.
+
+    Raises:
+        BadInputError: The bundle is missing, or what describes it is damaged; ``checkpoint``,
+            ``workflow`` or ``output`` is missing, or an extension of ``output`` was interrupted.
+    """
+    if workflow is None and output is not None:
+        workflow = EtlOutput(output).workflow
+    if output is None and workflow is not None and EtlOutput(workflow.parent).manifest.exists():
+        output = workflow.parent
+    if output is not None:
+        EtlOutput(output).check_whole()
+    description = describe(bundle)
+    inner = inspect(bundle / WORKFLOW)
+    found = Lineage(
+        bundle={
+            "path": str(bundle),
+            "digest": bundle_digest(bundle),
+            "tables": description.tables,
+            "bytes": sum(entry.bytes for entry in description.files.values()),
+        },
+        checkpoint=None if description.origin is None else dataclasses.asdict(description.origin),
+        workflow={
+            "digest": description.workflow_digest,
+            "generation": description.generation,
+            "generations": [dataclasses.asdict(one) for one in inner.lineage],
+            "versions": inner.versions,
+        },
+        days=[],
+    )
+    _check_bundle(found, bundle, description, inner)
+    _check_checkpoint(found, description, checkpoint)
+    _check_workflow(found, inner, workflow)
+    _add_days(found, description, inner, output)
+    return found
+
+
+def _check_bundle(
+    found: Lineage, bundle: Path, description: BundleDescription, inner: WorkflowDescription
+) -> None:
+    what = f"bundle: the SHA-256 of its {len(description.files)} files"
+    try:
+        check_digests(bundle, description.files, "")
+        verify(bundle / WORKFLOW, inner)
+        found.verified.append(what)
+    except BadInputError as error:
+        found.wrong.append(f"{what}: {error.what}")
+    found.compare("bundle: the digest of its workflow", inner.digest, description.workflow_digest)
+    if inner.generation is None:
+        found.unverified.append(
+            "workflow: made before generations were recorded: its days are not known"
+        )
+    else:
+        found.compare(
+            "bundle: the generation of its workflow", inner.generation, description.generation
+        )
+
+
+def _check_checkpoint(
+    found: Lineage, description: BundleDescription, checkpoint: Path | None
+) -> None:
+    trained_on = description.model.workflow_digest
+    if trained_on:
+        found.compare(
+            "checkpoint: trained on the data of this workflow",
+            trained_on,
+            description.workflow_digest,
+        )
+    else:
+        found.unverified.append("checkpoint: it records no workflow that it was trained on")
+    origin = description.origin
+    if origin is None:
+        found.unverified.append(
+            "checkpoint: the bundle was made before checkpoints were recorded: make it again"
+        )
+    elif origin.checkpoint.generation is None:
+        found.unverified.append("checkpoint: it records no generation")
+    else:
+        found.compare(
+            "checkpoint: trained on this generation",
+            origin.checkpoint.generation,
+            description.generation,
+        )
+    if checkpoint is None:
+        found.unverified.append("checkpoint: its files (pass --checkpoint)")
+        return
+    if origin is not None:
+        found.compare(
+            f"checkpoint: the SHA-256 of {checkpoint / MODEL_FILE}",
+            file_digest(checkpoint / MODEL_FILE),
+            origin.checkpoint.digest,
+        )
+    from dlrm.checkpoint.store import check_contents, read_model_file
+
+    try:
+        files = read_model_file(checkpoint)["files"]
+        damage = check_contents(checkpoint, files)
+    except ClickLogError as error:
+        damage = error.what
+    if damage:
+        found.wrong.append(f"checkpoint: {damage}")
+    else:
+        found.verified.append(f"checkpoint: the digests of its {len(files)} files")
+
+
+def _check_workflow(found: Lineage, inner: WorkflowDescription, workflow: Path | None) -> None:
+    if workflow is None:
+        found.unverified.append("workflow: the one that was fitted (pass --workflow)")
+        return
+    outer = inspect(workflow)
+    try:
+        verify(workflow, outer)
+        found.verified.append(f"workflow: the SHA-256 of the files of {workflow}")
+    except BadInputError as error:
+        found.wrong.append(f"workflow: {error.what}")
+    ancestor = outer.ancestor(inner.digest)
+    if outer.digest == inner.digest:
+        found.verified.append(f"workflow: {workflow} is the same")
+    elif ancestor is not None:
+        found.verified.append(
+            f"workflow: {workflow} was extended since: generation {outer.generation} descends from "
+            f"generation {ancestor.number}"
+        )
+    else:
+        found.wrong.append(
+            f"workflow: {workflow} (digest {_short(outer.digest)}) is not the bundle's "
+            f"({_short(inner.digest)}), and does not descend from it"
+        )
+        return
+    length = min(len(outer.lineage), len(inner.lineage))
+    if length:
+        same = outer.lineage[:length] == inner.lineage[:length]
+        found.compare("workflow: its generations are those in the bundle", same, True)
+
+
+def _add_days(
+    found: Lineage,
+    description: BundleDescription,
+    inner: WorkflowDescription,
+    output: Path | None,
+) -> None:
+    trained = None if description.origin is None else description.origin.checkpoint.days
+    days: dict[int, dict[str, Any]] = {}
+
+    def day(number: int) -> dict[str, Any]:
+        known = None if trained is None else number in trained
+        new = {"day": number, "generation": None, "trained": known, "files": []}
+        return days.setdefault(number, new)
+
+    for generation in inner.lineage:
+        for number in generation.days:
+            day(number)["generation"] = generation.number
+    for number in trained or ():
+        day(number)
+    if output is None:
+        found.unverified.append("days: their files (pass --output_path)")
+    else:
+        _add_files(found, day, output)
+    found.days = [days[number] for number in sorted(days)]
+
+
+def _add_files(found: Lineage, day: Any, output: Path) -> None:
+    manifest = EtlOutput(output)
+    for entry in manifest.manifest_value("inputs", list[dict[str, Any]]):
+        number, path, then = entry.get("day"), entry.get("path"), entry.get("fingerprint")
+        if type(number) is not int or not isinstance(path, str) or not isinstance(then, dict):
+            raise BadInputError(f"{manifest.manifest}: inputs: damaged", "copy the manifest again")
+        day(number)["files"].append({"path": path, "fingerprint": then, "rows": entry.get("rows")})
+        what = f"days: {path}, {then.get('size')} bytes"
+        try:
+            now = find_days(path)[0]
+        except (ClickLogError, OSError) as error:
+            why = error.what if isinstance(error, ClickLogError) else error
+            found.unverified.append(f"{what}: {why}")
+            continue
+        if now.size != then.get("size"):
+            found.wrong.append(f"{what}: it has {now.size} bytes now")
+        elif now.modified is None or "modified" not in then:
+            found.verified.append(f"{what}: the size; no time of change is known")
+        elif str(now.modified) != then["modified"]:
+            found.unverified.append(f"{what}: the size is the same, the time of change is another")
+        else:
+            found.verified.append(f"{what}: size and time of change")
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return f"{text[:12]}…" if len(text) > 40 else text

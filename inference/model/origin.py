@@ -1,0 +1,98 @@
+"""Where the weights of a bundle come from: the checkpoint, as its bundle remembers it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from clicklog.errors import BadInputError
+from clicklog.files.validation import parse
+
+MODEL_FILE = "model.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOrigin:
+    """What a bundle records of the checkpoint that it was made from.
+
+    Attributes:
+        digest: SHA-256 of the checkpoint's ``model.json``, which holds the digests of its files.
+        steps: The number of training steps.
+        samples: The number of samples trained on.
+        generation: The generation of the workflow whose data it was trained on, if known.
+        days: The days it was trained on, those of the checkpoints before it included, if known.
+        settings: The settings of the training run, but for paths.
+        versions: The versions of the packages that wrote it.
+    """
+
+    digest: str
+    steps: int | None
+    samples: int | None
+    generation: int | None
+    days: tuple[int, ...] | None
+    settings: dict[str, Any]
+    versions: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a bundle comes from; its workflow is in it, and knows its own generations.
+
+    Attributes:
+        checkpoint: The checkpoint with the weights.
+        versions: The versions of the packages that made the bundle.
+    """
+
+    checkpoint: CheckpointOrigin
+    versions: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """The part of a checkpoint's training record that a bundle keeps."""
+
+    steps: int | None = None
+    samples: int | None = None
+    generation: int | None = None
+    days: tuple[int, ...] | None = None
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def checkpoint_origin(path: Path | str, value: dict[str, Any]) -> CheckpointOrigin:
+    """Return what a bundle records of a checkpoint.
+
+    Args:
+        path: The checkpoint.
+        value: The content of its ``model.json``.
+
+    Raises:
+        BadInputError: The training record is damaged.
+    """
+    file = Path(path) / MODEL_FILE
+    names = [field.name for field in dataclasses.fields(_Training)]
+    known = {name: value["training"][name] for name in names if name in value["training"]}
+    training = parse(_Training, known, file, "the checkpoint is damaged: copy it again")
+    return CheckpointOrigin(
+        digest=file_digest(file),
+        steps=training.steps,
+        samples=training.samples,
+        generation=training.generation,
+        days=training.days,
+        settings={key: item for key, item in training.settings.items() if not _is_path(item)},
+        versions=value["versions"],
+    )
+
+
+def file_digest(file: Path) -> str:
+    """Return the SHA-256 of a small file. Raises BadInputError."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BadInputError(f"{file}: cannot be read: {error.strerror or error}") from error
+
+
+def _is_path(value: Any) -> bool:
+    """Whether a setting names a place of the machine, which means nothing on another one."""
+    return isinstance(value, str) and "/" in value

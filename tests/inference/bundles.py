@@ -1,0 +1,133 @@
+"""Small bundles that nobody trained, of any generation, whose probabilities are exact.
+
+All weights are small integers and no dense value is used, so that every sum is exact in float32:
+the probability of a row does not depend on the rows that share its batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import workflows
+from clicklog.files.atomic import read_json, write_json
+from clicklog.spec.columns import DenseColumn
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from inference.model.bundle import save_bundle
+from inference.model.origin import CheckpointOrigin, Origin
+from inference.model.scoring import ServingModel
+from inference.model.tables import Table
+from inference.model.weights import ModelShape
+from workflows.description import inspect
+
+SPEC = FeatureSpec(
+    "label",
+    (DenseColumn("int_0"), DenseColumn("int_1")),
+    (CategoricalColumn("cat_0"), CategoricalColumn("cat_1", raw="int")),
+)
+VALUES, DIM = 50, 4
+#: As JSON holds them; every value of ``cat_0`` once.
+ROWS = [
+    {"int_0": i, "int_1": None, "cat_0": f"{i % VALUES:x}", "cat_1": i % 7}
+    for i in range(VALUES + 5)
+]
+
+
+def make_workflow(
+    path: Path, *, seed: int = 0, generation: int | None = 0, columns: int = 2
+) -> Path:
+    """Write a workflow whose ids depend on the seed."""
+    spec = dataclasses.replace(SPEC, categorical=SPEC.categorical[:columns])
+    rng = np.random.default_rng(seed)
+    values = {"cat_0": rng.permutation(VALUES), "cat_1": rng.permutation(5)}
+    observed = dict.fromkeys(("null", "oov", "unique"), 0)
+    vocabularies = {
+        name: workflows.FittedVocabulary(some, np.ones(len(some), np.int64), observed)
+        for name, some in values.items()
+        if name in spec.categorical_names
+    }
+    statistics = {name: {"mean": 1.0, "std": 2.0} for name in SPEC.dense_names}
+    workflows.write_workflow(path, spec, workflows.Fitted(statistics, vocabularies))
+    if generation is not None:
+        set_lineage(path, generation)
+    return path
+
+
+def set_lineage(path: Path, generation: int, days: int = 1) -> None:
+    """Give a workflow a line of descent: so many days in generation 0, one in each other."""
+    digest, vocabularies = (
+        inspect(path).digest,
+        {vocabulary.name: vocabulary.values for vocabulary in inspect(path).vocabularies.values()},
+    )
+    lineage = [
+        {
+            "number": number,
+            "digest": digest if number == generation else fake_digest(number),
+            "days": list(range(days)) if number == 0 else [days + number - 1],
+            "values": vocabularies,
+            "reused": {},
+        }
+        for number in range(generation + 1)
+    ]
+    metadata = read_json(path / "metadata.json", "a workflow")
+    write_json(path / "metadata.json", {**metadata, "lineage": lineage})
+
+
+def fake_digest(number: int) -> str:
+    """The digest of a workflow that there is not."""
+    return hashlib.sha256(f"generation {number}".encode()).hexdigest()
+
+
+def make_bundle(
+    path: Path,
+    *,
+    seed: int = 0,
+    generation: int | None = 0,
+    rows: int = VALUES + 3 + 5 + 3,
+    columns: int = 2,
+    origin: Origin | None = None,
+) -> Path:
+    """Write a bundle whose ids and weights depend on the seed.
+
+    Args:
+        path: The directory to make; the workflow is put beside it.
+        seed: Makes it another bundle.
+        generation: The generation of the workflow; None: one without.
+        rows: The number of rows of its tables, for a larger file.
+        columns: The number of categorical columns, 1 or 2.
+        origin: Where it claims to come from.
+    """
+    workflow = path.with_name(f"{path.name}.workflow")
+    make_workflow(workflow, seed=seed, generation=generation, columns=columns)
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.randint(-2, 3, shape, generator=generator).float()
+
+    sizes = (VALUES + 3, rows - VALUES - 3)[:columns]
+    interacting = columns * (columns + 1) // 2
+    layers = {
+        "bottom": [(torch.zeros(DIM, 2), integers(DIM))],
+        "top": [
+            (integers(6, DIM + interacting), integers(6)),
+            (integers(1, 6) / 64, integers(1) / 4),
+        ],
+    }
+    model = ServingModel.make(Table(integers(sum(sizes), DIM)), sizes, layers)
+    digest = inspect(workflow).digest
+    shape = ModelShape(
+        tuple(SPEC.dense_names), tuple(SPEC.categorical_names)[:columns], sizes, digest
+    )
+    save_bundle(path, workflow, model, shape, origin=origin)
+    return path
+
+
+def make_origin(generation: int, days: tuple[int, ...]) -> Origin:
+    """The origin of a bundle whose checkpoint is not at hand."""
+    settings, versions = {"learning_rate": 0.1, "batch_size": 64}, {"torch": "2.13.0"}
+    checkpoint = CheckpointOrigin("c" * 64, 120, 7680, generation, days, settings, versions)
+    return Origin(checkpoint, {"nvt-torchrec": "0.1"})

@@ -1,0 +1,255 @@
+"""A server that follows its bundle: other bundles take its place while requests are answered."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inference import Predictor
+from inference.model.bundle import bundle_digest, bundle_name
+from inference.publish.steps import publish
+from tests.inference.bundles import ROWS, make_bundle
+from tests.inference.serving import JSON, Server, serving
+
+SWITCHES, CLIENTS = 100, 4
+#: Beside what an answer must equal up to the rounding of one sigmoid.
+ROUNDING = 1e-6
+PATIENT = ["--max_wait_ms", "100000", "--timeout_s", "100"]
+
+
+@dataclasses.dataclass
+class Bundles:
+    """Two bundles, rows whose probabilities differ, and those probabilities by the bundle's name."""
+
+    rows: list[dict]
+    paths: dict[str, Path]
+    expected: dict[str, np.ndarray]
+    generations: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
+    base = tmp_path_factory.mktemp("bundles")
+    paths, expected, generations = {}, {}, {}
+    for number, seed in enumerate((1, 2)):
+        path = make_bundle(base / str(number), seed=seed, generation=number, rows=2_000_000)
+        name = bundle_name(bundle_digest(path))
+        paths[name], generations[name] = path, str(number)
+        expected[name] = Predictor.load(path).predict(ROWS)
+    first, second = expected.values()
+    differ = np.abs(first - second) > 1000 * ROUNDING
+    assert differ.sum() > 40
+    places = np.flatnonzero(differ)
+    expected = {name: values[places] for name, values in expected.items()}
+    return Bundles([ROWS[place] for place in places], paths, expected, generations)
+
+
+def _switch(served: Path, target: Path) -> None:
+    link = served.with_name("next")
+    link.symlink_to(target)
+    os.replace(link, served)
+
+
+class Client(threading.Thread):
+    """Sends requests over one connection until it is told to stop; keeps what is wrong."""
+
+    def __init__(self, server: Server, two: Bundles, number: int) -> None:
+        super().__init__(daemon=True)
+        self._server, self._two = server, two
+        self._rng = np.random.default_rng(number)
+        self.stop = threading.Event()
+        self.wrong: list[str] = []
+        self.names: list[str] = []
+
+    def run(self) -> None:
+        try:
+            with contextlib.closing(self._server.connect()) as connection:
+                while not self.stop.is_set():
+                    self._ask(connection)
+        except Exception as error:
+            self.wrong.append(repr(error))
+
+    def _ask(self, connection: http.client.HTTPConnection) -> None:
+        count = int(self._rng.choice([1, 3, 20]))
+        picked = self._rng.integers(0, len(self._two.rows), count)
+        body = json.dumps({"rows": [self._two.rows[place] for place in picked]})
+        connection.request("POST", "/predict", body, JSON)
+        answer = connection.getresponse()
+        content = answer.read()
+        name = answer.headers["X-Bundle"]
+        if answer.status != 200 or answer.headers.get("Connection") == "close":
+            self.wrong.append(f"{answer.status} {content!r}")
+            return
+        got = np.array(json.loads(content)["probabilities"], np.float32)
+        if np.abs(got - self._two.expected[name][picked]).max() > ROUNDING:
+            self.wrong.append(f"{name}: {got}, not {self._two.expected[name][picked]}")
+        if answer.headers["X-Workflow-Generation"] != self._two.generations[name]:
+            self.wrong.append(f"{name}: {answer.headers}")
+        if self.names[-1:] != [name]:
+            self.names.append(name)
+
+
+class Watch(threading.Thread):
+    """Counts the embedding tables that a process has mapped, again and again."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self.stop = threading.Event()
+        self.most = 0
+
+    def run(self) -> None:
+        while not self.stop.wait(0.01):
+            self.most = max(self.most, len(_tables(self._pid)))
+
+
+def _tables(pid: int) -> set[str]:
+    """The inodes of the tables that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
+    return {line.split()[4] for line in lines if "table.npy" in line}
+
+
+def _resources(pid: int) -> tuple[int, int]:
+    """Open files and threads of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+
+def _until(condition) -> None:
+    end = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
+    """No request fails, no answer is of two bundles, no more than two are in memory."""
+    served = tmp_path / "current"
+    names = list(two.paths)
+    served.symlink_to(two.paths[names[0]])
+    flags = ["--bundle", str(served), "--batch_rows", "16", *PATIENT]
+    with serving(tmp_path, *flags) as server:
+        pid = server.process.pid
+        clients = [Client(server, two, number) for number in range(CLIENTS)]
+        watch = Watch(pid)
+        for thread in (*clients, watch):
+            thread.start()
+        before = (0, 0)
+        for number, name in zip(range(1, SWITCHES + 1), itertools.cycle(names[::-1])):
+            _switch(served, two.paths[name])
+            server.process.send_signal(signal.SIGHUP)
+            _until(lambda number=number: _reloads(server) == number)
+            if number == SWITCHES // 10:
+                before = _resources(pid)
+        for thread in (*clients, watch):
+            thread.stop.set()
+            thread.join(100)
+        assert [client.wrong for client in clients] == [[]] * CLIENTS
+        switched = sum(len(client.names) - 1 for client in clients)
+        assert switched > SWITCHES  # the clients saw most of them
+        assert watch.most == 2
+        _until(lambda: len(_tables(pid)) == 1)
+        after = _resources(pid)
+        assert after[0] <= before[0] + 4  # connections and files that are opened for a moment
+        assert after[1] <= before[1] + 2
+        assert server.metric("inference_bundle_reload_failures_total") == 0
+        assert _info(server) == {names[0]: 1.0}
+
+
+def _reloads(server: Server) -> float:
+    return server.metric("inference_bundle_reloads_total")
+
+
+def _info(server: Server) -> dict[str, float]:
+    """The bundles that are served, and by how many processes."""
+    text = server.ask("/metrics")[1].decode()
+    lines = re.findall(r'^inference_bundle_info\{bundle="(\w+)",.*\} (\S+)$', text, re.MULTILINE)
+    return {name: float(value) for name, value in lines if float(value)}
+
+
+def test_publications_are_noticed_and_named(two: Bundles, tmp_path: Path) -> None:
+    to = tmp_path / "served"
+    names = list(two.paths)
+    publish(two.paths[names[0]], to)
+    with serving(tmp_path, "--bundle", str(to / "current"), *PATIENT) as server:
+        for number, name in enumerate(names):
+            _, answer, headers = server.ask("/version")
+            version = json.loads(answer)
+            assert (headers["X-Bundle"], headers["X-Workflow-Generation"]) == (name, str(number))
+            assert version["bundle"] == bundle_digest(two.paths[name])
+            assert version["generation"] == number
+            assert version["workflow"] == Predictor.load(two.paths[name]).workflow.digest
+            if number == 0:
+                publish(two.paths[names[1]], to)
+                _until(lambda: _reloads(server) == 1)
+        assert "serving bundle" in server.stderr.read_text()
+
+
+def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Path) -> None:
+    first, second = two.paths.values()
+    name = next(iter(two.paths))
+    served = tmp_path / "current"
+    served.symlink_to(first)
+    damaged = shutil.copytree(second, tmp_path / "damaged")
+    table = (damaged / "weights" / "table.npy").read_bytes()
+    (damaged / "weights" / "table.npy").write_bytes(table[:-1] + bytes([table[-1] ^ 1]))
+    narrow = make_bundle(tmp_path / "narrow", seed=3, columns=1)
+    with serving(tmp_path, "--bundle", str(served), *PATIENT) as server:
+
+        def failures() -> float:
+            return server.metric("inference_bundle_reload_failures_total")
+
+        for number, (target, message) in enumerate(
+            (
+                (damaged, "table.npy: not the file that was written"),
+                (tmp_path / "nowhere", "no bundle: No such file"),
+                (narrow, "its categorical columns are not those of the bundle that is served"),
+            )
+        ):
+            _switch(served, target)
+            _until(lambda number=number: failures() == number + 1)
+            assert message in server.stderr.read_text()
+            assert f"serving bundle {name} on" in server.stderr.read_text()
+            _, answer, headers = server.ask("/predict", {"rows": two.rows[:2]})
+            assert headers["X-Bundle"] == name
+            got = json.loads(answer)["probabilities"]
+            np.testing.assert_allclose(got, two.expected[name][:2], atol=ROUNDING)
+        server.process.send_signal(signal.SIGHUP)  # tries it again
+        _until(lambda: failures() == 4)
+        assert len(_tables(server.process.pid)) == 1
+        _switch(served, first)  # the same as before: nothing to do
+        _switch(served, second)
+        _until(lambda: _reloads(server) == 1)
+        assert failures() == 4
+
+
+def test_each_worker_switches(two: Bundles, tmp_path: Path) -> None:
+    served = tmp_path / "current"
+    names = list(two.paths)
+    served.symlink_to(two.paths[names[0]])
+    with serving(tmp_path, "--bundle", str(served), "--workers", "2", *PATIENT) as server:
+        assert _info(server) == {names[0]: 2.0}
+        clients = [Client(server, two, number) for number in range(4)]
+        for client in clients:
+            client.start()
+        for number, name in enumerate(names[::-1], 1):
+            _switch(served, two.paths[name])
+            server.process.send_signal(signal.SIGHUP)
+            _until(lambda number=number: _reloads(server) == 2 * number)
+            _until(lambda name=name: _info(server) == {name: 2.0})
+        for client in clients:
+            client.stop.set()
+            client.join(100)
+        assert [client.wrong for client in clients] == [[]] * 4
