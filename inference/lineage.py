@@ -15,8 +15,9 @@ from clicklog.errors import BadInputError, ClickLogError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.artifact import check_digests
 from clicklog.readers.days import find_days
+from clicklog.readers.lines import filesystem_of
 from inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
-from inference.model.origin import MODEL_FILE, file_digest
+from inference.model.origin import MODEL_FILE, model_digest
 from workflows.description import WorkflowDescription, inspect, verify
 
 
@@ -95,7 +96,7 @@ def read_lineage(
         days=[],
     )
     _check_bundle(found, bundle, description, inner)
-    _check_checkpoint(found, description, checkpoint)
+    _check_checkpoint(found, description, inner, checkpoint)
     _check_workflow(found, inner, workflow)
     _add_days(found, description, inner, output)
     return found
@@ -122,8 +123,24 @@ def _check_bundle(
         )
 
 
+def _check_generation(found: Lineage, trained_on: int, inner: WorkflowDescription) -> None:
+    """Check that the data of a generation are encoded as by the workflow.
+
+    They are if it is the same generation, or if the later ones have added nothing.
+    """
+    what = f"checkpoint: trained on generation {trained_on} of the workflow"
+    same = {one.number for one in inner.lineage if one.digest == inner.digest}
+    if trained_on in same:
+        found.verified.append(what)
+    else:
+        found.wrong.append(f"{what}, which is at generation {inner.generation}")
+
+
 def _check_checkpoint(
-    found: Lineage, description: BundleDescription, checkpoint: Path | None
+    found: Lineage,
+    description: BundleDescription,
+    inner: WorkflowDescription,
+    checkpoint: Path | None,
 ) -> None:
     trained_on = description.model.workflow_digest
     if trained_on:
@@ -142,18 +159,14 @@ def _check_checkpoint(
     elif origin.checkpoint.generation is None:
         found.unverified.append("checkpoint: it records no generation")
     else:
-        found.compare(
-            "checkpoint: trained on this generation",
-            origin.checkpoint.generation,
-            description.generation,
-        )
+        _check_generation(found, origin.checkpoint.generation, inner)
     if checkpoint is None:
         found.unverified.append("checkpoint: its files (pass --checkpoint)")
         return
     if origin is not None:
         found.compare(
-            f"checkpoint: the SHA-256 of {checkpoint / MODEL_FILE}",
-            file_digest(checkpoint / MODEL_FILE),
+            f"checkpoint: the digest of {checkpoint / MODEL_FILE}",
+            model_digest(checkpoint),
             origin.checkpoint.digest,
         )
     from dlrm.checkpoint.store import check_contents, read_model_file
@@ -234,6 +247,10 @@ def _add_files(found: Lineage, day: Any, output: Path) -> None:
         day(number)["files"].append({"path": path, "fingerprint": then, "rows": entry.get("rows")})
         what = f"days: {path}, {then.get('size')} bytes"
         try:
+            filesystem, name = filesystem_of(path)
+            if not filesystem.isfile(name):
+                found.unverified.append(f"{what}: it is not there now")
+                continue
             now = find_days(path)[0]
         except (ClickLogError, OSError) as error:
             why = error.what if isinstance(error, ClickLogError) else error

@@ -1,13 +1,16 @@
 """Buckets of a vocabulary by the frequency that its values had when they were counted.
 
-Drift of a categorical column is measured over a few buckets instead of millions of values. The
-most frequent values are put into :data:`BUCKETS` buckets of about equal share, from the most
-frequent on. Another bucket, the rest, holds what is rare or out of vocabulary. Rare values stay out
-of the others because their counts are no estimate of their shares: a value is in the vocabulary
-*because* it occurred, so on another day the rare values of a vocabulary occur less often and unseen
-ones more often, without any shift (Good, The population frequencies of species, Biometrika 40,
-1953: of values that occurred r times, (r + 1) · N(r + 1) / N(r) occurrences are expected instead of
-r). Their sum with the unseen values is hardly biased.
+Drift of a categorical column is measured over a few buckets instead of millions of values: the most
+frequent values in :data:`BUCKETS` buckets of about equal share, from the most frequent on, and the
+rest, which holds what is rare or out of vocabulary.
+
+Values that are chosen for their high counts have high counts by chance, too: on another day their
+share is lower without any shift (regression to the mean; for values seen once see Good, The
+population frequencies of species, Biometrika 40, 1953). So the counts are split: each occurrence is
+put into one of two halves at random. One half decides which values are in which bucket, the other
+one, which is independent of it, how large the share of each bucket is (data thinning: Neufeld et
+al., Journal of Machine Learning Research 25, 2024). The shares are then unbiased, even that of the
+rest, whose values another day may have seen for the first time.
 
 Ids of a vocabulary that was extended are not in the order of their counts, so the buckets are kept
 as runs of ids, found by binary search. Imports neither NVTabular nor Dask nor pandas.
@@ -16,7 +19,7 @@ as runs of ids, found by binary search. Imports neither NVTabular nor Dask nor p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +35,9 @@ from workflows.description import WorkflowDescription
 BUCKETS = 10
 #: The bucket of rare values and those out of vocabulary; that of padding and null, never compared.
 REST, ABSENT = BUCKETS, BUCKETS + 1
-#: Occurrences from which on a value is frequent: by Good's formula the counts of rarer values in a
-#: heavy-tailed column are too high by more than a twentieth.
-LEAST_COUNT = 20
+#: Occurrences, in the half that decides, from which on a value is frequent. The order of rarer
+#: values is mostly chance, and they would only make more runs.
+LEAST_COUNT = 10
 _AGAIN = "copy the whole workflow directory again, or fit it again"
 #: Values of a vocabulary that are read at once.
 _BATCH = 1 << 18
@@ -51,7 +54,7 @@ class FrequencyBuckets:
             ascending, the first is 0.
         buckets: uint8 [runs], their buckets.
         counts: int64 [BUCKETS + 1], how often the values of each bucket, and those of the rest,
-            occurred.
+            occurred in the half of the rows that decides on the shares.
     """
 
     begins: np.ndarray
@@ -59,22 +62,15 @@ class FrequencyBuckets:
     counts: np.ndarray
 
     @classmethod
-    def make(cls, ids: np.ndarray, counts: np.ndarray, total: int) -> FrequencyBuckets:
+    def make(cls, ids: np.ndarray, counts: np.ndarray, unseen: int) -> FrequencyBuckets:
         """Make the buckets of counted ids.
 
         Args:
-            ids: int64 [n], ascending: at least the :data:`MOST_VALUES` most frequent ones.
+            ids: int64 [n], ascending.
             counts: int64 [n], how often each occurred.
-            total: How often all values occurred, those without an id of their own included.
+            unseen: How often values without an id of their own occurred.
         """
-        head = _most_frequent(counts)
-        of_head = counts[head]
-        before = np.cumsum(of_head) - of_head
-        buckets = (before * BUCKETS // max(1, total)).astype(np.uint8)
-        sums = np.zeros(BUCKETS + 1, np.int64)
-        np.add.at(sums, buckets, of_head)
-        sums[REST] = total - int(of_head.sum())
-        return cls(*_runs(ids[head], buckets), sums)
+        return _make([(ids, counts)], unseen)
 
     def sum(self, counts: np.ndarray) -> np.ndarray:
         """Add up counts of all ids from 0 on, int [table size], by bucket: int64 [BUCKETS + 1]."""
@@ -85,13 +81,52 @@ class FrequencyBuckets:
         return sums[: BUCKETS + 1]
 
 
-def _most_frequent(counts: np.ndarray) -> np.ndarray:
-    """Return the indices of the frequent values by falling count, int64; ties by index."""
-    least = LEAST_COUNT
-    if len(counts) > MOST_VALUES:
-        least = max(least, int(np.partition(counts, -MOST_VALUES)[-MOST_VALUES]))
-    frequent = np.flatnonzero(counts >= least)
-    return frequent[np.argsort(-counts[frequent], kind="stable")][:MOST_VALUES]
+def _make(batches: Iterable[tuple[np.ndarray, np.ndarray]], unseen: int) -> FrequencyBuckets:
+    """Make the buckets of batches of ids and counts; few values are in memory at once."""
+    rng = np.random.default_rng(0)  # the same split every time
+    head = _Head.none()
+    rare = unseen
+    for ids, counts in batches:
+        frequent = np.flatnonzero(counts >= LEAST_COUNT)  # others cannot be in the head
+        rare += int(counts.sum()) - int(counts[frequent].sum())
+        deciding = rng.binomial(counts[frequent], 0.5)
+        head = head.with_more(ids[frequent], deciding, counts[frequent] - deciding)
+    rest = head.rest + int(rng.binomial(rare, 0.5))
+    total = int(head.deciding.sum()) + head.rest + rare // 2  # only buckets of equal share need it
+    order = np.argsort(-head.deciding, kind="stable")
+    before = np.cumsum(head.deciding[order]) - head.deciding[order]
+    buckets = np.minimum(before * BUCKETS // max(1, total), BUCKETS - 1).astype(np.uint8)
+    sums = np.zeros(BUCKETS + 1, np.int64)
+    np.add.at(sums, buckets, head.shares[order])
+    sums[REST] = rest
+    return FrequencyBuckets(*_runs(head.ids[order], buckets), sums)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Head:
+    """The most frequent values so far by ascending id, with the counts of both halves.
+
+    ``rest`` is the count, in the half that decides on the shares, of the values left out.
+    """
+
+    ids: np.ndarray
+    deciding: np.ndarray
+    shares: np.ndarray
+    rest: int
+
+    @classmethod
+    def none(cls) -> _Head:
+        return cls(*(np.empty(0, np.int64) for _ in range(3)), 0)
+
+    def with_more(self, ids: np.ndarray, deciding: np.ndarray, shares: np.ndarray) -> _Head:
+        ids = np.concatenate([self.ids, ids])
+        deciding = np.concatenate([self.deciding, deciding])
+        shares = np.concatenate([self.shares, shares])
+        keep = np.flatnonzero(deciding >= LEAST_COUNT)
+        if len(keep) > MOST_VALUES:  # of equal counts, the smaller ids
+            keep = np.sort(keep[np.argsort(-deciding[keep], kind="stable")[:MOST_VALUES]])
+        rest = self.rest + int(shares.sum()) - int(shares[keep].sum())
+        return _Head(ids[keep], deciding[keep], shares[keep], rest)
 
 
 def _runs(ids: np.ndarray, buckets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -158,14 +193,8 @@ def read_buckets(path: Path, description: WorkflowDescription) -> dict[str, Freq
 def _read_one(
     path: Path, description: WorkflowDescription, column: CategoricalColumn
 ) -> FrequencyBuckets:
-    ids, counts = np.empty(0, np.int64), np.empty(0, np.int64)
-    total = description.vocabularies[column.name].observed["oov"]
-    for first, batch in read_counts(path, description, column.name):
-        total += int(batch.sum())
-        frequent = np.flatnonzero(batch >= LEAST_COUNT)
-        ids = np.concatenate([ids, frequent + first + column.reserved_ids])
-        counts = np.concatenate([counts, batch[frequent]])
-        if len(ids) > MOST_VALUES:
-            keep = np.sort(_most_frequent(counts))
-            ids, counts = ids[keep], counts[keep]
-    return FrequencyBuckets.make(ids, counts, total)
+    batches = (
+        (np.arange(first, first + len(counts)) + column.reserved_ids, counts)
+        for first, counts in read_counts(path, description, column.name)
+    )
+    return _make(batches, description.vocabularies[column.name].observed["oov"])

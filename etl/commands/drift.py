@@ -33,7 +33,9 @@ class DriftSettings(Settings):
         "share 0.05, label rate 20 %)", None, metavar="FILE"
     )  # fmt: skip
     output: Path | None = flag("directory of the results (default: OUT/drift)", None, metavar="DIR")
-    rows: int | None = flag("compare the first N rows of the day only (default: all)", None, least=1)
+    rows: int | None = flag(
+        "compare the first N rows of the day only (default: all)", None, least=1
+    )
     workers: int = threads_flag()
 
 

@@ -149,6 +149,7 @@ class Drift:
             baseline's days. None for rows without labels.
         malformed: The share of malformed rows.
         columns: Dense columns, then categorical ones.
+        flags: What is flagged, as "cat_3 PSI" or "label rate".
     """
 
     day: int
@@ -164,13 +165,7 @@ class Drift:
     label_rate: ShareDrift | None
     malformed: ShareDrift
     columns: list[ColumnDrift]
-
-    @property
-    def flags(self) -> list[str]:
-        """What is flagged, as "cat_3 PSI"."""
-        whole = {"label rate": self.label_rate, "malformed rows": self.malformed}
-        flags = [name for name, measure in whole.items() if measure and measure.flagged]
-        return flags + [f"{c.name} {flag}" for c in self.columns for flag in c.flags]
+    flags: list[str]
 
     def column(self, name: str) -> ColumnDrift | None:
         """Return the drift of a column; None for a column that was not there."""
@@ -179,12 +174,7 @@ class Drift:
 
 def write_drift(file: Path, drift: Drift) -> None:
     """Write a result as JSON. Raises :class:`OutputError`."""
-    FORMAT.write(file, {**dataclasses.asdict(drift), "flags": drift.flags})
-
-
-@dataclasses.dataclass(frozen=True)
-class _Written(Drift):
-    flags: list[str]  # type: ignore[assignment]  # in the file, for programs that read it
+    FORMAT.write(file, dataclasses.asdict(drift))
 
 
 def read_drift(file: Path) -> Drift:
@@ -195,4 +185,4 @@ def read_drift(file: Path) -> Drift:
         SchemaError: Another version of this program wrote it.
     """
     remedy = "delete it, or compare the day again with `python -m etl drift`"
-    return FORMAT.read(_Written, file, remedy)
+    return FORMAT.read(Drift, file, remedy)

@@ -46,7 +46,7 @@ class Baseline:
         stored: The columns whose buckets hold all training rows, not a sample.
         missing: Training rows without a value, of all, by column.
         unseen: Values out of vocabulary, of all, in days that the workflow was not fitted on, by
-            categorical column; without hashed columns, and without any where there are no such days.
+            categorical column. Hashed columns have none, and nothing is known without such days.
         days: Positive labels and rows of the days that were counted.
         malformed: Malformed rows, of all rows of these days.
     """
@@ -73,7 +73,7 @@ def read_baseline(root: Path) -> Baseline:
     if not output.manifest.is_file():
         raise BadInputError(
             f"{root}: no {output.manifest.name}, so it is not the output of a finished run",
-            "pass the --output_path of `python -m etl run`; finish an interrupted run with --resume",
+            "pass the --output_path of `python -m etl run`; finish a run with --resume",
         )
     manifest = read_manifest(output.manifest)
     if manifest["workflow_digest"] is None:
@@ -128,8 +128,8 @@ def _sampled_buckets(
     counts = np.bincount(ids, minlength=description.vocabularies[name].table_size)
     # A hashed column has no vocabulary: its ids are buckets, and each of them is known.
     first = FIRST_OOV_ID if column.hash_buckets else column.reserved_ids
-    total = int(counts[FIRST_OOV_ID:].sum())
-    return FrequencyBuckets.make(np.arange(first, len(counts)), counts[first:], total)
+    unseen = int(counts[FIRST_OOV_ID:first].sum())
+    return FrequencyBuckets.make(np.arange(first, len(counts)), counts[first:], unseen)
 
 
 def _read_sample(
@@ -217,9 +217,7 @@ def _unseen(
     }
 
 
-def _count_ids(
-    output: EtlOutput, manifest: dict[str, Any], names: list[str]
-) -> dict[str, int]:
+def _count_ids(output: EtlOutput, manifest: dict[str, Any], names: list[str]) -> dict[str, int]:
     """Count the ids of columns of lists in valid and test, from the footers."""
     splits = manifest["splits"]
     # Footers count an empty list as a value.

@@ -69,6 +69,13 @@ def compare(
         label = measures.label_rate(
             (tally.positives, tally.rows), baseline.days, thresholds.label_rate
         )
+    malformed = measures.increase(
+        (tally.malformed, tally.rows + tally.malformed),
+        baseline.malformed,
+        thresholds.malformed_share,
+    )
+    whole = {"label rate": label, "malformed rows": malformed}
+    flags = [name for name, measure in whole.items() if measure and measure.flagged]
     lineage = getattr(description, "lineage", ())
     return Drift(
         day=day.day,
@@ -82,12 +89,9 @@ def compare(
         tests=tests,
         thresholds=thresholds.to_dict(),
         label_rate=label,
-        malformed=measures.increase(
-            (tally.malformed, tally.rows + tally.malformed),
-            baseline.malformed,
-            thresholds.malformed_share,
-        ),
+        malformed=malformed,
         columns=columns,
+        flags=flags + [f"{column.name} {flag}" for column in columns for flag in column.flags],
     )
 
 
@@ -176,7 +180,7 @@ def _dense_drift(
         psi=measures.psi(baseline.dense.counts[j], tally.bins[j], own.psi),
         missing=_missing(name, j, tally, baseline, measures, own),
         quantiles=[
-            Quantile(share, _finite(float(a)), _finite(float(b)))
+            Quantile(share, _finite(float(a) + 0.0), _finite(float(b) + 0.0))  # no -0
             for share, a, b in zip(QUANTILES, raw_then, raw_now, strict=True)
         ],
     )
@@ -230,7 +234,8 @@ def _movers(
     """
     if column.name not in baseline.stored:
         return []
-    total = max(1, int(baseline.buckets[column.name].counts.sum()))
+    observed = baseline.description.vocabularies[column.name].observed
+    total = max(1, observed["unique"] + observed["oov"])
     now_of_all = ids[column.reserved_ids :]
     rows, then, now = (np.empty(0, kind) for kind in (np.int64, np.float64, np.float64))
     for first, counts in read_counts(baseline.workflow, baseline.description, column.name):
@@ -249,9 +254,7 @@ def _movers(
     ]
 
 
-def _values_of(
-    baseline: Baseline, column: CategoricalColumn, rows: np.ndarray
-) -> dict[int, str]:
+def _values_of(baseline: Baseline, column: CategoricalColumn, rows: np.ndarray) -> dict[int, str]:
     """Read the values in some rows of a vocabulary, as in a log."""
     vocabulary = baseline.description.vocabularies[column.name]
     found: dict[int, str] = {}
@@ -264,9 +267,7 @@ def _values_of(
     return found
 
 
-def _new_values(
-    column: CategoricalColumn, j: int, tally: DayTally, present: int
-) -> list[Mover]:
+def _new_values(column: CategoricalColumn, j: int, tally: DayTally, present: int) -> list[Mover]:
     counts = tally.new_values[j]
     top = np.argsort(-counts.counts, kind="stable")[:TOP]
     return [

@@ -1,4 +1,4 @@
-"""Measure the drift of a day, and write the result: what the commands ``drift`` and ``extend`` do."""
+"""Measure the drift of a day and write the result, for the commands ``drift`` and ``extend``."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def table(drift: Drift) -> str:
             lines.append(f"  {name:15} {changed(measure)}{'  << drift' * measure.flagged}")
     lines += [
         "",
-        f"  {'column':18} {'PSI':>7} {'limit':>7}  {'missing':>18}  {'unseen':>18}",
+        f"  {'column':18} {'PSI':>7} {'limit':>7}  {'missing':>19}  {'unseen':>19}",
     ]
     for column in drift.columns:
         lines.append(_line(column))
@@ -36,8 +36,8 @@ def _line(column: ColumnDrift) -> str:
         f"{column.name:18.18}",
         f"{column.psi.psi:7.4f}",
         "      -" if limit is None else f"{limit:7.4f}",
-        f" {changed(column.missing):>18}",
-        f" {'-' if column.unseen is None else changed(column.unseen):>18}",
+        f" {changed(column.missing):>19}",
+        f" {'-' if column.unseen is None else changed(column.unseen):>19}",
     )
     flags = f"  << {', '.join(column.flags)}" if column.flags else ""
     return f"  {' '.join(cells)}{flags}"
@@ -52,16 +52,18 @@ def psi_limit(column: ColumnDrift) -> float | None:
 
 
 def changed(share: ShareDrift) -> str:
-    """Return a share before and now, as "10.0 % > 12.5 %"."""
+    """Return a share before and now, as "10.0 % -> 12.5 %"."""
     then = "?" if share.then is None else percent(share.then)
-    return f"{then} > {percent(share.now)}"
+    return f"{then} -> {percent(share.now)}"
 
 
 def details(column: ColumnDrift) -> list[str]:
     """Return lines on what changed in a column."""
     lines = []
     if column.quantiles:
-        cells = (f"{100 * q.share:g} % {_number(q.then)} > {_number(q.now)}" for q in column.quantiles)
+        cells = (
+            f"{100 * q.share:g} % {_number(q.then)} -> {_number(q.now)}" for q in column.quantiles
+        )
         lines.append(f"quantiles: {'; '.join(cells)}")
     if column.movers:
         lines.append(f"moved most: {'; '.join(map(_mover, column.movers))}")
@@ -71,7 +73,7 @@ def details(column: ColumnDrift) -> list[str]:
 
 
 def _mover(mover: Mover) -> str:
-    then = "" if mover.then is None else f"{percent(mover.then)} > "
+    then = "" if mover.then is None else f"{percent(mover.then)} -> "
     return f"{mover.value:.40} {then}{percent(mover.now)}"
 
 

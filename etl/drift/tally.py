@@ -123,9 +123,7 @@ def tally_day(
     return tally.finish(day)
 
 
-def _first_pieces(
-    pieces: Iterator[UnparsedRows], limit_rows: int | None
-) -> Iterator[UnparsedRows]:
+def _first_pieces(pieces: Iterator[UnparsedRows], limit_rows: int | None) -> Iterator[UnparsedRows]:
     for piece in pieces:
         if limit_rows is not None and piece.first >= limit_rows:
             return
@@ -153,9 +151,7 @@ class _Tally:
         self._new_values: list[Counts | None] = [None] * len(self._ids)
         self._first_bad = ""
 
-    def count_piece(
-        self, piece: UnparsedRows, limit_rows: int | None
-    ) -> tuple[_Piece, int, int]:
+    def count_piece(self, piece: UnparsedRows, limit_rows: int | None) -> tuple[_Piece, int, int]:
         """Parse, encode and count a piece, in any thread; ids are added to the tally at once."""
         rows = piece.parse(reject=True)
         if limit_rows is not None and piece.first + rows.lines > limit_rows:

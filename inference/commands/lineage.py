@@ -108,9 +108,11 @@ def _checkpoint(origin: dict[str, Any] | None) -> str:
     steps, samples = (
         "unknown" if own[name] is None else f"{own[name]:,}" for name in ("steps", "samples")
     )
+    before = own["continued_from"]
     return (
         f"{own['digest'][:12]}, {steps} steps, {samples} samples, "
         f"{_generation(own['generation'])}, {days}"
+        + (f", continued from {before[:12]}" if before else "")
     )
 
 

@@ -33,7 +33,7 @@ from clicklog.files.artifact import FileEntry, Format, check_digests, check_size
 from clicklog.files.directories import new_directory
 from clicklog.files.mapping import MappedArray
 from clicklog.finite import not_finite
-from inference.model.origin import Origin, checkpoint_origin, file_digest
+from inference.model.origin import Origin, file_digest, read_checkpoint_origin
 from inference.model.scoring import GROUPS, Layer, ServingModel
 from inference.model.tables import KINDS, Table
 from inference.model.weights import ModelShape, check_pair, read_checkpoint
@@ -107,14 +107,12 @@ def _check_generation(
 
 
 def _origin(checkpoint: Path | str) -> Origin:
-    from dlrm.checkpoint.store import read_model_file
-
     versions = {
         "nvt-torchrec": __version__,
         "torch": str(torch.__version__),
         "numpy": np.__version__,
     }
-    return Origin(checkpoint_origin(checkpoint, read_model_file(checkpoint)), versions)
+    return Origin(read_checkpoint_origin(checkpoint), versions)
 
 
 def save_bundle(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clicklog.errors import BadInputError
+from clicklog.files.atomic import read_json
 from clicklog.files.validation import parse
 
 MODEL_FILE = "model.json"
@@ -18,11 +19,13 @@ class CheckpointOrigin:
     """What a bundle records of the checkpoint that it was made from.
 
     Attributes:
-        digest: SHA-256 of the checkpoint's ``model.json``, which holds the digests of its files.
+        digest: The digest that the checkpoint's ``model.json`` holds of itself; it also holds those
+            of the other files.
         steps: The number of training steps.
         samples: The number of samples trained on.
         generation: The generation of the workflow whose data it was trained on, if known.
         days: The days it was trained on, those of the checkpoints before it included, if known.
+        continued_from: The digest of the checkpoint that its training continued from, if any.
         settings: The settings of the training run, but for paths.
         versions: The versions of the packages that wrote it.
     """
@@ -32,6 +35,7 @@ class CheckpointOrigin:
     samples: int | None
     generation: int | None
     days: tuple[int, ...] | None
+    continued_from: str | None
     settings: dict[str, Any]
     versions: dict[str, str]
 
@@ -57,32 +61,42 @@ class _Training:
     samples: int | None = None
     generation: int | None = None
     days: tuple[int, ...] | None = None
+    continued_from: dict[str, Any] | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def checkpoint_origin(path: Path | str, value: dict[str, Any]) -> CheckpointOrigin:
+def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
     """Return what a bundle records of a checkpoint.
 
-    Args:
-        path: The checkpoint.
-        value: The content of its ``model.json``.
-
     Raises:
-        BadInputError: The training record is damaged.
+        BadInputError: The checkpoint is missing or damaged.
+        SchemaError: It is not a checkpoint of this program.
     """
-    file = Path(path) / MODEL_FILE
+    from dlrm.checkpoint.store import read_model_file  # imports TorchRec: seconds
+
+    file, value = Path(path) / MODEL_FILE, read_model_file(path)
     names = [field.name for field in dataclasses.fields(_Training)]
     known = {name: value["training"][name] for name in names if name in value["training"]}
     training = parse(_Training, known, file, "the checkpoint is damaged: copy it again")
+    before = training.continued_from
     return CheckpointOrigin(
-        digest=file_digest(file),
+        digest=model_digest(path),
         steps=training.steps,
         samples=training.samples,
         generation=training.generation,
         days=training.days,
+        continued_from=None if before is None else str(before.get("digest")),
         settings={key: item for key, item in training.settings.items() if not _is_path(item)},
         versions=value["versions"],
     )
+
+
+def model_digest(path: Path | str) -> str:
+    """Return the digest that the ``model.json`` of a checkpoint holds of itself."""
+    from dlrm.checkpoint.store import FORMAT
+
+    value = read_json(Path(path) / MODEL_FILE, FORMAT.what)
+    return str(value.get(FORMAT.digest_key)) if isinstance(value, dict) else ""
 
 
 def file_digest(file: Path) -> str:

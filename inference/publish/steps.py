@@ -69,7 +69,7 @@ def publish(
         SchemaError: Its columns are not those of the bundle that is served.
         OutputError: ``to`` is something else, cannot be written, or another command works on it.
     """
-    digest, generation = bundle_digest(bundle), describe(bundle).generation
+    generation, digest = describe(bundle).generation, bundle_digest(bundle)
     with open_store(to, create=True) as store:
         before, name = store.served_name(), bundle_name(digest)
         new = Predictor.load(bundle, check=True)

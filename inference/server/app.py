@@ -61,6 +61,12 @@ class Service:
     metrics: ServerMetrics
     draining: bool = False
 
+    def serve(self, served: Served) -> None:
+        """Serve a model from the next request on, and measure drift from its workflow's values."""
+        watching = self.metrics.drift.watch(served.predictor.workflow)
+        self.served = served
+        watching.join()
+
 
 def make_service(
     served: Served,
@@ -70,9 +76,9 @@ def make_service(
 ) -> Service:
     """Make the application that serves a model, and start the model's thread.
 
-    The columns of a model that is put in its place later are the same
-    (:func:`inference.inputs.successors.check_same_columns`); all else may differ, so a request takes
-    ``service.served`` once, and nothing here keeps the first one.
+    A model that is put in its place later has the same columns
+    (:func:`inference.inputs.successors.check_same_columns`). All else may differ, so a request
+    takes ``service.served`` once, and nothing here keeps the first one.
     """
     spec = served.predictor.spec
     metrics = ServerMetrics(spec.categorical_names, settings.drift_window_s)

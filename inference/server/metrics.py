@@ -32,9 +32,9 @@ class ServerMetrics:
         drift_window_s: Seconds over which drift is measured.
 
     Attributes:
-        drift: The drift of the categorical columns.
         registry: The registry of the metrics.
         shared: Whether several processes add their values up.
+        drift: The drift of the categorical columns.
     """
 
     def __init__(self, columns: tuple[str, ...], drift_window_s: float = 3600.0) -> None:

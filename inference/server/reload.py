@@ -36,10 +36,13 @@ _RELEASE_S = 0.05
 _COLLECT_AFTER = 20
 
 
-class Holder(Protocol):
-    """What holds the model that is served."""
+class Service(Protocol):
+    """What serves a model."""
 
     served: Served
+
+    def serve(self, served: Served) -> None:
+        """Serve a model from the next request on."""
 
 
 class BundleMetrics:
@@ -83,13 +86,13 @@ class Reloader:
 
     Args:
         source: Where the bundle is.
-        holder: Holds what is served; the thread assigns to its ``served``.
+        service: What serves it.
         metrics: Counts the switches.
     """
 
-    def __init__(self, source: Source, holder: Holder, metrics: BundleMetrics) -> None:
-        self._source, self._holder, self._metrics = source, holder, metrics
-        self._seen = holder.served.stamp  # of the last bundle that was tried
+    def __init__(self, source: Source, service: Service, metrics: BundleMetrics) -> None:
+        self._source, self._service, self._metrics = source, service, metrics
+        self._seen = service.served.stamp  # of the last bundle that was tried
         # unlike an Event, a SimpleQueue may be used by a signal handler that interrupts itself
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._closed = False
@@ -133,11 +136,11 @@ class Reloader:
                 self._seen = None
                 self._failed(f"{self._source.bundle}: no bundle: {error.strerror or error}")
             return
-        if stamp == self._holder.served.stamp:
+        if stamp == self._service.served.stamp:
             self._seen = stamp
         elif stamp != self._seen or asked:
             self._seen = stamp
-            old = weakref.ref(self._holder.served.predictor)
+            old = weakref.ref(self._service.served.predictor)
             if self._switch_in_thread():
                 self._wait_for_release(old)
 
@@ -152,7 +155,7 @@ class Reloader:
 
     def _switch(self) -> bool:
         """Open what is at the path, and serve it. Return whether it is served."""
-        begin, before = time.monotonic(), self._holder.served
+        begin, before = time.monotonic(), self._service.served
         try:
             new = self._source.open()
             check_same_columns(before.predictor.spec, new.predictor.spec, str(self._source.bundle))
@@ -165,8 +168,8 @@ class Reloader:
         if self._closed:
             return False
         self._seen = new.stamp
+        self._service.serve(new)
         self._metrics.serves(new, before)
-        self._holder.served = new
         self._metrics.reloads.inc()
         log.info(
             "serving bundle %s, generation %s, after %.1f s; before: %s, generation %s",
@@ -177,7 +180,7 @@ class Reloader:
 
     def _failed(self, why: str) -> None:
         self._metrics.failures.inc()
-        log.error("serving bundle %s on: %s", self._holder.served.name, why, extra=ALWAYS)
+        log.error("serving bundle %s on: %s", self._service.served.name, why, extra=ALWAYS)
 
     def _wait_for_release(self, old: Callable[[], object]) -> None:
         """Wait until no request uses the old bundle any more; each has a time limit."""

@@ -38,9 +38,9 @@ ROWS = [
 
 
 def make_workflow(
-    path: Path, *, seed: int = 0, generation: int | None = 0, columns: int = 2
+    path: Path, *, seed: int = 0, generation: int | None = 0, equal: int = 1, columns: int = 2
 ) -> Path:
-    """Write a workflow whose ids depend on the seed."""
+    """Write a workflow whose ids depend on the seed; see :func:`set_lineage`."""
     spec = dataclasses.replace(SPEC, categorical=SPEC.categorical[:columns])
     rng = np.random.default_rng(seed)
     values = {"cat_0": rng.permutation(VALUES), "cat_1": rng.permutation(5)}
@@ -53,22 +53,20 @@ def make_workflow(
     statistics = {name: {"mean": 1.0, "std": 2.0} for name in SPEC.dense_names}
     workflows.write_workflow(path, spec, workflows.Fitted(statistics, vocabularies))
     if generation is not None:
-        set_lineage(path, generation)
+        set_lineage(path, generation, equal)
     return path
 
 
-def set_lineage(path: Path, generation: int, days: int = 1) -> None:
-    """Give a workflow a line of descent: so many days in generation 0, one in each other."""
-    digest, vocabularies = (
-        inspect(path).digest,
-        {vocabulary.name: vocabulary.values for vocabulary in inspect(path).vocabularies.values()},
-    )
+def set_lineage(path: Path, generation: int, equal: int = 1) -> None:
+    """Give a workflow a line of descent of a day each; the last ``equal`` generations are equal."""
+    description = inspect(path)
+    values = {name: one.values for name, one in description.vocabularies.items()}
     lineage = [
         {
             "number": number,
-            "digest": digest if number == generation else fake_digest(number),
-            "days": list(range(days)) if number == 0 else [days + number - 1],
-            "values": vocabularies,
+            "digest": description.digest if number > generation - equal else fake_digest(number),
+            "days": [number],
+            "values": values,
             "reused": {},
         }
         for number in range(generation + 1)
@@ -87,6 +85,7 @@ def make_bundle(
     *,
     seed: int = 0,
     generation: int | None = 0,
+    equal: int = 1,
     rows: int = VALUES + 3 + 5 + 3,
     columns: int = 2,
     origin: Origin | None = None,
@@ -97,12 +96,13 @@ def make_bundle(
         path: The directory to make; the workflow is put beside it.
         seed: Makes it another bundle.
         generation: The generation of the workflow; None: one without.
+        equal: How many of the last generations are equal.
         rows: The number of rows of its tables, for a larger file.
         columns: The number of categorical columns, 1 or 2.
         origin: Where it claims to come from.
     """
     workflow = path.with_name(f"{path.name}.workflow")
-    make_workflow(workflow, seed=seed, generation=generation, columns=columns)
+    make_workflow(workflow, seed=seed, generation=generation, equal=equal, columns=columns)
     generator = torch.Generator().manual_seed(seed)
 
     def integers(*shape: int) -> torch.Tensor:
@@ -129,5 +129,7 @@ def make_bundle(
 def make_origin(generation: int, days: tuple[int, ...]) -> Origin:
     """The origin of a bundle whose checkpoint is not at hand."""
     settings, versions = {"learning_rate": 0.1, "batch_size": 64}, {"torch": "2.13.0"}
-    checkpoint = CheckpointOrigin("c" * 64, 120, 7680, generation, days, settings, versions)
+    checkpoint = CheckpointOrigin(
+        "c" * 128, 120, 7680, generation, days, "b" * 128, settings, versions
+    )
     return Origin(checkpoint, {"nvt-torchrec": "0.1"})

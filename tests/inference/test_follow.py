@@ -32,7 +32,7 @@ PATIENT = ["--max_wait_ms", "100000", "--timeout_s", "100"]
 
 @dataclasses.dataclass
 class Bundles:
-    """Two bundles, rows whose probabilities differ, and those probabilities by the bundle's name."""
+    """Two bundles by name, rows whose probabilities differ, and these probabilities."""
 
     rows: list[dict]
     paths: dict[str, Path]

@@ -191,7 +191,7 @@ def test_a_certificate_that_does_not_fit_its_key_changes_nothing(tmp_path: Path,
     settings = ServerSettings(tls_cert=cert, tls_key=key)
     context = tls_context(cert, key)
     cert.write_bytes(other_cert.read_bytes())
-    run._reload(settings, None, context)
+    run._reload(settings, None, context, [])
     assert "keeping the previous certificate" in caplog.text
     inbox, outbox = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context(cadata=first).wrap_bio(

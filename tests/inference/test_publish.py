@@ -1,0 +1,395 @@
+"""``python -m inference publish``: compare, switch, roll back, and what may go wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.files.atomic import locked, read_json, write_json
+from inference import Predictor
+from inference.__main__ import main
+from inference.model.bundle import bundle_digest, bundle_name
+from inference.publish.history import PUBLISH, ROLLBACK, Entry, reconcile, served_in_turn
+from inference.publish.steps import publish, rollback
+from tests.inference.bundles import ROWS, make_bundle
+from tests.inference.conftest import ROOT
+from tests.mutations import expect_own_errors
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Four bundles, of the generations 0 to 3."""
+    base = tmp_path_factory.mktemp("bundles")
+    return [make_bundle(base / f"b{seed}", seed=seed, generation=seed) for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def sample(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows whose labels are those that the first bundle expects."""
+    rng = np.random.default_rng(0)
+    rows = [ROWS[place] for place in rng.integers(0, len(ROWS), 4000)]
+    labels = rng.random(len(rows)) < Predictor.load(bundles[0]).predict(rows)
+    lines = [
+        f"{label:d}\t{row['int_0']}\t\t{row['cat_0']}\t{row['cat_1']}\n"
+        for label, row in zip(labels, rows, strict=True)
+    ]
+    path = tmp_path_factory.mktemp("raw") / "day_25"
+    path.write_text("".join(lines))
+    return path
+
+
+def _name(bundle: Path) -> str:
+    return bundle_name(bundle_digest(bundle))
+
+
+def _current(served: Path) -> str:
+    """The name of the bundle that is served, which is whole."""
+    Predictor.load(served / "current", check=True)
+    assert _name(served / "current") == (served / "current").resolve().name
+    return _name(served / "current")
+
+
+def _stored(served: Path) -> set[str]:
+    return {path.name for path in (served / "bundles").iterdir()}
+
+
+def test_publish_and_roll_back(bundles: list[Path], tmp_path: Path, capsys) -> None:
+    served = tmp_path / "served"
+    names = [_name(bundle) for bundle in bundles]
+    for number in (0, 1, 1, 2):
+        assert main(["publish", str(bundles[number]), "--to", str(served)]) == 0
+        assert _current(served) == names[number]
+    assert f"serving {names[1]} already" in capsys.readouterr().out
+    table = (served / "current" / "weights" / "table.npy").stat()
+    assert table.st_ino == (bundles[2] / "weights" / "table.npy").stat().st_ino  # a hard link
+    for number in (1, 0):
+        assert main(["publish", "--to", str(served), "--rollback"]) == 0
+        assert _current(served) == names[number]
+    assert f"serving {names[0]} again, instead of {names[1]}" in capsys.readouterr().out
+    assert main(["publish", "--to", str(served), "--rollback"]) == 2
+    assert "nothing to roll back to: no earlier bundle" in capsys.readouterr().err
+    publish(bundles[3], served)
+    rollback(served)
+    assert _current(served) == names[0]
+    history = read_json(served / "history.json", "a history")["entries"]
+    assert [entry["action"][0] for entry in history] == list("ppprrpr")
+    assert [entry["generation"] for entry in history] == [0, 1, 2, 1, 0, 3, 0]
+    moved = served.rename(tmp_path / "moved")  # nothing in it depends on its place
+    assert _current(moved) == names[0]
+
+
+def test_a_bundle_that_is_worse_is_refused(
+    bundles: list[Path], sample: Path, tmp_path: Path, caplog, capsys
+) -> None:
+    served = tmp_path / "served"
+    flags = ["--to", str(served), "--sample", str(sample)]
+    assert main(["publish", str(bundles[0]), *flags]) == 0
+    out = capsys.readouterr().out
+    assert "served" not in out.splitlines()[1]  # there is nothing to compare with
+    better = ["--max_auroc_drop", "0.001", "--max_calibration_change", "100"]
+    assert main(["publish", str(bundles[1]), *flags, *better]) == 3
+    assert "refused: AUROC falls by 0." in caplog.text
+    assert "more than --max_auroc_drop 0.001" in caplog.text
+    assert "calibration" not in caplog.text
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "bundle", "served", "new", "change", f"{served}:"
+    ]  # fmt: skip
+    caplog.clear()
+    calibrated = ["--max_auroc_drop", "1", "--max_calibration_change", "0.0001"]
+    assert main(["publish", str(bundles[1]), *flags, *calibrated]) == 3
+    assert "the calibration error grows by 0." in caplog.text
+    assert "AUROC" not in caplog.text
+    assert _current(served) == _name(bundles[0])
+    assert _stored(served) == {_name(bundles[0])}
+    loose = ["--max_auroc_drop", "1", "--max_calibration_change", "100", "--sample_rows", "500"]
+    assert main(["publish", str(bundles[1]), *flags, *loose]) == 0
+    assert _current(served) == _name(bundles[1])
+    assert main(["publish", str(bundles[0]), *flags]) == 0  # better: no limit is in its way
+    metrics = read_json(served / "history.json", "a history")["entries"][1]["metrics"]
+    assert metrics["samples"] == 500
+    labels = np.loadtxt(sample, usecols=0, max_rows=500, delimiter="\t")
+    assert metrics["positives"] == labels.sum()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("", "no rows|empty"),
+        ("0\t1\t\ta\t1\n" * 9, "the label of its first 9 rows is 0"),
+        ("x\t1\t\ta\t1\n", "line 1"),
+    ],
+)
+def test_samples_that_tell_nothing(
+    bundles: list[Path], tmp_path: Path, capsys, rows: str, message: str
+) -> None:
+    (tmp_path / "day_3").write_text(rows)
+    flags = ["--to", str(tmp_path / "served"), "--sample", str(tmp_path / "day_3")]
+    assert main(["publish", str(bundles[0]), *flags]) == 2
+    error = capsys.readouterr().err
+    assert any(part in error for part in message.split("|")), error
+    assert not (tmp_path / "served" / "current").exists()
+
+
+def test_old_bundles_are_removed(bundles: list[Path], tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    for bundle in bundles:
+        publish(bundle, served)
+    names = [_name(bundle) for bundle in bundles]
+    rollback(served)
+    assert _stored(served) == set(names)
+    removed = publish(bundles[0], served, keep=1).removed  # its line is 0, 1, 2, 0
+    assert removed == tuple(sorted((names[1], names[3])))
+    assert _stored(served) == {names[0], names[2]}  # that served before is needed to roll back
+    rollback(served)
+    assert _current(served) == names[2]
+    with pytest.raises(OutputError, match=f"served before, {names[1]}, is not there any more"):
+        rollback(served)
+    assert _current(served) == names[2]
+
+
+def test_one_at_a_time(bundles: list[Path], tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    publish(bundles[0], served)
+    with locked(served / ".lock", served):
+        for change in (lambda: publish(bundles[1], served), lambda: rollback(served)):
+            with pytest.raises(OutputError, match="another run is writing here"):
+                change()
+    assert _current(served) == _name(bundles[0])
+
+
+def _damage(bundle: Path) -> None:
+    table = bundle / "weights" / "table.npy"
+    content = bytearray(table.read_bytes())
+    content[-1] ^= 1
+    table.unlink()  # others may have it by a hard link
+    table.write_bytes(content)
+
+
+def test_damage(bundles: list[Path], sample: Path, tmp_path: Path, capsys) -> None:
+    served = tmp_path / "served"
+    publish(bundles[0], served)
+    bad = shutil.copytree(bundles[1], tmp_path / "bad")
+    _damage(bad)
+    with pytest.raises(BadInputError, match=r"bad/weights/table.npy: not the file"):
+        publish(bad, served)
+    with pytest.raises(BadInputError, match="no such file"):
+        publish(tmp_path / "none", served)
+    assert _stored(served) == {_name(bundles[0])}
+
+    _damage(served / "current")
+    flags = ["--to", str(served), "--sample", str(sample)]
+    assert main(["publish", str(bundles[1]), *flags]) == 2
+    error = capsys.readouterr().err
+    assert "the bundle that is served is damaged" in error
+    assert "publish another bundle without --sample" in error
+    assert main(["publish", str(bundles[0]), "--to", str(served)]) == 2  # the same as the damaged
+    publish(bundles[1], served)
+    assert _current(served) == _name(bundles[1])
+    with pytest.raises(BadInputError, match=r"cannot be served: .*/table.npy: not the file"):
+        rollback(served)
+    assert _current(served) == _name(bundles[1])
+    publish(bundles[0], served)  # takes the place of the damaged copy
+    assert _current(served) == _name(bundles[0])
+
+
+def test_columns_must_stay(bundles: list[Path], tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    publish(bundles[0], served)
+    narrow = make_bundle(tmp_path / "narrow", columns=1)
+    with pytest.raises(SchemaError, match=r"column cat_1 differs \(1 columns, 2 are served\)"):
+        publish(narrow, served)
+    assert _current(served) == _name(bundles[0])
+
+
+def test_directories_of_something_else(bundles: list[Path], tmp_path: Path) -> None:
+    file, other = tmp_path / "file", tmp_path / "other"
+    file.write_text("")
+    other.mkdir()
+    (other / "manifest.json").write_text("{}")
+    for path, message in ((file, "not a directory"), (other, "it has manifest.json, and no")):
+        with pytest.raises(OutputError, match=message):
+            publish(bundles[0], path)
+    assert os.listdir(other) == ["manifest.json"]
+    with pytest.raises(BadInputError, match="no such directory"):
+        rollback(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OutputError, match="no bundle is served"):
+        rollback(tmp_path / "empty")
+
+    served = tmp_path / "served"
+    publish(bundles[0], served)
+    (served / "current").unlink()
+    publish(bundles[1], served)  # somebody removed the link
+    (served / "current").unlink()
+    (served / "current").symlink_to(bundles[0])
+    with pytest.raises(OutputError, match=r"current: leads to .*, which is not in"):
+        publish(bundles[1], served)
+    (served / "current").unlink()
+    (served / "current").mkdir()
+    with pytest.raises(OutputError, match="not a symbolic link"):
+        publish(bundles[1], served)
+
+
+def test_a_link_that_was_switched_by_hand_is_rolled_back_too(
+    bundles: list[Path], tmp_path: Path
+) -> None:
+    served = tmp_path / "served"
+    names = [_name(bundle) for bundle in bundles]
+    for bundle in bundles[:3]:
+        publish(bundle, served)
+    (served / "current").unlink()
+    (served / "current").symlink_to(f"bundles/{names[0]}")
+    publish(bundles[3], served)
+    for number in (0, 2, 1):
+        rollback(served)
+        assert _current(served) == names[number]
+
+
+def test_histories_with_anything_in_them(bundles: list[Path], tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    publish(bundles[0], served)
+    publish(bundles[1], served)
+    history = read_json(served / "history.json", "a history")
+
+    def publish_again() -> None:
+        try:
+            publish(bundles[2], served)
+        finally:
+            assert _current(served) in {_name(bundle) for bundle in bundles}
+
+    expect_own_errors(served / "history.json", publish_again, rounds=40)
+    write_json(served / "history.json", {**history, "format_version": 2})
+    with pytest.raises(SchemaError, match="format version 2, this program reads 1"):
+        publish(bundles[2], served)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "nothing to publish"),
+        (["x", "--rollback"], "a bundle and --rollback"),
+        (["--rollback", "--keep", "3"], "--keep has no effect without a bundle"),
+        (["x", "--max_auroc_drop", "0.1"], "--max_auroc_drop has no effect without --sample"),
+        (["x", "--keep", "0"], "--keep 0"),
+        (["x", "--sample", "y", "--max_auroc_drop", "-1"], "--max_auroc_drop -1"),
+    ],
+)
+def test_flags(tmp_path: Path, capsys, flags: list[str], message: str) -> None:
+    assert main(["publish", *flags, "--to", str(tmp_path / "served")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "served").exists()
+
+
+@given(st.lists(st.tuples(st.sampled_from("pppr"), st.integers(0, 3), st.booleans())))
+def test_the_history_agrees_with_the_link_wherever_it_ended(steps: list) -> None:
+    """A step is a publication or a rollback, which may be ended before the link is switched."""
+    entries: list[Entry] = []
+    turn: list[str] = []  # what it should be
+    for action, number, ended in steps:
+        entries = reconcile(entries, turn[-1] if turn else None)
+        assert [entry.name for entry in served_in_turn(entries)] == turn
+        name = str(number) * 12
+        if action == "p" and turn[-1:] != [name]:
+            entries = [*entries, Entry.now(PUBLISH, name)]
+            turn = turn if ended else [*turn, name]
+        elif action == "r" and len(turn) > 1:
+            entries = [*entries, Entry.now(ROLLBACK, turn[-2])]
+            turn = turn if ended else turn[:-1]
+
+
+#: Publishes and rolls back in processes that end at the n-th change of the file system, for every
+#: n. Processes are forked, because importing PyTorch takes seconds; so nothing of it may run, and
+#: digests alone are compared.
+_KILLED = """
+import os, shutil, sys, traceback
+from pathlib import Path
+import inference.publish.steps as steps
+from inference.model.bundle import bundle_digest, describe
+
+old, new, base = map(Path, sys.argv[1:])
+first, second = bundle_digest(old), bundle_digest(new)
+steps.Predictor.load = lambda path, check: describe(path, check=check)
+steps._check_columns = lambda *_: None
+
+def forked(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def end_at(n):
+    done = 0
+    for name in ("link", "mkdir", "rename", "replace", "symlink", "unlink", "rmdir", "fsync"):
+        def change(*args, _real=getattr(os, name), **options):
+            nonlocal done
+            done += 1
+            if done == n:
+                os._exit(9)
+            return _real(*args, **options)
+        setattr(os, name, change)
+
+def current(served):
+    describe(served / "current", check=True)
+    return bundle_digest(served / "current")
+
+def publish(served):
+    steps.publish(new, served, keep=1)
+
+def killed(work, served, n):
+    end_at(n)
+    work(served)
+
+def go_on(served):
+    publish(served)
+    assert current(served) == second
+    steps.rollback(served)
+    assert current(served) == first
+    assert {p.name for p in (served / "bundles").iterdir()} == {first[:12], second[:12]}
+
+steps.publish(old, base / "one")
+shutil.copytree(base / "one", base / "both", symlinks=True)
+steps.publish(new, base / "both")
+for work, begin, wanted in ((publish, "one", second), (steps.rollback, "both", first)):
+    status, n, seen = 9, 0, set()
+    while status == 9:
+        n += 1
+        served = base / f"{begin}.{n}"
+        shutil.copytree(base / begin, served, symlinks=True, copy_function=os.link)
+        status = forked(lambda: killed(work, served, n))
+        assert status in (0, 9), (work, n, status)
+        now = current(served)
+        assert now in (first, second)
+        seen.add(now == wanted)
+        assert forked(lambda: go_on(served)) == 0, (work, n)
+    assert n > 5
+    assert seen == {False, True}
+print("ended at every step")
+"""
+
+
+def test_ended_anywhere_a_whole_bundle_is_served(bundles: list[Path], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(bundles[0]), str(bundles[1]), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ended at every step\n"
