@@ -135,8 +135,8 @@ class _Measures:
         size_of: Callable[[float], float],
     ) -> ShareDrift:
         if then is None or not then[1] or not now[1]:
-            known = (None, None) if then is None else then
-            return ShareDrift(*now, *known, None, _finite(threshold), True, False)
+            count, total = (None, None) if then is None else then
+            return ShareDrift(*now, count, total, None, _finite(threshold), True, False)
         change = now[0] / now[1] - then[0] / then[1]
         by_chance = not differ(now, then, self.error_rate)
         flagged = size_of(change) > threshold and not by_chance
