@@ -1,0 +1,139 @@
+"""What programs that train on a workflow's data read of its line of descent."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from clicklog.errors import BadInputError, SchemaError
+from clicklog.hashing import murmur3_int, murmur3_string
+from clicklog.lineage import Lineage, identify
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from tests.dlrm.generations import DIGESTS, REUSED, SPEC, VALUES, values_of, write_workflow
+
+
+@pytest.fixture
+def workflow(tmp_path) -> Path:
+    path = tmp_path / "workflow"
+    write_workflow(path, 2)
+    return path
+
+
+def change(path: Path, **values) -> None:
+    file = path / "metadata.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_generations(workflow):
+    lineage = Lineage.read(workflow)
+    assert [generation.digest for generation in lineage.generations] == list(DIGESTS)
+    assert [generation.values for generation in lineage.generations] == list(VALUES)
+    assert lineage.current.days == (4,)
+    assert lineage.spec == SPEC
+    assert identify(workflow) == (DIGESTS[2], 2)
+    for number, digest in enumerate(DIGESTS):
+        assert lineage.ancestor(digest) is lineage.generations[number]
+    assert lineage.ancestor("0" * 64) is None
+
+
+def test_of_equal_generations_the_last_is_the_ancestor(workflow):
+    """A day that brings no new value gives the digest of the generation before."""
+    lineage = json.loads((workflow / "metadata.json").read_text())["lineage"]
+    lineage[1]["digest"] = lineage[0]["digest"]
+    change(workflow, lineage=lineage)
+    assert Lineage.read(workflow).ancestor(DIGESTS[0]).number == 1
+
+
+def test_reused_ids(workflow):
+    lineage = Lineage.read(workflow)
+    for since in range(3):
+        expected: dict[str, set[int]] = {}
+        for reused in REUSED[since + 1 :]:
+            for name, ids in reused.items():
+                expected.setdefault(name, set()).update(ids)
+        found = lineage.reused_ids(since)
+        assert {name: ids.tolist() for name, ids in found.items()} == {
+            name: sorted(ids) for name, ids in expected.items()
+        }
+        assert all(ids.dtype == np.int64 for ids in found.values())
+
+
+def test_by_which_id_a_value_was_encoded_before(workflow):
+    lineage = Lineage.read(workflow)
+    spread, plain = SPEC.categorical[4], SPEC.categorical[0]
+    ids = np.array([6, 30, 7, 38])
+    expected = 2 + murmur3_int(values_of("cat_4")[ids - 6]) % 4
+    assert lineage.oov_ids(spread, ids).tolist() == expected.tolist()
+    assert len(set(expected.tolist())) > 1
+    assert lineage.oov_ids(plain, ids).tolist() == [2, 2, 2, 2]
+    assert lineage.oov_ids(spread, ids[:0]).tolist() == []
+    with pytest.raises(BadInputError, match="33 values instead of more than 33"):
+        lineage.oov_ids(spread, np.array([39]))
+
+
+def test_values_that_are_text(workflow, monkeypatch):
+    column = CategoricalColumn("name", raw="string", freq_threshold=2, num_buckets=7)
+    lineage = Lineage(workflow, "", FeatureSpec("label", (), (column,)), {}, ())
+    values = pa.array(["a", "bcdef", "", "ü"])
+    monkeypatch.setattr(Lineage, "_columns", lambda *_: {"name": values})
+    found = lineage.oov_ids(column, np.array([12, 9, 10]))
+    assert found.tolist() == (2 + murmur3_string(values.take([3, 0, 1])) % 7).tolist()
+
+
+def test_a_workflow_from_before_generations(workflow):
+    change(workflow, lineage=[])
+    assert identify(workflow) == (DIGESTS[2], None)
+    with pytest.raises(SchemaError, match=r"names no generations.*\n.*python -m etl run"):
+        Lineage.read(workflow)
+
+
+def test_no_workflow(tmp_path):
+    assert identify(tmp_path) == (None, None)
+    with pytest.raises(BadInputError, match=r"metadata\.json: no such file"):
+        Lineage.read(tmp_path)
+
+
+def damaged(workflow: Path, generation: int, **values) -> str:
+    lineage = json.loads((workflow / "metadata.json").read_text())["lineage"]
+    lineage[generation] |= values
+    change(workflow, lineage=lineage)
+    with pytest.raises(BadInputError) as caught:
+        Lineage.read(workflow).reused_ids(0)
+    return str(caught.value)
+
+
+def test_generations_that_do_not_follow_one_another(workflow):
+    text = damaged(workflow, 0, values={**VALUES[0], "shared": 65})
+    assert "generation 0 has 65 values of vocabulary shared" in text
+
+
+@pytest.mark.parametrize(
+    ("generation", "values", "message"),
+    [
+        (2, {"digest": "x"}, "do not end with itself"),
+        (1, {"number": 5}, "do not end with itself"),
+        (1, {"values": {}}, "generation 1 has None values of vocabulary cat_0"),
+        (1, {"days": "3"}, r"lineage\[1\].days|\[1\].days is '3', a list is needed"),
+        (1, {"reused": {"cat_0": 2}}, "not the numbers of ids in metadata.json"),
+    ],
+)
+def test_a_damaged_lineage(workflow, generation, values, message):
+    assert re.search(message, damaged(workflow, generation, **values))
+
+
+def test_a_damaged_file(workflow):
+    file = workflow / "lineage" / "reused.1.parquet"
+    content = bytearray(file.read_bytes())
+    content[10] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(BadInputError, match=r"reused\.1\.parquet: not the file that was written"):
+        Lineage.read(workflow).reused_ids(0)
+    assert Lineage.read(workflow).reused_ids(1), "it is of no use to later generations"
+    file.unlink()
+    with pytest.raises(BadInputError, match=r"reused\.1\.parquet: missing"):
+        Lineage.read(workflow).reused_ids(0)
