@@ -196,7 +196,9 @@ def _unseen(
         newest = max(map(int, manifest["by_day"]))
         file = output.drift / f"day_{newest}.json"
         before = read_drift(file) if file.is_file() else None
-        if before is None or before.limit_rows is not None:
+        # None for a workflow that was saved before workflows had a lineage, which has no extensions
+        parent = getattr(description, "parent", None)
+        if before is None or (parent is not None and before.workflow_digest != parent):
             return {}
         return {
             c.name: (measured.unseen.count, measured.unseen.total)

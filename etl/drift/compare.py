@@ -76,14 +76,13 @@ def compare(
     )
     whole = {"label rate": label, "malformed rows": malformed}
     flags = [name for name, measure in whole.items() if measure and measure.flagged]
-    lineage = getattr(description, "lineage", ())
     return Drift(
         day=day.day,
         name=name,
         input=day.source,
         rows=tally.rows,
         limit_rows=limit_rows,
-        generation=lineage[-1].number if lineage else None,
+        generation=getattr(description, "generation", None),
         workflow_digest=description.digest,
         baseline_days=list(baseline.days),
         tests=tests,

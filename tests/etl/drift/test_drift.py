@@ -18,7 +18,7 @@ from clicklog.spec.feature_spec import load_spec
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
 from etl.__main__ import main
-from etl.drift import baseline
+from etl.drift import baseline, measure
 from etl.drift import tally as tally_module
 from etl.drift.artifact import FORMAT, read_drift
 from etl.drift.measure import write_result
@@ -402,6 +402,20 @@ def test_after_an_extension_unseen_values_are_compared_with_those_the_day_had_be
     assert (after.then_count, after.then_total) == (was.count, was.total)
     new = changed(day, tmp_path / "day_3", "cat_6", lambda v, i: v if i % 5 else "feedbeef")
     assert "cat_6 unseen share" in drift_of(out, new).flags
+
+
+def test_a_day_that_was_added_is_not_compared_with_itself(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    out = _extended(log, tmp_path / "out")
+    content = json.loads((out / "manifest.json").read_text())
+    for module in (baseline, measure):
+        monkeypatch.setattr(module, "read_manifest", lambda path: content)
+    arguments = ["drift", str(out), "--input", str(log / "raw" / "day_2")]
+    assert main(arguments) == 2
+    assert "--output" in capsys.readouterr().err
+    assert main([*arguments, "--output", str(tmp_path / "other")]) == 0
+    assert not (out / "drift" / "day_2.json").exists()
 
 
 def test_parts_of_other_statistics_are_not_compared():
