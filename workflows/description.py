@@ -147,7 +147,7 @@ class WorkflowDescription:
 
     def write(self, path: Path) -> None:
         """Write ``metadata.json`` of the workflow in directory ``path``; its files are there."""
-        content = {
+        content: dict[str, Any] = {
             "digest": self.digest,
             "versions": self.versions,
             "spec": self.spec.to_dict(),
