@@ -19,10 +19,11 @@ WAYS = {"never": "never updated", "daily": "updated daily", "refit": "refitted d
 #: What is done on a morning, in this order.
 STAGES = ("etl", "train", "bundle", "publish")
 TRAINING = ("--batch_size", "1024", "--adagrad", *SMALL_MODEL)
-#: How the daily updates are trained: what docs/daily.md recommends.
-CONTINUING = ("--days", "new")
-#: Far more than what models of one log differ by: a refused model would not be measured.
-LARGEST_DROP = 0.05
+#: How the daily updates are trained, with a lower learning rate: see docs/daily.md.
+CONTINUING = (*("--days", "new", "--learning_rate", "0.02", "--dense_learning_rate", "0.005"),)
+#: Far more than what models of one log differ by, also in calibration after a training that ends at
+#: a constant learning rate: a refused model would not be measured.
+LARGEST_DROP, LARGEST_CALIBRATION_CHANGE = 0.05, 1
 
 Command = list[Any]
 
@@ -134,6 +135,7 @@ def _do(
     commands["publish"] = ["-m", "inference", "publish", bundle, "--to", home / "served"]
     commands["publish"] += ["--sample", work.day(morning.newest)]
     commands["publish"] += ["--max_auroc_drop", LARGEST_DROP]
+    commands["publish"] += ["--max_calibration_change", LARGEST_CALIBRATION_CHANGE]
     replaced["bundle"] = bundle
     return {
         stage: work.stages.command(
