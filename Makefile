@@ -48,7 +48,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-convergence bench-stability bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-convergence bench-stability bench-gpu daily lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -87,6 +87,9 @@ bench-convergence: $(LINKED) ## AUROC after one epoch beside the oracle's, at th
 
 bench-stability: $(LINKED) ## AUROC over seeds: mean, spread, worst; minutes
 	@$(ON_PATH) python -m benchmarks.stability $(BENCH_FLAGS)
+
+daily: $(LINKED) ## a model updated daily beside one that is refitted and one that is not; minutes
+	@$(ON_PATH) python -m benchmarks.daily --output build/daily $(BENCH_FLAGS)
 
 bench-gpu: $(LINKED) ## checks, figures beside their limits and tests on a GPU, step by step; half an hour
 	@$(ON_PATH) python -m benchmarks.gpu $(BENCH_FLAGS)

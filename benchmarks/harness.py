@@ -200,7 +200,7 @@ class Table:
         counts = {len(runs) for key, runs in self.runs.items() if key not in self.failed} or {0}
         runs = f"{min(counts)}-{max(counts)}" if len(counts) > 1 else f"{max(counts)}"
         lines = [f"{self.title}; medians of {runs} interleaved runs", describe_machine(), ""]
-        lines += _aligned(table, len(named))
+        lines += aligned(table, len(named))
         lines += [f"failed: {' '.join(key).strip()}: {why}" for key, why in self.failed.items()]
         return "\n".join([*lines, *self.notes])
 
@@ -271,7 +271,7 @@ def _value(one: Run, key: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _aligned(rows: list[list[str]], named: int) -> list[str]:
+def aligned(rows: list[list[str]], named: int) -> list[str]:
     """Rows as lines; the first ``named`` columns are text, aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -114,9 +114,9 @@ def synthesize(
         workers: number of threads; each writes one day at a time.
 
     Returns:
-        The content of ``synthetic.json``: settings, rows, positives, files, columns, the planted
-        model and, for each of train, valid and test (:func:`clicklog.splits.cut_last_day`), the
-        score of the oracle (:meth:`OracleScore.summary`).
+        The content of ``synthetic.json``: settings, rows, positives, columns, the planted model,
+        and the score of the oracle (:meth:`OracleScore.summary`) on each file and on each of
+        train, valid and test (:func:`clicklog.splits.cut_last_day`).
 
     Raises:
         OutputError: the directory contains other files, or cannot be written.
@@ -225,13 +225,11 @@ def _summary(log: _Log, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
     oracle = {split: OracleScore() for split in SPLITS}
     files = []
     for day, scores in enumerate(days):
-        positives = 0
+        whole = OracleScore()
         for split, score in scores.items():
             oracle[split].merge(score)
-            positives += int(score.counts[1].sum())
-        files.append(
-            {"file": log.file(day), "rows": model.settings.rows_per_day, "positives": positives}
-        )
+            whole.merge(score)
+        files.append({"file": log.file(day), **whole.summary()})
     return {
         "version": SUMMARY_VERSION,
         "settings": dataclasses.asdict(model.settings),

@@ -218,6 +218,7 @@ def test_summary_describes_the_log(summary: dict, rows: Rows, log: Path) -> None
     assert summary["positives"] == rows.label.sum()
     by_day = rows.label.reshape(3, -1).sum(axis=1)
     assert [file["positives"] for file in summary["files"]] == by_day.tolist()
+    assert [file["rows"] for file in summary["files"]] == [SETTINGS.rows_per_day] * 3
     assert {file["file"] for file in summary["files"]} | {SUMMARY_FILE} == set(os.listdir(log))
 
 
@@ -228,8 +229,11 @@ def test_oracle_can_be_recomputed_from_the_files(summary: dict, rows: Rows) -> N
     splits = {name: slice(first + begin, first + end) for name, (begin, end) in cut.items()}
     splits["train"] = slice(0, first)
     assert set(summary["oracle"]) == set(splits)
-    for name, part in splits.items():
-        label, oracle = rows.label[part], summary["oracle"][name]
+    scores = [(part, summary["oracle"][name]) for name, part in splits.items()]
+    size = SETTINGS.rows_per_day
+    scores += [(slice(size * i, size * i + size), file) for i, file in enumerate(summary["files"])]
+    for part, oracle in scores:
+        label = rows.label[part]
         assert oracle["rows"] == len(label)
         assert oracle["positives"] == label.sum()
         assert oracle["auroc"] == pytest.approx(roc_auc_score(label, logits[part]), abs=1e-5)

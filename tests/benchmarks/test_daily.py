@@ -1,0 +1,293 @@
+"""`make daily`, small: once with every command, and its bookkeeping with fakes of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tqdm import tqdm
+
+from benchmarks.daily import __main__ as daily
+from benchmarks.daily import records, scores
+from benchmarks.daily.calendar import Calendar, Morning
+from benchmarks.daily.page import write_page
+from benchmarks.daily.records import Cost, StageFailedError, Stages
+from benchmarks.daily.results import ORACLE, Result, Results
+from benchmarks.daily.ways import STAGES
+from benchmarks.process import Run
+from clicklog.errors import SettingsError
+from clicklog.etl_output import EtlOutput
+from clicklog.files.atomic import write_json
+from clicklog.files.journal import Journal
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.harness.BUILD", tmp_path / "bench")
+    monkeypatch.setattr("benchmarks.harness.start_logging", lambda: None)  # it handles signals
+
+
+def test_the_last_days_of_the_log_are_used() -> None:
+    calendar = Calendar(days=21, first_days=10)
+    assert calendar.first == 3
+    assert calendar.initial == Morning(newest=12, served=13)
+    assert calendar.mornings[0] == Morning(newest=13, served=14)
+    assert calendar.mornings[-1] == Morning(newest=22, served=23)
+    assert len(calendar.mornings) == 10
+    assert Calendar(days=4, first_days=2).mornings == [Morning(22, 23)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--days", "25"], "--days 25"),
+        (["--days", "12", "--first_days", "11"], "--first_days 11 of --days 12"),
+        (["--ways", "weekly"], "--ways weekly"),
+        (["--", "--continue_from", "CKPT"], "--continue_from is set by this program"),
+    ],
+)
+def test_settings(flags: list[str], said: str, tmp_path: Path, capsys) -> None:
+    output = tmp_path / "out"
+    assert daily.main(["--output", str(output), *flags]) == 2
+    assert said in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path, capsys) -> None:
+    (tmp_path / "precious").write_text("x")
+    assert daily.main(["--output", str(tmp_path)]) == 2
+    assert "not empty, and not made by this benchmark" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+# ---- stages
+
+
+def open_stages(directory: Path) -> Stages:
+    return Stages(Journal(directory), tqdm(disable=True))
+
+
+def test_a_stage_is_run_once_and_measured(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    program = f"open({str(count)!r}, 'a').write('x'); x = bytearray(50 << 20)"
+    stages = open_stages(tmp_path / "journal")
+    assert not stages.continued
+    cost = stages.command("one", ["-c", program])
+    assert cost.wall_s > 0
+    assert cost.peak_rss_mb > 50
+    assert stages.command("one", ["-c", program]) == cost
+    again = open_stages(tmp_path / "journal")
+    assert again.continued
+    assert again.command("one", ["-c", program]) == cost
+    assert count.read_text() == "x"
+
+
+def test_a_failed_stage_names_itself_and_is_run_again(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    left.write_text("half")
+    program = f"import os, sys; sys.exit('there already' if os.path.exists({str(left)!r}) else 0)"
+    with pytest.raises(StageFailedError, match=r"refit/day 3/etl: there already"):
+        open_stages(tmp_path / "journal").command("refit/day 3/etl", ["-c", program])
+    stages = open_stages(tmp_path / "journal")
+    stages.command("refit/day 3/etl", ["-c", program], before=left.unlink)
+    stages.command("refit/day 3/etl", ["-c", program], before=left.unlink)  # not called again
+
+
+# ---- the whole benchmark, with commands that are fakes
+
+
+class Commands:
+    """Stands for :func:`benchmarks.process.run`: notes commands, and may be interrupted."""
+
+    def __init__(self, interrupted_at: int | None = None) -> None:
+        self.seen: list[str] = []
+        self._left = interrupted_at
+
+    def __call__(self, command: list[str], **_: Any) -> Run:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise KeyboardInterrupt
+        self.seen.append(" ".join(command[1:]))
+        if "synthesize" in command:
+            raw = Path(command[command.index("--output_path") + 1])
+            raw.mkdir(parents=True)
+            files = [{"file": f"day_{day}", "auroc": 0.83 + day / 1e6} for day in range(24)]
+            write_json(raw / "synthetic.json", {"files": files})
+        return Run(2.0, 3.0, 100.0, {})
+
+
+AUROC = {"first": 0.70, "daily": 0.799, "refit": 0.80}
+
+
+def fake_score(bundle: Path, day: Path) -> dict[str, Any]:
+    way = bundle.parts[bundle.parts.index("out") + 1]
+    return {"auroc": AUROC[way] + int(day.name[4:]) / 1e6, "log_loss": 0.5, "calibration": 1.0}
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    fake = Commands()
+    monkeypatch.setattr(records, "run", fake)
+    monkeypatch.setattr(scores, "score", fake_score)
+    return fake
+
+
+FLAGS = ["--days", "5", "--first_days", "2", "--rows_per_day", "40"]
+
+
+def start(tmp_path: Path, *flags: str) -> int:
+    return daily.main(["--output", str(tmp_path / "out"), *FLAGS, *flags])
+
+
+def test_each_way_does_its_work_each_morning(commands: Commands, tmp_path: Path, capsys) -> None:
+    assert start(tmp_path, "--", "--days", "new", "--replay", "0.2") == 0
+    extended = [line for line in commands.seen if "etl extend" in line]
+    assert [line.partition("--input_path ")[2] for line in extended] == [
+        f"{tmp_path}/out/raw/day_{day} --resume" for day in (21, 22)
+    ]
+    fitted = [line for line in commands.seen if "etl run" in line]
+    assert [line.partition("--days ")[2] for line in fitted] == ["19-20", "19-21", "19-22"]
+    continued = [line for line in commands.seen if "--continue_from" in line]
+    assert [line.partition("--continue_from ")[2] for line in continued] == [
+        f"{tmp_path}/out/daily/checkpoint.{day} --days new --replay 0.2" for day in (20, 21)
+    ]
+    published = [line for line in commands.seen if "publish" in line]
+    assert len(published) == 5
+    said = capsys.readouterr().out
+    assert "updated daily: AUROC -0.00100 against refitting: reached (>= -0.002)" in said
+    assert "for 1.00 of its time and 1.00 of its CPU seconds" in said
+    assert "less refitted" in said
+    found = json.loads((tmp_path / "bench" / "daily.json").read_text())
+    assert found["mean_difference"]["never"] == pytest.approx(-0.1)
+    assert found["update_flags"] == ["--days", "new", "--replay", "0.2"]
+    values = {(r["system"], r["case"], r["metric"]): r["median"] for r in found["results"]}
+    assert values["updated daily", "day 23", "auroc"] == pytest.approx(0.799023)
+    assert values["refitted daily", "day 22", "cpu_s"] == 3 * len(STAGES)
+    assert values["never updated", "day 22", "cpu_s"] == 0
+    assert values["oracle", "day 22", "auroc"] == pytest.approx(0.830022)
+
+
+def test_an_interrupted_benchmark_goes_on_and_a_finished_one_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(scores, "score", fake_score)
+    whole = Commands()
+    monkeypatch.setattr(records, "run", whole)
+    assert start(tmp_path / "whole") == 0
+    expected = [line.replace("/whole/", "/cut/") for line in whole.seen]
+    seen: list[str] = []
+    for cut in (0, 1, 7, 4):
+        commands = Commands(interrupted_at=cut)
+        monkeypatch.setattr(records, "run", commands)
+        assert start(tmp_path / "cut") == 130
+        seen += commands.seen
+    commands = Commands()
+    monkeypatch.setattr(records, "run", commands)
+    capsys.readouterr()
+    assert start(tmp_path / "cut") == 0
+    assert [*seen, *commands.seen] == expected
+    assert "The benchmark was interrupted" in capsys.readouterr().out
+    again = Commands()
+    monkeypatch.setattr(records, "run", again)
+    assert start(tmp_path / "cut") == 0
+    assert again.seen == expected
+    assert "The benchmark was interrupted" not in capsys.readouterr().out
+
+
+def test_other_settings_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: Commands
+) -> None:
+    monkeypatch.setattr(records, "run", Commands(interrupted_at=3))
+    assert start(tmp_path) == 130
+    monkeypatch.setattr(records, "run", commands)
+    assert start(tmp_path, "--ways", "never") == 0
+    assert len(commands.seen) == 1 + len(STAGES)
+
+
+# ---- results
+
+
+def make_results(
+    daily_auroc: float, ways: tuple[str, ...] = ("never", "daily", "refit")
+) -> Results:
+    aurocs = {"never": 0.75, "daily": daily_auroc, "refit": 0.8, ORACLE: 0.83}
+    calendar = Calendar(days=5, first_days=2)
+    mornings = {
+        morning: {
+            way: Result(
+                {"auroc": aurocs[way] + i / 100},
+                {"etl": Cost(1, 2, 50), "train": Cost(3, 4, 90 + i)} if way == "daily" else {},
+            )
+            for way in (*ways, ORACLE)
+        }
+        for i, morning in enumerate(calendar.mornings)
+    }
+    if "refit" in ways:
+        for results in mornings.values():
+            results["refit"].costs["train"] = Cost(16, 24, 200)
+    return Results(calendar, 1000, (), mornings, {})
+
+
+def test_means_and_the_verdict() -> None:
+    results = make_results(0.7985)
+    assert results.mean_auroc("daily") == pytest.approx(0.8035)
+    assert results.difference("daily") == pytest.approx(-0.0015)
+    assert results.difference(ORACLE) == pytest.approx(0.03)
+    assert results.mean_cost("daily") == Cost(4, 6, 91)
+    assert results.mean_cost("daily", "etl") == Cost(1, 2, 50)
+    (line,) = results.verdict()
+    assert ": reached (>= -0.002), for 0.25 of its time and 0.25 of its CPU seconds" in line
+    assert ": NOT reached" in make_results(0.797).verdict()[0]
+    text = results.text()
+    assert "never updated   day 19" in text
+    assert "updated daily   days 19-20; the values of day 21 have ids" in text
+
+
+def test_a_part_of_the_ways(tmp_path: Path) -> None:
+    results = make_results(0.8, ("never", "daily"))
+    assert results.verdict() == []
+    assert results.difference("daily") is None
+    assert "refit" not in results.text()
+    write_page(tmp_path / "page.html", results)
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 1
+    assert "refitted daily" not in page
+
+
+def test_the_page_shows_the_results(tmp_path: Path) -> None:
+    results = make_results(0.7985)
+    write_page(tmp_path / "page.html", results)
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 3
+    assert "<b>0.8035</b><span>mean AUROC, updated daily</span>" in page
+    assert "<td>day 23</td><td>0.76000</td><td>0.80850</td><td>0.81000</td>" in page
+    assert "-0.00150 against refitting: reached" in page
+
+
+# ---- every command, once
+
+
+def test_with_the_commands_of_a_user(tmp_path: Path, capsys) -> None:
+    logging.getLogger("benchmarks").setLevel(logging.INFO)
+    output = tmp_path / "out"
+    flags = ["--days", "4", "--first_days", "2", "--rows_per_day", "400"]
+    assert daily.main(["--output", str(output), *flags]) == 0
+    said = capsys.readouterr().out
+    found = json.loads((tmp_path / "bench" / "daily.json").read_text())
+    aurocs = [r["median"] for r in found["results"] if r["metric"] == "auroc"]
+    assert len(aurocs) == 4
+    assert all(0 < auroc < 1 for auroc in aurocs)
+    assert set(found["stages"]) == {"updated daily", "refitted daily"}
+    for costs in found["stages"].values():
+        assert all(cost["cpu_s"] > 0 for cost in costs.values())
+    days = EtlOutput(output / "daily" / "out").manifest_value("days", dict[str, list[int]])
+    assert days == {"train": [20, 21], "valid": [22], "test": [22]}
+    assert re.search(rf"day 23 +{aurocs[0]:.5f} ", said)
+    assert (output / "daily.html").is_file()
+    with pytest.raises(SettingsError):
+        daily.DailySettings(ways=())
