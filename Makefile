@@ -48,7 +48,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-convergence bench-stability bench-gpu daily lock audit sbom clean
+.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-convergence bench-stability daily bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
