@@ -45,6 +45,13 @@ def mask_to_arrow(mask: np.ndarray) -> pa.BooleanArray:
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits])
 
 
+def mask_to_numpy(mask: pa.BooleanArray) -> np.ndarray:
+    """Return the booleans [n] of an array without nulls."""
+    bits = np.frombuffer(mask.buffers()[1] or b"", np.uint8)
+    end = mask.offset + len(mask)
+    return np.unpackbits(bits, bitorder="little", count=end)[mask.offset :].view(bool)
+
+
 def null_mask(array: pa.Array) -> np.ndarray:
     """Return where an array is null, bool [n]."""
     bits = array.is_null().buffers()[1]

@@ -115,6 +115,8 @@ def _check_value(given: str, value: Any, rules: Rules) -> None:
 
 def as_text(value: Any) -> Any:
     """A value as it is written after its flag."""
+    if isinstance(value, frozenset):
+        value = tuple(sorted(value))
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 

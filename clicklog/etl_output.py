@@ -55,11 +55,13 @@ class EtlOutput:
         root: the directory.
         splits: the directory of ``train``, ``valid`` and ``test``.
         workflow: the directory of the saved workflow.
-        extension: what ``python -m etl extend`` has to remember of the days counted so far.
+        extension: the directory of what the next extension of the workflow needs to know, beside
+            the workflow itself.
         rejected: the directory of the rows that were left out.
         report: the page that shows what the data look like.
         timings: how long the run took.
         manifest: what the run read, did and wrote.
+        drift: how days that were added, or compared with it, differ from those before.
     """
 
     def __init__(self, root: Path) -> None:
@@ -68,6 +70,7 @@ class EtlOutput:
         _, *others = (root / name for name in NAMES)
         self.workflow, self.extension, self.rejected, self.report, *last = others
         self.timings, self.manifest = last
+        self.drift = root / "drift"
 
     @classmethod
     def of_splits(cls, directory: Path | str) -> EtlOutput:
@@ -96,18 +99,17 @@ class EtlOutput:
             BadInputError: the manifest is missing or damaged, or was written before manifests
                 named the days of the parts.
         """
-        own = [
-            file
-            for file in self.manifest_value("files", list[_File])
-            if file.file.startswith(f"{split}/")
-        ]
-        unknown = [file.file for file in own if file.day is None]
-        if unknown:
-            raise BadInputError(
-                f"{self.manifest}: does not say which day {unknown[0]} is of",
-                "run the ETL again: this manifest was written before days could be chosen",
-            )
-        return [Part(file.file, file.day, file.generation or 0, file.rows) for file in own]
+        found = []
+        for file in self.manifest_value("files", list[_File]):
+            if not file.file.startswith(f"{split}/"):
+                continue
+            if file.day is None:
+                raise BadInputError(
+                    f"{self.manifest}: does not say which day {file.file} is of",
+                    "run the ETL again: this manifest was written before days could be chosen",
+                )
+            found.append(Part(file.file, file.day, file.generation or 0, file.rows))
+        return found
 
     def check_whole(self) -> None:
         """Check that the output is not between two generations.

@@ -15,10 +15,12 @@ from clicklog.errors import run_command
 COMMANDS = {
     "synthesize": ("etl.commands.synthesize", "make a synthetic click log with a known best AUROC"),
     "run": ("etl.commands.run", "days of a raw log → saved NVTabular Workflow + parquet"),
+    "extend": ("etl.commands.extend", "add new days to a finished output; its ids stay"),
     "check": (
         "etl.commands.check",
         "verify an output: files, values, checksums, overlap of the splits",
     ),
+    "drift": ("etl.commands.drift", "compare a new day with those the workflow was fitted on"),
     "import": (
         "etl.commands.import_data",
         "import what TorchRec, NVIDIA or NVTabular preprocessed",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from clicklog.errors import BadInputError
 from clicklog.files.artifact import Format
 from clicklog.files.atomic import read_json
 from clicklog.readers.raw import DayFile
@@ -56,9 +57,7 @@ def make_manifest(
         "inputs": input_entries(record, days, results),
         "rows": row_counts(results),
         "days": days_of_splits(by_day_and_split),
-        "splits": {
-            split: split_counts(by_day_and_split, split) for split in SPLITS
-        },
+        "splits": {split: split_counts(by_day_and_split, split) for split in SPLITS},
         "by_day_and_split": by_day_and_split,
         "by_day": click_counts(by_day_and_split),
         "num_embeddings_per_feature": description.table_schema.num_embeddings_per_feature,
@@ -105,10 +104,10 @@ def file_entries(
 
 @dataclasses.dataclass(frozen=True)
 class _Input:
+    day: Any
     path: str
     fingerprint: dict[str, Any]
     rows: dict[str, int]
-    day: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +150,11 @@ class _Manifest:
             if rows.keys() != {"in", "out", "rejected"}:
                 raise ValueError(f"rows {', '.join(rows)}")
 
+    def names_days(self) -> bool:
+        """Return whether it says the days of all splits and parts, as version 3 does."""
+        complete = all(own.keys() == set(SPLITS) for own in (self.days, self.next_parts))
+        return complete and all(file.day is not None for file in self.files)
+
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a finished run, checked.
@@ -165,6 +169,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     version = value.get("format_version") if isinstance(value, dict) else None
     written = _FORMATS[version if version in READABLE_VERSIONS else MANIFEST_VERSION]
     content = written.read(_Manifest, path, copy, other_version=remedy)
+    if version == MANIFEST_VERSION and not content.names_days():
+        raise BadInputError(f"{path}: damaged: it does not say which days the splits have", copy)
     return {written.version_key: written.version, **dataclasses.asdict(content)}
 
 

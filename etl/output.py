@@ -27,14 +27,17 @@ log = logging.getLogger(__name__)
 
 UNFINISHED_FILE = ".unfinished"
 WORK_DIRECTORY = ".work"
-_NAME_LETTERS = 8  # of the directory of a run's state
+#: The marker of an extension of a finished output, see :mod:`etl.extend.claim`.
+EXTENDING_FILE = ".extending"
+NAME_LETTERS = 8  # of the directory of a run's state
 #: What a run creates in its output directory.
 OWN = (WORK_DIRECTORY, *NAMES)
-#: Below the directory of a run's state, beside its journal: decompressed days; what the cpu and the
-#: dask engine have counted; the digest of the fitted workflow; where units were cut; the parts
-#: until all of them are there; rejected rows by unit; the state of shuffling; Dask's own files.
-COPIES, FIT, CATEGORIES, FITTED_FILE, CUTS_FILE = (
-    "decompressed", "fit", "categories", "fit.json", "cuts.json",
+#: Below the directory of a run's state, beside its journal: decompressed days; what the cpu engine
+#: has counted; what NVTabular and, for extensions, the workers of the dask engine have counted; the
+#: digest of the fitted workflow; where units were cut; the parts until all of them are there;
+#: rejected rows by unit; the state of shuffling; Dask's own files.
+COPIES, FIT, CATEGORIES, COUNTS, FITTED_FILE, CUTS_FILE = (
+    "decompressed", "fit", "categories", "counts", "fit.json", "cuts.json",
 )  # fmt: skip
 PARTS, REJECTED, SHUFFLE, DASK = "parts", "rejected", "shuffle", "dask"
 #: What a resumed run need not do again. Decompressed days are not worth their room once the input
@@ -97,9 +100,8 @@ def claimed(output: Path, *, resume: bool, restart: bool) -> Iterator[Path]:
         try:
             yield work
         except BaseException as error:
-            done = _DONE if _is_wrong_input(error) else (*_DONE, f"{COPIES}/*")
             if not is_finished(output):
-                if _anything_done(work, done):
+                if anything_done(work, error):
                     _log_copies(output, work)
                 else:
                     with contextlib.suppress(OSError):
@@ -113,7 +115,9 @@ def _is_wrong_input(error: BaseException) -> bool:
     return isinstance(error, BadInputError) and not failed
 
 
-def _anything_done(work: Path, patterns: tuple[str, ...]) -> bool:
+def anything_done(work: Path, error: BaseException) -> bool:
+    """Whether a run that ended with an error leaves anything that it need not do again."""
+    patterns = _DONE if _is_wrong_input(error) else (*_DONE, f"{COPIES}/*")
     return any(path.is_file() for pattern in patterns for path in work.glob(pattern))
 
 
@@ -143,9 +147,9 @@ def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool
     if restart:
         _remove(output, OWN)
     remove_temporary(output)  # there may be some of a worker that is not done yet, see _remove
-    name = "" if restart else _state_named(output, marker)
+    name = "" if restart else state_named(marker)
     if not name:
-        name = secrets.token_hex(_NAME_LETTERS // 2)
+        name = secrets.token_hex(NAME_LETTERS // 2)
         marker.seek(0)
         marker.truncate()
         marker.write(name)
@@ -153,16 +157,20 @@ def _take(output: Path, stack: contextlib.ExitStack, resume: bool, restart: bool
     return output / WORK_DIRECTORY / name
 
 
-def _state_named(output: Path, marker: IO[str]) -> str:
-    """The name in a marker, as :func:`_take` writes it; "" if the run ended before that."""
+def state_named(marker: IO[str]) -> str:
+    """The name of a state's directory in a marker; "" if the run ended before it wrote one.
+
+    Raises:
+        OutputError: it is not such a name.
+    """
     marker.seek(0)
     try:
-        name = marker.read(_NAME_LETTERS + 1)
+        name = marker.read(NAME_LETTERS + 1)
     except UnicodeDecodeError:
         name = "?"
-    if name and not re.fullmatch(f"[0-9a-f]{{{_NAME_LETTERS}}}", name):
+    if name and not re.fullmatch(f"[0-9a-f]{{{NAME_LETTERS}}}", name):
         raise OutputError(
-            f"{output / UNFINISHED_FILE}: {name!r} is not a name that a run writes there",
+            f"{marker.name}: {name!r} is not a name that a run writes there",
             "discard the unfinished run and begin again with --restart",
         )
     return name

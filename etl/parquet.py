@@ -77,13 +77,17 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def write_descriptions(split_root: Path, files: list[str], schema: TableSchema) -> None:
+def write_descriptions(
+    split_root: Path, files: list[str], schema: TableSchema, *, listed_in: Path | None = None
+) -> None:
     """Write what describes the parts: ``_metadata``, schemas, and HugeCTR's two files.
 
     Args:
         split_root: the directory of train, valid and test.
         files: all parts, relative to it, in order.
         schema: columns and table sizes.
+        listed_in: the directory that the splits will be in, for HugeCTR's absolute paths; None: in
+            ``split_root``.
     """
     with together():
         _write_metadata(split_root, files, schema)
@@ -93,7 +97,7 @@ def write_descriptions(split_root: Path, files: list[str], schema: TableSchema) 
             directory = split_root / split
             rows = _write_metadata(directory, own, schema)
             schema.write(directory)
-            _write_hugectr(directory, own, rows, schema)
+            _write_hugectr(directory, (listed_in or split_root) / split, own, rows, schema)
 
 
 def _write_metadata(directory: Path, files: list[str], schema: TableSchema) -> list[int]:
@@ -111,9 +115,11 @@ def _write_metadata(directory: Path, files: list[str], schema: TableSchema) -> l
     return rows
 
 
-def _write_hugectr(directory: Path, names: list[str], rows: list[int], schema: TableSchema) -> None:
+def _write_hugectr(
+    directory: Path, listed_in: Path, names: list[str], rows: list[int], schema: TableSchema
+) -> None:
     """``_file_list.txt`` and ``_metadata.json`` as HugeCTR's parquet reader wants them."""
-    paths = [str((directory / name).resolve()) for name in names]
+    paths = [str(listed_in.resolve() / name) for name in names]
     write_text(directory / "_file_list.txt", "\n".join([str(len(paths)), *paths]) + "\n")
     index = {name: i for i, name in enumerate(schema.columns)}
 

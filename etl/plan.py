@@ -49,6 +49,11 @@ class Plan:
         """The blocks that the workflow is fitted on."""
         return [unit.block for unit in self.units if unit.split == "train"]
 
+    @property
+    def train_days(self) -> list[int]:
+        """The days of these blocks, increasing."""
+        return sorted({unit.day for unit in self.units if unit.split == "train"})
+
     def _steps(self, split: str | None) -> int:
         blocks = [unit.block for unit in self.units if split in (None, unit.split)]
         return sum(block.end - block.begin for block in blocks)
@@ -150,9 +155,7 @@ class _Units:
             self.found.append(Unit(split, self.next_parts[split], day.file.day, block))
             self.next_parts[split] += 1
 
-    def add_rows(
-        self, day: OpenDay, end: int, rows: int, cuts: dict[str, tuple[int, int]]
-    ) -> None:
+    def add_rows(self, day: OpenDay, end: int, rows: int, cuts: dict[str, tuple[int, int]]) -> None:
         """Cut ranges of rows, by split, of the ``rows`` rows before ``end`` into units."""
         place = {0: day.begin, rows: end}  # by row number; finding others scans the text
         for split, cut in cuts.items():

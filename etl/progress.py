@@ -43,6 +43,7 @@ class StageTimer:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        """Measure a stage; log how long it took."""
         begin, compiled = time.perf_counter(), compile_seconds()
         yield
         self.seconds[name] = round(time.perf_counter() - begin, 3)

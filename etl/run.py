@@ -12,14 +12,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from clicklog.errors import BadInputError, ClickLogError, OutputError
+from clicklog.errors import OutputError
 from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import read_json, write_json
+from clicklog.files.atomic import write_json
 from clicklog.files.journal import Journal, refuse_changes
-from clicklog.files.validation import parse
 from clicklog.readers.raw import DayFile, find_days
 from clicklog.splits import SPLITS
-from etl import output, staging
+from etl import fitted, output, staging
 from etl.engines import choice
 from etl.engines.hardware import cores
 from etl.finish import check_rows, move_parts, quarantine
@@ -29,7 +28,7 @@ from etl.plan import Plan, make_plan
 from etl.progress import RowsBar, StageTimer
 from etl.results import UnitResult
 from etl.settings import EtlSettings
-from etl.state import begin_or_resume, plan_record, recorded, with_defaults
+from etl.state import begin_or_resume, check_cuts, plan_record, recorded, with_defaults
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ class _Run:
                 limit_rows=self.settings.limit_rows,
             )
         _log_plan(plan)
-        self._check_cuts(plan)
+        check_cuts(self.work, plan.units, self.settings.input_path)
         done = self._fit_and_transform(plan)
         quarantine(
             done,
@@ -111,18 +110,6 @@ class _Run:
                 self._shuffle(done)
         return self._finish(plan, done)
 
-    def _check_cuts(self, plan: Plan) -> None:
-        """Refuse to resume a run if its input would be cut into other units than before."""
-        cuts = [[u.file, u.block.source, u.block.begin, u.block.end] for u in plan.units]
-        path = self.work / output.CUTS_FILE
-        if path.exists() and read_json(path, "the cuts of an unfinished run") != cuts:
-            raise BadInputError(
-                f"{self.settings.input_path}: the positions of lines changed since the run began, "
-                "although sizes and times of the files are the same",
-                "begin again with --restart",
-            )
-        write_json(path, cuts)
-
     def _fit_and_transform(self, plan: Plan) -> list[UnitResult]:
         """Return the results of all units, in the order of the plan."""
         results = recorded(self.work, plan.units)
@@ -133,15 +120,15 @@ class _Run:
             raise OutputError(  # a part that is encoded again would not be shuffled
                 f"{self.work}: records of finished parts are damaged", "begin again with --restart"
             )
-        fitted = self._is_fitted()
+        is_fitted = fitted.is_whole(self.paths, self.work)
         if self.resumed:
-            state = "fitted" if fitted else "not fitted"
+            state = "fitted" if is_fitted else "not fitted"
             log.info("%s; %d of %d parts are written", state, len(finished), len(plan.units))
         with contextlib.ExitStack() as stack:
-            if missing or not fitted:
+            if missing or not is_fitted:
                 with self.stage("start workers"):
                     engine = stack.enter_context(choice.start(self.settings, self.work))
-            if not fitted:
+            if not is_fitted:
                 with self.stage("fit"), RowsBar("fit", plan, "train") as bar:
                     self._fit(engine, plan, bar, parts_done=bool(results))
             if missing:
@@ -153,42 +140,20 @@ class _Run:
         by_unit = {result.unit: result for result in results}
         return [by_unit[unit] for unit in plan.units]
 
-    def _is_fitted(self) -> bool:
-        """Return whether the saved workflow is the one that this run fitted, and undamaged."""
-        from workflows import compiled, inspect
-        from workflows.description import verify
-
-        try:
-            description = inspect(self.workflow)
-            if self._fitted_digest() != description.digest:
-                return False
-            verify(self.workflow, description)
-            compiled.load(self.workflow, verify=True)
-        except ClickLogError:
-            return False
-        return True
-
-    def _fitted_digest(self) -> str | None:
-        """Return the digest of the workflow that this run fitted; None if it is not recorded."""
-        file = self.work / output.FITTED_FILE
-        try:
-            return parse(dict[str, str], read_json(file, "the record of a fit"), file)["digest"]
-        except (BadInputError, KeyError):
-            return None
-
     def _fit(self, engine: choice.Engine, plan: Plan, bar: RowsBar, *, parts_done: bool) -> None:
         from workflows import inspect
 
-        shutil.rmtree(self.workflow, ignore_errors=True)
-        engine.fit(plan.train_blocks, self.workflow, bar.update)
-        before, now = self._fitted_digest(), inspect(self.workflow).digest
+        for directory in (self.workflow, self.paths.extension):
+            shutil.rmtree(directory, ignore_errors=True)
+        engine.fit(plan.train_blocks, plan.train_days, self.paths, bar.update)
+        before, now = fitted.recorded_digest(self.work), inspect(self.workflow).digest
         if parts_done and before not in (None, now):
             raise OutputError(
                 f"{self.workflow}: fitted again, it has digest {now}; the finished parts were "
                 f"encoded with {before}",
                 "discard them and begin again with --restart",
             )
-        write_json(self.work / output.FITTED_FILE, {"digest": now})
+        fitted.record_workflow(self.work, now)
         # no longer needed; deleting takes a while, so it happens while units are transformed
         Thread(target=shutil.rmtree, args=(self.work / output.FIT, True)).start()
 

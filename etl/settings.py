@@ -1,4 +1,4 @@
-"""The settings of the ETL's commands ``run`` and ``import``."""
+"""The settings of the ETL's commands ``run``, ``extend`` and ``import``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from clicklog.spec.feature_spec import FeatureSpec, load_spec
 ENGINES = ("auto", "cpu", "dask")
 ON_BAD_ROWS = ("error", "quarantine")
 SHUFFLES = ("none", "file", "full")
+STATISTICS = ("frozen", "update")
 
 #: Declares the number of threads of a command.
 threads_flag = functools.partial(
@@ -91,11 +92,7 @@ class EtlSettings(Settings):
         # a Dask worker on another machine may have another working directory
         object.__setattr__(self, "output_path", self.output_path.absolute())
         super().__post_init__()
-        if self.engine == "cpu" and self.scheduler:
-            raise SettingsError(
-                f"--engine cpu and --scheduler {self.scheduler} are both set",
-                "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
-            )
+        _check_engine(self.engine, self.scheduler)
 
     @property
     def reject(self) -> bool:
@@ -114,6 +111,104 @@ class EtlSettings(Settings):
             "shuffle": self.shuffle,
             "seed": self.seed,
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class ExtendSettings(Settings):
+    """The settings of an extension. Each field is a flag of ``python -m etl extend``.
+
+    Raises:
+        SettingsError: A value is not allowed, or settings contradict each other.
+    """
+
+    # fmt: off
+    output_path: Path = flag("the OUT of a finished `python -m etl run`", metavar="OUT")
+    input_path: str = flag(
+        "the new day, a file day_24; or a directory, of which all days are taken that are newer "
+        "than those in OUT; local or URL", metavar="RAW"
+    )
+    days: frozenset[int] | None = flag(
+        "add these days only, for example 24-26; days between that are not named may be missing",
+        None, parse=_days, metavar="LIST"
+    )
+    valid_days: frozenset[int] | None = flag(
+        "the days for validation, from now on (default: the first half of the newest day); all "
+        "days but these and --test_days are for training and must be earlier", None,
+        parse=_days, metavar="LIST", needs="--test_days"
+    )
+    test_days: frozenset[int] | None = flag(
+        "the days for test (default: the second half of the newest day); a new day that is in both "
+        "lists is halved", None, parse=_days, metavar="LIST", needs="--valid_days"
+    )
+    statistics: str = flag(
+        "mean and standard deviation of the dense columns: frozen, as the trained model knows "
+        "them, or updated with the new days", "frozen", choices=STATISTICS
+    )
+    retire_after_days: int | None = flag(
+        "in a table that has reached max_table_size, give the ids of values that were not seen for "
+        "N days to new values (default: ids never change)", None, least=1, metavar="N"
+    )
+    block_mb: int | None = flag(
+        "MiB of text per unit of work (default: as in the run)", None, least=1
+    )
+    engine: str = flag(
+        "cpu: threads of this machine; dask: processes, or a cluster, that run the same code; "
+        "auto: dask if there is a --scheduler, else cpu", "auto", choices=ENGINES
+    )
+    workers: int | None = flag(
+        "number of threads or processes (default: one per core)", None, least=1,
+        excludes=("scheduler",)
+    )
+    scheduler: str | None = flag(
+        "address of a running Dask cluster to use instead of starting one", None, metavar="ADDRESS"
+    )
+    on_bad_rows: str = flag(
+        "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
+        "error", choices=ON_BAD_ROWS
+    )
+    max_bad_fraction: float = flag(
+        "with --on_bad_rows quarantine, stop if more than this share of a day's rows is malformed",
+        0.01, least=0, most=1
+    )
+    max_decompressed_gb: float | None = flag(
+        "largest size of a compressed day after decompression (default: 4 times the size estimated "
+        "from its first bytes)", None, above=0, most=float("inf")
+    )
+    resume: bool = flag(
+        "continue an interrupted extension of OUT; start if there is none", False,
+        excludes=("restart",)
+    )
+    restart: bool = flag("discard the day that an interrupted extension was adding", False)
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output_path", self.output_path.absolute())
+        super().__post_init__()
+        _check_engine(self.engine, self.scheduler)
+
+    def day_settings(self, spec: FeatureSpec, block_mb: int, limit_rows: int | None) -> EtlSettings:
+        """Return the settings by which a day is read: these, and those of the run before."""
+        return EtlSettings(
+            self.input_path,
+            self.output_path,
+            spec,
+            limit_rows=limit_rows,
+            block_mb=self.block_mb or block_mb,
+            engine=self.engine,
+            workers=self.workers,
+            scheduler=self.scheduler,
+            on_bad_rows=self.on_bad_rows,
+            max_bad_fraction=self.max_bad_fraction,
+            max_decompressed_gb=self.max_decompressed_gb,
+        )
+
+
+def _check_engine(engine: str, scheduler: str | None) -> None:
+    if engine == "cpu" and scheduler:
+        raise SettingsError(
+            f"--engine cpu and --scheduler {scheduler} are both set",
+            "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,14 +17,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from clicklog.errors import ClickLogError
-from clicklog.files.atomic import Written, atomic_path, deferred, publish
+from clicklog.errors import BadInputError, ClickLogError
+from clicklog.files.atomic import Written, atomic_path, deferred, publish, read_json, write_json
 from clicklog.files.journal import Journal, refuse_changes
 from clicklog.readers.raw import DayFile, read_bytes
 from clicklog.rows import BadRow, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
-from etl.output import REJECTED
+from etl.output import CUTS_FILE, REJECTED
 from etl.parquet import write_tables
 from etl.plan import Unit
 from etl.results import LostRowsError, UnitRecord, UnitResult, count_bits
@@ -183,6 +183,19 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
         log.info("%s: resuming a run that did not finish", output)
         journal.update(now)
     return found is not None
+
+
+def check_cuts(work: Path, units: Iterable[Unit], input_path: str) -> None:
+    """Refuse to resume a job if its input would be cut into other units than before."""
+    cuts = [[u.file, u.block.source, u.block.begin, u.block.end] for u in units]
+    path = work / CUTS_FILE
+    if path.exists() and read_json(path, "the cuts of an unfinished run") != cuts:
+        raise BadInputError(
+            f"{input_path}: the positions of lines changed since the run began, although sizes and "
+            "times of the files are the same",
+            "begin again with --restart",
+        )
+    write_json(path, cuts)
 
 
 def with_defaults(plan: dict[str, Any]) -> dict[str, Any]:

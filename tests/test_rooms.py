@@ -41,8 +41,10 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "workflows": {"commands": {"compiled"}, "compiled": set()},
     "etl": {
         "check": {"shuffle"},
-        "commands": {"check", "engines", "importers", "report", "shuffle"},
+        "commands": {"check", "drift", "engines", "extend", "importers", "report", "shuffle"},
+        "drift": {"engines", "report"},
         "engines": set(),
+        "extend": {"drift", "engines", "report"},
         "importers": set(),
         "report": set(),
         "shuffle": set(),

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clicklog import __version__
-from workflows.description import WorkflowDescription, inspect, verify
+from workflows.description import WorkflowDescription, inspect, reused_ids, verify
 from workflows.frames import to_frame
+from workflows.lineage import Generation
 from workflows.vocabulary import FittedVocabulary, finish
 from workflows.writer import Fitted, write_workflow
 
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Fitted",
     "FittedVocabulary",
+    "Generation",
     "WorkflowDescription",
     "__version__",
     "build",
     "finish",
     "inspect",
     "load",
+    "reused_ids",
     "save",
     "to_frame",
     "verify",

@@ -14,7 +14,11 @@ from clicklog.errors import run_command
 COMMANDS = {
     "inspect": (
         "workflows.commands.inspect",
-        "show operators, vocabularies, statistics, sizes on disk and table sizes",
+        "show operators, vocabularies, statistics, line of descent, sizes on disk and table sizes",
+    ),
+    "diff": (
+        "workflows.commands.diff",
+        "show what extending added to a workflow: values, ids reused, statistics",
     ),
     "lookup": (
         "workflows.commands.lookup",

@@ -11,8 +11,18 @@ released versions pickle)::
                                    it occurred); row i has the id reserved ids + i
     artifacts/node_<id>/categories/meta.<vocabulary>.parquet
                                    NVTabular's account of the ids
+    lineage/reused.<g>.parquet     vocabulary string, id int64: the ids that generation <g> gave to
+                                   other values than before; only if it did
     compiled/                      made from the above, see :mod:`workflows.compiled`; with digests
                                    of its own
+
+``lineage`` in ``metadata.json`` lists the generations of the workflow from 0, itself last: number,
+digest, the days that were counted in it for the first time, the number of values of each vocabulary
+and how many ids were reused (:class:`workflows.lineage.Generation`). A workflow that was imported,
+or made before generations were recorded, has no such key: it encodes rows as any other, but cannot
+be extended. In generation 0 a vocabulary is ordered by falling count; what later generations add
+follows behind, so the vocabulary as a whole is not. ``<vocabulary>_size`` and the observed rows are
+those of all days counted. Neither they nor the lineage are part of the digest.
 
 No path in it is absolute: the directory may be moved or copied. The spec in ``metadata.json``
 determines the graph; a ``graph.json`` that is not the graph of this spec and state is refused.
@@ -30,7 +40,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.files.artifact import FileEntry, Format, check_digests, check_sizes
@@ -38,6 +48,10 @@ from clicklog.files.atomic import read_json
 from clicklog.schema import LARGEST_TABLE, TableSchema
 from clicklog.spec.feature_spec import FeatureSpec
 from workflows import nodes
+from workflows.lineage import Generation, check_lineage, read_reused
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FORMAT = Format("nvt-torchrec workflow", 2, "a saved workflow of `python -m etl run`")
 METADATA_FILE = "metadata.json"
@@ -54,9 +68,9 @@ class Vocabulary:
         file: path of its values, relative to the workflow's directory.
         values: how many values have an id of their own.
         table_size: rows of the embedding table: ``values`` + reserved ids.
-        observed: rows of the training days (for lists: ids) that were ``null``, ``oov`` (too rare)
-            and ``unique`` (in the vocabulary), over all columns that share it; all 0 for a hashed
-            column.
+        observed: rows of the days counted (for lists: ids) that were ``null``, ``oov`` (without an
+            id of their own) and ``unique`` (in the vocabulary), over all columns that share it; all
+            0 for a hashed column.
     """
 
     name: str
@@ -83,6 +97,8 @@ class WorkflowDescription:
         digest: SHA-256 of spec (but for the file format), statistics and vocabulary values: equal
             for equal transforms.
         files: size and SHA-256 of the other files, by relative path.
+        lineage: the generations it descends from and, last, itself; () for a workflow that was
+            imported, or made before generations were recorded.
     """
 
     spec: FeatureSpec
@@ -91,6 +107,25 @@ class WorkflowDescription:
     versions: dict[str, str]
     digest: str
     files: dict[str, FileEntry]
+    lineage: tuple[Generation, ...] = ()
+
+    @property
+    def generation(self) -> int | None:
+        """The number of its generation; None without a lineage."""
+        return self.lineage[-1].number if self.lineage else None
+
+    @property
+    def parent(self) -> str | None:
+        """The digest of the generation before; None if there is none."""
+        return self.lineage[-2].digest if len(self.lineage) > 1 else None
+
+    def ancestor(self, digest: str) -> Generation | None:
+        """Return the generation with a digest, which may be this one; None if there is none.
+
+        Generations with equal digests encode every row equally; of these it is the last.
+        """
+        found = (generation for generation in self.lineage[::-1] if generation.digest == digest)
+        return next(found, None)
 
     @property
     def table_schema(self) -> TableSchema:
@@ -112,7 +147,7 @@ class WorkflowDescription:
 
     def write(self, path: Path) -> None:
         """Write ``metadata.json`` of the workflow in directory ``path``; its files are there."""
-        content = {
+        content: dict[str, Any] = {
             "digest": self.digest,
             "versions": self.versions,
             "spec": self.spec.to_dict(),
@@ -123,6 +158,8 @@ class WorkflowDescription:
             },
             "files": {name: entry.to_dict() for name, entry in self.files.items()},
         }
+        if self.lineage:
+            content["lineage"] = [dataclasses.asdict(one) for one in self.lineage]
         FORMAT.write(path / METADATA_FILE, content)
 
 
@@ -155,6 +192,7 @@ class _Metadata:
     statistics: dict[str, _Statistics]
     vocabularies: dict[str, _Counted]
     files: dict[str, FileEntry]
+    lineage: tuple[Generation, ...] = ()
 
     def __post_init__(self) -> None:
         normalized = [] if self.spec.dense_transform == "log" else self.spec.dense_names
@@ -162,6 +200,8 @@ class _Metadata:
             missing = sorted(set(wanted) - getattr(self, what).keys())
             if missing:
                 raise ValueError(f"{what}.{missing[0]} is missing")
+        values = {name: self.vocabularies[name].values for name in self.spec.vocabularies}
+        check_lineage(self.lineage, self.digest, values)
         _ = self.description  # which checks the numbers
 
     @functools.cached_property
@@ -178,6 +218,7 @@ class _Metadata:
             versions=self.versions,
             digest=self.digest,
             files=self.files,
+            lineage=self.lineage,
         )
 
 
@@ -231,6 +272,35 @@ def verify(path: Path | str, description: WorkflowDescription) -> None:
     check_digests(Path(path), description.files, _COPY_AGAIN)
 
 
+def reused_ids(
+    path: Path | str, description: WorkflowDescription, since: int
+) -> dict[str, np.ndarray]:
+    """Return the ids that were given to other values after a generation.
+
+    Args:
+        path: the workflow's directory.
+        description: its description.
+        since: the number of that generation.
+
+    Returns:
+        By vocabulary, int64 [n] in ascending order; without vocabularies that have no such ids.
+
+    Raises:
+        BadInputError: a file of reused ids is damaged.
+    """
+    import numpy as np
+
+    reserved = {
+        name: columns[0].reserved_ids for name, columns in description.spec.vocabularies.items()
+    }
+    found: dict[str, np.ndarray] = {}
+    for generation in description.lineage:
+        if generation.number > since:
+            for name, ids in read_reused(Path(path), generation, reserved).items():
+                found[name] = np.union1d(found[name], ids) if name in found else ids
+    return found
+
+
 def _read_metadata(path: Path) -> WorkflowDescription:
     if (path / "workflow.pkl").exists():
         raise BadInputError(
@@ -257,6 +327,7 @@ def _check_names(path: Path, description: WorkflowDescription) -> None:
     wanted = {GRAPH_FILE}
     for vocabulary in description.vocabularies.values():
         wanted |= {vocabulary.file, vocabulary.meta_file}
+    wanted |= {one.reused_file for one in description.lineage if one.reused_file}
     wrong = sorted(wanted ^ description.files.keys())
     if wrong:
         raise BadInputError(
@@ -272,25 +343,25 @@ def _check_graph(path: Path, description: WorkflowDescription) -> None:
     # As text: in Python True equals 1.
     expected = json.dumps(description.graph, sort_keys=True)
     if json.dumps(found, sort_keys=True) != expected:
-        difference = _difference(found, json.loads(expected))
+        difference = first_difference(found, json.loads(expected))
         raise BadInputError(
             f"{path / GRAPH_FILE}: not the graph of the spec in {METADATA_FILE}: {difference}",
             _COPY_AGAIN,
         )
 
 
-def _difference(found: Any, expected: Any, where: str = "") -> str:
-    """The first difference of two JSON values, in words; "" if there is none."""
+def first_difference(found: Any, expected: Any, where: str = "") -> str:
+    """Return the first difference of two JSON values in words; "" if there is none."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in sorted(found.keys() | expected.keys()):
             if key not in found or key not in expected:
                 return f"{where}.{key} is {'missing' if key not in found else 'unknown'}"
-            if difference := _difference(found[key], expected[key], f"{where}.{key}"):
+            if difference := first_difference(found[key], expected[key], f"{where}.{key}"):
                 return difference
         return ""
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         for i, pair in enumerate(zip(found, expected, strict=True)):
-            if difference := _difference(*pair, f"{where}[{i}]"):
+            if difference := first_difference(*pair, f"{where}[{i}]"):
                 return difference
         return ""
     if isinstance(found, list) and isinstance(expected, list):

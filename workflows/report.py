@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
@@ -20,11 +21,12 @@ def report(path: Path | str) -> str:
     description = inspect(path)
     sections = [
         _head(path, description),
-        "operators\n" + _table(_operators(description)),
-        "categorical columns\n" + _table(_categorical(description)),
+        "operators\n" + table(_operators(description)),
+        "categorical columns\n" + table(_categorical(description)),
     ]
     if description.spec.dense:
-        sections.append("dense columns\n" + _table(_dense(description)))
+        sections.append("dense columns\n" + table(_dense(description)))
+    sections.append("line of descent\n" + _lineage(description))
     sizes = description.table_schema.num_embeddings_per_feature
     sections.append(f"table sizes to train with\n  --num_embeddings_per_feature {sizes}")
     return "\n\n".join(sections)
@@ -68,6 +70,31 @@ def _head(path: Path, description: WorkflowDescription) -> str:
         ("on disk", f"{_mib(own)} MiB, and {_mib(compiled)} MiB compiled"),
     ]
     return "\n".join(f"{name:12}{value}" for name, value in lines)
+
+
+def _lineage(description: WorkflowDescription) -> str:
+    """Return a line for each generation, with what it added to the one before."""
+    if not description.lineage:
+        return "  unknown: it was imported, or made before workflows could be extended"
+    rows = [["generation", "digest", "days", "values", "added", "ids reused"]]
+    before = 0
+    for generation in description.lineage:
+        values = sum(generation.values.values())
+        row = [generation.number, generation.digest[:12], days_text(generation.days), values]
+        rows.append([*map(str, row), str(values - before), str(sum(generation.reused.values()))])
+        before = values
+    return table(rows)
+
+
+def days_text(days: Sequence[int]) -> str:
+    """Return days as ``0-3, 7``."""
+    runs: list[list[int]] = []
+    for day in days:
+        if runs and day == runs[-1][1] + 1:
+            runs[-1][1] = day
+        else:
+            runs.append([day, day])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _mib(size: int) -> str:
@@ -191,8 +218,8 @@ def _formula(spec: FeatureSpec) -> str:
     }[spec.dense_transform]
 
 
-def _table(rows: list[list[str]]) -> str:
-    """Format a table; columns of numbers are aligned to the right, others to the left."""
+def table(rows: list[list[str]]) -> str:
+    """Format a table and its head; columns of numbers are aligned to the right."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [all(map(_is_number, column[1:])) for column in columns]

@@ -7,19 +7,19 @@ value. Needs NumPy and pyarrow only.
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from clicklog.arrays import to_arrow, to_numpy
 from clicklog.spec.feature_spec import CategoricalColumn
-
-#: Values of a vocabulary: int64 [n] (raw hex32 and int) or a string array without nulls.
-Values: TypeAlias = np.ndarray | pa.StringArray
+from workflows.values import Values, concatenate, is_text, order_by, take
 
 #: Keys of :attr:`FittedVocabulary.observed`.
 OBSERVED = ("null", "oov", "unique")
+#: Values of a vocabulary that may wait for an id, at most. On disk each takes 16 bytes, or 12 and
+#: its text.
+PENDING_LIMIT = 8_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,13 @@ class FittedVocabulary:
     """The values with the ids ``column.reserved_ids``, + 1, … in this order.
 
     Attributes:
-        values: int64 [n] or ``pa.StringArray`` [n] without nulls; by falling count, ties by value
-            (numbers by size, strings by their UTF-8 bytes).
-        counts: int64 [n], number of occurrences of each value in the training days.
-        observed: rows of the training days (for lists: ids) that were ``null``, ``oov`` (too rare
-            for an id of their own) and ``unique`` (in the vocabulary). Missing lists have no ids
-            and are not counted. All 0 for a hashed column, whose values are not counted.
+        values: int64 [n] or ``pa.StringArray`` [n] without nulls; in generation 0 by falling count,
+            ties by value (numbers by size, strings by their UTF-8 bytes). What a later generation
+            adds follows behind, in the same order.
+        counts: int64 [n], number of occurrences of each value in the days counted.
+        observed: rows of the days counted (for lists: ids) that were ``null``, ``oov`` (without an
+            id of their own) and ``unique`` (in the vocabulary). Missing lists have no ids and are
+            not counted. All 0 for a hashed column, whose values are not counted.
     """
 
     values: Values
@@ -41,6 +42,27 @@ class FittedVocabulary:
 
     def __len__(self) -> int:
         return len(self.counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingValues:
+    """Values that were seen and have no id.
+
+    Attributes:
+        values: distinct, in ascending order (numbers by size, strings by their UTF-8 bytes).
+        counts: int64 [n], number of occurrences of each, at least 1.
+    """
+
+    values: Values
+    counts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+def has_pending(column: CategoricalColumn) -> bool:
+    """Return whether values of a column may have no id: those too rare, or above the cap."""
+    return column.freq_threshold > 1 or column.max_table_size > 0
 
 
 def finish(
@@ -58,12 +80,25 @@ def finish(
         column: the column whose policy is applied.
         nulls: number of rows in which a single-hot column was missing.
     """
+    return apply_policy(values, counts, column, nulls)[0]
+
+
+def apply_policy(
+    values: Values, counts: np.ndarray, column: CategoricalColumn, nulls: int
+) -> tuple[FittedVocabulary, PendingValues]:
+    """Return what :func:`finish` returns, and the values that got no id.
+
+    Of these, :data:`PENDING_LIMIT` are kept: those that occurred most often, ties by value.
+    """
     if column.hash_buckets:
-        return FittedVocabulary(values[:0], np.empty(0, np.int64), dict.fromkeys(OBSERVED, 0))
+        nothing = np.empty(0, np.int64)
+        none = FittedVocabulary(values[:0], nothing, dict.fromkeys(OBSERVED, 0))
+        return none, PendingValues(values[:0], nothing)
     counts = np.asarray(counts, np.int64)
     total = int(counts.sum())
     keep = len(counts)
     least = column.freq_threshold
+    rest = [(values[:0], counts[:0])]
     if column.max_table_size:
         keep = min(keep, column.max_table_size - column.reserved_ids)
         # Values that cannot be among the first `keep` are not sorted.
@@ -71,28 +106,50 @@ def finish(
     if least > 1:
         frequent = counts >= least
         if not frequent.all():
-            values, counts = _take(values, np.flatnonzero(frequent)), counts[frequent]
+            rest.append((take(values, np.flatnonzero(~frequent)), counts[~frequent]))
+            values, counts = take(values, np.flatnonzero(frequent)), counts[frequent]
     values, counts = _sorted(values, counts)
+    rest.append((values[keep:], counts[keep:]))
     values, counts = values[:keep], counts[:keep]
     unique = int(counts.sum())
-    return FittedVocabulary(
-        values, counts, {"null": int(nulls), "oov": total - unique, "unique": unique}
-    )
+    observed = {"null": int(nulls), "oov": total - unique, "unique": unique}
+    return FittedVocabulary(values, counts, observed), _pending(rest, column)
 
 
-def _is_text(values: Values) -> bool:
-    return isinstance(values, pa.Array)
+def _pending(rest: list[tuple[Values, np.ndarray]], column: CategoricalColumn) -> PendingValues:
+    values = concatenate([some for some, _ in rest], column.name)
+    counts = np.concatenate([some for _, some in rest])
+    kept = kept_pending(values, [-counts])
+    return PendingValues(take(values, kept), counts[kept])
 
 
-def _take(values: Values, indices: np.ndarray) -> Values:
-    return values.take(to_arrow(indices)) if _is_text(values) else values[indices]
+def kept_pending(values: Values, keys: list[np.ndarray]) -> np.ndarray:
+    """Return which values are kept as pending, :data:`PENDING_LIMIT` at most.
+
+    Args:
+        values: distinct, in any order.
+        keys: int64 [n] each; those with the smallest keys are kept, the first key decides, then the
+            next one, then the value.
+
+    Returns:
+        Their indices, in the order of the values.
+    """
+    kept = np.arange(len(values))
+    if len(values) > PENDING_LIMIT:
+        first = keys[0]
+        limit = np.partition(first, PENDING_LIMIT - 1)[PENDING_LIMIT - 1]
+        sure, tied = np.flatnonzero(first < limit), np.flatnonzero(first == limit)
+        # only values on the boundary are sorted by the other keys
+        order = order_by([key[tied] for key in keys[1:]], take(values, tied))
+        kept = np.concatenate([sure, tied[order[: PENDING_LIMIT - len(sure)]]])
+    return kept[order_by([], take(values, kept))]
 
 
 def _sorted(values: Values, counts: np.ndarray) -> tuple[Values, np.ndarray]:
     """Sort by falling count, equal counts by value."""
     if len(counts) < 2:
         return values, counts
-    if _is_text(values):
+    if is_text(values):
         import pyarrow.compute as pc  # slow to import, and only needed for strings
 
         table = pa.table({"count": to_arrow(counts), "value": values})

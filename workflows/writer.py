@@ -10,7 +10,9 @@ import dataclasses
 import hashlib
 import json
 import math
+import shutil
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -46,7 +48,8 @@ from workflows.description import (
     WorkflowDescription,
     describe_vocabularies,
 )
-from workflows.vocabulary import FittedVocabulary
+from workflows.lineage import Generation, reused_table
+from workflows.vocabulary import FittedVocabulary, PendingValues
 
 _VERSIONS_OF = (
     "nvt-torchrec",
@@ -69,14 +72,48 @@ class Fitted:
             before normalization (after the logarithm, if there is one); std has n − 1 in its
             denominator and is 0 for fewer than two rows. Empty for ``dense_transform = "log"``.
         vocabularies: by ``column.vocabulary_name``.
+        pending: by vocabulary, the values that were seen and have no id; vocabularies without such
+            values may be left out. Not part of the saved workflow, see :mod:`workflows.extension`.
+        moments: of the dense columns, see :mod:`workflows.moments`; None if nothing is normalized,
+            or if the workflow will not be extended. Not part of the saved workflow either.
     """
 
     statistics: dict[str, dict[str, float]]
     vocabularies: dict[str, FittedVocabulary]
+    pending: dict[str, PendingValues] = dataclasses.field(default_factory=dict)
+    moments: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+    """What is new in a generation, and what it descends from.
+
+    Attributes:
+        days: the days that were counted in it, and in none before.
+        ancestors: the generations before it.
+        reused: by vocabulary, the ids that it gave to other values, int64.
+        parent: the directory of the generation before; None for generation 0.
+    """
+
+    days: tuple[int, ...]
+    ancestors: tuple[Generation, ...] = ()
+    reused: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    parent: Path | None = None
+
+    def lineage(self, digest: str, values: dict[str, int]) -> tuple[Generation, ...]:
+        """Return the generations, the one with this digest and these numbers of values last."""
+        reused = {name: len(self.reused.get(name, ())) for name in values}
+        number = len(self.ancestors)
+        return (*self.ancestors, Generation(number, digest, self.days, values, reused))
 
 
 def write_workflow(
-    path: Path | str, spec: FeatureSpec, fitted: Fitted, *, threads: int = 1
+    path: Path | str,
+    spec: FeatureSpec,
+    fitted: Fitted,
+    *,
+    threads: int = 1,
+    days: Sequence[int] | None = None,
 ) -> WorkflowDescription:
     """Write a fitted workflow and its compiled form.
 
@@ -89,11 +126,26 @@ def write_workflow(
         fitted: their statistics and vocabularies.
         threads: number of threads that write and compile vocabularies and compute digests; the
             bytes do not depend on it.
+        days: the days it was fitted on, increasing: it becomes generation 0 of a line of descent.
+            None for a workflow that cannot be extended, such as an imported one.
 
     Raises:
         SchemaError: a vocabulary or a statistic is missing, or a statistic is not finite.
         OutputError: the directory cannot be written.
     """
+    descent = None if days is None else Descent(tuple(days))
+    return write_generation(path, spec, fitted, descent, threads=threads)
+
+
+def write_generation(
+    path: Path | str,
+    spec: FeatureSpec,
+    fitted: Fitted,
+    descent: Descent | None,
+    *,
+    threads: int = 1,
+) -> WorkflowDescription:
+    """Write a workflow with a given line of descent, or none; see :func:`write_workflow`."""
     from workflows import compiled  # imports Numba, which readers of workflows do not need
 
     path = Path(path)
@@ -114,6 +166,7 @@ def write_workflow(
             first = [columns[0] for columns in spec.vocabularies.values()]
             found = list(pool.map(write_vocabulary, first))
         files = {name: description for own in found for name, description in own.items()}
+        values = {name: len(fitted.vocabularies[name]) for name in spec.vocabularies}
         description = WorkflowDescription(
             spec=spec,
             statistics=statistics,
@@ -121,10 +174,13 @@ def write_workflow(
             versions=_versions(),
             digest=digest.result(),
             files=files,
+            lineage=descent.lineage(digest.result(), values) if descent else (),
         )
-        with deferred() as graph:
+        with deferred() as others:
             write_text(path / GRAPH_FILE, _graph_text(description.graph))
-        publish([*graph, *waiting])
+            if descent:
+                files.update(_write_reused(path, description, descent))
+        publish([*others, *waiting])
     files[GRAPH_FILE] = FileEntry.of(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
     description.write(path)
@@ -183,15 +239,32 @@ def _write_vocabulary(
     digests = {}
     for file, table in tables.items():
         with atomic_path(path / file) as temporary:
-            pq.write_table(
-                table,
-                temporary,
-                compression="none",
-                use_dictionary=False,
-                write_page_checksum=True,
-            )
+            _write_table(table, temporary)
             digests[file] = FileEntry.of(temporary)
     return digests
+
+
+def _write_reused(
+    path: Path, description: WorkflowDescription, descent: Descent
+) -> dict[str, FileEntry]:
+    """Write the files of reused ids, those of the generations before too; return their entries."""
+    entries = {}
+    for generation in description.lineage:
+        file = generation.reused_file
+        if file is None:
+            continue
+        with atomic_path(path / file) as temporary:
+            if generation is description.lineage[-1]:
+                _write_table(reused_table(descent.reused), temporary)
+            else:
+                assert descent.parent is not None
+                shutil.copyfile(descent.parent / file, temporary)
+            entries[file] = FileEntry.of(temporary)
+    return entries
+
+
+def _write_table(table: pa.Table, file: Path) -> None:
+    pq.write_table(table, file, compression="none", use_dictionary=False, write_page_checksum=True)
 
 
 def arrow_values(vocabulary: FittedVocabulary) -> pa.Array:

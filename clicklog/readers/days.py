@@ -48,13 +48,17 @@ def parse_days(text: str) -> set[int]:
     return days
 
 
-def find_days(input_path: str, days: Collection[int] | None = None) -> list[DayFile]:
+def find_days(
+    input_path: str, days: Collection[int] | None = None, *, after: int | None = None
+) -> list[DayFile]:
     """Return the days of a log in a directory, by number; one file is a log of one day.
 
     Args:
         input_path: a directory with ``day_0``, ``day_1.tsv``, ``day_2.csv.gz``, ``day_3.parquet``
             …; or a file of any name, which is day 0 unless its name says otherwise.
         days: the days to take; None: all, between which no day may be missing.
+        after: of a directory, take only later days than this one, of which there may be none; the
+            next day must be the first of them. None: any days.
 
     Raises:
         BadInputError: there is no such directory, it has no days, or a day is missing, empty or
@@ -74,6 +78,8 @@ def find_days(input_path: str, days: Collection[int] | None = None) -> list[DayF
         day = int(match[1]) if match else 0
         if days is not None and day not in days:
             continue
+        if after is not None and day <= after and not one_file:
+            continue
         path = filesystem.unstrip_protocol(info["name"]).removeprefix("file://")
         if day in found:
             raise BadInputError(
@@ -84,12 +90,15 @@ def find_days(input_path: str, days: Collection[int] | None = None) -> list[DayF
             raise BadInputError(f"{path}: empty file", f"fetch day {day} again, or leave it out")
         packed = _COMPRESSED.fullmatch(name) is not None
         found[day] = DayFile(day, path, info["size"], path, info.get("mtime"), packed)
+    if not found and not days and after is not None:
+        return []
     if not found and not days:
         raise BadInputError(
             f"{input_path}: no files day_0, day_1 … in it",
             "make a log with `python -m etl synthesize`, or see README.md for the real one",
         )
-    wanted = set(range(min(found), max(found) + 1)) if days is None else set(days)
+    first = min(found, default=0) if after is None else after + 1
+    wanted = set(range(first, max(found) + 1)) if days is None else set(days)
     missing = sorted(wanted - found.keys())
     if missing:
         present = ",".join(map(str, sorted(found)))

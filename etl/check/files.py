@@ -17,8 +17,8 @@ from clicklog.files.atomic import TEMPORARY
 from clicklog.schema import SCHEMA_FILE, TableSchema
 from clicklog.splits import SPLITS
 from etl.check.findings import ERROR, NOTE, WARNING, Finding
-from etl.manifest import MANIFEST_VERSION
-from etl.output import UNFINISHED_FILE, WORK_DIRECTORY
+from etl.manifest import MANIFEST_VERSION, READABLE_VERSIONS
+from etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
 
 AGAIN = "restore the file, or run the ETL again"
 #: Names of splits in other projects, and ours.
@@ -37,6 +37,8 @@ class Output:
         schema: The columns and table sizes; None without a schema.
         manifest: The manifest; None without one that can be read.
         findings: The findings so far.
+        sizes: By file, the table sizes by column when it was written; only for files of which a
+            generation is known.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class Output:
     schema: TableSchema | None
     manifest: dict[str, Any] | None
     findings: list[Finding]
+    sizes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     def error(self, kind: str, where: Any, what: str, remedy: str) -> None:
         """Add a finding that training fails on, or is wrong with."""
@@ -64,10 +67,12 @@ def find(path: Path) -> Output:
     """Find the splits at ``path``; read footers, schema and manifest.
 
     Raises:
-        BadInputError: The directory does not exist, or contains no parquet file.
+        BadInputError: The directory does not exist, contains no parquet file, or is between two
+            generations.
     """
     if not path.is_dir():
         raise BadInputError(f"{path}: no such directory", "give the OUT of a run")
+    EtlOutput(path).check_whole()
     root, splits = _find_splits(path)
     if not splits and not (path / UNFINISHED_FILE).exists():
         raise BadInputError(
@@ -157,7 +162,7 @@ def _read_manifest(output: Output) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         output.error("manifest", file, f"damaged: {error!r}", AGAIN)
         return
-    if version != MANIFEST_VERSION:
+    if version not in READABLE_VERSIONS:
         output.warning(
             "manifest",
             file,
@@ -182,6 +187,13 @@ def _check_unfinished(output: Output) -> None:
             output.path / UNFINISHED_FILE,
             "the run has not finished",
             "run it again with --resume or --restart",
+        )
+    elif (output.path / EXTENDING_FILE).exists():
+        output.note(
+            "unfinished",
+            output.path / EXTENDING_FILE,
+            "a day is being added, or adding it was interrupted; this is the output without it",
+            "finish it with `python -m etl extend … --resume`",
         )
     elif (output.path / WORK_DIRECTORY).exists():
         output.warning("leftover", output.path / WORK_DIRECTORY, "left by a run", "delete it")

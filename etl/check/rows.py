@@ -113,8 +113,8 @@ def _check_labels(output: Output, positives: Counter, negatives: Counter) -> Non
 def _check_statistics(output: Output) -> set[tuple[str, str, str]]:
     """Check nulls and ranges of ids by the footers; return findings as (file, column, kind)."""
     known = set()
-    sizes = _sizes(output)
     for file, footer in output.footers.items():
+        sizes = _sizes(output, file)
         for i in range(footer.num_row_groups):
             group = footer.row_group(i)
             for j in range(group.num_columns):
@@ -140,12 +140,17 @@ def _check_statistics(output: Output) -> set[tuple[str, str, str]]:
     return known
 
 
-def _sizes(output: Output) -> dict[str, int | None]:
-    """Return the schema's columns, each with its table size if it holds ids."""
+def _sizes(output: Output, file: str) -> dict[str, int | None]:
+    """Return the schema's columns, each with its table size if it holds ids.
+
+    Tables may have grown since the file was written; its sizes are those of then.
+    """
     if output.schema is None:
         return {}
     sizes: dict[str, int | None] = dict.fromkeys(output.schema.columns)
-    return sizes | dict(zip(output.schema.categorical, output.schema.table_sizes, strict=True))
+    sizes |= dict(zip(output.schema.categorical, output.schema.table_sizes, strict=True))
+    then = output.sizes.get(file, {})
+    return sizes | {name: size for name, size in then.items() if name in sizes}
 
 
 def _column_name(path: str, sizes: dict) -> str | None:
@@ -192,7 +197,7 @@ def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarra
     """Check the rows of a batch; return their hashes, uint64 [n]."""
     schema = output.schema
     hashes = np.zeros(len(batch), np.uint64)
-    sizes = _sizes(output)
+    sizes = _sizes(output, scan.file)
     for name in schema.columns if schema else batch.schema.names:
         if batch.schema.names.count(name) != 1:
             continue  # reported already

@@ -33,15 +33,18 @@ def check(
         report: Called with the rows read since the last call, and the rows of all files.
 
     Raises:
-        BadInputError: There is nothing to check: no directory, or no parquet file.
+        BadInputError: There is nothing to check: no directory, or no parquet file; or the output is
+            between two generations.
     """
     from etl.check import files as check_files
+    from etl.check import generations as check_generations
     from etl.check import records as check_records
     from etl.check import rows as check_rows
 
     output = check_files.find(Path(path))
     check_files.check(output)
     check_records.check(output)
+    check_generations.check(output)
     check_rows.check(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}
     return sorted(output.findings, key=lambda finding: order[finding.severity])

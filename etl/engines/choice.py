@@ -6,13 +6,18 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from clicklog.etl_output import EtlOutput
 from clicklog.readers.raw import Block
 from etl.engines.hardware import cores, gpu_count
-from etl.output import CATEGORIES, DASK, FIT, PARTS
+from etl.output import DASK, FIT, PARTS
 from etl.plan import Unit
 from etl.results import UnitResult
 from etl.settings import EtlSettings
+
+if TYPE_CHECKING:
+    from workflows.writer import Fitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +25,13 @@ class Engine:
     """The two functions of a started engine.
 
     Attributes:
-        fit: Fits a workflow on blocks and saves it at a path. Its third argument is called with
-            the number of rows done since the last call.
+        fit: Fits a workflow on blocks, which are of the days given, and writes it and its state
+            for extensions into ``workflow`` and ``extension`` of an output. Its last argument is
+            called with the number of rows done since the last call.
         transform: Transforms units with the saved workflow and yields results as they finish.
     """
 
-    fit: Callable[[list[Block], Path, Callable[[float], object]], object]
+    fit: Callable[[list[Block], list[int], EtlOutput, Callable[[float], object]], object]
     transform: Callable[[list[Unit], Path], Iterable[UnitResult]]
 
 
@@ -48,13 +54,12 @@ def start(settings: EtlSettings, work: Path) -> Iterator[Engine]:
 def _cpu(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     # compiles its loops on import, which may take half a minute: only once the input was checked
     from etl.engines import cpu
-    from workflows.writer import write_workflow
 
     options = {"workers": settings.workers or cores(), "reject": settings.reject}
 
-    def fit(blocks, path, report):
+    def fit(blocks, days, output, report):
         fitted = cpu.fit(blocks, settings.spec, work / FIT, report=report, **options)
-        write_workflow(path, settings.spec, fitted, threads=options["workers"])
+        _write(output, settings, fitted, days, options["workers"])
 
     def transform(units, path):
         return cpu.transform(units, path, work / PARTS, work, **options)
@@ -62,20 +67,29 @@ def _cpu(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     yield Engine(fit, transform)
 
 
+def _write(
+    output: EtlOutput, settings: EtlSettings, fitted: Fitted, days: list[int], threads: int
+) -> None:
+    """Write what was fitted as generation 0: the workflow, and its state for extensions."""
+    from workflows.extension import write_base_state
+    from workflows.writer import write_workflow
+
+    description = write_workflow(output.workflow, settings.spec, fitted, threads=threads, days=days)
+    write_base_state(output.extension, description, fitted, days)
+
+
 @contextlib.contextmanager
 def _dask(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     # Dask and NVTabular take seconds to import: not for the cpu engine, nor for --help
     from etl.engines import dask
     from etl.engines.cluster import cluster
-    from workflows import save
 
     with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
         options = {"gpu": gpu, "reject": settings.reject}
 
-        def fit(blocks, path, report):
-            categories = work / CATEGORIES
-            workflow = dask.fit(blocks, settings.spec, categories, client, report=report, **options)
-            save(workflow, settings.spec, path)
+        def fit(blocks, days, output, report):
+            fitted = dask.fit(blocks, settings.spec, work, client, report=report, **options)
+            _write(output, settings, fitted, days, settings.workers or cores())
 
         def transform(units, path):
             return dask.transform(units, path, work / PARTS, work, client, **options)

@@ -7,13 +7,16 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import nvt_compat  # noqa: F401
 
-from distributed import Client, LocalCluster
+from distributed import Client, KilledWorker, LocalCluster
+from distributed.client import ClosedClientError
 
 from clicklog.errors import ClickLogError, SettingsError
 from etl.engines.hardware import cores, gpu_count, gpu_memory
@@ -22,6 +25,8 @@ from etl.engines.hardware import cores, gpu_count, gpu_memory
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8
 #: Time limits. A worker takes seconds to start, on a busy machine a minute.
 CONNECT_SECONDS, START_SECONDS, CLOSE_SECONDS = 10, 300, 20
+#: Seconds that a cluster may have no worker: one that died is replaced within seconds.
+LOST_SECONDS = 60
 
 
 class WorkerLostError(ClickLogError):
@@ -203,3 +208,60 @@ def _first_cause(error: BaseException) -> BaseException:
     while type(error) is RuntimeError and error.__cause__:
         error = error.__cause__
     return error
+
+
+@contextlib.contextmanager
+def readable_errors(client: Client | None = None) -> Iterator[None]:
+    """Silence NVTabular's logging of tracebacks, and explain why workers were lost.
+
+    Raises:
+        WorkerLostError: Workers died repeatedly, or the cluster has no workers any more.
+    """
+    loggers = [logging.getLogger(name) for name in ("merlin", "nvtabular")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    lost = threading.Event()
+    try:
+        with _watch_workers(client, lost) if client else contextlib.nullcontext():
+            yield
+    except (KilledWorker, MemoryError) as error:
+        raise WorkerLostError(
+            f"Dask workers most likely ran out of memory: {error!r}",
+            "use a smaller --block_mb, fewer --workers, or cap the vocabularies; --resume keeps "
+            "what is finished",
+        ) from error
+    except (CancelledError, ClosedClientError):  # while or before waiting for a result
+        if not lost.is_set():
+            raise
+        raise WorkerLostError(
+            f"the cluster has had no worker for {LOST_SECONDS} s",
+            "see the workers' output for the reason, start them again, and run again with --resume",
+        ) from None
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _watch_workers(client: Client, lost: threading.Event) -> Iterator[None]:
+    """Close the client, which ends all waiting, after its cluster had no workers for too long."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        last = time.monotonic()
+        while not stop.wait(min(2, LOST_SECONDS / 4)):
+            if client.scheduler_info(n_workers=-1)["workers"]:
+                last = time.monotonic()
+            elif time.monotonic() - last > LOST_SECONDS:
+                lost.set()
+                client.close(timeout=5)
+                return
+
+    thread = threading.Thread(target=watch, name="watch-workers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,17 +25,20 @@ import pyarrow as pa
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.files.atomic import will_read
 from clicklog.readers.raw import Block, read_block_chunks
-from clicklog.rows import CategoryValues, Ragged
+from clicklog.rows import CategoryValues, Ragged, RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from etl.engines.counting import Counts, count, merge
 from etl.engines.cpu_runs import Run, RunFile, Runs
-from etl.engines.moments import merge_moments, moments, normalized, statistics
+from etl.engines.moments import moments
 from etl.engines.syncing import Syncer
 from etl.plan import Unit
 from etl.results import UnitResult, count_bits
 from etl.state import Piece, record, write_unit
 from workflows import compiled
-from workflows.vocabulary import FittedVocabulary, finish
+from workflows.extension import DayCounts
+from workflows.moments import merge_moments, normalized, statistics
+from workflows.values import Values
+from workflows.vocabulary import FittedVocabulary, PendingValues, apply_policy
 from workflows.writer import Fitted
 
 if TYPE_CHECKING:
@@ -79,9 +82,43 @@ def fit(
         BadInputError: A block cannot be read, or there are no rows.
         OutputError: ``directory`` cannot be written.
     """
-    key = _key(blocks, spec)
+    counting = _counted(blocks, spec, directory, workers=workers, reject=reject, report=report)
+    with counting as (files, pool):
+        return finish_runs(files, spec, pool)
+
+
+def count_day(
+    day: int,
+    blocks: list[Block],
+    spec: FeatureSpec,
+    directory: Path,
+    *,
+    workers: int,
+    reject: bool,
+    report: Callable[[float], object] = lambda rows: None,
+) -> DayCounts:
+    """Count what a workflow is extended by.
+
+    Takes and raises what :func:`fit` does; ``blocks`` are those of the day.
+    """
+    counting = _counted(blocks, spec, directory, workers=workers, reject=reject, report=report)
+    with counting as (files, pool):
+        return day_counts(day, files, spec, pool)
+
+
+@contextlib.contextmanager
+def _counted(
+    blocks: list[Block],
+    spec: FeatureSpec,
+    directory: Path,
+    *,
+    workers: int,
+    reject: bool,
+    report: Callable[[float], object],
+) -> Iterator[tuple[list[RunFile], ThreadPoolExecutor]]:
+    """Count all blocks; yield the files of the counts, and the threads that are free now."""
     with (
-        Runs(directory, len(blocks), len(spec.vocabularies), key, ahead=workers) as runs,
+        runs_of(blocks, spec, set(spec.vocabularies), directory, ahead=workers) as runs,
         _threads(workers) as pool,
     ):
         runs.compact()
@@ -92,14 +129,14 @@ def fit(
         def fit_block(turn: int, index: int) -> int:
             log.debug("begin fit %s:%d", blocks[index].source, blocks[index].begin)
             _read_ahead(to_read, turn, workers, spec)
-            run = _count_block(blocks[index], spec, reject)
+            run = count_block(blocks[index], spec, reject)
             runs.add(index, run)
             return run.rows
 
         # in the order of the blocks, so that of several errors always the same one is raised
         for future in [pool.submit(fit_block, *item) for item in enumerate(missing)]:
             report(future.result())
-        return _finish(runs.files, spec, pool)
+        yield runs.files, pool
 
 
 @contextlib.contextmanager
@@ -119,33 +156,57 @@ def _read_ahead(blocks: list[Block], turn: int, workers: int, spec: FeatureSpec)
             will_read(block.path, block.begin, block.end)
 
 
-def _key(blocks: list[Block], spec: FeatureSpec) -> str:
-    """Return a digest of everything that partial results depend on.
+def runs_of(
+    blocks: list[Block], spec: FeatureSpec, counted: set[str], directory: Path, *, ahead: int = 1
+) -> Runs:
+    """Open the partial results in a directory; those that depend on other things are deleted.
 
-    Whether malformed rows are rejected is left out: a block that was counted without rejecting has
-    no such rows.
+    Whether malformed rows are rejected does not matter: a block that was counted without rejecting
+    has no such rows.
+
+    Args:
+        blocks: The blocks of the training days.
+        spec: The columns.
+        counted: The vocabularies whose values are counted.
+        directory: Where the partial results are.
+        ahead: How many of them may wait for the disk.
     """
-    described = [_RUNS_VERSION, PIECE_BYTES, spec.to_dict()]
+    described = [_RUNS_VERSION, PIECE_BYTES, spec.to_dict(), sorted(counted)]
     described += [dataclasses.astuple(block) for block in blocks]
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return Runs(directory, len(blocks), len(spec.vocabularies), key, ahead=ahead)
 
 
-def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
+def count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
+    """Count the categories of a block, and compute the moments of its dense columns."""
+    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=PIECE_BYTES)
+    return count_pieces(pieces, spec, set(spec.vocabularies))
+
+
+def count_pieces(pieces: Iterable[RawRows], spec: FeatureSpec, counted: set[str]) -> Run:
+    """Count the rows of a block.
+
+    Args:
+        pieces: The rows, in pieces of :data:`PIECE_BYTES`, on which the last bits of the moments
+            depend.
+        spec: The columns.
+        counted: The vocabularies whose values are counted; of others there will be no values.
+    """
     columns: list[list[CategoryValues]] = [[] for _ in spec.categorical]
     missing = np.zeros(len(columns), np.int64)
     of_pieces = [np.zeros((len(spec.dense), 4))]
     rows_read = 0
-    for rows in read_block_chunks(block, spec, reject=reject, chunk_bytes=PIECE_BYTES):
+    for rows in pieces:
         rows_read += len(rows)
         missing += count_bits(rows.categorical_missing, len(columns))
-        for pieces, piece in zip(columns, rows.categorical, strict=True):
-            pieces.append(piece)
+        for of_column, piece in zip(columns, rows.categorical, strict=True):
+            of_column.append(piece)
         if normalized(spec):
             of_pieces.append(moments(rows, spec))
     counts, nulls = {}, {}
-    for column, pieces, absent in zip(spec.categorical, columns, missing, strict=True):
+    for column, of_column, absent in zip(spec.categorical, columns, missing, strict=True):
         name = column.vocabulary_name
-        found = _count_column(pieces, column, int(absent))
+        found = _count_column(of_column, column, int(absent), name in counted)
         counts[name] = merge([counts[name], found]) if name in counts else found
         nulls[name] = nulls.get(name, 0) + (0 if column.multi_hot else absent)
     return Run(
@@ -156,14 +217,22 @@ def _count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
     )
 
 
-def _count_column(pieces: list[CategoryValues], column: CategoricalColumn, missing: int) -> Counts:
+def _count_column(
+    pieces: list[CategoryValues], column: CategoricalColumn, missing: int, counted: bool
+) -> Counts:
     values = [piece.values if isinstance(piece, Ragged) else piece for piece in pieces]
-    if column.hash_buckets:  # the id is a hash: nothing to count
+    if column.hash_buckets or not counted:  # where the id is a hash there is nothing to count
         return count([values[0][:0]])
     return count(values, placeholders=0 if column.multi_hot else missing)
 
 
-def _finish(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor) -> Fitted:
+def finish_runs(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor) -> Fitted:
+    """Return what all partial results give together, whatever they were merged into.
+
+    Raises:
+        BadInputError: There are no rows, or a file is damaged.
+        SettingsError: A column has strings of more than 2 GiB in all.
+    """
     rows = sum(int(file.array("rows")) for file in files)
     if not rows:
         raise BadInputError("the training days have no well-formed row", "look at their first line")
@@ -172,16 +241,51 @@ def _finish(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor) -
     )  # so that small ones are merged first
     nulls = sum(file.array("nulls") for file in files)
 
-    def vocabulary(v: int, columns: tuple[CategoricalColumn, ...]) -> FittedVocabulary:
+    def vocabulary(
+        v: int, columns: tuple[CategoricalColumn, ...]
+    ) -> tuple[FittedVocabulary, PendingValues]:
         counts = merge(file.counts(v) for file in files)
-        return finish(_to_vocabulary(counts, columns[0]), counts.counts, columns[0], int(nulls[v]))
+        values = _to_vocabulary(counts, columns[0])
+        return apply_policy(values, counts.counts, columns[0], int(nulls[v]))
 
     found = pool.map(vocabulary, range(len(nulls)), spec.vocabularies.values())
     in_order = sorted(files, key=lambda file: file.first_block)
     merged = merge_moments([block for file in in_order for block in file.array("moments")])
+    by_name = dict(zip(spec.vocabularies, found, strict=True))
     return Fitted(
         statistics=statistics(merged, spec) if normalized(spec) else {},
-        vocabularies=dict(zip(spec.vocabularies, found, strict=True)),
+        vocabularies={name: fitted for name, (fitted, _) in by_name.items()},
+        pending={name: pending for name, (_, pending) in by_name.items()},
+        moments=merged if normalized(spec) else None,
+    )
+
+
+def day_counts(
+    day: int, files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor
+) -> DayCounts:
+    """Merge the counts of a day's blocks.
+
+    Raises:
+        BadInputError: The day has no well-formed row.
+        SettingsError: A column has too many different strings.
+    """
+    if not sum(int(file.array("rows")) for file in files):
+        raise BadInputError(f"day {day} has no well-formed row", "look at its first line")
+    nulls = sum(file.array("nulls") for file in files)
+    small_first = sorted(files, key=lambda file: file.path.stat().st_size)
+
+    def vocabulary(v: int, columns: tuple[CategoricalColumn, ...]) -> tuple[Values, np.ndarray]:
+        counts = merge(file.counts(v) for file in small_first)
+        return _to_vocabulary(counts, columns[0]), counts.counts
+
+    found = pool.map(vocabulary, range(len(nulls)), spec.vocabularies.values())
+    in_order = sorted(files, key=lambda file: file.first_block)
+    merged = merge_moments([block for file in in_order for block in file.array("moments")])
+    return DayCounts(
+        day=day,
+        values=dict(zip(spec.vocabularies, found, strict=True)),
+        nulls={name: int(n) for name, n in zip(spec.vocabularies, nulls, strict=True)},
+        moments=merged if normalized(spec) else None,
     )
 
 
@@ -232,7 +336,7 @@ def transform(
     def transform_unit(turn: int, unit: Unit) -> UnitResult:
         log.debug("begin %s", unit.file)
         _read_ahead(blocks, turn, workers, workflow.spec)
-        result, written = write_unit(unit, _encode(unit.block, workflow, reject), parts, work)
+        result, written = write_unit(unit, encode(unit.block, workflow, reject), parts, work)
         syncer.add(written, result)
         return result
 
@@ -244,7 +348,8 @@ def transform(
             yield future.result()
 
 
-def _encode(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
+def encode(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
+    """Read and encode a block in pieces; see :func:`etl.state.write_unit`."""
     for rows in read_block_chunks(block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES):
         encoded = workflow.transform(rows)
         yield rows, compiled.to_table(encoded, workflow.schema), encoded.oov

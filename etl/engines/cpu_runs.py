@@ -84,6 +84,11 @@ def _buffers(values: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     return offsets - offsets[0], text[offsets[0] : offsets[-1]]
 
 
+def run_name(begin: int, end: int) -> str:
+    """Return the name of the file of a run over blocks ``begin`` to ``end`` - 1."""
+    return f"{begin}-{end}.npz"
+
+
 class RunFile:
     """A run on disk. Its methods raise :class:`BadInputError` if the file is damaged."""
 
@@ -177,7 +182,7 @@ class Runs:
         return kept
 
     def _path(self, blocks: tuple[int, int]) -> Path:
-        return self._directory / f"{blocks[0]}-{blocks[1]}.npz"
+        return self._directory / run_name(*blocks)
 
     @property
     def missing(self) -> list[int]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
-import threading
-import time
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -20,19 +20,23 @@ import nvtabular
 import pyarrow as pa
 import pyarrow.compute as pc
 from dask import delayed
-from distributed import Client, KilledWorker, as_completed, get_worker
+from distributed import Client, as_completed, get_worker
 from distributed.client import ClosedClientError
 from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
 from nvtabular.ops import Categorify
 
+from clicklog.errors import BadInputError
 from clicklog.files.artifact import FileEntry
-from clicklog.readers.raw import Block, read_block
+from clicklog.readers.raw import Block, read_block, read_block_chunks
 from clicklog.rows import RawRows, empty_rows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import FIRST_OOV_ID, FeatureSpec
-from etl.engines.cluster import WorkerLostError
-from etl.engines.hardware import BLOCKS_AT_ONCE
+from etl.engines import cpu
+from etl.engines.cluster import readable_errors
+from etl.engines.cpu_runs import run_name, write_run
+from etl.engines.hardware import BLOCKS_AT_ONCE, cores
+from etl.output import CATEGORIES, COUNTS
 from etl.plan import Unit
 from etl.results import UnitResult
 from etl.state import finish_unit
@@ -40,36 +44,43 @@ from workflows import inspect, to_frame
 from workflows.description import METADATA_FILE
 from workflows.frames import joined, to_table
 from workflows.graph import build
-from workflows.store import load
+from workflows.moments import normalized
+from workflows.store import fitted_state, load
+from workflows.vocabulary import has_pending
+from workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
 
 _PROGRESS = "etl-rows"
 #: Vocabularies up to this size stay on a worker's GPU; an entry is a value and its id.
 VOCABULARY_BYTES, _ENTRY = 2 << 30, 16
-#: Seconds that a cluster may have no worker: one that died is replaced within seconds.
-LOST_SECONDS = 60
 
 
 def fit(
     blocks: list[Block],
     spec: FeatureSpec,
-    directory: Path,
+    work: Path,
     client: Client,
     *,
     gpu: bool,
     reject: bool,
     report: Callable[[float], object],
-) -> nvtabular.Workflow:
-    """Fit a Workflow on blocks.
+) -> Fitted:
+    """Fit a Workflow on blocks, and return its state.
 
     Partial counts and sums are merged in a tree over the blocks in their order, so the result
     does not depend on the number of workers.
 
+    NVTabular drops values without an id, and its means and standard deviations differ from those of
+    the cpu engine in their last bits. What extensions have to go on with must not depend on the
+    engine. So a worker that has read a block also counts, with the code of the cpu engine, the
+    vocabularies that a policy bounds and the moments of the dense columns, and writes them as
+    partial results. The state has the statistics that these moments give.
+
     Args:
         blocks: The blocks of the training days.
         spec: The columns.
-        directory: The directory for the vocabularies.
+        work: The directory of the run's state, which all workers can write.
         client: A client of a Dask cluster.
         gpu: Whether to use cuDF frames.
         reject: Whether to leave malformed rows out instead of raising.
@@ -78,25 +89,58 @@ def fit(
 
     Raises:
         BadRowError: A row is malformed.
+        BadInputError: What workers counted is not where they should have written it.
         WorkerLostError: Workers ran out of memory.
     """
+    counted = {name for name, columns in spec.vocabularies.items() if has_pending(columns[0])}
+    runs = work / COUNTS if counted or normalized(spec) else None
+    if runs:
+        with cpu.runs_of(blocks, spec, counted, runs):
+            pass  # deletes those of another run
     empty = to_frame(empty_rows(spec, label=True), spec, gpu=gpu)
     # NVTabular reads the first group once more, for the types of the columns: one block only
-    groups = [blocks[:1], *_batches(blocks[1:], BLOCKS_AT_ONCE[gpu])]
+    numbered = list(enumerate(blocks))
+    groups = [numbered[:1], *_batches(numbered[1:], BLOCKS_AT_ONCE[gpu])]
     # Delayed tasks are not fused with others, so the graphs that NVTabular makes, one for each
     # operator with statistics, share the frames. (A worker counts a frame's memory three times, for
     # the task and two aliases of it, and so may spill early.)
-    read = delayed(functools.partial(_read_frame, spec=spec, gpu=gpu, reject=reject))
+    read = delayed(
+        functools.partial(
+            _read_frame, spec=spec, gpu=gpu, reject=reject, counted=counted, runs=runs
+        )
+    )
     frame = dd.from_delayed([read(group) for group in groups], meta=empty, verify_meta=False)
     with readable_errors(client):
         dataset = nvtabular.Dataset(frame, cpu=not gpu)
         client.subscribe_topic(_PROGRESS, lambda event: report(event[1]))
         try:
             with _merlin_client(client):
-                return build(spec, str(directory)).fit(dataset)
+                workflow = build(spec, str(work / CATEGORIES)).fit(dataset)
         finally:
             with contextlib.suppress(ClosedClientError):
                 client.unsubscribe_topic(_PROGRESS)
+    fitted = fitted_state(workflow, spec)
+    return _with_counts(fitted, blocks, spec, counted, runs) if runs else fitted
+
+
+def _with_counts(
+    fitted: Fitted, blocks: list[Block], spec: FeatureSpec, counted: set[str], directory: Path
+) -> Fitted:
+    """Add pending values and moments, of what workers counted, and the statistics they give."""
+    with (
+        cpu.runs_of(blocks, spec, counted, directory) as runs,
+        ThreadPoolExecutor(cores()) as pool,
+    ):
+        if runs.missing:
+            raise BadInputError(
+                f"{directory}: {len(runs.missing)} of {len(blocks)} blocks were not counted there",
+                "all workers must see the output directory at the same path",
+            )
+        found = cpu.finish_runs(runs.files, spec, pool)
+    shutil.rmtree(directory, ignore_errors=True)
+    return dataclasses.replace(
+        fitted, statistics=found.statistics, pending=found.pending, moments=found.moments
+    )
 
 
 @contextlib.contextmanager
@@ -113,11 +157,33 @@ def _merlin_client(client: Client) -> Iterator[None]:
             set_dask_client("auto")
 
 
-def _read_frame(blocks: Sequence[Block], spec: FeatureSpec, gpu: bool, reject: bool):
-    rows, frame = _read(blocks, spec, gpu=gpu, reject=reject)
+def _read_frame(
+    blocks: Sequence[tuple[int, Block]],
+    spec: FeatureSpec,
+    gpu: bool,
+    reject: bool,
+    counted: set[str],
+    runs: Path | None,
+):
+    """Read blocks as one frame; count each into the directory ``runs``, if there is one."""
+    make = to_table if gpu else to_frame
+
+    def read(numbered: tuple[int, Block]) -> tuple[int, list[Any]]:
+        number, block = numbered
+        # in the pieces of the cpu engine, which give the same moments
+        size = cpu.PIECE_BYTES if runs else None
+        pieces = list(read_block_chunks(block, spec, reject=reject, chunk_bytes=size))
+        if runs:
+            run = cpu.count_pieces(pieces, spec, counted)
+            write_run(
+                runs / run_name(number, number + 1), run.rows, run.nulls, run.moments, run.counts
+            )
+        return sum(map(len, pieces)), [make(rows, spec) for rows in pieces]
+
+    rows, frames = zip(*_map_in_threads(read, blocks), strict=True)
     with contextlib.suppress(ValueError):  # not in a worker
-        get_worker().log_event(_PROGRESS, sum(map(len, rows)))
-    return frame
+        get_worker().log_event(_PROGRESS, sum(rows))
+    return joined([frame for several in frames for frame in several], gpu=gpu)
 
 
 def _read(
@@ -271,60 +337,3 @@ def _load_once(path: str, digest: str, gpu: bool):
         for node in Graph.get_nodes_by_op_type([workflow.output_node], Categorify):
             node.op.cat_cache = "device"
     return workflow, description.table_schema, description.spec
-
-
-@contextlib.contextmanager
-def readable_errors(client: Client | None = None) -> Iterator[None]:
-    """Silence NVTabular's logging of tracebacks, and explain why workers were lost.
-
-    Raises:
-        WorkerLostError: Workers died repeatedly, or the cluster has no workers any more.
-    """
-    loggers = [logging.getLogger(name) for name in ("merlin", "nvtabular")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    lost = threading.Event()
-    try:
-        with _watch_workers(client, lost) if client else contextlib.nullcontext():
-            yield
-    except (KilledWorker, MemoryError) as error:
-        raise WorkerLostError(
-            f"Dask workers most likely ran out of memory: {error!r}",
-            "use a smaller --block_mb, fewer --workers, or cap the vocabularies; --resume keeps "
-            "what is finished",
-        ) from error
-    except (CancelledError, ClosedClientError):  # while or before waiting for a result
-        if not lost.is_set():
-            raise
-        raise WorkerLostError(
-            f"the cluster has had no worker for {LOST_SECONDS} s",
-            "see the workers' output for the reason, start them again, and run again with --resume",
-        ) from None
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _watch_workers(client: Client, lost: threading.Event) -> Iterator[None]:
-    """Close the client, which ends all waiting, after its cluster had no workers for too long."""
-    stop = threading.Event()
-
-    def watch() -> None:
-        last = time.monotonic()
-        while not stop.wait(min(2, LOST_SECONDS / 4)):
-            if client.scheduler_info(n_workers=-1)["workers"]:
-                last = time.monotonic()
-            elif time.monotonic() - last > LOST_SECONDS:
-                lost.set()
-                client.close(timeout=5)
-                return
-
-    thread = threading.Thread(target=watch, name="watch-workers", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()

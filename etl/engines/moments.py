@@ -1,15 +1,10 @@
-"""Mean and variance of the dense columns, computed per block and merged without cancellation.
+"""Moments of the dense columns of rows; :mod:`workflows.moments` merges them.
 
-The results equal those of NVTabular's Normalize with ``nvt_compat.moments`` up to the rounding of
-float64: count, mean and the sum of squared deviations from it (M2). The mean is stored as an offset
-from the first value. Moments are merged by the formula of Chan, Golub and LeVeque (Updating
-formulae and a pairwise algorithm for computing sample variances, 1979), in the order of the blocks,
-so the result does not depend on which worker computed which.
+The mean and the standard deviation that they give equal those of NVTabular's Normalize with
+``nvt_compat.moments`` up to the rounding of float64.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
@@ -20,14 +15,6 @@ from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
 #: Logarithms of small integers: most values are small, and a look-up is faster than a call.
 _LOGARITHMS = np.log(np.maximum(np.arange(1 << 16), 1))
-
-#: One row of moments per dense column.
-COUNT, ORIGIN, OFFSET, M2 = range(4)
-
-
-def normalized(spec: FeatureSpec) -> bool:
-    """Return whether the dense transform needs the mean and the standard deviation."""
-    return spec.dense_transform != "log"
 
 
 def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
@@ -54,34 +41,6 @@ def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
         else:
             _filled(values, rows.dense_missing, bit, fill, scratch)
         result[j] = _moments(scratch)
-    return result
-
-
-def merge_moments(parts: list[np.ndarray]) -> np.ndarray:
-    """Merge the moments of disjoint rows, at least one, in their order."""
-    merged = parts[0].copy()
-    for other in parts[1:]:
-        for j in range(len(merged)):
-            merged[j] = _merge_two(merged[j], other[j])
-    return merged
-
-
-def _merge_two(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if not a[COUNT] or not b[COUNT]:
-        return a if a[COUNT] else b
-    count = a[COUNT] + b[COUNT]
-    share = b[COUNT] / count
-    delta = b[ORIGIN] - a[ORIGIN] + (b[OFFSET] - a[OFFSET])
-    m2 = a[M2] + b[M2] + delta**2 * a[COUNT] * share
-    return np.array([count, a[ORIGIN], a[OFFSET] + delta * share, m2])
-
-
-def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, float]]:
-    """Return mean and std of each dense column; std divides by n − 1, and is 0 below two rows."""
-    result = {}
-    for name, (count, origin, offset, m2) in zip(spec.dense_names, merged, strict=True):
-        std = math.sqrt(m2 / (count - 1)) if count > 1 else 0.0
-        result[name] = {"mean": float(origin + offset), "std": std}
     return result
 
 

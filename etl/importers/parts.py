@@ -307,9 +307,7 @@ def _manifest(
             }
             for part, result in zip(parts, results, strict=True)
         ],
-        "next_parts": {
-            split: sum(part.rows.split == split for part in parts) for split in SPLITS
-        },
+        "next_parts": {split: sum(part.rows.split == split for part in parts) for split in SPLITS},
     }
 
 

@@ -7,6 +7,7 @@ come from a sample of row groups.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -208,26 +209,52 @@ def _count_ids(
 def _read_counts(path: Path, vocabulary: Vocabulary) -> tuple[int, list[tuple[Any, int, float]]]:
     """Return how many values make 99 % of the occurrences, and the first values with their counts.
 
-    Values are sorted by falling count, so one pass in batches is enough.
+    Later generations of a vocabulary are not sorted by count. There are far fewer different counts
+    than values, so memory is bounded by the number of values of each count.
     """
-    observed = vocabulary.observed
-    total = max(1, sum(observed.values()))
-    wanted, seen, needed = 0.99 * observed["unique"], 0, 0
-    top: list[tuple[Any, int, float]] = []
+    frequent: list[tuple[int, int]] = []  # count and row of the values that occurred most often
+    values_of: Counter[int] = Counter()
+    rows = 0
     with pq.ParquetFile(path) as file:
-        names = [vocabulary.name, f"{vocabulary.name}_size"]
-        for batch in file.iter_batches(batch_size=TOP, columns=names):
-            values, counts = batch.column(0).to_pylist(), batch.column(1).to_pylist()
-            top = [(v, n, n / total) for v, n in zip(values, counts, strict=True)]
-            break
-        for batch in file.iter_batches(batch_size=_BATCH, columns=names[1:]):
-            running = seen + np.cumsum(to_numpy(batch.column(0)))
-            inside = int(np.searchsorted(running, wanted)) + 1
-            needed += min(inside, len(running))
-            if inside <= len(running):
-                break
-            seen = int(running[-1])
-    return needed, top
+        name = vocabulary.name
+        for batch in file.iter_batches(batch_size=_BATCH, columns=[f"{name}_size"]):
+            counts = to_numpy(batch.column(0))
+            different, number = np.unique(counts, return_counts=True)
+            values_of.update(dict(zip(different.tolist(), number.tolist(), strict=True)))
+            first = np.argsort(-counts, kind="stable")[:TOP]
+            frequent += [(int(counts[i]), rows + int(i)) for i in first]
+            frequent = sorted(frequent, key=lambda pair: (-pair[0], pair[1]))[:TOP]
+            rows += len(counts)
+        values = _read_rows(file, name, [row for _, row in frequent])
+    total = max(1, sum(vocabulary.observed.values()))
+    top = [(values[row], count, count / total) for count, row in frequent]
+    return _values_for(values_of, 0.99 * vocabulary.observed["unique"]), top
+
+
+def _values_for(values_of: Counter[int], occurrences: float) -> int:
+    """Return how many of the most frequent values make so many occurrences."""
+    needed = 0
+    for count, values in sorted(values_of.items(), reverse=True):
+        if count * values >= occurrences:
+            whole = int(occurrences // max(1, count))
+            return needed + whole + (whole * count < occurrences)
+        needed += values
+        occurrences -= count * values
+    return needed
+
+
+def _read_rows(file: pq.ParquetFile, name: str, rows: list[int]) -> dict[int, Any]:
+    """Return values of a column by their row, reading no other row groups than theirs."""
+    found: dict[int, Any] = {}
+    begin = 0
+    for group in range(file.num_row_groups):
+        end = begin + file.metadata.row_group(group).num_rows
+        inside = [row for row in rows if begin <= row < end]
+        if inside:
+            column = file.read_row_group(group, columns=[name]).column(0)
+            found |= {row: column[row - begin].as_py() for row in inside}
+        begin = end
+    return found
 
 
 def _sample_dense(

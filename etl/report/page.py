@@ -65,6 +65,7 @@ def page(
         warnings=one_label_splits(manifest["splits"]),
         remedy=ONE_LABEL_REMEDY,
         days=days,
+        evaluated=len({*manifest["days"]["valid"], *manifest["days"]["test"]}),
         by_day=by_day,
         click_rate=_click_rate,
         click_rates=list(map(_click_rate, by_day)),

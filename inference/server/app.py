@@ -65,7 +65,8 @@ def make_service(
     access_log: AccessLog | None = None,
 ) -> Service:
     """Make the application that serves ``predictor``, and start the model's thread."""
-    metrics = ServerMetrics(predictor.spec.categorical_names)
+    metrics = ServerMetrics(predictor.spec.categorical_names, settings.drift_window_s)
+    metrics.drift.watch(predictor.workflow)
     batcher = Batcher(
         predictor.predict_encoded,
         batch_rows=settings.batch_rows,

@@ -17,6 +17,7 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from inference.server.batching import Batch
+from inference.server.drift import DriftMetrics
 from inference.server.settings import SHARED_VALUES
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -28,10 +29,15 @@ class ServerMetrics:
 
     Args:
         columns: Names of the categorical columns.
+        drift_window_s: Seconds over which drift is measured.
+
+    Attributes:
+        drift: The drift of the categorical columns.
     """
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
+    def __init__(self, columns: tuple[str, ...], drift_window_s: float = 3600.0) -> None:
         self.registry = CollectorRegistry()
+        self.drift = DriftMetrics(self.registry, drift_window_s)
         registry = {"registry": self.registry}
         self.requests = Counter(
             "inference_requests",
@@ -98,6 +104,7 @@ class ServerMetrics:
     def _set_gauges(self) -> None:
         for gauge, value in self._gauges:
             gauge.set(value())
+        self.drift.set_gauges()
 
     def page(self) -> bytes:
         """Return the text for Prometheus: the sums over all processes."""
@@ -106,10 +113,11 @@ class ServerMetrics:
         if self._shared:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)
-        return generate_latest(registry)
+        return generate_latest(self.drift.with_psi(registry))
 
     def observe(self, batch: Batch) -> None:
         """Count a scored batch."""
+        self.drift.observe(batch.requests)
         for seconds in batch.waited:
             self._queue_seconds.observe(seconds)
         self._model_seconds.observe(batch.seconds)

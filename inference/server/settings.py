@@ -70,6 +70,10 @@ class ServerSettings(Settings):
         "after SIGTERM, serve for this long while /ready returns 503, so that load balancers send "
         "nothing more", 0.0, least=0, most=_LONG
     )
+    drift_window_s: float = flag(
+        "time over which /metrics measures the drift of the categorical columns", 3600.0, above=0,
+        most=_LONG
+    )
     api_key_file: Path | None = flag(
         "file with an API key on each line; 401 without one", None, metavar="FILE"
     )

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from clicklog.spec.feature_spec import DenseColumn, FeatureSpec
 from etl.engines.counting import Counts, count, merge
-from etl.engines.moments import merge_moments, moments, statistics
+from etl.engines.moments import moments
 from tests.logs import CRITEO
+from workflows.moments import merge_moments, statistics
 
 #: The first call compiles.
 patient = settings(deadline=None)

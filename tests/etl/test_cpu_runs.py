@@ -19,7 +19,7 @@ from clicklog.errors import BadInputError, OutputError
 from etl.engines import cpu_runs
 from etl.engines.counting import count, merge
 from etl.engines.cpu_runs import Run, Runs
-from etl.engines.moments import merge_moments
+from workflows.moments import merge_moments
 
 _WORDS = pa.array(["", "a", "é", "a", "日本"], pa.string())
 

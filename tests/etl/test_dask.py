@@ -189,7 +189,7 @@ def test_a_worker_that_dies_is_replaced(raw: Path, whole, cluster: Client) -> No
 def test_a_cluster_that_loses_all_workers(
     raw: Path, tmp_path: Path, cluster: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etl.engines.dask.LOST_SECONDS", 3)
+    monkeypatch.setattr("etl.engines.cluster.LOST_SECONDS", 3)
     output = tmp_path / "out"
 
     def leave() -> None:

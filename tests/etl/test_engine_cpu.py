@@ -296,14 +296,14 @@ def test_a_fit_goes_on_where_it_ended(tmp_path_factory, lost, stop, workers) -> 
     assert sum(done) == 120
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_runs, "FAN_IN", 3)
-        count_block = engine_cpu._count_block
+        count_block = engine_cpu.count_block
 
         def failing(block: Block, *args):
             if block == blocks[min(stop, len(blocks) - 1)]:
                 raise OSError("the plug is pulled")
             return count_block(block, *args)
 
-        patch.setattr(engine_cpu, "_count_block", failing)
+        patch.setattr(engine_cpu, "count_block", failing)
         with pytest.raises(OSError, match="plug"):
             fit(blocks, CRITEO, directory / "runs", workers=workers)
         files = sorted((directory / "runs").glob("*.npz"))
@@ -320,7 +320,7 @@ def test_a_fit_goes_on_where_it_ended(tmp_path_factory, lost, stop, workers) -> 
             counted.append(block)
             return count_block(block, *args)
 
-        patch.setattr(engine_cpu, "_count_block", noted)
+        patch.setattr(engine_cpu, "count_block", noted)
         done = []
         again = fit(blocks, CRITEO, directory / "runs", workers=workers, report=done.append)
     assert_same(again, whole, exactly=False)

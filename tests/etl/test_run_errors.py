@@ -9,7 +9,7 @@ import pytest
 
 from clicklog.errors import BadInputError, OutputError, SettingsError
 from etl.__main__ import main
-from etl.engines.dask import WorkerLostError, readable_errors
+from etl.engines.cluster import WorkerLostError, readable_errors
 from etl.run import run
 from tests.etl.runs import settings
 from tests.logs import write_log

@@ -69,11 +69,13 @@ class CompiledWorkflow:
         spec: the columns.
         schema: of the data it writes.
         digest: of the workflow it was compiled from; see :mod:`workflows.description`.
+        path: the directory of the workflow, without symbolic links.
     """
 
     spec: FeatureSpec
     schema: TableSchema
     digest: str
+    path: Path
     _dense: DensePlan
     _words: np.ndarray
     _text: np.ndarray
@@ -116,6 +118,27 @@ class CompiledWorkflow:
             null=tallies[:, 0],
             oov=tallies[:, 1],
         )
+
+    def find(self, column: str, values: np.ndarray | pa.StringArray) -> np.ndarray:
+        """Return the place of values in the vocabulary of a categorical column: int64 [n].
+
+        The first value has place 0; values out of the vocabulary have place -1.
+
+        Args:
+            column: the name of a column.
+            values: int64 [n] (raw hex32 and int), or a string array without nulls.
+
+        Raises:
+            BadInputError: a file of the compiled workflow was written to since it was opened.
+        """
+        for array in self._mapped:
+            array.check()
+        j = self.spec.categorical_names.index(column)
+        own = self.spec.categorical[j]
+        cells = values.astype(np.uint32) if own.raw == "hex32" else values
+        ids = self._encode(j, own, cells, _NO_BITS, np.zeros(2, np.int64))
+        assert isinstance(ids, np.ndarray)
+        return np.maximum(ids.astype(np.int64) - own.reserved_ids, -1)
 
     def _encode(
         self,
@@ -178,6 +201,7 @@ def load(path: Path | str, *, verify: bool = False) -> CompiledWorkflow:
         spec=description.spec,
         schema=description.table_schema,
         digest=description.digest,
+        path=path.resolve(),
         _dense=dense,
         _words=words,
         _text=text,

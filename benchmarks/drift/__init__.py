@@ -1,0 +1,1 @@
+"""How often `python -m etl drift` raises a false alarm."""

@@ -1,0 +1,33 @@
+"""``python -m etl extend``: add new days to a finished output, without a new fit."""
+
+from __future__ import annotations
+
+from clicklog.splits import SPLITS
+from etl.settings import ExtendSettings
+
+DESCRIPTION = (
+    "Adds new days to the OUT of `python -m etl run`. Values keep their ids, so the parquet of "
+    "earlier days stays as it is; values that have earned an id get one behind those. Each day "
+    "is a generation. The newest day is halved into valid and test, all others are for training. "
+    "Until all of a day is ready, OUT is the previous generation. Interrupted, it goes on with "
+    "--resume where it was."
+)
+SETTINGS = (ExtendSettings,)
+
+
+def run(settings: ExtendSettings) -> None:
+    """Add the days, and print what there is now.
+
+    Raises:
+        ClickLogError: A setting is not allowed, or what :func:`etl.extend.run.extend` raises.
+    """
+    from etl.extend.run import extend
+
+    manifest = extend(settings)
+    rows = manifest["rows"]
+    print(f"generation {manifest['generation']}")
+    for split in SPLITS:
+        days = ",".join(map(str, manifest["days"][split]))
+        print(f"{split}: {manifest['splits'][split]['rows']} rows of days {days}")
+    print(f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected, over all days")
+    print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")

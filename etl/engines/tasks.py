@@ -1,0 +1,136 @@
+"""The functions of the cpu engine as tasks on the workers of a Dask cluster.
+
+Workers run the same compiled loops on the same blocks, so that what is written does not depend on
+where it was made. The workers need neither NVTabular nor pandas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client, Future
+from distributed.client import ClosedClientError
+
+from clicklog.files.artifact import FileEntry
+from clicklog.readers.raw import Block
+from clicklog.spec.feature_spec import FeatureSpec
+from etl.engines.cluster import readable_errors
+from etl.engines.cpu import count_block, day_counts, encode, runs_of
+from etl.engines.cpu_runs import Runs, run_name, write_run
+from etl.engines.hardware import cores
+from etl.plan import Unit
+from etl.results import UnitResult
+from etl.state import finish_unit
+from workflows import compiled
+from workflows.description import METADATA_FILE
+from workflows.extension import DayCounts
+
+if TYPE_CHECKING:
+    from workflows.compiled import CompiledWorkflow
+
+log = logging.getLogger(__name__)
+
+
+def count_day(
+    day: int,
+    blocks: list[Block],
+    spec: FeatureSpec,
+    directory: Path,
+    client: Client,
+    *,
+    reject: bool,
+    report: Callable[[float], object],
+) -> DayCounts:
+    """Count what a workflow is extended by; see :func:`etl.engines.cpu.count_day`.
+
+    Raises:
+        BadRowError: A row is malformed; of several such rows, the first in the order of ``blocks``.
+        BadInputError: A block cannot be read, or there are no rows.
+        OutputError: ``directory`` cannot be written.
+        WorkerLostError: Workers ran out of memory.
+    """
+    with _runs(directory, blocks, spec) as runs:
+        report(sum(int(run.array("rows")) for run in runs.files))
+        missing = runs.missing
+    task = functools.partial(_count_block, spec=spec, directory=directory, reject=reject)
+    for rows in _results(client, task, missing, [blocks[index] for index in missing]):
+        report(rows)
+    with _runs(directory, blocks, spec) as runs, ThreadPoolExecutor(cores(), "etl") as pool:
+        return day_counts(day, runs.files, spec, pool)
+
+
+def _runs(directory: Path, blocks: list[Block], spec: FeatureSpec) -> Runs:
+    return runs_of(blocks, spec, set(spec.vocabularies), directory)
+
+
+def _count_block(
+    index: int, block: Block, *, spec: FeatureSpec, directory: Path, reject: bool
+) -> int:
+    """Count a block in a worker, and write the counts durably; return its rows."""
+    log.debug("begin fit %s:%d", block.source, block.begin)
+    run = count_block(block, spec, reject)
+    path = directory / run_name(index, index + 1)
+    write_run(path, run.rows, run.nulls, run.moments, run.counts)
+    return run.rows
+
+
+def transform(
+    units: list[Unit],
+    workflow_path: Path,
+    parts: Path,
+    work: Path,
+    client: Client,
+    *,
+    reject: bool,
+) -> Iterator[UnitResult]:
+    """Transform units with a saved workflow; see :func:`etl.engines.cpu.transform`.
+
+    Raises:
+        BadRowError: A row is malformed. Of several errors the first is raised, and the remaining
+            units are cancelled.
+        OutputError: A part cannot be written.
+        WorkerLostError: Workers ran out of memory.
+    """
+    task = functools.partial(
+        _transform_unit,
+        workflow_path=str(workflow_path),
+        digest=FileEntry.of(workflow_path / METADATA_FILE).sha256,
+        parts=parts,
+        work=work,
+        reject=reject,
+    )
+    yield from _results(client, task, units)
+
+
+def _transform_unit(
+    unit: Unit, *, workflow_path: str, digest: str, parts: Path, work: Path, reject: bool
+) -> UnitResult:
+    """Transform a unit in a worker; write its part, its rejected rows and its record."""
+    log.debug("begin %s", unit.file)
+    workflow = _load_once(workflow_path, digest)
+    return finish_unit(unit, encode(unit.block, workflow, reject), parts, work)
+
+
+@functools.lru_cache(maxsize=1)
+def _load_once(path: str, digest: str) -> CompiledWorkflow:
+    """Load a workflow; ``digest`` is that of its description, as the path may hold another one."""
+    return compiled.load(path)
+
+
+def _results(client: Client, task: Callable, *arguments: list) -> Iterator[Any]:
+    """Run a task for each of the arguments; yield the results in their order."""
+    futures: list[Future] = client.map(task, *arguments, pure=False, batch_size=1000)
+    try:
+        with readable_errors(client):
+            for future in futures:
+                yield future.result()
+                future.release()
+    finally:
+        with contextlib.suppress(CancelledError, ClosedClientError):
+            client.cancel([future for future in futures if not future.done()])

@@ -1,0 +1,396 @@
+"""An extension: new days of a log are counted, appended to the workflow, encoded and switched to.
+
+Each day is a generation of its own and is committed before the next begins, so the result does not
+depend on how days are grouped into commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.etl_output import EtlOutput
+from clicklog.files.atomic import write_json
+from clicklog.files.journal import refuse_changes
+from clicklog.readers.raw import DayFile, find_days
+from etl import fitted, staging
+from etl.engines import day_engine
+from etl.engines.hardware import cores
+from etl.extend.claim import Claim, claimed
+from etl.extend.splits import Assignment, assign_all, renamed_parts
+from etl.extend.stage import NEXT, link_parts, next_manifest, planned_switch
+from etl.extend.switch import switch
+from etl.finish import check_rows, quarantine
+from etl.labels import ONE_LABEL_REMEDY, one_label_splits
+from etl.manifest import READABLE_VERSIONS, read_manifest
+from etl.output import FIT, named_errors
+from etl.plan import Plan, make_day_plan
+from etl.progress import RowsBar, StageTimer
+from etl.results import UnitResult
+from etl.settings import ExtendSettings
+from etl.state import begin_or_resume, check_cuts, fingerprint, plan_record, recorded
+from workflows.description import inspect
+
+log = logging.getLogger(__name__)
+
+_FIT_AGAIN = "fit it again with `python -m etl run`; what it writes can be extended"
+_RESTORE = (
+    "restore it from a copy (`python -m etl check` lists what is wrong), or run the ETL again"
+)
+
+
+def extend(settings: ExtendSettings) -> dict[str, Any]:
+    """Add days to the output of a run.
+
+    Returns:
+        The manifest of the newest generation.
+
+    Raises:
+        BadInputError: A file is missing or damaged, or a day cannot be added.
+        BadRowError: A row is malformed; the message names file, line, column and value.
+        SchemaError: The output was made before outputs could be extended.
+        OutputError: The output is in use or cannot be written, or holds an interrupted extension.
+    """
+    paths = EtlOutput(settings.output_path)
+    claiming = claimed(settings.output_path, resume=settings.resume, restart=settings.restart)
+    with claiming as claim:
+        manifest = read_manifest(paths.manifest)
+        _check_extendable(paths, manifest)
+        days = _new_days(settings, manifest)
+        _check_unfinished(claim, days)
+        chosen = assign_all(
+            manifest["days"],
+            [day.day for day in days],
+            settings.valid_days,
+            settings.test_days,
+        )
+        for day, assignment in zip(days, chosen, strict=True):
+            _Day(settings, day, assignment, manifest, claim).add()
+            manifest = read_manifest(paths.manifest)
+        if not days:
+            log.info("%s: has all these days already, nothing to do", settings.output_path)
+        return manifest
+
+
+def _check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> None:
+    """Check that the manifest, the workflow, its state and the parts are of one generation."""
+    from workflows.extension import check_extensible  # compiles loops, which --help does without
+
+    if manifest["workflow_digest"] is None:
+        raise BadInputError(
+            f"{paths.manifest}: an imported data set, without a workflow that could be extended",
+            "fit the raw log with `python -m etl run`",
+        )
+    if manifest["format_version"] != READABLE_VERSIONS[-1]:
+        raise SchemaError(
+            f"{paths.manifest}: format version {manifest['format_version']}, made before outputs "
+            "could be extended",
+            _FIT_AGAIN,
+        )
+    description = inspect(paths.workflow)
+    check_extensible(paths.workflow, description)
+    if description.digest != manifest["workflow_digest"]:
+        raise BadInputError(
+            f"{paths.workflow}: digest {description.digest[:12]}…, the data were made with "
+            f"{manifest['workflow_digest'][:12]}…",
+            _RESTORE,
+        )
+    if not paths.extension.is_dir():
+        raise BadInputError(
+            f"{paths.extension}: missing; it holds the counts of values without an id", _RESTORE
+        )
+    for file in manifest["files"]:
+        path = paths.splits / file["file"]
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise BadInputError(f"{path}: cannot be read: {error.strerror}", _RESTORE) from error
+        if size != file["bytes"]:
+            raise BadInputError(f"{path}: {size} bytes instead of {file['bytes']}", _RESTORE)
+
+
+def _new_days(settings: ExtendSettings, manifest: dict[str, Any]) -> list[DayFile]:
+    """Find the days to add; with ``--resume`` those that are there already are passed over."""
+    inputs = {file["day"]: file for file in manifest["inputs"]}
+    newest = max(inputs)
+    after = newest if settings.days is None else None
+    found = find_days(settings.input_path, settings.days, after=after)
+    days = []
+    for day in found:
+        if day.day in inputs:
+            if not settings.resume:
+                raise BadInputError(
+                    f"{day.path}: day {day.day} is in {settings.output_path} already",
+                    "give a later day, in a file named day_<number>; a day cannot be replaced: for "
+                    "that, run the ETL again",
+                )
+            if inputs[day.day]["fingerprint"] != fingerprint(day):
+                raise BadInputError(
+                    f"{day.path}: changed since day {day.day} was added to "
+                    f"{settings.output_path} as {inputs[day.day]['path']}",
+                    "a day cannot be replaced: leave it out, or run the ETL again",
+                )
+        elif day.day < newest:
+            raise BadInputError(
+                f"{day.path}: day {day.day} is older than the newest day of "
+                f"{settings.output_path}, {newest}",
+                "days are added in the order of time; to include it, run the ETL again",
+            )
+        else:
+            days.append(day)
+    if not found and not settings.resume:
+        raise BadInputError(
+            f"{settings.input_path}: no day that is newer than day {newest}, the newest of "
+            f"{settings.output_path}",
+            f"add the file day_{newest + 1}",
+        )
+    return days
+
+
+def _check_unfinished(claim: Claim, days: Sequence[DayFile]) -> None:
+    """Refuse to begin with another day than the one that is half added."""
+    plan = claim.unfinished_day()
+    if plan is None or (days and days[0].day == plan["settings"]["day"]):
+        return
+    raise OutputError(
+        f"{claim.output}: adding day {plan['settings']['day']} was interrupted, and it is not "
+        "among the days given",
+        f"finish it first, with --resume and --input_path {next(iter(plan['inputs']))}, or discard "
+        "what was done with --restart",
+    )
+
+
+@dataclasses.dataclass
+class _Day:
+    """The stages of adding a day; each continues where an earlier process stopped."""
+
+    settings: ExtendSettings
+    day: DayFile
+    assignment: Assignment
+    manifest: dict[str, Any]
+    claim: Claim
+
+    def __post_init__(self) -> None:
+        self.output = self.settings.output_path
+        self.paths = EtlOutput(self.output)
+        self.spec = inspect(self.paths.workflow).spec
+        before = self.manifest["settings"]
+        self.reading = self.settings.day_settings(
+            self.spec, before["block_mb"], before["limit_rows"]
+        )
+        self.stage = StageTimer()
+
+    def add(self) -> None:
+        """Add the day: make the next generation, and switch the output to it."""
+        self.record = plan_record(self._described(), [self.day])
+        self.work = self.claim.begin()
+        self.next = EtlOutput(self.work / NEXT)
+        self.resumed = begin_or_resume(self.work, self.record, self.output)
+        with self.stage("read the input"):
+            (file,) = staging.staged([self.day], self.reading, self.work, 1)
+            plan, renamed = self._plan(file)
+        log.info(
+            "day %d: %.1f MB in %d parts for %s",
+            self.day.day,
+            plan.text_bytes() / 1e6,
+            len(plan.units),
+            " and ".join(self.assignment[self.day.day]),
+        )
+        check_cuts(self.work, plan.units, self.settings.input_path)
+        results = self._count_and_transform(plan)
+        quarantine(
+            results,
+            self.spec,
+            self.work,
+            self.next.rejected,
+            self.settings.max_bad_fraction,
+            shown=self.paths.rejected,
+        )
+        self._measure_drift(file, plan)
+        manifest = self._stage(plan, renamed, results)
+        new = [result.unit.file for result in results]
+        generation = manifest["generation"]
+        switch(
+            self.output,
+            self.work,
+            planned_switch(self.output, self.work, generation, renamed, new),
+        )
+        self.claim.end()
+        log.info("%s: day %d is generation %d", self.output, self.day.day, generation)
+
+    def _described(self) -> dict[str, Any]:
+        """Return what the result depends on beside the input, JSON-ready."""
+        return {
+            "day": self.day.day,
+            "generation": self.manifest["generation"] + 1,
+            "parent": self.manifest["workflow_digest"],
+            "valid_days": [day for day, own in self.assignment.items() if "valid" in own],
+            "test_days": [day for day, own in self.assignment.items() if "test" in own],
+            "statistics": self.settings.statistics,
+            "retire_after_days": self.settings.retire_after_days,
+            "limit_rows": self.reading.limit_rows,
+            "block_mb": self.reading.block_mb,
+            "on_bad_rows": self.settings.on_bad_rows,
+        }
+
+    def _plan(self, file: DayFile) -> tuple[Plan, dict[str, str]]:
+        """Plan the parts of the day, and the new names of parts there are."""
+        renamed, next_parts = renamed_parts(
+            self.manifest["files"], self.assignment, self.manifest["next_parts"]
+        )
+        plan = make_day_plan(
+            file,
+            self.spec,
+            self.assignment[self.day.day],
+            next_parts,
+            block_bytes=self.reading.block_mb << 20,
+            limit_rows=self.reading.limit_rows,
+        )
+        return plan, renamed
+
+    def _count_and_transform(self, plan: Plan) -> list[UnitResult]:
+        """Return the results of all units, in the order of the plan."""
+        results = recorded(self.work, plan.units)
+        finished = {result.unit for result in results}
+        missing = [unit for unit in plan.units if unit not in finished]
+        extended = fitted.is_whole(self.next, self.work)
+        if self.resumed:
+            state = "counted" if extended else "not counted"
+            log.info("%s; %d of %d parts are written", state, len(finished), len(plan.units))
+        with contextlib.ExitStack() as stack:
+            if missing or not extended:
+                with self.stage("start workers"):
+                    engine = stack.enter_context(self._engine())
+            if not extended:
+                with self.stage("fit"), RowsBar("count", plan) as bar:
+                    self._extend_workflow(engine, plan, bar, parts_done=bool(results))
+            if missing:
+                done = sum(result.lines for result in results)
+                with self.stage("transform"), RowsBar("transform", plan, initial=done) as bar:
+                    for result in engine.transform(missing, self.next.workflow):
+                        bar.update(result.lines)
+                        results.append(result)
+        by_unit = {result.unit: result for result in results}
+        return [by_unit[unit] for unit in plan.units]
+
+    def _engine(self) -> contextlib.AbstractContextManager[day_engine.DayEngine]:
+        return day_engine.start(
+            self.settings.engine,
+            self.spec,
+            self.work,
+            workers=self.settings.workers,
+            scheduler=self.settings.scheduler,
+            reject=self.reading.reject,
+        )
+
+    def _extend_workflow(
+        self, engine: day_engine.DayEngine, plan: Plan, bar: RowsBar, *, parts_done: bool
+    ) -> None:
+        from workflows.extension import extend_workflow
+
+        counts = engine.count(self.day.day, [unit.block for unit in plan.units], bar.update)
+        with named_errors(self.output):
+            for directory in (self.next.workflow, self.next.extension):
+                shutil.rmtree(directory, ignore_errors=True)
+                directory.parent.mkdir(parents=True, exist_ok=True)
+        before = fitted.recorded_digest(self.work)
+        description = extend_workflow(
+            self.paths.workflow,
+            self.paths.extension,
+            counts,
+            self.next.workflow,
+            self.next.extension,
+            update_statistics=self.settings.statistics == "update",
+            retire_after_days=self.settings.retire_after_days,
+            threads=self.settings.workers or cores(),
+        )
+        if parts_done and before not in (None, description.digest):
+            raise OutputError(
+                f"{self.work}: counted again, the workflow has digest {description.digest}; the "
+                f"finished parts were encoded with {before}",
+                "discard them and begin again with --restart",
+            )
+        fitted.record_workflow(self.work, description.digest)
+        shutil.rmtree(self.work / FIT, ignore_errors=True)
+
+    def _measure_drift(self, file: DayFile, plan: Plan) -> None:
+        """Compare the day with the days counted before, as ``python -m etl drift`` does."""
+        from etl.drift.measure import measure_drift, name_of, write_result
+
+        if (self.next.drift / f"{name_of(file)}.json").exists():  # by an earlier process
+            return
+        with self.stage("drift"), RowsBar("drift", plan) as bar:
+            drift = measure_drift(
+                self.output,
+                file,
+                workers=self.settings.workers or cores(),
+                limit_rows=self.reading.limit_rows,
+                report=lambda rows, total: bar.update(rows),
+            )
+        write_result(self.next.drift, drift)
+        if drift.flags:
+            log.warning(
+                "warning: day %d differs from the days before: %s\n  -> look at %s",
+                self.day.day,
+                ", ".join(drift.flags),
+                self.paths.drift / f"{drift.name}.html",
+            )
+
+    def _stage(
+        self, plan: Plan, renamed: dict[str, str], results: list[UnitResult]
+    ) -> dict[str, Any]:
+        """Write the descriptions, the report and the manifest of the next generation beside OUT."""
+        from etl.parquet import write_descriptions
+        from etl.report.page import write_report
+
+        description = inspect(self.next.workflow)
+        new = [unit.file for unit in plan.units]
+        next_parts = dict(self.manifest["next_parts"])
+        for file in (*renamed.values(), *new):
+            next_parts[file.split("/")[0]] += 1
+        with self.stage("describe"), named_errors(self.next.splits):
+            files = [file["file"] for file in self.manifest["files"]]
+            splits = link_parts(self.output, self.work, files, renamed, new)
+            sizes = check_rows(plan, results, splits)
+            manifest = next_manifest(
+                self.manifest, self.record, self.day, results, sizes, description,
+                self.assignment, renamed, next_parts,
+            )  # fmt: skip
+            self._check_splits(manifest)
+            write_descriptions(
+                splits,
+                [file["file"] for file in manifest["files"]],
+                description.table_schema,
+                listed_in=self.paths.splits,
+            )
+        refuse_changes(
+            self.record,
+            plan_record(self._described(), find_days(self.day.path, {self.day.day})),
+            self.output,
+            "the input was changed while it was added; begin again with --restart",
+        )
+        timings = self.stage.timings(
+            resumed=self.resumed,
+            rows=sum(result.lines for result in results),
+            text_bytes=plan.text_bytes(),
+        )
+        write_json(self.next.timings, timings)
+        write_report(self.next.report, manifest, description)
+        write_json(self.next.manifest, manifest)
+        if warnings := one_label_splits(manifest["splits"]):
+            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), ONE_LABEL_REMEDY)
+        return manifest
+
+    def _check_splits(self, manifest: dict[str, Any]) -> None:
+        for split, counts in manifest["splits"].items():
+            if not counts["rows"]:
+                raise BadInputError(
+                    f"{self.day.source}: no well-formed row is left for {split}",
+                    "correct the file, or choose other days with --valid_days and --test_days; "
+                    "begin again with --restart",
+                )

@@ -1,0 +1,151 @@
+"""The next generation of an output, ready beside it: what the switch will rename.
+
+Its directory is laid out as ``OUT``. Parts are links there, under the names that they will have, so
+that schemas, footers and the report are written by the same functions as those of a run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from clicklog.etl_output import EtlOutput
+from clicklog.readers.raw import DayFile
+from clicklog.splits import SPLITS
+from etl.extend.splits import Assignment, split_and_number
+from etl.extend.switch import Switch
+from etl.manifest import (
+    MANIFEST_VERSION,
+    add_counts,
+    click_counts,
+    day_counts,
+    days_of_splits,
+    file_entries,
+    input_entries,
+    row_counts,
+    split_counts,
+)
+from etl.output import PARTS
+from etl.results import UnitResult
+from workflows.description import WorkflowDescription
+
+#: Below the state of the day that is being added: the next generation; what it replaces.
+NEXT, PREVIOUS = "next", "previous"
+#: Directories that each generation has of its own.
+RETIRED = ("workflow", "extension")
+
+
+def link_parts(
+    output: Path, work: Path, files: list[str], renamed: dict[str, str], new: list[str]
+) -> Path:
+    """Make the directory of the next generation's splits, with links to all parts.
+
+    Args:
+        output: The output directory.
+        work: The state of the day.
+        files: The parts there are, by their names now.
+        renamed: Their new names, of those that get one.
+        new: The parts of the new day, which are in ``work``.
+
+    Returns:
+        The directory of the splits.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    splits, now = EtlOutput(work / NEXT).splits, EtlOutput(output).splits
+    shutil.rmtree(splits, ignore_errors=True)
+    for split in SPLITS:
+        (splits / split).mkdir(parents=True)
+    for file in files:
+        (splits / renamed.get(file, file)).symlink_to(now / file)
+    for file in new:
+        (splits / file).symlink_to(work / PARTS / file)
+    return splits
+
+
+def next_manifest(
+    before: dict[str, Any],
+    record: dict[str, Any],
+    day: DayFile,
+    results: list[UnitResult],
+    sizes: dict[str, int],
+    description: WorkflowDescription,
+    assignment: Assignment,
+    renamed: dict[str, str],
+    next_parts: dict[str, int],
+) -> dict[str, Any]:
+    """Make the manifest of the next generation; :func:`etl.manifest.make_manifest` describes it.
+
+    Args:
+        before: The manifest of this generation.
+        record: The plan of the extension, see :func:`etl.state.plan_record`.
+        day: The new day.
+        results: Of its units, in order.
+        sizes: Bytes of each of its parts.
+        description: Of the extended workflow.
+        assignment: The splits of the days from now on.
+        renamed: New names of parts there are.
+        next_parts: The number of the next part of each split.
+    """
+    generation = before["generation"] + 1
+    by_day_and_split = {
+        name: _moved(own, assignment.get(int(name), ("train",)))
+        for name, own in before["by_day_and_split"].items()
+    } | day_counts(results, description.spec)
+    files = [
+        {**file, "file": renamed.get(file["file"], file["file"])} for file in before["files"]
+    ] + file_entries(results, sizes, generation)
+    settings = {
+        key: value for key, value in record["settings"].items() if key not in ("day", "generation")
+    }
+    return {
+        "format_version": MANIFEST_VERSION,
+        "generation": generation,
+        "settings": before["settings"],
+        "extensions": [
+            *before["extensions"],
+            {"generation": generation, "day": day.day, "settings": settings},
+        ],
+        "inputs": before["inputs"] + input_entries(record, [day], results),
+        "rows": add_counts([before["rows"], row_counts(results)]),
+        "days": days_of_splits(by_day_and_split),
+        "splits": {split: split_counts(by_day_and_split, split) for split in SPLITS},
+        "by_day_and_split": by_day_and_split,
+        "by_day": click_counts(by_day_and_split),
+        "num_embeddings_per_feature": description.table_schema.num_embeddings_per_feature,
+        "workflow_digest": description.digest,
+        "versions": description.versions,
+        "files": sorted(files, key=lambda file: split_and_number(file["file"])),
+        "next_parts": next_parts,
+    }
+
+
+def _moved(own: dict[str, dict[str, Any]], splits: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Return the counts of a day by the splits that it is in from now on."""
+    if len(splits) > 1:  # it is halved, and stays so
+        return own
+    return {splits[0]: add_counts(list(own.values()))}
+
+
+def planned_switch(
+    output: Path, work: Path, generation: int, renamed: dict[str, str], new: list[str]
+) -> Switch:
+    """List what the switch renames; all of it is in place below ``work``."""
+    paths, ready = EtlOutput(output), EtlOutput(work / NEXT)
+    moves = [(paths.splits / before, paths.splits / after) for before, after in renamed.items()]
+    moves += [(work / PARTS / file, paths.splits / file) for file in new]
+    described = [ready.splits, ready.rejected, ready.drift]
+    for directory in described:
+        for file in sorted(directory.rglob("*")):
+            if file.is_file() and not file.is_symlink():
+                moves.append((file, output / file.relative_to(ready.root)))
+    for name in (*RETIRED, ready.report.name, ready.timings.name, ready.manifest.name):
+        moves.append((ready.root / name, output / name))
+    return Switch(
+        generation,
+        list(RETIRED),
+        str((work / PREVIOUS).relative_to(output)),
+        [[str(path.relative_to(output)) for path in move] for move in moves],
+    )

@@ -1,0 +1,259 @@
+"""The server's drift: the sliding window, the index, several processes, and a running server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from clicklog.readers.stream import stream_rows
+from clicklog.spec.feature_spec import FeatureSpec, load_spec
+from clicklog.stability import population_stability
+from clicklog.synthetic.log import synthesize
+from clicklog.synthetic.model import SyntheticSettings
+from etl.run import run
+from inference.server import drift
+from inference.server.drift import ERROR_RATE, DriftMetrics
+from tests.etl.runs import settings
+from tests.inference.conftest import ROOT, Trained
+from tests.inference.serving import serving
+from tests.logs import CRITEO
+from workflows import compiled, inspect
+from workflows.compiled.workflow import CompiledWorkflow, EncodedRows
+from workflows.frequency_buckets import FrequencyBuckets, read_buckets
+
+
+class Log:
+    """A workflow, and the encoded rows of a day."""
+
+    def __init__(self, directory: Path, spec: FeatureSpec) -> None:
+        synthesize(directory / "raw", SyntheticSettings(days=3, rows_per_day=2000), spec=spec)
+        run(settings(directory / "raw", directory / "out", spec))
+        self.workflow: CompiledWorkflow = compiled.load(directory / "out" / "workflow")
+        (day,) = (directory / "raw").glob("day_2*")
+        self.rows: list[EncodedRows] = [
+            self.workflow.transform(rows)
+            for _, rows in stream_rows(str(day), spec, block_bytes=1 << 16)
+        ]
+
+    @property
+    def buckets(self) -> dict[str, FrequencyBuckets]:
+        return read_buckets(self.workflow.path, inspect(self.workflow.path))
+
+
+@pytest.fixture(scope="module")
+def criteo(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    return Log(tmp_path_factory.mktemp("criteo_drift"), CRITEO)
+
+
+@pytest.fixture(scope="module")
+def retail(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    return Log(tmp_path_factory.mktemp("retail_drift"), load_spec("retail"))
+
+
+class Clock:
+    now = 1e6
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def watching(log: Log, clock: Clock | None = None) -> DriftMetrics:
+    metrics = DriftMetrics(CollectorRegistry(), 120.0, clock or Clock())
+    metrics.watch(log.workflow).join()
+    return metrics
+
+
+def page_of(metrics: DriftMetrics) -> str:
+    metrics.set_gauges()
+    return generate_latest(metrics.with_psi(metrics.registry)).decode()
+
+
+def values(page: str, name: str) -> dict[str, float]:
+    found = re.findall(rf'^{name}{{column="(.*?)"}} (\S+)$', page, re.MULTILINE)
+    return {column: float(value) for column, value in found}
+
+
+def counts(page: str) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    pattern = r'^inference_window_values{bucket="(.*?)",column="(.*?)"} (\S+)$'
+    for _, column, value in re.findall(pattern, page, re.MULTILINE):
+        found.setdefault(column, []).append(float(value))
+    return found
+
+
+def expected_counts(log: Log, columns: Sequence[str], rows: list[EncodedRows]) -> np.ndarray:
+    """Count with NumPy, id by id."""
+    names = log.workflow.spec.categorical_names
+    buckets = log.buckets[log.workflow.spec.categorical[names.index(columns[0])].vocabulary_name]
+    total = 0
+    for name in columns:
+        j = names.index(name)
+        size = log.workflow.schema.table_sizes[j]
+        for one in rows:
+            ids = getattr(one.ids[j], "values", one.ids[j])
+            total = total + buckets.sum(np.bincount(ids, minlength=size))
+    return total
+
+
+@pytest.mark.parametrize("in_table", [3, 20, 4096])
+def test_counts_and_index_are_those_of_each_id(
+    criteo: Log, in_table: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(drift, "_TABLE_IDS", in_table)
+    metrics = watching(criteo)
+    metrics.observe(criteo.rows)
+    page = page_of(metrics)
+    psi, limits = values(page, "inference_psi"), values(page, "inference_psi_limit")
+    assert list(psi) == CRITEO.categorical_names
+    for name in CRITEO.categorical_names:
+        expected = expected_counts(criteo, [name], criteo.rows)
+        assert counts(page)[name] == expected.tolist()
+        found = population_stability(criteo.buckets[name].counts, expected, ERROR_RATE)
+        assert psi[name] == pytest.approx(found.psi)
+        assert limits[name] == pytest.approx(found.limit)
+
+
+def test_rows_without_a_shift_stay_below_the_limit_and_a_shift_does_not(criteo: Log):
+    metrics = watching(criteo)
+    metrics.observe(criteo.rows)
+    page = page_of(metrics)
+    assert values(page, "inference_psi")["cat_6"] < 0.2
+    shifted = [
+        EncodedRows(rows.label, rows.dense, np.full_like(rows.ids, 3), rows.null, rows.oov)
+        for rows in criteo.rows
+    ]  # all have the most frequent value
+    metrics.observe(shifted * 4)
+    page = page_of(metrics)
+    psi, limit = (
+        values(page, "inference_psi")["cat_6"],
+        values(page, "inference_psi_limit")["cat_6"],
+    )
+    assert psi > max(0.2, limit)
+
+
+def test_the_window_slides(criteo: Log):
+    clock = Clock()
+    metrics = watching(criteo, clock)
+    metrics.observe(criteo.rows[:1])
+    first = sum(counts(page_of(metrics))["cat_6"])
+    clock.now += 60
+    metrics.observe(criteo.rows[:1])
+    assert sum(counts(page_of(metrics))["cat_6"]) == 2 * first
+    clock.now += 65  # the first rows are 125 seconds old, the others 65
+    assert sum(counts(page_of(metrics))["cat_6"]) == first
+    clock.now += 1e5
+    page = page_of(metrics)
+    assert sum(counts(page)["cat_6"]) == 0
+    assert values(page, "inference_psi")["cat_6"] == 0
+    assert values(page, "inference_psi_limit")["cat_6"] == float("inf")
+
+
+def test_another_workflow_begins_a_new_window(criteo: Log):
+    metrics = watching(criteo)
+    metrics.observe(criteo.rows)
+    metrics.watch(criteo.workflow).join()
+    assert sum(counts(page_of(metrics))["cat_6"]) == 0
+    metrics.observe(criteo.rows[:1])
+    assert sum(counts(page_of(metrics))["cat_6"]) > 0
+
+
+def test_lists_shared_and_hashed_columns(retail: Log):
+    metrics = watching(retail)
+    metrics.observe(retail.rows)
+    page = page_of(metrics)
+    spec = retail.workflow.spec
+    vocabularies = {
+        name: [column.name for column in columns]
+        for name, columns in spec.vocabularies.items()
+        if not columns[0].hash_buckets
+    }
+    assert any(len(columns) > 1 for columns in vocabularies.values())
+    assert set(values(page, "inference_psi")) == set(vocabularies)
+    for name, columns in vocabularies.items():
+        assert counts(page)[name] == expected_counts(retail, columns, retail.rows).tolist()
+
+
+def test_without_a_workflow_nothing_is_measured(criteo: Log):
+    metrics = DriftMetrics(CollectorRegistry(), 120.0)
+    metrics.observe(criteo.rows)
+    page = page_of(metrics)
+    assert "inference_psi{" not in page
+
+
+def test_a_damaged_vocabulary_is_logged_and_the_server_goes_on(
+    criteo: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    lost = dataclasses.replace(criteo.workflow, path=tmp_path)
+    metrics = DriftMetrics(CollectorRegistry(), 120.0)
+    metrics.watch(lost).join()
+    metrics.observe(criteo.rows)
+    assert "drift is not measured" in caplog.text
+
+
+_PROCESS = """
+import sys
+from pathlib import Path
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from clicklog.readers.stream import stream_rows
+from inference.server.drift import DriftMetrics
+from workflows import compiled
+
+workflow = compiled.load(sys.argv[1])
+metrics = DriftMetrics(CollectorRegistry(), 3600.0)
+metrics.watch(workflow).join()
+for _, rows in stream_rows(sys.argv[2], workflow.spec, block_bytes=1 << 20):
+    metrics.observe([workflow.transform(rows)])
+metrics.set_gauges()
+print("ready", flush=True)
+sys.stdin.readline()
+registry = CollectorRegistry()
+MultiProcessCollector(registry)
+print(generate_latest(metrics.with_psi(registry)).decode())
+"""
+
+
+def test_processes_add_up(criteo: Log, tmp_path: Path):
+    day = criteo.workflow.path.parents[1] / "raw" / "day_2"
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    arguments = [sys.executable, "-c", _PROCESS, str(criteo.workflow.path), str(day)]
+    processes = [
+        subprocess.Popen(
+            arguments, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    pages = [process.communicate("\n", 100)[0] for process in processes]
+    name = "cat_6"
+    once = expected_counts(criteo, [name], criteo.rows)
+    expected = population_stability(criteo.buckets[name].counts, 2 * once, ERROR_RATE)
+    for page in pages:
+        assert sorted(counts(page)[name]) == sorted((2 * once).tolist())
+        assert values(page, "inference_psi")[name] == pytest.approx(expected.psi)
+        assert values(page, "inference_psi_limit")[name] == pytest.approx(expected.limit)
+
+
+def test_a_server_measures_drift(trained: Trained, tmp_path: Path):
+    row = dict.fromkeys([*CRITEO.dense_names, *CRITEO.categorical_names])
+    row["cat_6"] = trained.days[0][0][CRITEO.columns.index("cat_6")] or "00000001"
+    with serving(tmp_path, *trained.flags, "--drift_window_s", "1000") as server:
+        for _ in range(3):
+            server.predict(rows=[row] * 100)
+        page = server.ask("/metrics")[1].decode()
+        assert sum(counts(page)["cat_6"]) == 300
+        assert sum(counts(page)["cat_7"]) == 0
+        assert values(page, "inference_psi")["cat_6"] > values(page, "inference_psi_limit")["cat_6"]
+        assert json.loads(server.ask("/health")[1]) == {"status": "ok"}

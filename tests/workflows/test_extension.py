@@ -1,0 +1,311 @@
+"""Extending a workflow day by day, against plain Python."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import workflows
+from clicklog.rows import RawRows
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from etl.engines.moments import moments
+from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
+from tests.workflows.test_compiled import check
+from workflows import compiled, vocabulary
+from workflows.description import reused_ids
+from workflows.extended_vocabulary import DayOfVocabulary, extend_vocabulary
+from workflows.extension import DayCounts, extend_workflow, write_base_state
+from workflows.extension_state import VocabularyState, read_state
+from workflows.moments import merge_moments, normalized, statistics
+from workflows.vocabulary import apply_policy
+from workflows.writer import Fitted, write_workflow
+
+
+def _settings(examples: int) -> settings:
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(max_examples=examples, deadline=None, suppress_health_check=checks)
+
+
+def _order(value):
+    return value.encode() if isinstance(value, str) else value
+
+
+def _values(counter: Counter, raw: str):
+    """Distinct values in an order that is none, and their counts."""
+    listed = sorted(counter, key=lambda value: str(value)[::-1])
+    counts = np.array([counter[value] for value in listed], np.int64)
+    if raw == "string":
+        return pa.array(listed, pa.string()), counts
+    return np.array(listed, np.int64), counts
+
+
+def count_day(spec: FeatureSpec, day: int, rows: RawRows) -> DayCounts:
+    """What an engine counts on a day, by :class:`Oracle`."""
+    found = Oracle(spec, [rows])
+    return DayCounts(
+        day,
+        {
+            name: _values(found.counts[name], columns[0].raw)
+            for name, columns in spec.vocabularies.items()
+            if found.counts[name] and not columns[0].hash_buckets
+        },
+        dict(found.nulls),
+        moments(rows, spec) if normalized(spec) else None,
+    )
+
+
+def fit(spec: FeatureSpec, rows: list[RawRows]) -> Fitted:
+    """Generation 0."""
+    found = Oracle(spec, rows)
+    vocabularies, pending = {}, {}
+    for name, columns in spec.vocabularies.items():
+        values, counts = _values(found.counts[name], columns[0].raw)
+        vocabularies[name], pending[name] = apply_policy(
+            values, counts, columns[0], found.nulls[name]
+        )
+    merged = merge_moments([moments(some, spec) for some in rows])
+    return Fitted(
+        statistics(merged, spec) if normalized(spec) else {},
+        vocabularies,
+        pending,
+        merged if normalized(spec) else None,
+    )
+
+
+def write_base(directory: Path, spec: FeatureSpec, fitted: Fitted, days: list[int]) -> Path:
+    description = write_workflow(directory / "workflow", spec, fitted, days=days)
+    write_base_state(directory / "extension", description, fitted, days)
+    return directory
+
+
+def extend(before: Path, after: Path, counts: DayCounts, **options):
+    options = {"update_statistics": False, "retire_after_days": None, "threads": 1, **options}
+    return extend_workflow(
+        before / "workflow",
+        before / "extension",
+        counts,
+        after / "workflow",
+        after / "extension",
+        **options,
+    )
+
+
+class Days:
+    """What a vocabulary must become, the slow way."""
+
+    def __init__(self, column: CategoricalColumn, fitted: Counter, day: int, limit: int) -> None:
+        self.column, self.nulls = column, 0
+        kept = sorted(fitted, key=lambda value: (-fitted[value], _order(value)))
+        kept = [value for value in kept if fitted[value] >= column.freq_threshold]
+        if column.max_table_size:
+            kept = kept[: column.max_table_size - column.reserved_ids]
+        self.values = kept
+        self.counts = {value: fitted[value] for value in kept}
+        self.seen = dict.fromkeys(fitted, day)
+        self.pending = {value: n for value, n in fitted.items() if value not in self.counts}
+        self._forget(limit)
+        self.reused: set[int] = set()
+        self.total = sum(fitted.values())
+
+    def extend(self, day: int, counted: Counter, retire: int | None, limit: int) -> None:
+        self.total += sum(counted.values())
+        for value, number in counted.items():
+            where = self.counts if value in self.counts else self.pending
+            where[value] = where.get(value, 0) + number
+            self.seen[value] = day
+        for value in self._waiting():
+            full = len(self.values) + self.column.reserved_ids == self.column.max_table_size
+            if self.pending[value] >= self.column.freq_threshold and not full:
+                self.values.append(value)
+                self.counts[value] = self.pending.pop(value)
+        self.reused = set()
+        if retire is not None and self.column.max_table_size:
+            old = [i for i, value in enumerate(self.values) if day - self.seen[value] >= retire]
+            old.sort(key=lambda i: (self.seen[self.values[i]], self.counts[self.values[i]], -i))
+            new = [value for value in self._waiting() if day - self.seen[value] < retire]
+            for i, value in zip(old, new, strict=False):
+                lost = self.values[i]
+                self.values[i] = value
+                self.counts[value] = self.pending.pop(value)
+                self.pending[lost] = self.counts.pop(lost)
+                self.reused.add(i + self.column.reserved_ids)
+        self._forget(limit)
+
+    def _forget(self, limit: int) -> None:
+        def place(value) -> tuple:
+            return -self.pending[value], -self.seen[value], _order(value)
+
+        kept = sorted(self.pending, key=place)[:limit]
+        self.pending = {value: self.pending[value] for value in kept}
+
+    def _waiting(self) -> list:
+        return sorted(self.pending, key=lambda value: (-self.pending[value], _order(value)))
+
+
+@st.composite
+def _counters(draw: st.DrawFn) -> list[Counter]:
+    values = st.integers(0, 12)
+    days = st.dictionaries(values, st.integers(1, 4), max_size=6)
+    return [Counter(day) for day in draw(st.lists(days, min_size=2, max_size=8))]
+
+
+@_settings(400)
+@given(
+    counters=_counters(),
+    policy=st.sampled_from(
+        [{}, {"freq_threshold": 4}, {"max_table_size": 5}, {"max_table_size": 3}]
+    ),
+    raw=st.sampled_from(["int", "hex32", "string"]),
+    gaps=st.lists(st.integers(1, 3), min_size=8, max_size=8),
+    retire=st.sampled_from([None, 1, 2, 3]),
+    limit=st.sampled_from([1, 3, 100]),
+)
+def test_any_days_of_a_vocabulary(counters, policy, raw, gaps, retire, limit) -> None:
+    """Values of all kinds of lives: rare, retired, returning, forgotten."""
+    column = CategoricalColumn("c", raw=raw, **policy)
+    if raw == "string":
+        counters = [Counter({"é" * n + str(n): c for n, c in day.items()}) for day in counters]
+    numbers = np.cumsum(gaps).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "PENDING_LIMIT", limit)
+        known, pending = apply_policy(*_values(counters[0], raw), column, 0)
+        oracle = Days(column, counters[0], numbers[0], limit)
+        first = np.full(len(known), numbers[0], np.int32) if column.max_table_size else None
+        state = VocabularyState(pending, np.full(len(pending), numbers[0], np.int32), first)
+        for day, counter in zip(numbers[1:], counters[1:], strict=False):
+            values, counts = _values(counter, raw)
+            places = {value: i for i, value in enumerate(known.values.tolist())}
+            listed = np.array([places.get(value, -1) for value in values.tolist()], np.int64)
+            found = extend_vocabulary(
+                column, known, state, DayOfVocabulary(day, values, counts, listed, 0), retire
+            )
+            oracle.extend(day, counter, retire, limit)
+            known, state = found.vocabulary, found.state
+            assert known.values.tolist() == oracle.values
+            assert known.counts.tolist() == [oracle.counts[value] for value in oracle.values]
+            assert (found.reused + column.reserved_ids).tolist() == sorted(oracle.reused)
+            assert state.pending.values.tolist() == sorted(oracle.pending, key=_order)
+            waiting = [oracle.pending[value] for value in state.pending.values.tolist()]
+            assert state.pending.counts.tolist() == waiting
+            seen = [oracle.seen[value] for value in state.pending.values.tolist()]
+            assert state.pending_days.tolist() == seen
+            if column.max_table_size:
+                assert state.last_days.tolist() == [oracle.seen[value] for value in oracle.values]
+
+
+def _stored(path: Path, description, column: CategoricalColumn) -> tuple[list, list]:
+    table = pq.read_table(path / "workflow" / description.vocabularies[column.name].file)
+    return table[0].to_pylist(), table[1].to_pylist()
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
+
+
+@_settings(10)
+@given(
+    spec=feature_specs(),
+    seed=st.integers(0, 10**6),
+    sizes=st.lists(st.integers(1, 30), min_size=2, max_size=5),
+    gaps=st.lists(st.integers(1, 3), min_size=5, max_size=5),
+    fitted_days=st.integers(1, 2),
+    retire=st.sampled_from([None, 1, 2, 4]),
+    update=st.booleans(),
+    limit=st.sampled_from([1, 3, 10**6]),
+)
+def test_any_days_of_any_spec(
+    tmp_path_factory, spec, seed, sizes, gaps, fitted_days, retire, update, limit
+) -> None:
+    directory = tmp_path_factory.mktemp("days")
+    numbers = np.cumsum(gaps).tolist()
+    rows = [random_raw_rows(spec, size, seed + i) for i, size in enumerate(sizes)]
+    fitted_days = min(fitted_days, len(rows) - 1)
+    base = numbers[:fitted_days]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "PENDING_LIMIT", limit)
+        whole = Oracle(spec, rows[:fitted_days])
+        columns = {
+            name: own[0] for name, own in spec.vocabularies.items() if not own[0].hash_buckets
+        }
+        expected = {
+            name: Days(column, whole.counts[name], base[-1], limit)
+            for name, column in columns.items()
+        }
+        nulls = Counter(whole.nulls)
+        before = write_base(directory / "0", spec, fit(spec, rows[:fitted_days]), base)
+        description = workflows.inspect(before / "workflow")
+        assert description.generation == 0
+        assert description.parent is None
+        digests = [description.digest]
+        for g, (day, own) in enumerate(
+            zip(numbers[fitted_days:], rows[fitted_days:], strict=False), 1
+        ):
+            counts, counted = count_day(spec, day, own), Oracle(spec, [own])
+            nulls += counted.nulls
+            after = directory / str(g)
+            options = {"retire_after_days": retire, "update_statistics": update}
+            files = _files(before)
+            description = extend(before, after, counts, **options)
+            extend(before, directory / "again", counts, threads=3, **options)
+            assert _files(after) == _files(directory / "again")
+            assert _files(before) == files
+            shutil.rmtree(directory / "again")
+            assert description == workflows.inspect(after / "workflow")
+            assert description.generation == g
+            assert description.parent == digests[-1]
+            digests.append(description.digest)
+            assert [one.digest for one in description.lineage] == digests
+            assert description.lineage[-1].days == (day,)
+            reused = reused_ids(after / "workflow", description, g - 1)
+            state = read_state(after / "extension", description)
+            old = workflows.inspect(before / "workflow")
+            for name, column in columns.items():
+                oracle = expected[name]
+                oracle.extend(day, counted.counts[name], retire, limit)
+                values, times = _stored(after, description, column)
+                assert values == oracle.values
+                assert times == [oracle.counts[value] for value in values]
+                assert set(reused.get(name, np.empty(0)).tolist()) == oracle.reused
+                assert description.lineage[-1].reused[name] == len(oracle.reused)
+                was, _ = _stored(before, old, column)
+                assert [
+                    (a, b)
+                    for i, (a, b) in enumerate(zip(was, values, strict=False))
+                    if i + column.reserved_ids not in oracle.reused and a != b
+                ] == []
+                pending = state.vocabularies[name].pending
+                assert pending.values.tolist() == sorted(oracle.pending, key=_order)
+                assert (
+                    dict(zip(pending.values.tolist(), pending.counts.tolist(), strict=True))
+                    == oracle.pending
+                )
+                seen = state.vocabularies[name].last_days
+                if column.max_table_size:
+                    assert seen.tolist() == [oracle.seen[value] for value in values]
+                observed = description.vocabularies[column.name].observed
+                unique = sum(times)
+                assert observed == {
+                    "null": nulls[name], "oov": oracle.total - unique, "unique": unique,
+                }  # fmt: skip
+            before = after
+    merged = Oracle(spec, rows if update else rows[:fitted_days])
+    if normalized(spec):
+        for j, name in enumerate(spec.dense_names):
+            assert description.statistics[name] == pytest.approx(
+                {"mean": merged.mean[j], "std": merged.std[j]}, rel=1e-10, abs=1e-12
+            )
+    check(before / "workflow", random_raw_rows(spec, 40, seed + 99))  # as NVTabular encodes them
+    encoder = compiled.load(before / "workflow", verify=True)
+    for column in columns.values():
+        values, _ = _stored(before, description, column)
+        found = encoder.find(column.name, _values(Counter(values), column.raw)[0])
+        listed = _values(Counter(values), column.raw)[0].tolist()
+        assert found.tolist() == [values.index(value) for value in listed]

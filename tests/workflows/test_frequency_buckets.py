@@ -1,0 +1,142 @@
+"""Buckets by frequency: every id is in one, shares are about equal and unbiased."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import workflows
+from clicklog.errors import BadInputError
+from tests.etl.runs import settings
+from tests.logs import write_log
+from workflows import frequency_buckets
+from workflows.frequency_buckets import (
+    ABSENT,
+    BUCKETS,
+    LEAST_COUNT,
+    REST,
+    FrequencyBuckets,
+    read_buckets,
+)
+
+FIRST = 3
+
+
+def make(counts: np.ndarray, unseen: int = 0) -> FrequencyBuckets:
+    return FrequencyBuckets.make(np.arange(FIRST, FIRST + len(counts)), counts, unseen)
+
+
+def bucket_of(buckets: FrequencyBuckets, ids: np.ndarray) -> np.ndarray:
+    return buckets.buckets[np.searchsorted(buckets.begins, ids, "right") - 1]
+
+
+def random_counts(seed: int, values: int = 3000) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.maximum(rng.zipf(1.3, values) % 10**6, 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_most_frequent_values_are_in_the_first_buckets(seed: int):
+    counts = random_counts(seed)
+    np.random.default_rng(seed).shuffle(counts)  # as in a workflow that was extended
+    made = make(counts, unseen=1000)
+    of_ids = bucket_of(made, np.arange(FIRST + len(counts)))
+    assert set(of_ids[:2]) == {ABSENT}
+    assert of_ids[2] == REST
+    order = np.argsort(-counts)
+    head = of_ids[FIRST:][order]
+    frequent = counts[order] > 4 * LEAST_COUNT
+    assert set(head[frequent]) <= set(range(BUCKETS))
+    assert set(head[counts[order] < LEAST_COUNT]) <= {REST}
+    # the order is that of one half of the occurrences, so neighbours may be exchanged
+    mean = [
+        counts[of_ids[FIRST:] == b].mean() for b in range(BUCKETS) if (of_ids[FIRST:] == b).any()
+    ]
+    assert mean == sorted(mean, reverse=True)
+
+
+def test_buckets_have_about_equal_shares():
+    counts = np.full(1000, 500)
+    made = make(counts, unseen=55_555)
+    shares = made.counts / made.counts.sum()
+    np.testing.assert_allclose(shares[: BUCKETS - 1], 0.1, atol=0.02)
+    assert made.counts.sum() == pytest.approx((500_000 + 55_555) / 2, rel=0.01)
+
+
+def test_sums_are_those_of_each_id():
+    counts = random_counts(7)
+    made = make(counts, 10)
+    now = np.random.default_rng(1).integers(0, 50, FIRST + len(counts)).astype(np.uint32)
+    of_ids = bucket_of(made, np.arange(len(now)))
+    expected = [int(now[of_ids == b].sum()) for b in range(BUCKETS + 1)]
+    assert made.sum(now).tolist() == expected
+
+
+def test_shares_are_not_biased_by_the_choice_of_frequent_values():
+    """Values of one frequency: the highest counts are high by chance."""
+    rng = np.random.default_rng(5)
+    counts = rng.multinomial(60_000, np.full(2000, 1 / 2000))  # 30 each
+    made = make(counts)
+    today = np.concatenate(
+        [np.zeros(FIRST, np.int64), rng.multinomial(10**7, np.full(2000, 1 / 2000))]
+    )
+    now = made.sum(today) / 10**7
+    then = made.counts / made.counts.sum()
+    noise = np.sqrt(then / made.counts.sum())
+    assert (np.abs(then - now) < 4.5 * noise)[then > 0].all()
+    # the naive way: the same order, and shares by the same counts
+    order = np.argsort(-counts)
+    naive = counts[order[:200]].sum() / counts.sum()
+    assert naive > today[FIRST:][order[:200]].sum() / 10**7 * 1.2
+
+
+def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(frequency_buckets, "MOST_VALUES", 100)
+    counts = np.arange(1000, 2000)
+    made = make(counts)
+    in_head = bucket_of(made, np.arange(FIRST, FIRST + 1000)) < REST
+    assert in_head.sum() == 100
+    assert in_head[-20:].all()
+    assert not in_head[:500].any()
+    assert made.counts.sum() == pytest.approx(counts.sum() / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("counts", [[], [1], [1, 1, 1], [10**12]])
+def test_odd_vocabularies(counts: list[int]):
+    made = make(np.array(counts, np.int64), unseen=5)
+    assert made.begins[0] == 0
+    assert made.counts.sum() <= sum(counts) + 5
+    assert made.sum(np.ones(FIRST + len(counts), np.uint32)).sum() == 1 + len(counts)
+
+
+@pytest.fixture(scope="module")
+def workflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from etl.run import run
+
+    directory = tmp_path_factory.mktemp("buckets")
+    write_log(directory / "raw", [600, 100])
+    run(settings(directory / "raw", directory / "out"))
+    return directory / "out" / "workflow"
+
+
+def test_reading_in_batches_gives_the_same(workflow: Path, monkeypatch: pytest.MonkeyPatch):
+    description = workflows.inspect(workflow)
+    whole = read_buckets(workflow, description)
+    assert set(whole) == set(description.spec.vocabularies)
+    monkeypatch.setattr(frequency_buckets, "_BATCH", 5)
+    for name, one in read_buckets(workflow, description).items():
+        for field in ("begins", "buckets", "counts"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(whole[name], field))
+
+
+def test_a_vocabulary_of_another_length_is_an_error(workflow: Path, tmp_path: Path):
+    import dataclasses
+
+    description = workflows.inspect(workflow)
+    columns = dict(description.vocabularies)
+    columns["cat_0"] = dataclasses.replace(columns["cat_0"], values=columns["cat_0"].values + 1)
+    wrong = dataclasses.replace(description, vocabularies=columns)
+    with pytest.raises(BadInputError, match=r"unique.cat_0.parquet: \d+ counts"):
+        read_buckets(workflow, wrong)

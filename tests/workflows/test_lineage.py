@@ -1,0 +1,417 @@
+"""Lines of descent: what reading refuses, what the commands show."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import workflows
+from clicklog.errors import BadInputError, SchemaError, SettingsError
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from tests.mutations import expect_own_errors
+from tests.workflows.test_extension import extend, write_base
+from workflows.description import reused_ids
+from workflows.difference import difference
+from workflows.extension import DayCounts
+from workflows.extension_state import read_state
+from workflows.lookup import id_of, meaning_of
+from workflows.vocabulary import apply_policy
+from workflows.writer import Fitted, write_workflow
+
+SPEC = FeatureSpec(
+    "label",
+    (DenseColumn("price", raw="float"),),
+    (
+        CategoricalColumn("cat_0"),
+        CategoricalColumn("user", raw="int", freq_threshold=3),
+        CategoricalColumn("item", raw="string", max_table_size=5),
+        CategoricalColumn("city", raw="string", hash_buckets=10),
+    ),
+)
+
+
+def moments_of(*values: float) -> np.ndarray:
+    mean = np.mean(values)
+    m2 = np.sum((np.array(values) - mean) ** 2)
+    return np.array([[len(values), values[0], mean - values[0], m2]])
+
+
+def fitted() -> Fitted:
+    """item: a and b have the ids 3 and 4, c and d none; user: 5 has none."""
+    counted = {
+        "cat_0": apply_policy(np.array([7, 8]), np.array([9, 4]), SPEC.categorical[0], 1),
+        "user": apply_policy(np.array([5, 1]), np.array([2, 6]), SPEC.categorical[1], 0),
+        "item": apply_policy(
+            pa.array(["d", "c", "a", "b"]), np.array([1, 2, 9, 5]), SPEC.categorical[2], 0
+        ),
+        "city": apply_policy(pa.array([], pa.string()), np.empty(0), SPEC.categorical[3], 0),
+    }
+    return Fitted(
+        {"price": {"mean": 2.0, "std": 1.0}},
+        {name: own for name, (own, _) in counted.items()},
+        {name: pending for name, (_, pending) in counted.items()},
+        moments_of(1.0, 2.0, 3.0),
+    )
+
+
+def day(number: int, **values: dict) -> DayCounts:
+    return DayCounts(
+        number,
+        {
+            name: (
+                pa.array(list(own)) if name == "item" else np.array(list(own), np.int64),
+                np.array(list(own.values()), np.int64),
+            )
+            for name, own in values.items()
+        },
+        {"cat_0": 2},
+        moments_of(10.0, 20.0),
+    )
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directories 0, 1 and 2: in generation 2 item e has the id of a."""
+    root = tmp_path_factory.mktemp("line")
+    write_base(root / "0", SPEC, fitted(), [3, 4])
+    extend(root / "0", root / "1", day(6, cat_0={0x99: 1, 7: 1}, user={5: 1, 9: 2}, item={"b": 1}))
+    extend(
+        root / "1", root / "2", day(7, user={9: 1}, item={"e": 2, "b": 1}), retire_after_days=3,
+        update_statistics=True,
+    )  # fmt: skip
+    return root
+
+
+@pytest.fixture
+def copy(line: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(line / "2", tmp_path / "copy")
+
+
+def _run(*args: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "workflows", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _edit(file: Path, change: Callable[[dict], object]) -> None:
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
+def test_generations(line: Path) -> None:
+    descriptions = [workflows.inspect(line / str(g) / "workflow") for g in range(3)]
+    last = descriptions[-1]
+    assert [one.generation for one in descriptions] == [0, 1, 2]
+    assert [one.digest for one in last.lineage] == [one.digest for one in descriptions]
+    assert [one.parent for one in descriptions] == [None, *(d.digest for d in descriptions[:-1])]
+    assert [one.days for one in last.lineage] == [(3, 4), (6,), (7,)]
+    assert last.lineage[2].values == {"cat_0": 3, "user": 3, "item": 2, "city": 0}
+    assert last.lineage[2].reused == {"cat_0": 0, "user": 0, "item": 1, "city": 0}
+    assert last.ancestor(descriptions[1].digest) == last.lineage[1]
+    assert last.ancestor("0" * 64) is None
+    assert descriptions[0].ancestor(last.digest) is None
+    workflow = line / "2" / "workflow"
+    assert {k: v.tolist() for k, v in reused_ids(workflow, last, 0).items()} == {"item": [3]}
+    assert {k: v.tolist() for k, v in reused_ids(workflow, last, 1).items()} == {"item": [3]}
+    assert reused_ids(workflow, last, 2) == {}
+    assert id_of(workflow, "item", "e").id == 3
+    assert id_of(workflow, "item", "a").kind == "oov"
+    assert meaning_of(workflow, "user", 5).value == "9"
+    assert meaning_of(workflow, "user", 4).count == 3
+    assert last.statistics["price"]["mean"] == pytest.approx(np.mean([1, 2, 3, 10, 20, 10, 20]))
+    assert descriptions[1].statistics == descriptions[0].statistics
+
+
+def test_ids_that_are_reused_twice_and_carried_on(line: Path, tmp_path: Path) -> None:
+    """Generation 3 gives both ids away; the file of generation 2 is carried over as it is."""
+    description = extend(
+        line / "2", tmp_path / "3", day(20, item={"x": 5, "y": 3}), retire_after_days=5
+    )
+    workflow = tmp_path / "3" / "workflow"
+    assert {k: v.tolist() for k, v in reused_ids(workflow, description, 2).items()} == {
+        "item": [3, 4]
+    }
+    assert {k: v.tolist() for k, v in reused_ids(workflow, description, 0).items()} == {
+        "item": [3, 4]
+    }
+    # b was last seen on the same day as e, and had the higher count
+    assert [id_of(workflow, "item", item).id for item in "xy"] == [3, 4]
+    name = "lineage/reused.2.parquet"
+    assert (workflow / name).read_bytes() == (line / "2" / "workflow" / name).read_bytes()
+    workflows.verify(workflow, workflows.inspect(workflow))
+
+
+def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
+    """Its generation has the digest of its parent, and is the one that is found by it."""
+    description = extend(line / "2", tmp_path / "3", day(8, cat_0={7: 1}))
+    assert description.digest == workflows.inspect(line / "2" / "workflow").digest
+    assert description.ancestor(description.digest).number == 3
+    with pytest.raises(SchemaError, match=r"state of generation 2 .*the workflow is generation 3"):
+        read_state(line / "2" / "extension", description)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lineage: lineage.pop(), "the digest of the last generation is not"),
+        (lambda lineage: lineage.pop(0), r"lineage\[0\] is generation 1"),
+        (lambda lineage: lineage.reverse(), r"lineage\[0\] is generation 2"),
+        (lambda lineage: lineage[1]["days"].append(7), "generation 2 counted day 7 after day 7"),
+        (lambda lineage: lineage[0].update(days=[]), "generation 0: its days"),
+        (lambda lineage: lineage[0].update(days=[4, 3]), "generation 0: its days"),
+        (lambda lineage: lineage[2]["values"].update(cat_0=4), "other numbers of values"),
+        (lambda lineage: lineage[1]["values"].update(cat_0=9), "fewer values of 'cat_0'"),
+        (lambda lineage: lineage[1]["values"].pop("user"), "other vocabularies than the spec"),
+        (lambda lineage: lineage[0]["reused"].update(item=1), "generation 0 reused ids"),
+        (lambda lineage: lineage[2]["reused"].update(item=3), "more ids of 'item' were reused"),
+        (lambda lineage: lineage[2]["reused"].update(item=0), "reused.2.parquet' is unknown"),
+        (lambda lineage: lineage[1]["reused"].update(item=1), "reused.1.parquet' is missing"),
+        (lambda lineage: lineage[1].update(digest="x"), "'x' is not a digest"),
+        (lambda lineage: lineage[1].pop("reused"), r"lineage\[1\].reused is missing"),
+    ],
+)
+def test_damaged_lineage(copy: Path, change, message: str) -> None:
+    _edit(copy / "workflow" / "metadata.json", lambda value: change(value["lineage"]))
+    with pytest.raises(BadInputError, match=rf"metadata.json: damaged: .*{message}"):
+        workflows.inspect(copy / "workflow")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pa.table({"vocabulary": ["item"], "id": [2]}), "ids that are not those"),
+        (pa.table({"vocabulary": ["item"], "id": [5]}), "ids that are not those"),
+        (pa.table({"vocabulary": ["item", "item"], "id": [3, 4]}), "not the numbers of ids"),
+        (pa.table({"vocabulary": ["user"], "id": [3]}), "not the numbers of ids"),
+        (pa.table({"vocabulary": ["item"], "id": pa.array([3], pa.int32())}), "columns"),
+        (pa.table({"vocabulary": ["item"], "id": pa.array([None], pa.int64())}), "nulls"),
+    ],
+)
+def test_damaged_reused_ids(copy: Path, table: pa.Table, message: str) -> None:
+    description = workflows.inspect(copy / "workflow")
+    pq.write_table(table, copy / "workflow" / "lineage" / "reused.2.parquet")
+    with pytest.raises(BadInputError, match=rf"reused.2.parquet: damaged: {message}"):
+        reused_ids(copy / "workflow", description, 0)
+
+
+def test_any_metadata(copy: Path) -> None:
+    """Changes of the lineage, among others, are refused or give a workflow that works."""
+    workflow = copy / "workflow"
+
+    def use() -> None:
+        description = workflows.inspect(workflow)
+        reused_ids(workflow, description, 0)
+        assert description.ancestor(description.digest) is not None or not description.lineage
+
+    expect_own_errors(workflow / "metadata.json", use, rounds=300)
+
+
+def _extend_copy(copy: Path, **options) -> None:
+    extend(copy, copy / "next", day(9, item={"b": 1}), **options)
+
+
+def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
+    write_base(tmp_path, SPEC, fitted(), [3])
+    _edit(tmp_path / "workflow" / "metadata.json", lambda value: value.pop("lineage"))
+    description = workflows.inspect(tmp_path / "workflow")
+    assert (description.generation, description.parent, description.lineage) == (None, None, ())
+    assert workflows.compiled.load(tmp_path / "workflow").digest == description.digest
+    with pytest.raises(BadInputError, match=r"does not say which days.*\n.*fit it again with"):
+        _extend_copy(tmp_path)
+    assert "line of descent\n  unknown: it was imported" in _run(
+        "inspect", tmp_path / "workflow"
+    ).stdout  # fmt: skip
+    state = fitted()
+    imported = write_workflow(tmp_path / "imported", SPEC, state)
+    assert imported.lineage == ()
+    assert "lineage" not in json.loads((tmp_path / "imported" / "metadata.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "message"),
+    [
+        ({}, 7, "day 7 is not after day 7"),
+        ({}, 5, "day 5 is not after day 7"),
+        ({"retire_after_days": 0}, 8, "values retire after 0 days"),
+    ],
+)
+def test_days_and_settings_that_are_refused(
+    line: Path, tmp_path: Path, options: dict, number: int, message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        extend(line / "2", tmp_path, day(number), **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_moments_that_were_not_counted(line: Path, tmp_path: Path) -> None:
+    counts = DayCounts(8, {}, {}, None)
+    with pytest.raises(SchemaError, match="moments of the dense columns of day 8 were not counted"):
+        extend(line / "2", tmp_path, counts)
+
+
+def test_the_state_of_another_generation(copy: Path, line: Path) -> None:
+    shutil.rmtree(copy / "extension")
+    with pytest.raises(BadInputError, match=r"state.json: no such file"):
+        _extend_copy(copy)
+    shutil.copytree(line / "1" / "extension", copy / "extension")
+    with pytest.raises(SchemaError, match=r"state of generation 1 with digest"):
+        _extend_copy(copy)
+    assert not (copy / "next").exists()
+
+
+def test_any_state(copy: Path) -> None:
+    description = workflows.inspect(copy / "workflow")
+    expect_own_errors(
+        copy / "extension" / "state.json",
+        lambda: read_state(copy / "extension", description),
+        rounds=300,
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["pending.item.parquet", "pending.user.parquet", "seen.item.parquet"]
+)
+def test_a_damaged_file_of_the_state(copy: Path, name: str) -> None:
+    file = copy / "extension" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(BadInputError, match=f"{name}: not the file that was written"):
+        _extend_copy(copy)
+    file.unlink()
+    with pytest.raises(BadInputError, match=f"{name}: missing"):
+        _extend_copy(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "message"),
+    [
+        ("pending.item", {"value": ["d", "a", "c"]}, "not in ascending order"),
+        ("pending.item", {"value": ["a", "a", "c"]}, "not in ascending order"),
+        ("pending.item", {"value": ["a"], "count": [1], "last_day": [4]}, "1 values instead of"),
+        ("pending.item", {"count": [0, 1, 1]}, "a count is below 1"),
+        ("pending.item", {"last_day": [4, 8, 4]}, "not one that was counted"),
+        ("pending.item", {"last_day": [4, None, 4]}, "it has nulls"),
+        ("seen.item", {"last_day": [4]}, "1 days for 2 values"),
+        ("seen.item", {"last_day": [4, -1]}, "not one that was counted"),
+    ],
+)
+def test_state_that_cannot_be(copy: Path, name: str, columns: dict, message: str) -> None:
+    """Files whose digests are right."""
+    file = copy / "extension" / f"{name}.parquet"
+    table = pq.read_table(file)
+    kinds = {field.name: field.type for field in table.schema}
+    found = table.to_pydict() | columns
+    if name == "pending.item":
+        found = {key: column[: len(columns.get("value", "acd"))] for key, column in found.items()}
+    pq.write_table(pa.table({k: pa.array(found[k], kinds[k]) for k in kinds}), file)
+    data = file.read_bytes()
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    _edit(
+        copy / "extension" / "state.json", lambda value: value["files"].update({file.name: entry})
+    )
+    with pytest.raises(BadInputError, match=f"{file.name}: damaged: .*{message}"):
+        _extend_copy(copy)
+
+
+def test_full_tables_are_logged(
+    line: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "workflows.extension")
+    extend(line / "0", tmp_path / "1", day(6, item={"c": 1}))
+    assert "generation 1, day 6: 0 values added, 0 ids reused" in caplog.messages
+    assert (
+        "at max_table_size: item (2 values wait for an id)\n"
+        "  -> --retire_after_days N gives them the ids of values that are no longer seen"
+        in caplog.messages
+    )
+    caplog.clear()
+    extend(line / "0", tmp_path / "2", day(6, item={"c": 1}), retire_after_days=2)
+    assert "generation 1, day 6: 0 values added, 1 ids reused" in caplog.messages
+
+
+def test_inspect_shows_the_line(line: Path) -> None:
+    done = _run("inspect", line / "2" / "workflow")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.split("line of descent\n")[1].splitlines()[:4]]
+    digests = [one.digest[:12] for one in workflows.inspect(line / "2" / "workflow").lineage]
+    assert lines == [
+        ["generation", "digest", "days", "values", "added", "ids", "reused"],
+        ["0", digests[0], "3-4", "5", "5", "0"],
+        ["1", digests[1], "6", "7", "2", "0"],
+        ["2", digests[2], "7", "8", "1", "1"],
+    ]
+
+
+def test_diff(line: Path) -> None:
+    done = _run("diff", line / "0" / "workflow", line / "2" / "workflow")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: " ".join(line.split()) for line in done.stdout.splitlines() if line}
+    assert lines["cat_0"] == "cat_0 2 1 0 6 5 = 00000099"
+    assert lines["user"] == "user 1 2 0 6 4 = 5; 5 = 9"
+    assert lines["item"] == "item 2 0 1 5 3 = e, was a"
+    assert "city" not in lines
+    assert lines["price"].startswith("price 2 9.42857 1 ")
+    done = _run("diff", line / "0" / "workflow", line / "1" / "workflow", "--examples", 0)
+    assert "00000099" not in done.stdout
+    assert done.stdout.endswith("statistics of dense columns\n  unchanged\n")
+    done = _run("diff", line / "1" / "workflow", line / "1" / "workflow")
+    assert done.stdout.endswith("both encode every row equally\n")
+
+
+def test_workflows_that_do_not_descend_from_one_another(line: Path, tmp_path: Path) -> None:
+    first, second = (line / name / "workflow" for name in "02")
+    with pytest.raises(SettingsError, match=r"descends from .*\n.*in the other order"):
+        difference(second, first, 3)
+    extend(line / "1", tmp_path / "1", day(9, user={77: 5}))
+    with pytest.raises(
+        SchemaError, match=r"parted after generation 1 .* counted day 7 and the other day 9"
+    ):
+        difference(second, tmp_path / "1" / "workflow", 3)
+
+    def base(name: str, spec: FeatureSpec, state: Fitted, days: list[int]) -> Path:
+        return write_base(tmp_path / name, spec, state, days) / "workflow"
+
+    columns = (CategoricalColumn("cat_0", max_table_size=9), *SPEC.categorical[1:])
+    other = FeatureSpec(SPEC.label, SPEC.dense, columns)
+    with pytest.raises(SchemaError, match=r"spec.categorical\[0\].max_table_size is 0 ins"):
+        difference(first, base("spec", other, fitted(), [3, 4]), 3)
+    state = fitted()
+    state.vocabularies["cat_0"].values[0] = 6
+    changed = base("changed", SPEC, state, [3, 4])
+    with pytest.raises(SchemaError, match="id 3 of vocabulary cat_0 is 00000007 and 00000006"):
+        difference(first, changed, 3)
+    state = fitted()
+    state.statistics["price"]["std"] = 5.0
+    with pytest.raises(SchemaError, match=r"statistics.price.std is 1.0 instead of 5.0"):
+        difference(first, base("std", SPEC, state, [3, 4]), 3)
+    with pytest.raises(SchemaError, match="fitted on different days, 3-4 and 2"):
+        difference(first, base("days", SPEC, state, [2]), 3)
+    imported = write_workflow(tmp_path / "imported", SPEC, state)
+    assert imported.digest != workflows.inspect(first).digest
+    with pytest.raises(SchemaError, match=r"imported has no line of descent"):
+        difference(first, tmp_path / "imported", 3)
+
+
+def test_ids_that_changed_although_the_lineage_does_not_say_so(copy: Path, line: Path) -> None:
+    """A workflow whose metadata claim that it descends from another one."""
+    state = fitted()
+    state.vocabularies["cat_0"].values[0] = 6
+    write_base(copy / "false", SPEC, state, [3, 4])
+    extend(copy / "false", copy / "falser", day(6))
+    first = workflows.inspect(line / "0" / "workflow").digest
+    workflow = copy / "falser" / "workflow"
+    _edit(workflow / "metadata.json", lambda value: value["lineage"][0].update(digest=first))
+    with pytest.raises(BadInputError, match="id 3 of vocabulary cat_0 has another value than in"):
+        difference(line / "0" / "workflow", workflow, 3)

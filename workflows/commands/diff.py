@@ -1,0 +1,36 @@
+"""``python -m workflows diff``: what a later generation added to a workflow."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from clicklog.command_line import Settings, flag
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffSettings(Settings):
+    """The two workflows to compare."""
+
+    before: Path = flag("directory of a workflow", metavar="A", positional=True)
+    after: Path = flag(
+        "directory of a workflow that was made by extending A", metavar="B", positional=True
+    )
+    examples: int = flag("values to show of each vocabulary", 3, least=0)
+    skip_digests: bool = flag(
+        "do not read all files first to compare them with their digests", False
+    )
+
+
+SETTINGS = (DiffSettings,)
+
+
+def run(settings: DiffSettings) -> None:
+    """Print the values added, the ids reused and the statistics changed."""
+    from workflows.description import inspect, verify
+    from workflows.difference import difference
+
+    if not settings.skip_digests:
+        for path in (settings.before, settings.after):
+            verify(path, inspect(path))
+    print(difference(settings.before, settings.after, settings.examples))

@@ -1,0 +1,255 @@
+"""Extend a saved workflow by a day: new values get new ids, and no value gets another one.
+
+:func:`write_base_state` writes the state of generation 0 (:mod:`workflows.extension_state`);
+:func:`extend_workflow` makes the next generation, workflow and state, of the one before and the
+counts of a day. Days are added one by one, so that the result does not depend on how days are
+grouped into commands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from clicklog.errors import BadInputError, SchemaError, SettingsError
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from workflows import compiled
+from workflows.compiled import CompiledWorkflow
+from workflows.description import WorkflowDescription, inspect, verify
+from workflows.extended_vocabulary import DayOfVocabulary, ExtendedVocabulary, extend_vocabulary
+from workflows.extension_state import (
+    ExtensionState,
+    VocabularyState,
+    read_state,
+    remembered,
+    write_state,
+)
+from workflows.moments import merge_moments, normalized, statistics
+from workflows.stored_vocabulary import read_vocabulary
+from workflows.values import Values, empty_values
+from workflows.vocabulary import FittedVocabulary, PendingValues
+from workflows.writer import Descent, Fitted, write_generation
+
+log = logging.getLogger(__name__)
+
+_NO_COUNTS = np.empty(0, np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class DayCounts:
+    """What was counted on one day.
+
+    Attributes:
+        day: the day.
+        values: by vocabulary, the distinct values in any order and how often each occurred, int64,
+            at least 1; over all columns that share the vocabulary. Vocabularies of which nothing
+            was seen, and hashed columns, may be left out.
+        nulls: by vocabulary, number of rows in which a single-hot column was missing; 0 where left
+            out.
+        moments: of the dense columns on this day, float64 [dense columns, 4], see
+            :mod:`workflows.moments`; None if nothing is normalized.
+    """
+
+    day: int
+    values: dict[str, tuple[Values, np.ndarray]]
+    nulls: dict[str, int]
+    moments: np.ndarray | None
+
+
+def write_base_state(
+    directory: Path, description: WorkflowDescription, fitted: Fitted, days: Sequence[int]
+) -> None:
+    """Write the state of generation 0.
+
+    Args:
+        directory: the directory of the state.
+        description: the workflow that was written of ``fitted``, with its days.
+        fitted: with pending values and moments.
+        days: the days it was fitted on, increasing.
+
+    Raises:
+        SchemaError: the workflow is not generation 0, or ``fitted`` has no moments.
+        OutputError: the directory cannot be written.
+    """
+    spec, day = description.spec, days[-1]
+    if description.generation != 0:
+        raise SchemaError(f"the workflow is generation {description.generation}, not 0")
+    if normalized(spec) and fitted.moments is None:
+        raise SchemaError("the moments of the dense columns were not counted")
+    vocabularies = {}
+    for name, column in remembered(spec).items():
+        nothing = PendingValues(empty_values(column.raw), _NO_COUNTS)
+        pending = fitted.pending.get(name, nothing)
+        seen = np.full(len(pending), day, np.int32)
+        vocabularies[name] = VocabularyState(pending, seen, None)
+    moments = fitted.moments if normalized(spec) else None
+    write_state(directory, spec, ExtensionState(description.digest, 0, day, vocabularies, moments))
+
+
+def extend_workflow(
+    workflow: Path,
+    state: Path,
+    counts: DayCounts,
+    to_workflow: Path,
+    to_state: Path,
+    *,
+    update_statistics: bool,
+    retire_after_days: int | None,
+    threads: int,
+) -> WorkflowDescription:
+    """Write the next generation of a workflow: what a day adds to it.
+
+    The same arguments give the same bytes. The workflow and the state that are extended stay as
+    they are.
+
+    Args:
+        workflow: the directory of the saved workflow.
+        state: the directory of its state.
+        counts: what was counted on a day after all that were counted before.
+        to_workflow: the directory of the extended workflow, another one.
+        to_state: the directory of its state.
+        update_statistics: compute mean and standard deviation of the dense columns again, over all
+            days counted; otherwise they stay as they are. In either case the next generation can
+            choose anew.
+        retire_after_days: in columns at their ``max_table_size``, give ids of values that were not
+            seen for so many days to new values, see
+            :func:`workflows.extended_vocabulary.extend_vocabulary`; None: never.
+        threads: number of threads; the bytes do not depend on it.
+
+    Returns:
+        The description of the extended workflow.
+
+    Raises:
+        BadInputError: workflow or state are damaged, or the workflow cannot be extended.
+        SchemaError: the state belongs to another workflow, or a vocabulary becomes too large.
+        SettingsError: the day is not after those counted, or ``retire_after_days`` is below 1.
+        OutputError: a directory cannot be written.
+    """
+    description = inspect(workflow)
+    check_extensible(workflow, description)
+    verify(workflow, description)
+    before = read_state(state, description)
+    _check_day(workflow, counts, description, retire_after_days)
+    encoder = compiled.load(workflow, verify=True)
+    spec = description.spec
+    columns = remembered(spec)
+
+    def extend(name: str) -> ExtendedVocabulary:
+        column = columns[name]
+        known = read_vocabulary(workflow, description, column)
+        counted = _day_of(counts, name, column, encoder)
+        return extend_vocabulary(
+            column, known, before.vocabularies[name], counted, retire_after_days
+        )
+
+    with ThreadPoolExecutor(threads) as pool:
+        extended = dict(zip(columns, pool.map(extend, columns), strict=True))
+    moments = _merged(before.moments, counts.moments, spec)
+    vocabularies = {
+        name: extended[name].vocabulary if name in extended else _hashed(own[0])
+        for name, own in spec.vocabularies.items()
+    }
+    fitted = Fitted(
+        statistics(moments, spec)
+        if update_statistics and moments is not None
+        else description.statistics,
+        vocabularies,
+    )
+    reused = {name: one.reused + columns[name].reserved_ids for name, one in extended.items()}
+    descent = Descent((counts.day,), description.lineage, reused, workflow)
+    after = write_generation(to_workflow, spec, fitted, descent, threads=threads)
+    assert after.generation is not None
+    states = {name: one.state for name, one in extended.items()}
+    write_state(
+        to_state, spec, ExtensionState(after.digest, after.generation, counts.day, states, moments)
+    )
+    _log(description, after, extended, retire_after_days)
+    return after
+
+
+def check_extensible(workflow: Path, description: WorkflowDescription) -> None:
+    """Raise :class:`BadInputError` for a workflow without a line of descent."""
+    if not description.lineage:
+        raise BadInputError(
+            f"{workflow}: this workflow does not say which days it was fitted on: it was imported, "
+            "or made before workflows could be extended",
+            "fit it again with `python -m etl run`; until then it encodes rows as before",
+        )
+
+
+def _check_day(
+    workflow: Path,
+    counts: DayCounts,
+    description: WorkflowDescription,
+    retire_after_days: int | None,
+) -> None:
+    last = description.lineage[-1].days[-1]
+    if counts.day <= last:
+        raise SettingsError(
+            f"{workflow}: day {counts.day} is not after day {last}, the last one that was counted",
+            "add days in their order, each once",
+        )
+    if retire_after_days is not None and retire_after_days < 1:
+        raise SettingsError(f"values retire after {retire_after_days} days", "at least 1")
+    if normalized(description.spec) and counts.moments is None:
+        raise SchemaError(f"the moments of the dense columns of day {counts.day} were not counted")
+
+
+def _day_of(
+    counts: DayCounts, name: str, column: CategoricalColumn, encoder: CompiledWorkflow
+) -> DayOfVocabulary:
+    values, own = counts.values.get(name, (empty_values(column.raw), _NO_COUNTS))
+    places = encoder.find(column.name, values)
+    return DayOfVocabulary(counts.day, values, own, places, int(counts.nulls.get(name, 0)))
+
+
+def _hashed(column: CategoricalColumn) -> FittedVocabulary:
+    observed = {"null": 0, "oov": 0, "unique": 0}
+    return FittedVocabulary(empty_values(column.raw), _NO_COUNTS, observed)
+
+
+def _merged(
+    before: np.ndarray | None, of_day: np.ndarray | None, spec: FeatureSpec
+) -> np.ndarray | None:
+    if not normalized(spec) or before is None or of_day is None:
+        return None
+    return merge_moments([before, of_day])
+
+
+def _log(
+    before: WorkflowDescription,
+    after: WorkflowDescription,
+    extended: dict[str, ExtendedVocabulary],
+    retire_after_days: int | None,
+) -> None:
+    generation, last = after.lineage[-1], before.lineage[-1]
+    log.info(
+        "generation %d, day %d: %d values added, %d ids reused",
+        generation.number,
+        generation.days[-1],
+        sum(count - last.values[name] for name, count in generation.values.items()),
+        sum(generation.reused.values()),
+    )
+    waiting = []
+    for name, column in remembered(after.spec).items():
+        count = len(extended[name].state.pending)
+        full = column.max_table_size - column.reserved_ids
+        if generation.values[name] == full and (count or last.values[name] < full):
+            waiting.append(f"{name} ({count} values wait for an id)")
+    if waiting:
+        remedy = (
+            "--retire_after_days N gives them the ids of values that are no longer seen"
+            if retire_after_days is None
+            else "no more values are unseen for as long as --retire_after_days"
+        )
+        log.warning("at max_table_size: %s\n  -> %s", ", ".join(waiting), remedy)
+    forgotten = [f"{name} ({one.forgotten})" for name, one in extended.items() if one.forgotten]
+    if forgotten:
+        log.warning(
+            "too many values wait for an id; the rarest were forgotten: %s", ", ".join(forgotten)
+        )
