@@ -213,7 +213,7 @@ def read_growth(
         )
     before = value["training"]["settings"]
     optimizer = table_optimizer(before.get("optimizer"), before.get("adagrad"))
-    if optimizer != settings.table_optimizer:
+    if settings.mode == "train" and optimizer != settings.table_optimizer:
         raise SettingsError(
             f"--continue_from {path}: optimizer was {optimizer}, is {settings.table_optimizer}",
             f"give --optimizer {optimizer}, or train anew without --continue_from",
@@ -246,7 +246,7 @@ def load_ancestor(
     optimizer: CombinedOptimizer,
     group: Group,
 ) -> dict[str, int]:
-    """Load the weights and the optimizer state that a run starts from (collective).
+    """Load the weights and, to train, the optimizer state that a run starts from (collective).
 
     Args:
         ancestor: The checkpoint.
@@ -265,7 +265,8 @@ def load_ancestor(
     """
     path = Path(ancestor.checkpoint)
     tables = on_all_ranks(group, path, read_growth, ancestor, settings, config)
-    load_grown_state(path, tables, model, optimizer, group)
+    trained = optimizer if settings.mode == "train" else None
+    load_grown_state(path, tables, model, trained, group)
     counts = {
         "new_rows": sum(table.rows - table.kept for table in tables.values()),
         "reused_rows": sum(len(table.reused) for table in tables.values()),

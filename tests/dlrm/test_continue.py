@@ -173,9 +173,9 @@ def test_the_first_predictions_are_those_of_the_old_model(outputs, trained, tmp_
     monkeypatch.setattr(evaluate_module, "compute_metrics", keep)
     before = trained["adagrad", 2, "row_wise"]
     train_here(*flags(outputs[0], "adagrad", "--mode=test", f"--load_checkpoint_path={before}"))
-    for generation in (0, 1, 2):
+    for generation, optimizer in ((0, "adagrad"), (1, "adagrad"), (2, "sgd")):  # it is not needed
         more = ["--mode=test", f"--continue_from={before}"]
-        train_here(*flags(outputs[generation], "adagrad", *more))
+        train_here(*flags(outputs[generation], optimizer, *more))
     assert len(seen) == 4
     assert len(set(seen[0].tolist())) > 100
     for logits in seen[1:]:
@@ -362,8 +362,9 @@ def test_new_days_are_those_of_the_run_when_it_resumes(outputs, tmp_path, monkey
     ):
         with pytest.raises(SettingsError, match=message):
             train_here(*continued(outputs[2], before, path, "--resume", *new, other))
-    with pytest.raises(SettingsError, match=r"days was new, is None; replay was 0\.25"):
-        train_here(*continued(outputs[2], before, path, "--resume"))
+    for all_days in ([], ["--days=all"]):
+        with pytest.raises(SettingsError, match=r"days was new, is None; replay was 0\.25"):
+            train_here(*continued(outputs[2], before, path, "--resume", *all_days))
 
 
 def test_a_directory_of_another_run(outputs, trained, tmp_path):
