@@ -91,6 +91,7 @@ class DriftMetrics:
             )
         )
         self._lock = threading.Lock()
+        self._watched: CompiledWorkflow | None = None
         self._buckets: _Buckets | None = None
         self._slots = np.zeros((_SLOTS, 0, BUCKETS + 2), np.int64)
         self._dense_slots = np.zeros((_SLOTS, 1))  # rows, and the sum of each dense column
@@ -103,7 +104,7 @@ class DriftMetrics:
         Its vocabularies are read in a thread, which is returned. Until it ends, nothing is counted.
         """
         with self._lock:
-            self._buckets = None
+            self._buckets, self._watched = None, workflow
         thread = threading.Thread(
             target=self._read, args=(workflow,), name="drift baseline", daemon=True
         )
@@ -117,6 +118,8 @@ class DriftMetrics:
             log.error("drift is not measured: %s", error)
             return
         with self._lock:
+            if self._watched is not workflow:  # another one has taken its place meanwhile
+                return
             self._buckets = buckets
             self._slots = np.zeros((_SLOTS, len(buckets.names), BUCKETS + 2), np.int64)
             self._dense_slots = np.zeros((_SLOTS, 1 + len(buckets.dense)))

@@ -189,6 +189,13 @@ def test_another_workflow_begins_a_new_window(criteo: Log):
     assert sum(counts(page_of(metrics))["cat_6"]) > 0
 
 
+def test_a_workflow_that_was_replaced_while_it_was_read_is_not_used(criteo: Log, retail: Log):
+    metrics = watching(retail)
+    metrics._read(criteo.workflow)  # its thread was slower than that of the next one
+    metrics.observe(retail.rows)
+    assert set(values(page_of(metrics), "inference_psi")) <= set(retail.buckets)
+
+
 def test_lists_shared_and_hashed_columns(retail: Log):
     metrics = watching(retail)
     metrics.observe(retail.rows)
