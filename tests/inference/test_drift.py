@@ -23,6 +23,7 @@ from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
 from etl.run import run
 from inference.server import drift
+from inference.server.batching import split
 from inference.server.drift import ERROR_RATE, DriftMetrics
 from tests.etl.runs import settings
 from tests.inference.conftest import ROOT, Trained
@@ -180,6 +181,25 @@ def test_the_window_slides(criteo: Log):
     assert values(page, "inference_psi_limit")["cat_6"] == float("inf")
 
 
+def test_rows_that_wait_to_be_counted_are_of_the_time_when_they_came(criteo: Log, retail: Log):
+    for log in (criteo, retail):
+        clock = Clock()
+        metrics = watching(log, clock)
+        few = split(log.rows[0], 7)
+        metrics.observe(few[:3])
+        clock.now += 60
+        metrics.observe(few[3:5])
+        clock.now += 65  # the first ones leave the window
+        metrics.set_gauges()
+        page = page_of(metrics)
+        assert float(re.search(r"^inference_window_rows (\S+)$", page, re.MULTILINE)[1]) == 14
+        metrics.observe(few)
+        page = page_of(metrics)
+        assert float(re.search(r"^inference_window_rows (\S+)$", page, re.MULTILINE)[1]) == (
+            14 + len(log.rows[0])
+        )
+
+
 def test_another_workflow_begins_a_new_window(criteo: Log):
     metrics = watching(criteo)
     metrics.observe(criteo.rows)
@@ -187,6 +207,13 @@ def test_another_workflow_begins_a_new_window(criteo: Log):
     assert sum(counts(page_of(metrics))["cat_6"]) == 0
     metrics.observe(criteo.rows[:1])
     assert sum(counts(page_of(metrics))["cat_6"]) > 0
+
+
+def test_a_workflow_that_was_replaced_while_it_was_read_is_not_used(criteo: Log, retail: Log):
+    metrics = watching(retail)
+    metrics._read(criteo.workflow)  # its thread was slower than that of the next one
+    metrics.observe(retail.rows)
+    assert set(values(page_of(metrics), "inference_psi")) <= set(retail.buckets)
 
 
 def test_lists_shared_and_hashed_columns(retail: Log):

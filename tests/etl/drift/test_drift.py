@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.feature_spec import InputFormat, load_spec
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
 from etl.__main__ import main
@@ -223,8 +223,9 @@ def test_a_day_without_labels_has_no_label_rate(log: Path, day: Path, tmp_path: 
     Page(page(drift))
 
 
-def test_lists_strings_hashed_and_shared_columns(tmp_path: Path):
-    spec = load_spec("retail")
+@pytest.mark.parametrize("file_format", ["csv", "parquet"])
+def test_lists_strings_hashed_and_shared_columns(tmp_path: Path, file_format: str):
+    spec = dataclasses.replace(load_spec("retail"), input=InputFormat(file_format))
     synthesize(tmp_path / "raw", SyntheticSettings(days=4, rows_per_day=2000), spec=spec)
     run(settings(tmp_path / "raw", tmp_path / "out", spec, days=frozenset({0, 1, 2})))
     (day,) = (tmp_path / "raw").glob("day_3*")
@@ -465,3 +466,23 @@ def test_parts_of_other_statistics_are_not_compared():
 def test_thresholds_are_in_the_result(log: Path, day: Path):
     thresholds = Thresholds(label_rate=float("inf"))
     assert drift_of(log / "out", day, thresholds=thresholds).thresholds["label_rate"] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content | {"rows": "many"},
+        lambda content: content | {"columns": [{}]},
+        lambda content: {key: item for key, item in content.items() if key != "flags"},
+        lambda content: content | {"format": "another"},
+    ],
+)
+def test_a_damaged_result_is_an_error_with_a_remedy(
+    extended: Path, day: Path, tmp_path: Path, change
+):
+    out = tmp_path / "out"
+    shutil.copytree(extended, out)
+    file = out / "drift" / "day_2.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(BadInputError, match=r"day_2.json(.|\n)*etl drift"):
+        drift_of(out, day)
