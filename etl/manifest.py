@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from clicklog.errors import BadInputError
 from clicklog.files.artifact import Format
 from clicklog.files.atomic import read_json
 from clicklog.readers.raw import DayFile
@@ -149,6 +150,11 @@ class _Manifest:
             if rows.keys() != {"in", "out", "rejected"}:
                 raise ValueError(f"rows {', '.join(rows)}")
 
+    def names_days(self) -> bool:
+        """Return whether it says the days of all splits and parts, as version 3 does."""
+        complete = all(own.keys() == set(SPLITS) for own in (self.days, self.next_parts))
+        return complete and all(file.day is not None for file in self.files)
+
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a finished run, checked.
@@ -163,6 +169,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     version = value.get("format_version") if isinstance(value, dict) else None
     written = _FORMATS[version if version in READABLE_VERSIONS else MANIFEST_VERSION]
     content = written.read(_Manifest, path, copy, other_version=remedy)
+    if version == MANIFEST_VERSION and not content.names_days():
+        raise BadInputError(f"{path}: damaged: it does not say which days the splits have", copy)
     return {written.version_key: written.version, **dataclasses.asdict(content)}
 
 

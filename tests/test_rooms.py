@@ -44,7 +44,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "commands": {"check", "drift", "engines", "extend", "importers", "report", "shuffle"},
         "drift": {"engines", "report"},
         "engines": set(),
-        "extend": {"engines", "report"},
+        "extend": {"drift", "engines", "report"},
         "importers": set(),
         "report": set(),
         "shuffle": set(),

@@ -116,7 +116,8 @@ class _Head:
 
     @classmethod
     def none(cls) -> _Head:
-        return cls(*(np.empty(0, np.int64) for _ in range(3)), 0)
+        none = np.empty(0, np.int64)
+        return cls(none, none, none, 0)
 
     def with_more(self, ids: np.ndarray, deciding: np.ndarray, shares: np.ndarray) -> _Head:
         ids = np.concatenate([self.ids, ids])

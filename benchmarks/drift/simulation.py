@@ -28,11 +28,11 @@ from workflows.description import WorkflowDescription
 from workflows.frequency_buckets import FrequencyBuckets
 
 #: Shares of the values of each categorical column.
-_ZIPF = 1 / np.arange(1, 2001) ** 1.1
+_ZIPF = 1 / np.arange(1, 1001) ** 1.1
 SHARES = [
     np.array([0.5, 0.3, 0.15, 0.049, 0.001]),
     _ZIPF / _ZIPF.sum(),
-    np.full(2000, 1 / 2000),
+    np.full(1000, 1 / 1000),
     np.linspace(1, 2, 40) / np.linspace(1, 2, 40).sum(),
 ]
 MISSING = (0.0, 0.001, 0.1, 0.5, 0.9)

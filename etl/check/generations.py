@@ -25,6 +25,8 @@ def check(output: Output) -> None:
     manifest = output.manifest
     if manifest is None or manifest["format_version"] < MANIFEST_VERSION:
         return
+    if any(finding.kind == "manifest" for finding in output.findings):
+        return  # it is damaged
     try:
         for what, remedy in _differences(manifest):
             output.error(_KIND, EtlOutput(output.path).manifest, what, remedy)

@@ -50,7 +50,7 @@ def run(settings: DriftSettings) -> int:
     """
     from tqdm import tqdm
 
-    from etl.drift.measure import find_day, measure_drift, write_result
+    from etl.drift.measure import check_not_added, find_day, measure_drift, write_result
     from etl.drift.table import table
     from etl.drift.thresholds import load_thresholds
     from workflows.description import inspect
@@ -61,6 +61,8 @@ def run(settings: DriftSettings) -> int:
     if settings.thresholds is not None:
         thresholds = load_thresholds(settings.thresholds, inspect(output.workflow).spec)
     day = find_day(settings.input)
+    if settings.output is None:
+        check_not_added(output, day)
     with tqdm(desc="drift", unit=" rows", unit_scale=True, disable=None) as bar:
 
         def report(rows: int, total: int | None) -> None:

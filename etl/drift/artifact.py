@@ -125,8 +125,11 @@ class ColumnDrift:
     @property
     def flags(self) -> list[str]:
         """The measures that are flagged."""
-        measures = {"PSI": self.psi, "missing rate": self.missing, "unseen share": self.unseen}
-        return [name for name, measure in measures.items() if measure and measure.flagged]
+        unseen = self.unseen is not None and self.unseen.flagged
+        flagged = {
+            "PSI": self.psi.flagged, "missing rate": self.missing.flagged, "unseen share": unseen,
+        }  # fmt: skip
+        return [name for name, is_flagged in flagged.items() if is_flagged]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,14 +76,13 @@ def compare(
     )
     whole = {"label rate": label, "malformed rows": malformed}
     flags = [name for name, measure in whole.items() if measure and measure.flagged]
-    lineage = getattr(description, "lineage", ())
     return Drift(
         day=day.day,
         name=name,
         input=day.source,
         rows=tally.rows,
         limit_rows=limit_rows,
-        generation=lineage[-1].number if lineage else None,
+        generation=description.generation,
         workflow_digest=description.digest,
         baseline_days=list(baseline.days),
         tests=tests,
@@ -135,8 +134,8 @@ class _Measures:
         size_of: Callable[[float], float],
     ) -> ShareDrift:
         if then is None or not then[1] or not now[1]:
-            known = (None, None) if then is None else then
-            return ShareDrift(*now, *known, None, _finite(threshold), True, False)
+            count, total = (None, None) if then is None else then
+            return ShareDrift(*now, count, total, None, _finite(threshold), True, False)
         change = now[0] / now[1] - then[0] / then[1]
         by_chance = not differ(now, then, self.error_rate)
         flagged = size_of(change) > threshold and not by_chance

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clicklog.errors import BadInputError, SettingsError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_text
 from clicklog.readers.days import DayFile, find_days
 from clicklog.readers.lines import filesystem_of
@@ -16,6 +17,7 @@ from etl.drift.compare import compare
 from etl.drift.page import page
 from etl.drift.tally import tally_day
 from etl.drift.thresholds import Thresholds
+from etl.manifest import read_manifest
 
 
 def measure_drift(
@@ -91,6 +93,26 @@ def find_day(path: str) -> DayFile:
             f"name the file of one, for example {days[-1].source}",
         )
     return days[0]
+
+
+def check_not_added(output: EtlOutput, day: DayFile) -> None:
+    """Check that a day is not one that the output was extended by.
+
+    It would be compared with itself, and the result would replace the one of the time when the day
+    was new, with which the unseen values of the next day are compared.
+
+    Raises:
+        SettingsError: The output was extended by this day.
+    """
+    if not output.manifest.is_file():
+        return  # which read_baseline reports
+    added = {extension["day"] for extension in read_manifest(output.manifest)["extensions"]}
+    if day.day in added:
+        raise SettingsError(
+            f"{output.root} was extended by day {day.day}, so {day.source} would be compared with "
+            f"itself; what was measured before is in {output.drift}",
+            "to compare it all the same, choose another directory for the result with --output",
+        )
 
 
 def _others(path: str) -> str:

@@ -288,7 +288,9 @@ def _unseen_values(
 ) -> CategoryValues:
     """Return the raw values that are out of vocabulary; none of a hashed column."""
     if isinstance(values, Ragged):
-        values, ids = values.values, ids.values
+        values = values.values
+    if isinstance(ids, Ragged):
+        ids = ids.values
     column = workflow.spec.categorical[j]
     if column.hash_buckets:
         return values[:0]

@@ -192,7 +192,8 @@ class _Day:
         self.next = EtlOutput(self.work / NEXT)
         self.resumed = begin_or_resume(self.work, self.record, self.output)
         with self.stage("read the input"):
-            plan, renamed = self._plan()
+            (file,) = staging.staged([self.day], self.reading, self.work, 1)
+            plan, renamed = self._plan(file)
         log.info(
             "day %d: %.1f MB in %d parts for %s",
             self.day.day,
@@ -210,6 +211,7 @@ class _Day:
             self.settings.max_bad_fraction,
             shown=self.paths.rejected,
         )
+        self._measure_drift(file, plan)
         manifest = self._stage(plan, renamed, results)
         new = [result.unit.file for result in results]
         generation = manifest["generation"]
@@ -236,12 +238,11 @@ class _Day:
             "on_bad_rows": self.settings.on_bad_rows,
         }
 
-    def _plan(self) -> tuple[Plan, dict[str, str]]:
+    def _plan(self, file: DayFile) -> tuple[Plan, dict[str, str]]:
         """Plan the parts of the day, and the new names of parts there are."""
         renamed, next_parts = renamed_parts(
             self.manifest["files"], self.assignment, self.manifest["next_parts"]
         )
-        (file,) = staging.staged([self.day], self.reading, self.work, 1)
         plan = make_day_plan(
             file,
             self.spec,
@@ -316,6 +317,29 @@ class _Day:
             )
         fitted.record_workflow(self.work, description.digest)
         shutil.rmtree(self.work / FIT, ignore_errors=True)
+
+    def _measure_drift(self, file: DayFile, plan: Plan) -> None:
+        """Compare the day with the days counted before, as ``python -m etl drift`` does."""
+        from etl.drift.measure import measure_drift, name_of, write_result
+
+        if (self.next.drift / f"{name_of(file)}.json").exists():  # by an earlier process
+            return
+        with self.stage("drift"), RowsBar("drift", plan) as bar:
+            drift = measure_drift(
+                self.output,
+                file,
+                workers=self.settings.workers or cores(),
+                limit_rows=self.reading.limit_rows,
+                report=lambda rows, total: bar.update(rows),
+            )
+        write_result(self.next.drift, drift)
+        if drift.flags:
+            log.warning(
+                "warning: day %d differs from the days before: %s\n  -> look at %s",
+                self.day.day,
+                ", ".join(drift.flags),
+                self.paths.drift / f"{drift.name}.html",
+            )
 
     def _stage(
         self, plan: Plan, renamed: dict[str, str], results: list[UnitResult]

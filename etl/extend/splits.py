@@ -68,6 +68,8 @@ def assign_all(
         BadInputError: A day is not there, or would be in a split that it cannot be in.
     """
     new = list(new)
+    if not new:
+        return []
     there = {day for own in days.values() for day in own} | set(new)
     for flag, chosen in (("--valid_days", valid), ("--test_days", test)):
         absent = sorted(set(chosen or ()) - there)

@@ -136,7 +136,7 @@ def planned_switch(
     paths, ready = EtlOutput(output), EtlOutput(work / NEXT)
     moves = [(paths.splits / before, paths.splits / after) for before, after in renamed.items()]
     moves += [(work / PARTS / file, paths.splits / file) for file in new]
-    described = [ready.splits, ready.rejected]
+    described = [ready.splits, ready.rejected, ready.drift]
     for directory in described:
         for file in sorted(directory.rglob("*")):
             if file.is_file() and not file.is_symlink():

@@ -23,6 +23,7 @@ def test_paths(tmp_path: Path) -> None:
     ]
     assert EtlOutput.of_splits(output.splits).manifest == output.manifest
     paths = (output.splits.parent, output.workflow, output.rejected, output.report)
+    paths += (output.extension,)
     assert {path.name for path in (*paths, output.timings, output.manifest)} == set(NAMES)
 
 

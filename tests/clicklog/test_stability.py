@@ -18,15 +18,15 @@ from clicklog.stability import (
 
 
 def test_psi_is_its_definition():
-    then, now = np.array([500, 300, 200]), np.array([100, 60, 40])
+    then, now = np.array([500, 300, 200]), np.array([200, 120, 80])
     assert population_stability(then, now, 0.01).psi == pytest.approx(0)
-    now = np.array([50, 60, 90])
-    p, q = now / 200, then / 1000
+    now = np.array([100, 120, 180])
+    p, q = now / 400, then / 1000
     found = population_stability(then, now, 0.01)
     assert found.psi == pytest.approx(sum((a - b) * math.log(a / b) for a, b in zip(p, q)))  # noqa: B905
     assert found.cells == 3
-    assert found.expected == pytest.approx(2 * (1 / 1000 + 1 / 200))
-    assert found.limit == pytest.approx(stats.chi2.isf(0.01, 2) * (1 / 1000 + 1 / 200))
+    assert found.expected == pytest.approx(2 * (1 / 1000 + 1 / 400))
+    assert found.limit == pytest.approx(stats.chi2.isf(0.005, 2) * (1 / 1000 + 1 / 400))
 
 
 def test_cells_with_too_few_rows_are_merged():
@@ -35,7 +35,7 @@ def test_cells_with_too_few_rows_are_merged():
     assert found.cells == 2  # 990; 5 + 5 + 0 + 1000
     assert population_stability(then, np.array([10, 0, 0, 0, 10]), 0.01).cells == 1
     # the last cell is merged with the one before it
-    assert population_stability(np.array([1000, 1000, 1]), np.array([10, 10, 80]), 0.01).cells == 2
+    assert population_stability(np.array([1000, 1000, 1]), np.array([60, 60, 80]), 0.01).cells == 2
 
 
 @pytest.mark.parametrize("rows", [0, 1, LEAST_EXPECTED, 2 * LEAST_EXPECTED, 1000])
@@ -75,7 +75,7 @@ def test_psi_without_a_shift_is_as_large_as_stated(m: int, n: int):
     expected = np.mean([one.expected for one in found])
     assert psi.mean() == pytest.approx(expected, rel=0.1)
     exceeding = np.mean([one.psi > one.limit for one in found])
-    assert 0.035 < exceeding < 0.07  # 0.05; four standard errors are 0.014
+    assert 0.015 < exceeding < 0.05  # about half: the limit allows for a heavier tail
 
 
 def test_g_is_that_of_scipy():

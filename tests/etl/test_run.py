@@ -139,7 +139,7 @@ def test_the_contract_on_disk(raw, done: Path) -> None:
     assert manifest["by_day"]["1"]["rows"] == 50
     assert manifest["workflow_digest"] == workflows.inspect(done / "workflow").digest
     assert {path.name for path in done.iterdir()} == {
-        "criteo_binary", "workflow", "manifest.json", "report.html", "timings.json"
+        "criteo_binary", "workflow", "extension", "manifest.json", "report.html", "timings.json"
     }  # fmt: skip
     assert "<svg" in (done / "report.html").read_text()
 

@@ -18,10 +18,12 @@ from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from etl.engines.moments import moments
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
+from tests.workflows.test_compiled import check
 from workflows import compiled, vocabulary
 from workflows.description import reused_ids
+from workflows.extended_vocabulary import DayOfVocabulary, extend_vocabulary
 from workflows.extension import DayCounts, extend_workflow, write_base_state
-from workflows.extension_state import read_state
+from workflows.extension_state import VocabularyState, read_state
 from workflows.moments import merge_moments, normalized, statistics
 from workflows.vocabulary import apply_policy
 from workflows.writer import Fitted, write_workflow
@@ -99,7 +101,7 @@ def extend(before: Path, after: Path, counts: DayCounts, **options):
 class Days:
     """What a vocabulary must become, the slow way."""
 
-    def __init__(self, column: CategoricalColumn, fitted: Counter, day: int) -> None:
+    def __init__(self, column: CategoricalColumn, fitted: Counter, day: int, limit: int) -> None:
         self.column, self.nulls = column, 0
         kept = sorted(fitted, key=lambda value: (-fitted[value], _order(value)))
         kept = [value for value in kept if fitted[value] >= column.freq_threshold]
@@ -109,6 +111,7 @@ class Days:
         self.counts = {value: fitted[value] for value in kept}
         self.seen = dict.fromkeys(fitted, day)
         self.pending = {value: n for value, n in fitted.items() if value not in self.counts}
+        self._forget(limit)
         self.reused: set[int] = set()
         self.total = sum(fitted.values())
 
@@ -134,14 +137,68 @@ class Days:
                 self.counts[value] = self.pending.pop(value)
                 self.pending[lost] = self.counts.pop(lost)
                 self.reused.add(i + self.column.reserved_ids)
-        kept = sorted(
-            self.pending,
-            key=lambda value: (-self.pending[value], -self.seen[value], _order(value)),
-        )[:limit]
+        self._forget(limit)
+
+    def _forget(self, limit: int) -> None:
+        def place(value) -> tuple:
+            return -self.pending[value], -self.seen[value], _order(value)
+
+        kept = sorted(self.pending, key=place)[:limit]
         self.pending = {value: self.pending[value] for value in kept}
 
     def _waiting(self) -> list:
         return sorted(self.pending, key=lambda value: (-self.pending[value], _order(value)))
+
+
+@st.composite
+def _counters(draw: st.DrawFn) -> list[Counter]:
+    values = st.integers(0, 12)
+    days = st.dictionaries(values, st.integers(1, 4), max_size=6)
+    return [Counter(day) for day in draw(st.lists(days, min_size=2, max_size=8))]
+
+
+@_settings(400)
+@given(
+    counters=_counters(),
+    policy=st.sampled_from(
+        [{}, {"freq_threshold": 4}, {"max_table_size": 5}, {"max_table_size": 3}]
+    ),
+    raw=st.sampled_from(["int", "hex32", "string"]),
+    gaps=st.lists(st.integers(1, 3), min_size=8, max_size=8),
+    retire=st.sampled_from([None, 1, 2, 3]),
+    limit=st.sampled_from([1, 3, 100]),
+)
+def test_any_days_of_a_vocabulary(counters, policy, raw, gaps, retire, limit) -> None:
+    """Values of all kinds of lives: rare, retired, returning, forgotten."""
+    column = CategoricalColumn("c", raw=raw, **policy)
+    if raw == "string":
+        counters = [Counter({"é" * n + str(n): c for n, c in day.items()}) for day in counters]
+    numbers = np.cumsum(gaps).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "PENDING_LIMIT", limit)
+        known, pending = apply_policy(*_values(counters[0], raw), column, 0)
+        oracle = Days(column, counters[0], numbers[0], limit)
+        first = np.full(len(known), numbers[0], np.int32) if column.max_table_size else None
+        state = VocabularyState(pending, np.full(len(pending), numbers[0], np.int32), first)
+        for day, counter in zip(numbers[1:], counters[1:], strict=False):
+            values, counts = _values(counter, raw)
+            places = {value: i for i, value in enumerate(known.values.tolist())}
+            listed = np.array([places.get(value, -1) for value in values.tolist()], np.int64)
+            found = extend_vocabulary(
+                column, known, state, DayOfVocabulary(day, values, counts, listed, 0), retire
+            )
+            oracle.extend(day, counter, retire, limit)
+            known, state = found.vocabulary, found.state
+            assert known.values.tolist() == oracle.values
+            assert known.counts.tolist() == [oracle.counts[value] for value in oracle.values]
+            assert (found.reused + column.reserved_ids).tolist() == sorted(oracle.reused)
+            assert state.pending.values.tolist() == sorted(oracle.pending, key=_order)
+            waiting = [oracle.pending[value] for value in state.pending.values.tolist()]
+            assert state.pending.counts.tolist() == waiting
+            seen = [oracle.seen[value] for value in state.pending.values.tolist()]
+            assert state.pending_days.tolist() == seen
+            if column.max_table_size:
+                assert state.last_days.tolist() == [oracle.seen[value] for value in oracle.values]
 
 
 def _stored(path: Path, description, column: CategoricalColumn) -> tuple[list, list]:
@@ -153,7 +210,7 @@ def _files(path: Path) -> dict[str, bytes]:
     return {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
 
 
-@_settings(25)
+@_settings(10)
 @given(
     spec=feature_specs(),
     seed=st.integers(0, 10**6),
@@ -179,12 +236,9 @@ def test_any_days_of_any_spec(
             name: own[0] for name, own in spec.vocabularies.items() if not own[0].hash_buckets
         }
         expected = {
-            name: Days(column, whole.counts[name], base[-1]) for name, column in columns.items()
+            name: Days(column, whole.counts[name], base[-1], limit)
+            for name, column in columns.items()
         }
-        for oracle in expected.values():
-            oracle.pending = dict(
-                sorted(oracle.pending.items(), key=lambda item: (-item[1], _order(item[0])))[:limit]
-            )
         nulls = Counter(whole.nulls)
         before = write_base(directory / "0", spec, fit(spec, rows[:fitted_days]), base)
         description = workflows.inspect(before / "workflow")
@@ -248,6 +302,7 @@ def test_any_days_of_any_spec(
             assert description.statistics[name] == pytest.approx(
                 {"mean": merged.mean[j], "std": merged.std[j]}, rel=1e-10, abs=1e-12
             )
+    check(before / "workflow", random_raw_rows(spec, 40, seed + 99))  # as NVTabular encodes them
     encoder = compiled.load(before / "workflow", verify=True)
     for column in columns.values():
         values, _ = _stored(before, description, column)

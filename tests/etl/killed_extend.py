@@ -1,0 +1,162 @@
+"""Extensions that end with SIGKILL at chosen moments, and are resumed until they finish.
+
+``python -m tests.etl.killed_extend DIRECTORY STRIDE`` prints what it saw as JSON. A moment is a
+call that changes a directory: a rename, a link, a new or a deleted name. All moments within the
+first switch are tried, and every STRIDE-th of the others. Each attempt is a fork of one process
+that has imported and compiled everything.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import faulthandler
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from clicklog.errors import BadInputError
+from clicklog.etl_output import SWITCH_FILE, EtlOutput
+from etl.output import EXTENDING_FILE
+from tests.etl.extended import add, content, copy_of, differences, make_base, write_days
+
+ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52}
+CALLS = ("replace", "rename", "symlink", "mkdir", "unlink", "rmdir")
+HANGS_AFTER = 100
+
+
+def watch(before_call: Callable[[], object]) -> None:
+    """Call a function before each change of a directory by this process."""
+    lock = threading.RLock()
+    for name in CALLS:
+        original = getattr(os, name)
+
+        def watched(*arguments, original=original, **options):
+            with lock:
+                before_call()
+                return original(*arguments, **options)
+
+        setattr(os, name, watched)
+
+
+def attempt(output: Path, raw: Path, before_call: Callable[[], object], **options) -> bool:
+    """Extend in a fork; whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setsid()
+            tqdm.set_lock(threading.RLock())
+            faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
+            watch(before_call)
+            add(output, raw, workers=2, **options)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status) and os.waitstatus_to_exitcode(status):
+        raise SystemExit("an attempt failed")
+    return os.WIFSIGNALED(status)
+
+
+def kill_before(moment: int) -> Callable[[], None]:
+    """Make a function that kills its process when it is called for the ``moment``-th time."""
+    calls = 0
+
+    def count() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return count
+
+
+def moments_of(base: Path, raw: Path, directory: Path) -> list[bool]:
+    """For each moment of an extension, whether a switch is under way."""
+    output, file = copy_of(base, directory), directory / "moments"
+
+    def note() -> None:
+        with open(file, "a") as notes:
+            notes.write("1" if (output / SWITCH_FILE).exists() else "0")
+
+    attempt(output, raw, note)
+    return [mark == "1" for mark in file.read_text()]
+
+
+def visible(output: Path) -> dict[str, bytes]:
+    """What readers of an output see of it."""
+    return {
+        name: data
+        for name, data in content(output).items()
+        if not name.startswith((".work/", EXTENDING_FILE))
+    }
+
+
+def main(directory: Path, stride: int) -> None:
+    """Print, as JSON: kills by where they hit, and what was not as it should have been."""
+    raw = directory / "raw"
+    write_days(raw, ROWS)
+    base = make_base(raw, directory / "base")
+    output = copy_of(base, directory)
+    generations = [visible(output)]
+    for day in (3, 4):  # imports and compiles, here, before any fork
+        add(output, raw / f"day_{day}")
+        generations.append(visible(output))
+    (directory / "first").mkdir()
+    switching = moments_of(base, raw, directory / "first")
+    first_end = switching.index(False, switching.index(True))
+    chosen = [
+        moment
+        for moment, inside in enumerate(switching)
+        if (inside and moment < first_end) or moment % stride == 0
+    ]
+    chance = random.Random(1)
+    seen: dict = {"kills": collections.Counter(), "wrong": []}
+    for turn, moment in enumerate(chosen):
+        shutil.rmtree(output)
+        shutil.copytree(base, output)
+        if not attempt(output, raw, kill_before(1 + moment)):
+            continue
+        if turn % 3 == 1:  # and once more while it is resumed
+            with contextlib.suppress(IndexError):
+                attempt(output, raw, kill_before(1 + chance.randrange(60)), resume=True)
+        if (output / SWITCH_FILE).exists():
+            where = "switch"
+            try:
+                EtlOutput(output).check_whole()
+                seen["wrong"].append(f"{moment}: readers are let in")
+            except BadInputError:
+                pass
+        else:
+            found = visible(output)
+            where = next(
+                (f"generation {g}" for g, own in enumerate(generations) if own == found), ""
+            )
+            if not where:
+                seen["wrong"].append(f"{moment}: no whole generation")
+        seen["kills"][where] += 1
+        options = {"resume": True}
+        if turn % 5 == 2 and where != "switch" and where != "generation 2":
+            options = {"restart": True}
+        if where == "generation 1" and "restart" in options:
+            options["days"] = {4}
+        attempt(output, raw, lambda: None, **options)
+        wrong = differences(generations[-1], content(output))
+        seen["wrong"] += [f"{moment}: {name}" for name in wrong]
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,443 @@
+"""Adding days: what is written, and that it does not depend on how or where it was made."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import logging
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import workflows
+from clicklog.errors import BadRowError, OutputError
+from clicklog.etl_output import EtlOutput, Part
+from clicklog.readers.raw import Block, read_block
+from clicklog.splits import SPLITS
+from etl.__main__ import main
+from etl.check.findings import ERROR, NOTE
+from etl.commands.check import check
+from etl.engines.dask import transform_frame
+from etl.report.data import collect
+from etl.run import run
+from tests.etl.extended import (
+    SMALL,
+    add,
+    add_each,
+    content,
+    copy_of,
+    differences,
+    make_base,
+    write_days,
+)
+from tests.etl.runs import read_split, settings
+from tests.logs import CRITEO
+
+ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52, 5: 38}
+NEW = (3, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, list]]:
+    directory = tmp_path_factory.mktemp("log") / "raw"
+    return directory, write_days(directory, ROWS)
+
+
+@pytest.fixture(scope="module")
+def base(raw, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Generation 0, of days 0 to 2."""
+    return make_base(raw[0], tmp_path_factory.mktemp("base") / "out")
+
+
+@pytest.fixture(scope="module")
+def extended(raw, base, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Generation 3, made by one command."""
+    output = copy_of(base, tmp_path_factory.mktemp("extended"))
+    add(output, raw[0])
+    return output
+
+
+def _is_sound(output: Path) -> bool:
+    found = [
+        str(finding)
+        for finding in check(output)
+        # rows of few columns are equal by chance
+        if finding.severity != NOTE and finding.kind != "overlap"
+    ]
+    assert not found, found
+    return True
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"statistics": "update"},
+        {"retire_after_days": 1},
+        {"valid_days": {4}, "test_days": {5}},
+        {"valid_days": {5}, "test_days": {3, 4, 5}},
+    ],
+    ids=str,
+)
+def test_one_by_one_is_all_at_once(raw, base, tmp_path: Path, options: dict) -> None:
+    """Also in pairs. The splits that are asked for are those after the last day."""
+    splits = {name: options.pop(name) for name in ("valid_days", "test_days") if name in options}
+    seen = []
+    for i, groups in enumerate(([NEW], [(3,), (4,), (5,)], [(3, 4), (5,)])):
+        output = copy_of(base, tmp_path / str(i))
+        for group in groups:
+            asked = {
+                name: own & set(range(max(group) + 1)) or {max(group)}
+                for name, own in splits.items()
+            }
+            add(output, raw[0], days=group, **options, **asked)
+        assert not {path.name for path in output.iterdir()} & {".work", ".extending"}
+        seen.append(content(output))
+    assert _is_sound(output)
+    for other in seen[1:]:
+        assert differences(seen[0], other) == []
+
+
+def test_both_engines_write_the_same(raw, base, extended, dask_client, tmp_path: Path) -> None:
+    output = copy_of(base, tmp_path)
+    add(output, raw[0], scheduler=dask_client.scheduler.address)
+    assert differences(content(extended), content(output)) == []
+
+
+def test_an_interrupted_day_is_finished_by_the_other_engine(
+    raw, base, dask_client, tmp_path: Path, monkeypatch
+) -> None:
+    """What was counted stays counted."""
+    output, other = copy_of(base, tmp_path), copy_of(base, tmp_path / "other")
+    with monkeypatch.context() as patch:
+
+        def stop(*arguments, **options) -> None:
+            raise OutputError("stop here")
+
+        patch.setattr("workflows.extension.extend_workflow", stop)
+        with pytest.raises(OutputError, match="stop here"):
+            add(output, raw[0] / "day_3")
+    assert list(output.glob(".work/*/fit/*.npz"))
+
+    def counted_again(*arguments, **options) -> None:
+        raise AssertionError("this block was counted before")
+
+    monkeypatch.setattr("etl.engines.tasks._count_block", counted_again)
+    add(output, raw[0] / "day_3", scheduler=dask_client.scheduler.address, resume=True)
+    add(other, raw[0] / "day_3")
+    assert differences(content(output), content(other)) == []
+
+
+def test_dask_names_the_first_bad_row(raw, base, dask_client, tmp_path: Path) -> None:
+    output = copy_of(base, tmp_path)
+    lines = (raw[0] / "day_3").read_text().splitlines(keepends=True)
+    lines[40:40] = ["bad\n"] * 2
+    (tmp_path / "day_3").write_text("".join(lines))
+    with pytest.raises(BadRowError, match="day_3, line 41: 1 fields instead of 7"):
+        add(output, tmp_path / "day_3", scheduler=dask_client.scheduler.address)
+
+
+def test_workers_change_nothing(raw, base, extended, tmp_path: Path) -> None:
+    output = copy_of(base, tmp_path)
+    add(output, raw[0], workers=1)
+    assert differences(content(extended), content(output)) == []
+
+
+def test_old_parts_keep_their_bytes(base, extended) -> None:
+    before = sorted(path.read_bytes() for path in base.rglob("part.*.parquet"))
+    after = [path.read_bytes() for path in extended.rglob("part.*.parquet")]
+    assert len(after) > len(before)
+    assert all(data in after for data in before)
+
+
+def test_values_get_ids_behind_the_old_ones(raw, base, extended) -> None:
+    """By the policy over all days counted, computed with plain counters."""
+    fields = raw[1]
+    fit_days = (0, 1)  # day 2 was for validation and test when the workflow was fitted
+    column = 1 + len(SMALL.dense)
+    for j, threshold in ((3, 1), (2, 3)):
+        ids: dict[str, int] = {}
+        seen: Counter = Counter()
+        for days in (fit_days, *((day,) for day in NEW)):
+            for row in (row for day in days for row in fields[day]):
+                if row[column + j]:
+                    seen[row[column + j]] += 1
+            earned = [value for value in seen if seen[value] >= threshold and value not in ids]
+            for value in sorted(earned, key=lambda value: (-seen[value], int(value, 16))):
+                ids[value] = 3 + len(ids)
+        expected = [ids.get(row[column + j], 2) if row[column + j] else 1 for row in fields[5]]
+        found = pd.concat([read_split(extended, split) for split in ("valid", "test")])
+        assert found[f"cat_{j}"].tolist() == expected
+    moved = read_split(extended, "train")
+    first = read_split(base, "train")
+    pd.testing.assert_frame_equal(moved[: len(first)], first)
+    assert len(moved) == sum(ROWS[day] for day in range(5))
+
+
+def test_nvtabular_gives_the_same_ids(raw, extended) -> None:
+    """The genuine Workflow of the extended directory, on the raw rows of the newest day."""
+    path = raw[0] / "day_5"
+    rows = read_block(Block(str(path), 0, path.stat().st_size, "day_5"), SMALL)
+    workflow = workflows.load(extended / "workflow")
+    schema = workflows.inspect(extended / "workflow").table_schema
+    frame = workflows.to_frame(rows, SMALL)
+    expected = transform_frame(frame, workflow, schema, gpu=False).to_pandas()
+    found = pd.concat(
+        [read_split(extended, split) for split in ("valid", "test")], ignore_index=True
+    )
+    ids = [SMALL.label, *SMALL.categorical_names]
+    pd.testing.assert_frame_equal(found[ids], expected[ids])
+    np.testing.assert_allclose(found[SMALL.dense_names], expected[SMALL.dense_names], rtol=3e-7)
+
+
+def test_the_manifest(raw, extended) -> None:
+    manifest = json.loads((extended / "manifest.json").read_text())
+    assert manifest["format_version"] == 3
+    assert manifest["generation"] == 3
+    assert manifest["days"] == {"train": [0, 1, 2, 3, 4], "valid": [5], "test": [5]}
+    assert [(one["generation"], one["day"]) for one in manifest["extensions"]] == [
+        (1, 3), (2, 4), (3, 5)
+    ]  # fmt: skip
+    assert [file["day"] for file in manifest["inputs"]] == list(ROWS)
+    assert manifest["rows"]["in"] == sum(ROWS.values())
+    assert {int(day): one["rows"] for day, one in manifest["by_day"].items()} == ROWS
+    description = workflows.inspect(extended / "workflow")
+    assert manifest["workflow_digest"] == description.digest
+    assert [generation.number for generation in description.lineage] == [0, 1, 2, 3]
+    for split in SPLITS:
+        frame, counts = read_split(extended, split), manifest["splits"][split]
+        assert counts["rows"] == len(frame)
+        assert counts["positives"] == int(frame["label"].sum())
+        assert counts["missing"]["cat_1"] == int((frame["cat_1"] == 1).sum())
+        assert counts["out_of_vocabulary"]["cat_2"] == int((frame["cat_2"] == 2).sum())
+
+
+def test_parts_by_day(base, extended) -> None:
+    output = EtlOutput(extended)
+    output.check_whole()
+    train = output.parts("train")
+    assert train[0] == Part("train/part.0.parquet", 0, 0, 60)
+    assert [(part.day, part.generation) for part in train] == [
+        (0, 0), (1, 0), (2, 0), (2, 0), (3, 1), (3, 1), (4, 2), (4, 2)
+    ]  # fmt: skip
+    for part in train + output.parts("valid") + output.parts("test"):
+        assert pq.read_metadata(output.splits / part.file).num_rows == part.rows
+    # numbers are never reused: those of days 2 to 4 are gone
+    assert [part.file for part in output.parts("valid")] == ["valid/part.3.parquet"]
+    assert [part.generation for part in EtlOutput(base).parts("test")] == [0]
+
+
+def test_descriptions_are_of_all_days(extended) -> None:
+    root = extended / "criteo_binary" / "split"
+    assert pq.read_metadata(root / "_metadata").num_rows == sum(ROWS.values())
+    listed = (root / "train" / "_file_list.txt").read_text().split("\n")
+    assert int(listed[0]) == len(listed) - 2 == 8
+    assert all(Path(path).is_file() for path in listed[1:-1])
+    page = (extended / "report.html").read_text()
+    assert "days 0 to 5" in page
+    data = collect(
+        extended,
+        json.loads((extended / "manifest.json").read_text()),
+        workflows.inspect(extended / "workflow"),
+    )
+    (column,) = [column for column in data.categorical if column.name == "cat_3"]
+    counted = pq.read_table(
+        extended / "workflow" / workflows.inspect(extended / "workflow").vocabularies["cat_3"].file
+    )
+    counts = np.sort(counted["cat_3_size"].to_numpy())[::-1]
+    assert [count for _, count, _ in column.top] == counts[:5].tolist()
+    assert column.values_for_99 == 1 + int(np.searchsorted(np.cumsum(counts), 0.99 * counts.sum()))
+
+
+def test_splits_can_be_chosen(raw, base, tmp_path: Path) -> None:
+    """A day that was halved becomes one split by renaming; the newest is not halved."""
+    output = copy_of(base, tmp_path)
+    chosen = {"valid_days": {2}, "test_days": {3}}
+    assert add(output, raw[0] / "day_3", **chosen)["days"] == {
+        "train": [0, 1], "valid": [2], "test": [3]
+    }  # fmt: skip
+    parts = EtlOutput(output).parts
+    assert [(part.file, part.day) for part in parts("valid")] == [
+        ("valid/part.0.parquet", 2), ("valid/part.1.parquet", 2)
+    ]  # fmt: skip
+    assert [(part.file, part.rows) for part in parts("test")] == [("test/part.1.parquet", 45)]
+    assert _is_sound(output)
+    assert add(output, raw[0] / "day_4")["days"] == {
+        "train": [0, 1, 2, 3], "valid": [4], "test": [4]
+    }  # fmt: skip
+    assert [part.day for part in parts("train")] == [0, 1, 2, 2, 3]
+    assert _is_sound(output)
+
+
+def test_a_log_of_one_day_can_be_extended(raw, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    run(settings(raw[0], output, SMALL, days=frozenset({0})))
+    assert add(output, raw[0], days={1})["days"] == {"train": [0], "valid": [1], "test": [1]}
+    assert _is_sound(output)
+    assert len(read_split(output, "train")) == 60
+
+
+def test_a_compressed_day_with_bad_rows(raw, base, extended, tmp_path: Path) -> None:
+    output, new = copy_of(base, tmp_path), tmp_path / "new"
+    lines = (raw[0] / "day_3").read_bytes().splitlines(keepends=True)
+    lines.insert(7, b"bad row\n")
+    new.mkdir()
+    (new / "day_3.gz").write_bytes(gzip.compress(b"".join(lines)))
+    manifest = add(output, new, on_bad_rows="quarantine", max_bad_fraction=0.1)
+    assert manifest["rows"] == {"in": 197, "out": 196, "rejected": 1}
+    assert manifest["inputs"][-1]["rows"] == {"in": 46, "out": 45, "rejected": 1}
+    rejected = (output / "rejected" / "day_3.gz.tsv").read_bytes().splitlines()
+    assert rejected[1].split(b"\t")[1:] == [b"8", b"1 fields instead of 7", b"bad row"]
+    assert _is_sound(output)
+    # without the bad row, the day is what it was
+    other = copy_of(base, tmp_path / "other")
+    add(other, raw[0] / "day_3")
+    found, expected = (
+        pd.concat([read_split(one, split) for split in SPLITS], ignore_index=True)
+        for one in (output, other)
+    )
+    pd.testing.assert_frame_equal(found, expected)
+
+
+def test_rejected_rows_of_earlier_days_stay(raw, tmp_path: Path) -> None:
+    mine = tmp_path / "raw"
+    shutil.copytree(raw[0], mine)
+    for day in ("day_1", "day_4"):
+        with open(mine / day, "a") as file:
+            file.write("bad row\n")
+    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
+    output = make_base(mine, tmp_path / "out", **options)
+    add(output, mine, **options)
+    assert {path.name for path in (output / "rejected").iterdir()} == {"day_1.tsv", "day_4.tsv"}
+    assert _is_sound(output)
+
+
+def test_the_settings_of_the_run_hold(tmp_path: Path) -> None:
+    """Its first rows of each day only, and the size of its blocks."""
+    write_days(tmp_path / "raw", ROWS)
+    output = make_base(tmp_path / "raw", tmp_path / "out", limit_rows=20, block_mb=1)
+    manifest = add(output, tmp_path / "raw")
+    assert [one["rows"] for one in manifest["by_day"].values()] == [20] * 6
+    assert {one["settings"]["block_mb"] for one in manifest["extensions"]} == {1}
+
+
+def test_a_shuffled_run_is_extended_in_the_order_of_the_log(raw, tmp_path: Path) -> None:
+    output = make_base(raw[0], tmp_path / "out", shuffle="full", seed=3)
+    add(output, raw[0])
+    labels = [float(row[0]) for row in raw[1][3]]
+    assert read_split(output, "train")["label"].tolist()[-97:-52] == labels
+    assert _is_sound(output)
+
+
+def test_the_run_says_that_it_is_finished(raw, base, extended, tmp_path: Path, caplog) -> None:
+    """With the directory that has the new days too, and with that of the first days."""
+    with caplog.at_level(logging.INFO):
+        manifest = run(settings(raw[0], extended, SMALL, days=frozenset({0, 1, 2}), resume=True))
+    assert "finished already" in caplog.text
+    assert manifest["generation"] == 3
+    with pytest.raises(OutputError, match="a finished run"):
+        run(settings(raw[0], extended, SMALL, days=frozenset({0, 1, 2})))
+    every_day = make_base(raw[0], tmp_path / "out")
+    shutil.rmtree(every_day)
+    directory = tmp_path / "raw"
+    for day in range(3):
+        (directory / f"day_{day}").parent.mkdir(exist_ok=True)
+        shutil.copy2(raw[0] / f"day_{day}", directory)
+    run(settings(directory, every_day, SMALL))
+    shutil.copy2(raw[0] / "day_3", directory)
+    add(every_day, directory)
+    assert run(settings(directory, every_day, SMALL, resume=True))["generation"] == 1
+    shutil.copy2(raw[0] / "day_4", directory)
+    with pytest.raises(OutputError, match=r"day_4: new\n.*etl extend"):
+        run(settings(directory, every_day, SMALL, resume=True))
+
+
+def test_resuming_what_is_finished_does_nothing(raw, extended, caplog) -> None:
+    before = content(extended)
+    for path in (raw[0], raw[0] / "day_4"):
+        with caplog.at_level(logging.INFO):
+            assert add(extended, path, resume=True)["generation"] == 3
+        assert "nothing to do" in caplog.text
+        caplog.clear()
+    assert differences(before, content(extended)) == []
+
+
+def test_command_line(raw, base, tmp_path: Path, capsys) -> None:
+    output = copy_of(base, tmp_path)
+    flags = ["--output_path", str(output), "--input_path", str(raw[0]), "--days", "3-4"]
+    assert main(["extend", *flags, "--valid_days", "3", "--test_days", "4"]) == 0
+    text = capsys.readouterr().out
+    assert "generation 2" in text
+    assert "train: 151 rows of days 0,1,2" in text
+    assert "valid: 45 rows of days 3" in text
+    sizes = workflows.inspect(output / "workflow").table_schema.num_embeddings_per_feature
+    assert f"--num_embeddings_per_feature {sizes}" in text
+    assert _is_sound(output)
+
+
+def _damage(output: Path, change) -> list[str]:
+    file = output / "manifest.json"
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+    return [str(finding) for finding in check(output) if finding.severity == ERROR]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda value: value["files"][0].update(day=5), "is of day 5, which is not among"),
+        (lambda value: value["files"][0].update(generation=7), "is of generation 7"),
+        (lambda value: value["days"]["train"].append(6), "day 6 is for training, and later"),
+        (lambda value: value["next_parts"].update(valid=1), "next_parts of valid"),
+        (lambda value: value["by_day"]["4"].update(rows=1), "day 4 has 1 rows, its files have 52"),
+        (lambda value: value.update(generation=2), "generation 3, the manifest says 2"),
+        (lambda value: value.pop("days"), "damaged: KeyError('days')"),
+    ],
+)
+def test_check_finds_damaged_generations(extended, tmp_path: Path, change, what: str) -> None:
+    found = _damage(copy_of(extended, tmp_path), change)
+    assert any(what in finding for finding in found), found
+
+
+def test_check_knows_the_tables_of_each_generation(extended, tmp_path: Path) -> None:
+    """An id that only a later generation has cannot be in an older part."""
+    output = copy_of(extended, tmp_path)
+    path = output / "criteo_binary" / "split" / "train" / "part.0.parquet"
+    table = pq.read_table(path)
+    largest = workflows.inspect(output / "workflow").vocabularies["cat_3"].table_size - 1
+    ids = table["cat_3"].to_numpy().copy()
+    ids[5] = largest
+    at = table.schema.get_field_index("cat_3")
+    changed = table.set_column(at, table.schema.field(at), pa.array(ids, pa.int32()))
+    pq.write_table(changed, path, compression="none")
+    found = [str(finding) for finding in check(output) if finding.kind == "id range"]
+    assert len(found) == 1
+    assert f"train/part.0.parquet: row group 0, column cat_3: id {largest}, the table" in found[0]
+
+
+def test_check_warns_without_the_state(extended, tmp_path: Path) -> None:
+    output = copy_of(extended, tmp_path)
+    shutil.rmtree(output / "extension")
+    (found,) = [finding for finding in check(output) if finding.kind == "generations"]
+    assert "no day can be added" in str(found)
+
+
+def test_columns_of_other_kinds(tmp_path: Path) -> None:
+    """All columns of Criteo's log, with the policy of NVIDIA's scripts."""
+    spec = dataclasses.replace(CRITEO.with_policy(freq_threshold=2), dense_transform="normalize")
+    write_days(tmp_path / "raw", ROWS, spec)
+    output = make_base(tmp_path / "raw", tmp_path / "out", spec)
+    sizes = workflows.inspect(output / "workflow").table_schema.table_sizes
+    add_each(output, tmp_path / "raw", NEW, statistics="update")
+    grown = workflows.inspect(output / "workflow").table_schema.table_sizes
+    assert all(after >= before for before, after in zip(sizes, grown, strict=True))
+    assert grown[-1] > sizes[-1]
+    assert _is_sound(output)

@@ -1,0 +1,419 @@
+"""What cannot be added is refused with a remedy, and the output stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clicklog.errors import BadInputError, BadRowError, ClickLogError, OutputError, SettingsError
+from clicklog.etl_output import SWITCH_FILE, EtlOutput
+from clicklog.files.atomic import locked
+from clicklog.splits import SPLITS
+from etl.check.findings import NOTE
+from etl.commands.check import check
+from etl.extend.run import _Day
+from etl.extend.splits import assign_all, days_after
+from etl.output import EXTENDING_FILE
+from etl.run import run
+from etl.settings import ExtendSettings
+from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
+from tests.etl.runs import settings
+from tests.etl.training_sets import import_set, write_npy
+from tests.logs import write_day
+
+ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52}
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("log") / "raw"
+    write_days(directory, ROWS)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def base(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Generation 1, of days 0 to 3."""
+    output = make_base(raw, tmp_path_factory.mktemp("base") / "out")
+    add(output, raw / "day_3")
+    return output
+
+
+@pytest.fixture
+def output(base: Path, tmp_path: Path) -> Path:
+    return copy_of(base, tmp_path)
+
+
+def _refused(output: Path, path: Path, match: str, kind=BadInputError, **options) -> None:
+    """Extending raises the error, which has a remedy, and changes nothing."""
+    before = content(output)
+    with pytest.raises(kind, match=match) as caught:
+        add(output, path, **options)
+    assert caught.value.remedy
+    assert differences(before, content(output)) == []
+    assert not (output / EXTENDING_FILE).exists()
+
+
+def test_a_day_that_is_there(raw, output) -> None:
+    for path, options in ((raw / "day_3", {}), (raw / "day_0", {}), (raw, {"days": {1, 4}})):
+        _refused(output, path, r"day \d is in .* already", **options)
+
+
+def test_a_day_that_changed_since(raw, output, tmp_path: Path) -> None:
+    shutil.copy2(raw / "day_3", tmp_path)
+    assert add(output, tmp_path / "day_3", resume=True)["generation"] == 1
+    os.utime(tmp_path / "day_3", (1, 1))
+    _refused(output, tmp_path / "day_3", "changed since day 3 was added", resume=True)
+
+
+def test_a_file_without_a_day_in_its_name(raw, output, tmp_path: Path) -> None:
+    shutil.copy(raw / "day_4", tmp_path / "clicks.tsv")
+    _refused(output, tmp_path / "clicks.tsv", "file named day_<number>")
+
+
+def test_an_older_day(tmp_path: Path) -> None:
+    write_days(tmp_path / "raw", {5: 40, 6: 40, 8: 30})
+    output = tmp_path / "out"
+    run(settings(tmp_path / "raw", output, SMALL, days=frozenset({6, 8})))
+    _refused(output, tmp_path / "raw" / "day_5", "day 5 is older than the newest day of .*, 8")
+
+
+def test_a_gap(raw, output, tmp_path: Path) -> None:
+    """It is refused, unless the day is named."""
+    directory = tmp_path / "raw"
+    write_days(directory, {5: 40, 6: 40})
+    for path in (directory, directory / "day_6"):
+        _refused(output, path, "missing day_4.*\n.*--days")
+    manifest = add(output, directory / "day_6", days={6})
+    assert manifest["days"]["valid"] == [6]
+
+
+def test_no_newer_day(raw, output, tmp_path: Path) -> None:
+    for day in range(4):
+        shutil.copy(raw / f"day_{day}", tmp_path)
+    _refused(output, tmp_path, r"no day that is newer than day 3.*\n.*day_4")
+    _refused(output, tmp_path / "nothing", "no such directory")
+
+
+def test_other_columns(output, tmp_path: Path) -> None:
+    write_day(tmp_path / "day_4", [["1", "2", "3"]] * 9)
+    _refused(output, tmp_path / "day_4", "3 tab-separated fields", BadRowError)
+    write_day(tmp_path / "day_4", [["1", "2", "3", "zz", "b", "c", "d"]] * 9)
+    _refused(output, tmp_path / "day_4", r"day_4, line 1: column cat_0: 'zz'", BadRowError)
+    assert add(output, write_days_in(tmp_path), resume=False)["generation"] == 2
+
+
+def write_days_in(directory: Path) -> Path:
+    """The corrected day: what was refused before left nothing behind."""
+    write_days(directory, {4: 52})
+    return directory / "day_4"
+
+
+def test_too_many_bad_rows(raw, output, tmp_path: Path) -> None:
+    """They can be looked at; then more are allowed, or the day is discarded."""
+    shutil.copy(raw / "day_4", tmp_path)
+    with open(tmp_path / "day_4", "a") as file:
+        file.write("bad\n" * 4)
+    before = content(output)
+    with pytest.raises(BadRowError, match=r"4 of 56 rows.*\n.*line 53") as caught:
+        add(output, tmp_path / "day_4", on_bad_rows="quarantine")
+    (listed,) = output.glob(".work/*/next/rejected/day_4.tsv")
+    assert str(listed.parent) in caught.value.remedy
+    with pytest.raises(OutputError, match="adding day 4 was interrupted"):
+        add(output, tmp_path / "day_4")
+    EtlOutput(output).check_whole()
+    after = {name: data for name, data in content(output).items() if ".work" not in name}
+    assert differences(before, after) == [EXTENDING_FILE]
+    manifest = add(
+        output, tmp_path / "day_4", on_bad_rows="quarantine", max_bad_fraction=0.1, resume=True
+    )
+    assert manifest["rows"]["rejected"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"valid_days": {3}, "test_days": {9}}, "day 9 is neither in OUT nor among"),
+        ({"valid_days": {2}, "test_days": {4}}, "day 3 would be for training, and is later"),
+        ({"valid_days": {3}, "test_days": {3}}, "day 4 would be for training, and is later"),
+        ({"valid_days": {2, 3}, "test_days": {4}}, "day 2 is for training already"),
+        ({"valid_days": {0, 1, 2, 3}, "test_days": {4}}, "for training already"),
+    ],
+)
+def test_splits_that_cannot_be(raw, output, options: dict, match: str) -> None:
+    _refused(output, raw, match, **options)
+
+
+def test_a_whole_day_is_not_halved_later(raw, output) -> None:
+    add(output, raw / "day_4", valid_days={3}, test_days={4})
+    directory = output.parent / "raw"
+    write_days(directory, {5: 30})
+    _refused(output, directory, "day 4 is in test as a whole", valid_days={4}, test_days={4, 5})
+
+
+def test_too_few_rows(output, tmp_path: Path) -> None:
+    write_days(tmp_path, {4: 30})
+    text = (tmp_path / "day_4").read_text().splitlines(keepends=True)
+    (tmp_path / "day_4").write_text(text[0])
+    _refused(output, tmp_path / "day_4", "none left for test")
+
+
+def test_settings_that_contradict_each_other(output) -> None:
+    def make(**options) -> ExtendSettings:
+        return ExtendSettings(output_path=output, input_path="raw", **options)
+
+    with pytest.raises(SettingsError, match=r"--valid_days 3,4 has no effect without --test_days"):
+        make(valid_days=frozenset({4, 3}))
+    with pytest.raises(SettingsError, match="--engine cpu and --scheduler"):
+        make(engine="cpu", scheduler="tcp://localhost:1")
+    with pytest.raises(SettingsError, match="retire_after_days 0"):
+        make(retire_after_days=0)
+
+
+def test_no_run(raw, tmp_path: Path) -> None:
+    for name in ("nothing", "empty"):
+        with pytest.raises(BadInputError, match=r"no finished run.*\n.*etl run"):
+            add(tmp_path / name, raw / "day_3")
+        (tmp_path / "empty").mkdir(exist_ok=True)
+    assert not list(tmp_path.rglob(EXTENDING_FILE))
+
+
+def test_a_run_that_did_not_finish(raw, output, tmp_path: Path) -> None:
+    (output / ".unfinished").write_text("")
+    manifest = (output / "manifest.json").read_bytes()
+    (output / "manifest.json").unlink()
+    with pytest.raises(OutputError, match=r"a run that did not finish\n.*etl run … --resume"):
+        add(output, raw / "day_4")
+    # killed after its last file, it is finished
+    (output / "manifest.json").write_bytes(manifest)
+    assert add(output, raw / "day_4")["generation"] == 2
+    assert not (output / ".unfinished").exists()
+
+
+def test_made_before_outputs_could_be_extended(raw, output) -> None:
+    file = output / "manifest.json"
+    value = json.loads(file.read_text())
+    _change(output / "workflow" / "metadata.json", lambda content: content.pop("lineage"))
+    _refused(output, raw / "day_4", r"does not say which days(.|\n)*etl run")
+    assert any("generation None" in str(finding) for finding in check(output))
+    old = {key: value[key] for key in value if key not in _SINCE_VERSION_3}
+    old |= {"format_version": 2, "files": [_old_part(part) for part in value["files"]]}
+    file.write_text(json.dumps(old))
+    _refused(output, raw / "day_4", r"format version 2(.|\n)*etl run", ClickLogError)
+    # what read it before still does
+    assert not [str(one) for one in check(output) if one.severity != NOTE and one.kind != "overlap"]
+    only = settings(raw, output, SMALL, days=frozenset({0, 1, 2, 3}), resume=True)
+    with pytest.raises(OutputError, match="days"):
+        run(only)
+    with pytest.raises(BadInputError, match="does not say which day"):
+        EtlOutput(output).parts("train")
+
+
+_SINCE_VERSION_3 = ("generation", "extensions", "days", "by_day_and_split", "next_parts")
+
+
+def _old_part(part: dict) -> dict:
+    return {key: part[key] for key in ("file", "rows", "bytes")}
+
+
+def _change(file: Path, change) -> None:
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
+def test_an_imported_data_set(raw, tmp_path: Path) -> None:
+    write_npy(tmp_path / "npy", [50, 40])
+    import_set(tmp_path / "npy", tmp_path / "out")
+    assert [part.day for part in EtlOutput(tmp_path / "out").parts("train")] == [0]
+    assert not [one for one in check(tmp_path / "out") if one.severity != NOTE]
+    _refused(tmp_path / "out", raw / "day_3", "imported data set, without a workflow")
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (lambda output: shutil.rmtree(output / "extension"), "extension: missing"),
+        (
+            lambda output: _change(output / "extension/state.json", lambda v: v.pop("day")),
+            "damaged",
+        ),
+        (
+            lambda output: (output / "criteo_binary/split/train/part.1.parquet").unlink(),
+            r"train/part.1.parquet: cannot be read",
+        ),
+        (
+            lambda output: (output / "criteo_binary/split/train/part.1.parquet").write_text("x"),
+            r"part.1.parquet: 1 bytes instead of",
+        ),
+        (
+            lambda output: _change(
+                output / "manifest.json", lambda value: value.update(workflow_digest="0" * 64)
+            ),
+            "the data were made with 000000000000…",
+        ),
+        (
+            lambda output: _change(
+                output / "manifest.json", lambda value: value["days"].pop("test")
+            ),
+            "damaged: it does not say which days",
+        ),
+    ],
+)
+def test_a_damaged_output(raw, output, damage, match: str) -> None:
+    damage(output)
+    before = content(output)
+    with pytest.raises(ClickLogError, match=match) as caught:
+        add(output, raw / "day_4")
+    assert caught.value.remedy
+    after = {name: data for name, data in content(output).items() if ".work" not in name}
+    assert set(differences(before, after)) <= {EXTENDING_FILE}
+
+
+def test_two_at_once(raw, output) -> None:
+    with locked(output / EXTENDING_FILE, output):
+        before = content(output)
+        with pytest.raises(OutputError, match="another run is writing here"):
+            add(output, raw / "day_4")
+        assert differences(before, content(output)) == []
+    assert add(output, raw / "day_4")["generation"] == 2
+
+
+def _interrupted(raw: Path, output: Path, monkeypatch) -> None:
+    """Stop before the switch: all of the day is ready."""
+
+    def stop(*arguments) -> None:
+        raise OutputError("stop here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("etl.extend.run.switch", stop)
+        with pytest.raises(OutputError, match="stop here"):
+            add(output, raw / "day_4")
+
+
+def test_another_command_after_an_interruption(raw, output, tmp_path: Path, monkeypatch) -> None:
+    before = content(output)
+    _interrupted(raw, output, monkeypatch)
+    # every reader works
+    EtlOutput(output).check_whole()
+    findings = [one for one in check(output) if one.kind != "overlap"]
+    assert [one.kind for one in findings] == ["unfinished"]
+    assert findings[0].severity == NOTE
+    with pytest.raises(
+        OutputError, match=r"adding day 4 was interrupted(.|\n)*--resume.*--restart"
+    ):
+        add(output, raw / "day_4")
+    with pytest.raises(OutputError, match=r"settings or inputs:\n.*statistics"):
+        add(output, raw / "day_4", statistics="update", resume=True)
+    write_days(tmp_path / "later", {5: 30})
+    with pytest.raises(
+        OutputError, match=r"day 4 was interrupted, and it is not among(.|\n)*day_4"
+    ):
+        add(output, tmp_path / "later" / "day_5", days={5}, resume=True)
+    with pytest.raises(OutputError, match="a finished run"):
+        run(settings(raw, output, SMALL))
+    assert {name: data for name, data in content(output).items() if ".work" not in name} == {
+        **before,
+        EXTENDING_FILE: (output / EXTENDING_FILE).read_bytes(),
+    }
+    other = copy_of(output, tmp_path / "other")
+    resumed, restarted = (
+        add(one, raw / "day_4", **options) and content(one)
+        for one, options in ((output, {"resume": True}), (other, {"restart": True}))
+    )
+    assert differences(resumed, restarted) == []
+
+
+def test_an_input_that_changes_meanwhile(raw, output, tmp_path: Path, monkeypatch) -> None:
+    shutil.copy(raw / "day_4", tmp_path)
+    transform = _Day._count_and_transform
+
+    def change(self, plan):
+        results = transform(self, plan)
+        os.utime(tmp_path / "day_4", (1, 1))
+        return results
+
+    monkeypatch.setattr(_Day, "_count_and_transform", change)
+    with pytest.raises(OutputError, match=r"modified: .* before"):
+        add(output, tmp_path / "day_4")
+
+
+def test_between_two_generations(raw, output, monkeypatch) -> None:
+    """Nothing reads it, and only --resume goes on."""
+    _interrupt_switch(raw, output, monkeypatch, after=3)
+    for read in (
+        lambda: check(output),
+        EtlOutput(output).check_whole,
+        lambda: add(output, raw / "day_4"),
+        lambda: add(output, raw / "day_4", restart=True),
+        lambda: run(settings(raw, output, SMALL, resume=True)),
+    ):
+        with pytest.raises(BadInputError, match=r"switch to a new generation(.|\n)*--resume"):
+            read()
+    assert add(output, raw / "day_4", resume=True)["generation"] == 2
+    assert not [one for one in check(output) if one.severity != NOTE and one.kind != "overlap"]
+
+
+def test_a_damaged_record_of_the_switch(raw, output, monkeypatch) -> None:
+    _interrupt_switch(raw, output, monkeypatch, after=3)
+    (output / SWITCH_FILE).write_text("{}")
+    with pytest.raises(BadInputError, match="not the record of a switch"):
+        add(output, raw / "day_4", resume=True)
+
+
+def _interrupt_switch(raw: Path, output: Path, monkeypatch, after: int) -> None:
+    """Fail at a rename of the switch, as if the disk were gone."""
+    from etl.extend import switch
+
+    rename, done = switch._rename, []
+
+    def failing(source: Path, target: Path) -> None:
+        if len(done) == after:
+            raise OSError(5, "Input/output error")
+        done.append(target)
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(switch, "_rename", failing)
+        with pytest.raises(OutputError, match="Input/output error"):
+            add(output, raw / "day_4")
+
+
+@given(
+    first=st.integers(2, 4),
+    new=st.integers(1, 4),
+    evaluated=st.lists(st.sampled_from(["valid", "test", "both", "train"]), max_size=8),
+)
+def test_no_day_for_training_is_later_than_one_that_is_not(first, new, evaluated) -> None:
+    """Whatever is asked for: it is refused, or each split has days, in the order of time."""
+    days = {"train": list(range(first)), "valid": [first], "test": [first]}
+    added = range(first + 1, first + 1 + new)
+    there = [*range(first + 1), *added]
+    asked = dict(zip(reversed(there), evaluated, strict=False))
+    valid = {day for day, split in asked.items() if split in ("valid", "both")}
+    test = {day for day, split in asked.items() if split in ("test", "both")}
+    given_both = valid and test
+    refusal = None
+    try:
+        found = assign_all(days, added, valid if given_both else None, test if given_both else None)
+    except BadInputError as error:
+        refusal = error
+    if refusal is not None:
+        assert given_both
+        assert refusal.remedy
+        return
+    for day, assignment in zip(added, found, strict=True):
+        days = days_after(days, day, assignment)
+        assert all(days[split] for split in SPLITS)
+        assert max(days["train"]) < min(days["valid"] + days["test"])
+        assert set(days["train"] + days["valid"] + days["test"]) == set(range(day + 1))
+    if given_both:
+        assert (set(days["valid"]), set(days["test"])) == (valid, test)
+    else:
+        assert days["valid"] == days["test"] == [added[-1]]

@@ -1,0 +1,182 @@
+"""What a run leaves for extensions: generation 0 of the workflow, and its state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import workflows
+from clicklog.errors import BadInputError
+from clicklog.readers.raw import find_days
+from clicklog.rows import RawRows
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from etl.engines import cpu
+from etl.plan import make_plan
+from etl.run import run
+from tests.etl.runs import settings, tree
+from tests.etl.test_engine_cpu import write_parquet
+from tests.logs import CRITEO, write_log
+from tests.workflows.random_specs import Oracle, random_raw_rows
+from workflows.extension_state import STATE_FILE, read_state
+from workflows.moments import COUNT, normalized, statistics
+
+#: Vocabularies that a policy bounds and others, of every raw type, shared, of lists and hashed.
+SPEC = FeatureSpec(
+    "label",
+    (DenseColumn("price", raw="float", fill=0.5), DenseColumn("age", fill=-1)),
+    (
+        CategoricalColumn("exact"),
+        CategoricalColumn("rare", freq_threshold=4),
+        CategoricalColumn("user", raw="int", max_table_size=6, vocabulary="users"),
+        CategoricalColumn(
+            "friends", raw="int", max_table_size=6, vocabulary="users", multi_hot=True
+        ),
+        CategoricalColumn("word", raw="string", freq_threshold=3, num_buckets=2),
+        CategoricalColumn("tags", raw="string", max_table_size=7, multi_hot=True),
+        CategoricalColumn("city", raw="string", hash_buckets=5),
+    ),
+    input=InputFormat("parquet"),
+)
+SIZES = [70, 60, 20]
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RawRows]]:
+    directory = tmp_path_factory.mktemp("log") / "raw"
+    directory.mkdir()
+    days = [random_raw_rows(SPEC, rows, 7 + day) for day, rows in enumerate(SIZES)]
+    for day, rows in enumerate(days):
+        write_parquet(directory / f"day_{day}.parquet", SPEC, rows)
+    return directory, days
+
+
+@pytest.fixture(scope="module")
+def done(raw, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("etl") / "out"
+    run(settings(raw[0], output, SPEC))
+    return output
+
+
+def _check(output: Path, spec: FeatureSpec, train: list[RawRows]) -> None:
+    """Pending values, counts and moments are those of the training days."""
+    description = workflows.inspect(output / "workflow")
+    assert description.generation == 0
+    assert description.lineage[0].days == tuple(range(len(train)))
+    state = read_state(output / "extension", description)
+    oracle = Oracle(spec, train)
+    waiting = 0
+    for name, columns in spec.vocabularies.items():
+        if columns[0].hash_buckets:
+            continue
+        pending = state.vocabularies[name].pending
+        expected = {v: n for v, n in oracle.counts[name].items() if v not in oracle.ids[name]}
+        found = dict(zip(pending.values.tolist(), pending.counts.tolist(), strict=True))
+        assert found == expected
+        assert set(state.vocabularies[name].pending_days.tolist()) <= {len(train) - 1}
+        waiting += len(found)
+    assert waiting > 5
+    assert state.moments[:, COUNT].tolist() == [sum(map(len, train))] * len(spec.dense)
+    assert statistics(state.moments, spec) == description.statistics
+
+
+def test_state_of_the_cpu_engine(raw, done: Path) -> None:
+    _check(done, SPEC, raw[1][:-1])
+
+
+def test_blocks_change_nothing(raw, done: Path, tmp_path: Path) -> None:
+    blocks = make_plan(find_days(str(raw[0])), SPEC, block_bytes=900).train_blocks
+    assert len(blocks) > 5
+    fitted = cpu.fit(blocks, SPEC, tmp_path / "fit", workers=3, reject=False)
+    state = read_state(done / "extension", workflows.inspect(done / "workflow"))
+    for name, own in state.vocabularies.items():
+        assert fitted.pending[name].values.tolist() == own.pending.values.tolist()
+        assert fitted.pending[name].counts.tolist() == own.pending.counts.tolist()
+
+
+def _assert_same(one: Path, other: Path) -> None:
+    """Workflow, state and parts are the same bytes."""
+    files = [
+        {
+            name: data
+            for name, data in tree(output).items()
+            if name.startswith(("workflow", "extension")) or name.endswith(".parquet")
+        }
+        for output in (one, other)
+    ]
+    assert sum(name.startswith("criteo_binary") for name in files[0]) >= 4
+    assert files[0] == files[1]
+
+
+def test_both_engines_write_the_same_bytes(raw, done: Path, dask_client, tmp_path: Path) -> None:
+    """Of workflow and state, although NVTabular's statistics differ in their last bits."""
+    address = dask_client.scheduler.address
+    run(settings(raw[0], tmp_path / "out", SPEC, scheduler=address))
+    _assert_same(tmp_path / "out", done)
+
+
+def test_both_engines_for_criteo(dask_client, tmp_path: Path) -> None:
+    write_log(tmp_path / "raw", [900, 700, 9])
+    address = dask_client.scheduler.address
+    run(settings(tmp_path / "raw", tmp_path / "cpu", CRITEO))
+    run(settings(tmp_path / "raw", tmp_path / "dask", CRITEO, scheduler=address))
+    _assert_same(tmp_path / "cpu", tmp_path / "dask")
+    assert [path.name for path in (tmp_path / "cpu" / "extension").iterdir()] == [STATE_FILE]
+
+
+def test_nothing_to_count_for_extensions(dask_client, tmp_path: Path) -> None:
+    """No policy and no normalization: the dask engine counts as before."""
+    spec = FeatureSpec(
+        "label", (DenseColumn("age"),), (CategoricalColumn("c"),), "log", InputFormat("parquet")
+    )
+    assert not normalized(spec)
+    (tmp_path / "raw").mkdir()
+    for day in range(2):
+        path = tmp_path / "raw" / f"day_{day}.parquet"
+        write_parquet(path, spec, random_raw_rows(spec, 20, day))
+    address = dask_client.scheduler.address
+    for name, options in (("cpu", {}), ("dask", {"scheduler": address})):
+        run(settings(tmp_path / "raw", tmp_path / name, spec, **options))
+    assert tree(tmp_path / "cpu" / "extension") == tree(tmp_path / "dask" / "extension")
+    state = read_state(
+        tmp_path / "cpu" / "extension", workflows.inspect(tmp_path / "cpu" / "workflow")
+    )
+    assert state.moments is None
+
+
+def test_workers_that_write_elsewhere(raw, tmp_path: Path) -> None:
+    from etl.engines import dask
+
+    blocks = make_plan(find_days(str(raw[0])), SPEC, block_bytes=1 << 20).train_blocks
+    with pytest.raises(BadInputError, match=r"2 of 2 blocks were not counted there\n.*same path"):
+        dask._with_counts(workflows.Fitted({}, {}), blocks, SPEC, {"rare"}, tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["state.json", "pending.users.parquet"])
+def test_a_lost_state_is_made_again(raw, done: Path, tmp_path: Path, monkeypatch, lost) -> None:
+    """A run that was ended between fitting and transforming, and then lost a file."""
+    output = tmp_path / "out"
+
+    def fail(*args, **options):
+        raise OSError("the plug is pulled")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, "transform", fail)
+        with pytest.raises(OSError, match="plug"):
+            run(settings(raw[0], output, SPEC))
+    assert tree(output / "extension") == tree(done / "extension")
+    (output / "extension" / lost).unlink()
+    run(settings(raw[0], output, SPEC, resume=True))
+    assert tree(output / "extension") == tree(done / "extension")
+    assert tree(output / "workflow") == tree(done / "workflow")
+
+
+def test_a_restart_discards_it(raw, tmp_path: Path, monkeypatch) -> None:
+    output = tmp_path / "out"
+    monkeypatch.setattr(cpu, "transform", lambda *args, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(settings(raw[0], output, SPEC))
+    (output / "extension" / "stale").touch()
+    monkeypatch.undo()
+    run(settings(raw[0], output, SPEC, restart=True))
+    assert not (output / "extension" / "stale").exists()
