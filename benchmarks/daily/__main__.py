@@ -17,6 +17,7 @@ import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C i
 # isort: split
 import dataclasses
 import functools
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ from clicklog.command_line import Settings, flag
 from clicklog.errors import OutputError, SettingsError
 from clicklog.files.atomic import locked
 from clicklog.synthetic.model import CALENDAR_DAYS
+
+log = logging.getLogger("benchmarks")
 
 #: Flags of the trainer that the benchmark sets itself.
 _OWN = (
@@ -161,6 +164,7 @@ def _measure(settings: DailySettings, flags: tuple[str, ...]) -> Any:
                     functools.partial(score, work.served(way), work.day(morning.served)),
                 )
                 found[way] = Result(metrics, costs)
+                log.info("%-24s AUROC %.5f on day %d", way, metrics["auroc"], morning.served)
             found[ORACLE] = Result(oracle(work.raw, morning.served))
     return results
 
