@@ -17,6 +17,7 @@ import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C i
 # isort: split
 import dataclasses
 import functools
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ from clicklog.command_line import Settings, flag
 from clicklog.errors import OutputError, SettingsError
 from clicklog.files.atomic import locked
 from clicklog.synthetic.model import CALENDAR_DAYS
+
+log = logging.getLogger("benchmarks")
 
 #: Flags of the trainer that the benchmark sets itself.
 _OWN = (
@@ -50,7 +53,7 @@ class DailySettings(Settings):
         f"days of the log; the last ones of its {CALENDAR_DAYS}", 21, least=4, most=CALENDAR_DAYS
     )
     first_days: int = flag("days of the first model, the last one held back", 10, least=2)
-    rows_per_day: int = flag("rows of each day", 50_000, least=10)
+    rows_per_day: int = flag("rows of each day", 100_000, least=10)
     seed: int = flag("seed of the synthetic log", 0, least=0)
     ways: tuple[str, ...] = flag("what to compare", tuple(WAYS), choices=tuple(WAYS))
     # fmt: on
@@ -161,6 +164,7 @@ def _measure(settings: DailySettings, flags: tuple[str, ...]) -> Any:
                     functools.partial(score, work.served(way), work.day(morning.served)),
                 )
                 found[way] = Result(metrics, costs)
+                log.info("%-24s AUROC %.5f on day %d", way, metrics["auroc"], morning.served)
             found[ORACLE] = Result(oracle(work.raw, morning.served))
     return results
 
