@@ -14,7 +14,7 @@ from clicklog.spec.raw_types import RAW_TYPES
 
 
 @dataclasses.dataclass(frozen=True)
-class Ragged:
+class Jagged:
     """A list of values in each of ``n`` rows.
 
     Attributes:
@@ -34,7 +34,7 @@ class Ragged:
 DESCRIBED_BAD_ROWS = 100
 
 #: uint32 [n] (raw hex32), int64 [n] (int), string array [n] without nulls (string), or lists.
-CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Ragged
+CategoryValues: TypeAlias = np.ndarray | pa.StringArray | Jagged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,4 +141,4 @@ def _empty(column: CategoricalColumn) -> CategoryValues:
         values = pa.array([], pa.string())
     else:
         values = np.empty(0, RAW_TYPES[column.raw].dtype)
-    return Ragged(np.zeros(1, np.int64), values) if column.multi_hot else values
+    return Jagged(np.zeros(1, np.int64), values) if column.multi_hot else values

@@ -29,7 +29,7 @@ def is_whole(output: EtlOutput, work: Path) -> bool:
     """Return whether an output's workflow is the one recorded, and it and its state are whole."""
     from workflows import compiled, inspect
     from workflows.description import verify
-    from workflows.extension_state import read_state
+    from workflows.extension.state import read_state
 
     try:
         description = inspect(output.workflow)

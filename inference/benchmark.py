@@ -27,7 +27,7 @@ import torch
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
 from clicklog.readers.stream import UnparsedRows, stream_unparsed
-from clicklog.rows import Ragged, RawRows
+from clicklog.rows import Jagged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
 from inference.inputs.values import RowReader
@@ -193,7 +193,7 @@ def to_dicts(rows: RawRows, spec: FeatureSpec, *, limit: int) -> list[dict[str, 
         columns[column.name] = _optional(values.tolist(), rows.dense_missing, j)
     for j, column in enumerate(spec.categorical):
         values = rows.categorical[j]
-        if isinstance(values, Ragged):
+        if isinstance(values, Jagged):
             flat = _plain(values.values, column.raw)
             offsets = values.offsets[: limit + 1].tolist()
             columns[column.name] = [flat[a:b] for a, b in itertools.pairwise(offsets)]

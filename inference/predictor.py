@@ -12,7 +12,7 @@ import torch
 
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.readers.stream import stream_unparsed
-from clicklog.rows import Ragged, RawRows
+from clicklog.rows import Jagged, RawRows
 from clicklog.spec.columns import InputFormat
 from clicklog.spec.feature_spec import FeatureSpec
 from inference.inputs.frames import read_columns, read_dicts
@@ -197,7 +197,7 @@ def cut_ids(ids: np.ndarray | Sequence[Ids], begin: int, end: int) -> np.ndarray
 
 
 def _cut_column(column: Ids, begin: int, end: int) -> Ids:
-    if not isinstance(column, Ragged):
+    if not isinstance(column, Jagged):
         return column[begin:end]
     offsets = column.offsets[begin : end + 1]
-    return Ragged(offsets - offsets[0], column.values[offsets[0] : offsets[-1]])
+    return Jagged(offsets - offsets[0], column.values[offsets[0] : offsets[-1]])

@@ -38,7 +38,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "readers": {"spec", "text"},
         "synthetic": {"files", "spec"},
     },
-    "workflows": {"commands": {"compiled"}, "compiled": set()},
+    "workflows": {"commands": {"compiled"}, "compiled": set(), "extension": {"compiled"}},
     "etl": {
         "check": {"shuffle"},
         "commands": {"check", "drift", "engines", "extend", "importers", "report", "shuffle"},

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clicklog.rows import CategoryValues, Ragged, RawRows
+from clicklog.rows import CategoryValues, Jagged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _columns(rows: RawRows, spec: FeatureSpec, convert: Callable) -> dict[str, A
 
 
 def _to_pandas(values: CategoryValues, absent: np.ndarray) -> np.ndarray:
-    if isinstance(values, Ragged):
+    if isinstance(values, Jagged):
         return _lists(values)
     if isinstance(values, pa.Array):
         column = values.to_numpy(zero_copy_only=False)
@@ -83,22 +83,22 @@ def _to_pandas(values: CategoryValues, absent: np.ndarray) -> np.ndarray:
     return column
 
 
-def _lists(ragged: Ragged) -> np.ndarray:
+def _lists(jagged: Jagged) -> np.ndarray:
     """Return an object array of arrays."""
-    values = ragged.values
+    values = jagged.values
     if isinstance(values, pa.Array):
         values = values.to_numpy(zero_copy_only=False)
     else:
         values = values.astype(np.int64, copy=False)
-    column = np.empty(len(ragged), object)
-    offsets = ragged.offsets.tolist()
+    column = np.empty(len(jagged), object)
+    offsets = jagged.offsets.tolist()
     for i in range(len(column)):  # one by one: NumPy would stack arrays of equal lengths
         column[i] = values[offsets[i] : offsets[i + 1]]
     return column
 
 
 def _to_arrow(values: CategoryValues, absent: np.ndarray | None) -> pa.Array:
-    if isinstance(values, Ragged):
+    if isinstance(values, Jagged):
         offsets = pa.array(values.offsets.astype(np.int32))
         return pa.ListArray.from_arrays(offsets, _to_arrow(values.values, None))
     if isinstance(values, pa.Array):

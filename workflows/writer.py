@@ -73,7 +73,8 @@ class Fitted:
             denominator and is 0 for fewer than two rows. Empty for ``dense_transform = "log"``.
         vocabularies: by ``column.vocabulary_name``.
         pending: by vocabulary, the values that were seen and have no id; vocabularies without such
-            values may be left out. Not part of the saved workflow, see :mod:`workflows.extension`.
+            values may be left out. Not part of the saved workflow, see
+            :mod:`workflows.extension.state`.
         moments: of the dense columns, see :mod:`workflows.moments`; None if nothing is normalized,
             or if the workflow will not be extended. Not part of the saved workflow either.
     """

@@ -8,7 +8,7 @@ on W ranks, each rank sends
 
 - the ids of its samples to the ranks with their tables: B · T · (W-1)/W · id bytes;
 - forward, the embeddings of its own tables for all others' samples, and backward their gradients:
-  2 · B · T · (W-1)/W · D · embedding bytes in the mean, more where tables are unevenly dealt;
+  2 · B · T · (W-1)/W · D · embedding bytes in the mean, more where tables are spread unevenly;
 - the gradients of the dense layers in a ring: 2 · P · (W-1)/W · 4 bytes.
 
 A step takes the time of one card for B samples, on the rank with most tables that part of it that
@@ -70,17 +70,17 @@ class PrintSettings(Settings):
     json: bool = flag("print the results as JSON", False)
 
 
-def deal(sizes: tuple[int, ...], ranks: int, balance: str) -> list[list[int]]:
+def assign(sizes: tuple[int, ...], ranks: int, balance: str) -> list[list[int]]:
     """Tables by rank: the largest first, to the rank with fewest ("tables") or least ("memory")."""
-    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    assigned: list[list[int]] = [[] for _ in range(ranks)]
 
     def load(own: list[int]) -> tuple[int, int]:
         memory = sum(sizes[i] for i in own)
         return (memory, len(own)) if balance == "memory" else (len(own), memory)
 
     for table in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        min(dealt, key=load).append(table)
-    return dealt
+        min(assigned, key=load).append(table)
+    return assigned
 
 
 def messages(paper: Paper, tables: list[list[int]]) -> dict[str, float]:
@@ -99,7 +99,7 @@ def messages(paper: Paper, tables: list[list[int]]) -> dict[str, float]:
 
 def predict(paper: Paper) -> dict[str, object]:
     """The step's parts in seconds and samples/s of all ranks, without and with full overlap."""
-    tables = deal(paper.sizes, paper.ranks, paper.balance)
+    tables = assign(paper.sizes, paper.ranks, paper.balance)
     sent = messages(paper, tables)
     alone = paper.batch / paper.samples_per_s
     uneven = max(len(own) for own in tables) * paper.ranks / len(paper.sizes)

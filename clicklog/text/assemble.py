@@ -12,7 +12,7 @@ from clicklog.rows import (
     DESCRIBED_BAD_ROWS,
     BadRow,
     CategoryValues,
-    Ragged,
+    Jagged,
     RawRows,
     dense_dtype,
 )
@@ -88,8 +88,8 @@ def assemble(
 
 
 def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:
-    if isinstance(values, Ragged):
+    if isinstance(values, Jagged):
         lengths = np.diff(values.offsets)
         kept = _take(values.values, np.repeat(good, lengths))
-        return Ragged(np.concatenate([[0], np.cumsum(lengths[good])]), kept)
+        return Jagged(np.concatenate([[0], np.cumsum(lengths[good])]), kept)
     return values.filter(mask_to_arrow(good)) if isinstance(values, pa.Array) else values[good]

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from clicklog.arrays import to_numpy
 from clicklog.kernels import compiled
-from clicklog.rows import CategoryValues, Ragged
+from clicklog.rows import CategoryValues, Jagged
 from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.strings import string_array
 from clicklog.text.field_errors import (
@@ -109,7 +109,7 @@ def of_items(offsets: np.ndarray, items: Converted) -> Converted:
     rows = np.searchsorted(offsets, wrong, side="right") - 1
     code[rows] = items.code[wrong]
     item_of = dict(zip(rows.tolist(), wrong.tolist(), strict=True))
-    values = Ragged(offsets, items.values)
+    values = Jagged(offsets, items.values)
     return Converted(values, lengths == 0, code, lambda row: items.show(item_of[row]))
 
 

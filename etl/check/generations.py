@@ -85,7 +85,7 @@ def _check_workflow(output: Output, manifest: dict[str, Any]) -> None:
         return
     sizes = table_sizes(description)
     output.sizes = {file["file"]: sizes[file["generation"]] for file in manifest["files"]}
-    from workflows.extension_state import read_state
+    from workflows.extension.state import read_state
 
     try:
         read_state(paths.extension, description)

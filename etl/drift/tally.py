@@ -20,7 +20,7 @@ from clicklog.errors import BadInputError, SettingsError
 from clicklog.kernels import compiled
 from clicklog.readers.days import DayFile
 from clicklog.readers.stream import UnparsedRows, stream_unparsed
-from clicklog.rows import CategoryValues, Ragged, RawRows
+from clicklog.rows import CategoryValues, Jagged, RawRows
 from clicklog.spec.feature_spec import FIRST_OOV_ID
 from clicklog.threads import in_order
 from etl.drift.baseline import Baseline
@@ -185,7 +185,7 @@ class _Tally:
         return counted, rows.lines, text_bytes
 
     def _count_ids(self, j: int, ids: Ids) -> None:
-        values = ids.values if isinstance(ids, Ragged) else ids
+        values = ids.values if isinstance(ids, Jagged) else ids
         with self._locks[j]:
             self._occurred[j] += len(values)
             if self._occurred[j] > _LARGEST_COUNT:
@@ -278,8 +278,8 @@ def _first_rows(rows: RawRows, lines: int) -> RawRows:
 
 
 def _first_values(values: CategoryValues, n: int) -> CategoryValues:
-    if isinstance(values, Ragged):
-        return Ragged(values.offsets[: n + 1], values.values[: values.offsets[n]])
+    if isinstance(values, Jagged):
+        return Jagged(values.offsets[: n + 1], values.values[: values.offsets[n]])
     return values[:n]
 
 
@@ -287,9 +287,9 @@ def _unseen_values(
     values: CategoryValues, ids: Ids, workflow: CompiledWorkflow, j: int
 ) -> CategoryValues:
     """Return the raw values that are out of vocabulary; none of a hashed column."""
-    if isinstance(values, Ragged):
+    if isinstance(values, Jagged):
         values = values.values
-    if isinstance(ids, Ragged):
+    if isinstance(ids, Jagged):
         ids = ids.values
     column = workflow.spec.categorical[j]
     if column.hash_buckets:

@@ -91,7 +91,7 @@ def _write(
     output: EtlOutput, settings: EtlSettings, fitted: Fitted, days: list[int], threads: int
 ) -> None:
     """Write what was fitted as generation 0: the workflow, and its state for extensions."""
-    from workflows.extension import write_base_state
+    from workflows.extension.workflow import write_base_state
     from workflows.writer import write_workflow
 
     description = write_workflow(output.workflow, settings.spec, fitted, threads=threads, days=days)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.files.atomic import will_read
 from clicklog.readers.raw import Block, read_block_chunks
-from clicklog.rows import CategoryValues, Ragged, RawRows
+from clicklog.rows import CategoryValues, Jagged, RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from etl.engines.counting import Counts, count, merge
 from etl.engines.cpu_runs import Run, RunFile, Runs
@@ -35,7 +35,7 @@ from etl.plan import Unit
 from etl.results import UnitResult, count_bits
 from etl.state import Piece, record, write_unit
 from workflows import compiled
-from workflows.extension import DayCounts
+from workflows.extension.workflow import DayCounts
 from workflows.moments import merge_moments, normalized, statistics
 from workflows.values import Values
 from workflows.vocabulary import FittedVocabulary, PendingValues, apply_policy
@@ -220,7 +220,7 @@ def count_pieces(pieces: Iterable[RawRows], spec: FeatureSpec, counted: set[str]
 def _count_column(
     pieces: list[CategoryValues], column: CategoricalColumn, missing: int, counted: bool
 ) -> Counts:
-    values = [piece.values if isinstance(piece, Ragged) else piece for piece in pieces]
+    values = [piece.values if isinstance(piece, Jagged) else piece for piece in pieces]
     if column.hash_buckets or not counted:  # where the id is a hash there is nothing to count
         return count([values[0][:0]])
     return count(values, placeholders=0 if column.multi_hot else missing)

@@ -19,7 +19,7 @@ from etl.plan import Unit
 from etl.results import UnitResult
 
 if TYPE_CHECKING:
-    from workflows.extension import DayCounts
+    from workflows.extension.workflow import DayCounts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ from etl.results import UnitResult
 from etl.state import finish_unit
 from workflows import compiled
 from workflows.description import METADATA_FILE
-from workflows.extension import DayCounts
+from workflows.extension.workflow import DayCounts
 
 if TYPE_CHECKING:
     from workflows.compiled import CompiledWorkflow

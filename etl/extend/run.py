@@ -79,7 +79,9 @@ def extend(settings: ExtendSettings) -> dict[str, Any]:
 
 def _check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> None:
     """Check that the manifest, the workflow, its state and the parts are of one generation."""
-    from workflows.extension import check_extensible  # compiles loops, which --help does without
+    from workflows.extension.workflow import (
+        check_extensible,  # compiles loops, which --help does without
+    )
 
     if manifest["workflow_digest"] is None:
         raise BadInputError(
@@ -291,7 +293,7 @@ class _Day:
     def _extend_workflow(
         self, engine: day_engine.DayEngine, plan: Plan, bar: RowsBar, *, parts_done: bool
     ) -> None:
-        from workflows.extension import extend_workflow
+        from workflows.extension.workflow import extend_workflow
 
         counts = engine.count(self.day.day, [unit.block for unit in plan.units], bar.update)
         with named_errors(self.output):

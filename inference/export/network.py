@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from clicklog.errors import SettingsError
-from clicklog.rows import Ragged, RawRows
+from clicklog.rows import Jagged, RawRows
 from clicklog.spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
 from clicklog.spec.feature_spec import FeatureSpec
 from inference.model.scoring import ServingModel
@@ -180,7 +180,7 @@ def to_inputs(
     single, lists = [], []
     for j in range(len(spec.categorical)):
         values = rows.categorical[j]
-        if isinstance(values, Ragged):
+        if isinstance(values, Jagged):
             lists.append(_padded(values))
         else:
             single.append(np.where(absent[:, j], MISSING, values.astype(np.int64)))
@@ -193,7 +193,7 @@ def _missing(bits: np.ndarray, columns: int) -> np.ndarray:
     return ((bits[:, None] >> np.arange(columns, dtype=np.uint64)) & np.uint64(1)) != 0
 
 
-def _padded(values: Ragged) -> torch.Tensor:
+def _padded(values: Jagged) -> torch.Tensor:
     lengths = np.diff(values.offsets)
     padded = np.full((len(lengths), max(1, lengths.max(initial=0))), MISSING)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = values.values

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.rows import CategoryValues, Ragged
+from clicklog.rows import CategoryValues, Jagged
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.raw_types import RAW_TYPES, RawType
 from clicklog.strings import strings
@@ -80,7 +80,7 @@ def _digits(values: list):
     return None if column.code.any() else (column.values, column.missing)
 
 
-def _usual_lists(values: list, raw: str) -> tuple[Ragged, np.ndarray] | None:
+def _usual_lists(values: list, raw: str) -> tuple[Jagged, np.ndarray] | None:
     if not set(map(type, values)) <= {list, tuple, _NONE}:
         return None
     lists = [value or () for value in values]
@@ -88,7 +88,7 @@ def _usual_lists(values: list, raw: str) -> tuple[Ragged, np.ndarray] | None:
     usual = _usual(list(itertools.chain.from_iterable(lists)), raw)
     if usual is None or usual[1].any():
         return None
-    return Ragged(offsets, usual[0]), offsets[1:] == offsets[:-1]
+    return Jagged(offsets, usual[0]), offsets[1:] == offsets[:-1]
 
 
 def _one_by_one(

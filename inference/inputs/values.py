@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.rows import CategoryValues, Ragged, RawRows, dense_dtype
+from clicklog.rows import CategoryValues, Jagged, RawRows, dense_dtype
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.raw_types import (
@@ -223,11 +223,11 @@ def _field(j: int, column: DenseColumn | CategoricalColumn) -> tuple[str, Callab
 
 
 def category_values(values: list, raw: str, *, multi_hot: bool) -> CategoryValues:
-    """Convert parsed values to an array, or lists to :class:`Ragged`."""
+    """Convert parsed values to an array, or lists to :class:`Jagged`."""
     if multi_hot:
         offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
         items = [item for value in values for item in value]
-        return Ragged(offsets, category_values(items, raw, multi_hot=False))
+        return Jagged(offsets, category_values(items, raw, multi_hot=False))
     if raw == "string":
         return strings(values)
     return np.array(values, RAW_TYPES[raw].dtype)

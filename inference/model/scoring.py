@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from clicklog.rows import Ragged
+from clicklog.rows import Jagged
 from inference.model.tables import Table
 from workflows.compiled.workflow import Ids
 
@@ -116,8 +116,8 @@ class ServingModel:
         bags, begins, n = [], [], len(ids[0])
         at = 0
         for values, first in zip(ids, self.first.tolist(), strict=True):
-            starts = np.arange(n) if not isinstance(values, Ragged) else values.offsets[:-1]
-            flat = values.values if isinstance(values, Ragged) else values
+            starts = np.arange(n) if not isinstance(values, Jagged) else values.offsets[:-1]
+            flat = values.values if isinstance(values, Jagged) else values
             begins.append(starts + at)
             bags.append(flat + np.int64(first))
             at += len(flat)

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from clicklog.rows import Ragged
+from clicklog.rows import Jagged
 from inference.predictor import cut_ids
 from inference.server.fairness import FairQueue
 from workflows.compiled.workflow import EncodedRows, Ids
@@ -204,9 +204,9 @@ def join(requests: Sequence[EncodedRows]) -> tuple[np.ndarray, np.ndarray | list
 
 
 def _join_column(parts: Sequence[Ids]) -> Ids:
-    if not isinstance(parts[0], Ragged):
+    if not isinstance(parts[0], Jagged):
         return np.concatenate(parts)
     lengths = np.concatenate([np.diff(part.offsets) for part in parts])
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    return Ragged(offsets, np.concatenate([part.values for part in parts]))
+    return Jagged(offsets, np.concatenate([part.values for part in parts]))

@@ -26,7 +26,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from clicklog.errors import BadInputError
 from clicklog.kernels import compiled
-from clicklog.rows import Ragged
+from clicklog.rows import Jagged
 from clicklog.stability import population_stability
 from inference.server.batching import join
 from workflows.compiled.workflow import CompiledWorkflow, EncodedRows, Ids
@@ -286,7 +286,7 @@ class _Buckets:
 
 def _values_of(ids: Ids) -> np.ndarray:
     """Return the ids of one column as [1, n]."""
-    return (ids.values if isinstance(ids, Ragged) else ids)[None]
+    return (ids.values if isinstance(ids, Jagged) else ids)[None]
 
 
 @compiled(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import etl
-from benchmarks.gpu.paper import Paper, deal, messages, predict
+from benchmarks.gpu.paper import Paper, assign, messages, predict
 from clicklog.synthetic.model import MLPERF_CARDINALITIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,13 +47,13 @@ def test_without_a_gpu_it_says_so() -> None:
     assert "torch sees no GPU here" in done.stderr
 
 
-def test_tables_are_dealt_evenly() -> None:
-    dealt = deal(MLPERF_CARDINALITIES, 8, "tables")
-    assert sorted(i for own in dealt for i in own) == list(range(26))
-    assert {len(own) for own in dealt} == {3, 4}
+def test_tables_are_assigned_evenly() -> None:
+    assigned = assign(MLPERF_CARDINALITIES, 8, "tables")
+    assert sorted(i for own in assigned for i in own) == list(range(26))
+    assert {len(own) for own in assigned} == {3, 4}
     large = [i for i, rows in enumerate(MLPERF_CARDINALITIES) if rows == 40_000_000]
-    assert all(len(set(own) & set(large)) <= 1 for own in dealt)
-    heaviest = deal(MLPERF_CARDINALITIES, 2, "memory")
+    assert all(len(set(own) & set(large)) <= 1 for own in assigned)
+    heaviest = assign(MLPERF_CARDINALITIES, 2, "memory")
     sizes = [sum(MLPERF_CARDINALITIES[i] for i in own) for own in heaviest]
     assert max(sizes) - min(sizes) <= 40_000_000
 
@@ -61,9 +61,9 @@ def test_tables_are_dealt_evenly() -> None:
 def test_bytes_of_a_step() -> None:
     """Two ranks, two tables: each sends half its ids, and its table's rows for the other's."""
     paper = Paper(ranks=2, batch=100, dim=4, sizes=(7, 5), dense_parameters=10)
-    dealt = deal(paper.sizes, 2, "tables")
-    assert dealt == [[0], [1]]
-    sent = messages(paper, dealt)
+    assigned = assign(paper.sizes, 2, "tables")
+    assert assigned == [[0], [1]]
+    sent = messages(paper, assigned)
     assert sent["ids"] == 100 * 2 * 0.5 * 4
     assert sent["embeddings forward"] == sent["gradients backward"] == 100 * 4 * 4
     assert sent["dense gradients"] == 2 * 10 * 0.5 * 4

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from clicklog.rows import Ragged, RawRows
+from clicklog.rows import Jagged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 
 #: Of float32.
@@ -88,7 +88,7 @@ def as_lists(rows: RawRows, spec: FeatureSpec) -> list[list]:
     for j in range(len(spec.dense)):
         columns.append(_with_none(rows.dense[j].tolist(), rows.dense_missing, j, 0))
     for j, column in enumerate(rows.categorical):
-        if isinstance(column, Ragged):
+        if isinstance(column, Jagged):
             flat = column.values.tolist()
             assert column.offsets[0] == 0
             assert column.offsets[-1] == len(flat)

@@ -12,7 +12,7 @@ import pytest
 
 from clicklog.readers.raw import find_days
 from clicklog.readers.stream import stream_rows
-from clicklog.rows import Ragged, RawRows
+from clicklog.rows import Jagged, RawRows
 from clicklog.spec.feature_spec import (
     CategoricalColumn,
     DenseColumn,
@@ -96,7 +96,7 @@ def as_drawn(rows: RawRows, spec: FeatureSpec) -> SpecRows:
     categorical = []
     for j, (column, values) in enumerate(zip(spec.categorical, rows.categorical, strict=True)):
         absent = _missing(rows.categorical_missing, j)
-        if isinstance(values, Ragged):
+        if isinstance(values, Jagged):
             assert (absent == (np.diff(values.offsets) == 0)).all()
             categorical.append(ItemLists(values.offsets, _codes(values.values, column)))
         else:

@@ -121,7 +121,7 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
         def stop(*arguments, **options) -> None:
             raise OutputError("stop here")
 
-        patch.setattr("workflows.extension.extend_workflow", stop)
+        patch.setattr("workflows.extension.workflow.extend_workflow", stop)
         with pytest.raises(OutputError, match="stop here"):
             add(output, raw[0] / "day_3")
     assert list(output.glob(".work/*/fit/*.npz"))

@@ -18,7 +18,7 @@ from tests.etl.runs import settings, tree
 from tests.etl.test_engine_cpu import write_parquet
 from tests.logs import CRITEO, write_log
 from tests.workflows.random_specs import Oracle, random_raw_rows
-from workflows.extension_state import STATE_FILE, read_state
+from workflows.extension.state import STATE_FILE, read_state
 from workflows.moments import COUNT, normalized, statistics
 
 #: Vocabularies that a policy bounds and others, of every raw type, shared, of lists and hashed.

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.rows import Ragged
+from clicklog.rows import Jagged
 from inference import Predictor
 from inference.server.admission import Admission, WaitEstimate
 from inference.server.answers import RefusedError
@@ -30,7 +30,7 @@ def request(*values: int) -> EncodedRows:
     """Rows with one dense column, and a list of so many ids in each."""
     dense = np.array([values], np.float32)
     offsets = np.cumsum([0, *values], dtype=np.int32)
-    ids = Ragged(offsets, np.repeat(np.array(values, np.int32), values))
+    ids = Jagged(offsets, np.repeat(np.array(values, np.int32), values))
     return EncodedRows(None, dense, [ids, np.array(values, np.int32)], _NONE, _NONE)
 
 

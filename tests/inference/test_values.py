@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clicklog.errors import BadRowError, SchemaError
-from clicklog.rows import Ragged, RawRows
+from clicklog.rows import Jagged, RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
 from clicklog.spec.raw_types import LARGEST_FLOAT32
 from clicklog.text.delimited import parse_delimited
@@ -44,7 +44,7 @@ def plain(rows: RawRows) -> list:
     """All there is in rows, as Python values."""
 
     def column(values):
-        if isinstance(values, Ragged):
+        if isinstance(values, Jagged):
             return [values.offsets.tolist(), column(values.values)]
         return values.to_pylist() if isinstance(values, pa.Array) else values.tolist()
 

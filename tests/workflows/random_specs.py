@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from clicklog.hashing import murmur3_int, murmur3_string
-from clicklog.rows import Ragged, RawRows, dense_dtype
+from clicklog.rows import Jagged, RawRows, dense_dtype
 from clicklog.spec.feature_spec import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn, FeatureSpec
 
 
@@ -64,7 +64,7 @@ def random_raw_rows(spec: FeatureSpec, rows: int, seed: int) -> RawRows:
         if column.multi_hot:
             lengths = np.where(absent, 0, rng.integers(0, 4, rows))
             offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-            columns.append(Ragged(offsets, _values(column, int(offsets[-1]), rng)))
+            columns.append(Jagged(offsets, _values(column, int(offsets[-1]), rng)))
             absent = lengths == 0
         else:
             columns.append(_values(column, rows, rng))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import workflows
 from clicklog.errors import SchemaError
-from clicklog.rows import Ragged, RawRows, dense_dtype, empty_rows
+from clicklog.rows import Jagged, RawRows, dense_dtype, empty_rows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
 from clicklog.text.line_layout import plain_layout
@@ -78,7 +78,7 @@ def odd_rows(spec: FeatureSpec, rows: int, rng: np.random.Generator) -> RawRows:
         lengths = np.where(absent, 0, rng.integers(0, 4, rows) if column.multi_hot else 1)
         values = _categories(column, int(lengths.sum()) if column.multi_hot else rows, rng)
         if column.multi_hot:
-            columns.append(Ragged(np.concatenate([[0], np.cumsum(lengths)]), values))
+            columns.append(Jagged(np.concatenate([[0], np.cumsum(lengths)]), values))
         else:
             columns.append(_blank(values, absent))
         missing[0] |= absent.astype(np.uint64) << np.uint64(j)

@@ -21,9 +21,9 @@ from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
 from tests.workflows.test_compiled import check
 from workflows import compiled, vocabulary
 from workflows.description import reused_ids
-from workflows.extended_vocabulary import DayOfVocabulary, extend_vocabulary
-from workflows.extension import DayCounts, extend_workflow, write_base_state
-from workflows.extension_state import VocabularyState, read_state
+from workflows.extension.state import VocabularyState, read_state
+from workflows.extension.vocabulary import DayOfVocabulary, extend_vocabulary
+from workflows.extension.workflow import DayCounts, extend_workflow, write_base_state
 from workflows.moments import merge_moments, normalized, statistics
 from workflows.vocabulary import apply_policy
 from workflows.writer import Fitted, write_workflow

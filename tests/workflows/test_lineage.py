@@ -23,8 +23,8 @@ from tests.mutations import expect_own_errors
 from tests.workflows.test_extension import extend, write_base
 from workflows.description import reused_ids
 from workflows.difference import difference
-from workflows.extension import DayCounts
-from workflows.extension_state import read_state
+from workflows.extension.state import read_state
+from workflows.extension.workflow import DayCounts
 from workflows.lookup import id_of, meaning_of
 from workflows.vocabulary import apply_policy
 from workflows.writer import Fitted, write_workflow

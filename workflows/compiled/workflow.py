@@ -13,7 +13,7 @@ import pyarrow as pa
 from clicklog.arrays import rows_to_arrow, to_arrow
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.files.mapping import MappedArray
-from clicklog.rows import CategoryValues, Ragged, RawRows
+from clicklog.rows import CategoryValues, Jagged, RawRows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from clicklog.strings import string_parts
@@ -31,7 +31,7 @@ from workflows.compiled.dense import DensePlan
 from workflows.description import WorkflowDescription, inspect
 
 #: int32 [n], or lists: offsets int32 [n + 1], values int32.
-Ids: TypeAlias = np.ndarray | Ragged
+Ids: TypeAlias = np.ndarray | Jagged
 
 _AGAIN = "make it again with `python -m workflows.compiled {}`"
 _NO_BITS = np.empty(0, np.uint64)
@@ -148,10 +148,10 @@ class CompiledWorkflow:
         missing: np.ndarray,
         tally: np.ndarray,
     ) -> Ids:
-        if isinstance(values, Ragged):
+        if isinstance(values, Jagged):
             ids = self._encode(j, column, values.values, _NO_BITS, tally)
             tally[0] += np.count_nonzero((missing >> np.uint64(j)) & np.uint64(1))
-            return Ragged(values.offsets.astype(np.int32), ids)
+            return Jagged(values.offsets.astype(np.int32), ids)
         ids = np.empty(len(values), np.int32)
         place = self._places[j]
         if column.raw == "string":
@@ -319,7 +319,7 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
 
 
 def _ids_to_arrow(ids: Ids, kind: pa.DataType) -> pa.Array:
-    if not isinstance(ids, Ragged):
+    if not isinstance(ids, Jagged):
         return to_arrow(ids)
     offsets = pa.py_buffer(np.ascontiguousarray(ids.offsets))
     return pa.ListArray.from_buffers(

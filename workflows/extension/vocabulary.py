@@ -9,7 +9,7 @@ import numpy as np
 from clicklog.errors import SchemaError
 from clicklog.schema import LARGEST_TABLE
 from clicklog.spec.feature_spec import CategoricalColumn
-from workflows.extension_state import VocabularyState
+from workflows.extension.state import VocabularyState
 from workflows.values import (
     Values,
     concatenate,

@@ -1,6 +1,6 @@
 """Extend a saved workflow by a day: new values get new ids, and no value gets another one.
 
-:func:`write_base_state` writes the state of generation 0 (:mod:`workflows.extension_state`);
+:func:`write_base_state` writes the state of generation 0 (:mod:`workflows.extension.state`);
 :func:`extend_workflow` makes the next generation, workflow and state, of the one before and the
 counts of a day. Days are added one by one, so that the result does not depend on how days are
 grouped into commands.
@@ -21,14 +21,14 @@ from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from workflows import compiled
 from workflows.compiled import CompiledWorkflow
 from workflows.description import WorkflowDescription, inspect, verify
-from workflows.extended_vocabulary import DayOfVocabulary, ExtendedVocabulary, extend_vocabulary
-from workflows.extension_state import (
+from workflows.extension.state import (
     ExtensionState,
     VocabularyState,
     read_state,
     remembered,
     write_state,
 )
+from workflows.extension.vocabulary import DayOfVocabulary, ExtendedVocabulary, extend_vocabulary
 from workflows.moments import merge_moments, normalized, statistics
 from workflows.stored_vocabulary import read_vocabulary
 from workflows.values import Values, empty_values
@@ -118,7 +118,7 @@ def extend_workflow(
             choose anew.
         retire_after_days: in columns at their ``max_table_size``, give ids of values that were not
             seen for so many days to new values, see
-            :func:`workflows.extended_vocabulary.extend_vocabulary`; None: never.
+            :func:`workflows.extension.vocabulary.extend_vocabulary`; None: never.
         threads: number of threads; the bytes do not depend on it.
 
     Returns:
