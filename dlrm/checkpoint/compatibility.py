@@ -140,6 +140,7 @@ def log_changes(then: dict[str, Any], now: dict[str, Any], group: Group) -> None
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that a resumed run must share. The loader checks the global batch itself."""
     fixed = {name: settings.get(name) for name in _MUST_STAY}
+    fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
     adagrad, optimizer = settings.get("adagrad"), settings.get("optimizer")
     return {"optimizer": table_optimizer(optimizer, adagrad), **fixed}
 
