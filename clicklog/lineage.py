@@ -167,8 +167,21 @@ class Lineage:
         check_digests(self.path, entry, _COPY_AGAIN)
 
 
-def identify(path: Path) -> tuple[str | None, int | None]:
-    """Return the digest and the generation of the workflow in a directory, as far as known.
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Which workflow made some data.
+
+    Attributes:
+        digest: The digest of the workflow; None if it is unknown.
+        generation: The number of its generation; None if it is unknown.
+    """
+
+    digest: str | None
+    generation: int | None
+
+
+def identify(path: Path) -> Identity:
+    """Return which workflow lies in a directory, as far as it says, without its other contents.
 
     Raises:
         BadInputError: The workflow is damaged.
@@ -176,7 +189,7 @@ def identify(path: Path) -> tuple[str | None, int | None]:
     file = path / METADATA_FILE
     value = read_json(file, _WHAT) if file.is_file() else {}
     value = parse(dict[str, Any], value, file, _COPY_AGAIN)
-    digest = parse(str | None, value.get("digest"), file, _COPY_AGAIN)
     lineage = parse(list[dict[str, Any]], value.get("lineage") or [], file, _COPY_AGAIN)
     number = lineage[-1].get("number") if lineage else None
-    return digest, parse(int | None, number, file, _COPY_AGAIN)
+    found = {"digest": value.get("digest"), "generation": number}
+    return parse(Identity, found, file, _COPY_AGAIN)

@@ -139,11 +139,8 @@ class Trainer:
             self.profiler = StepProfiler(settings, self.directory, total, self.group.device)
         if not (settings.checkpoint_dir and self._resume(settings.checkpoint_dir)):
             self._continue()
-        if (
-            not settings.checkpoint_dir
-            and self.group.rank == 0
-            and not settings.save_checkpoint_path
-        ):
+        kept = settings.checkpoint_dir or settings.save_checkpoint_path
+        if self.group.rank == 0 and not kept:
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
         try:
             with StopRequests(self.group) as self.stop_requests:

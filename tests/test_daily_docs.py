@@ -13,6 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "daily.md"
+#: Seconds; it takes two minutes on two idle cores.
+_TIMEOUT = 1800
+pytestmark = pytest.mark.timeout(_TIMEOUT)
+
 _BLOCK = re.compile(r"^```(bash|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -63,7 +67,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
         ) as shell,
     ):
         try:
-            status = shell.wait(timeout=1200)
+            status = shell.wait(timeout=_TIMEOUT - 60)
         finally:
             end_session(shell.pid)
     output = log.read_text(encoding="utf-8")

@@ -53,7 +53,7 @@ class DailySettings(Settings):
         f"days of the log; the last ones of its {CALENDAR_DAYS}", 21, least=4, most=CALENDAR_DAYS
     )
     first_days: int = flag("days of the first model, the last one held back", 10, least=2)
-    rows_per_day: int = flag("rows of each day", 50_000, least=10)
+    rows_per_day: int = flag("rows of each day", 100_000, least=10)
     seed: int = flag("seed of the synthetic log", 0, least=0)
     ways: tuple[str, ...] = flag("what to compare", tuple(WAYS), choices=tuple(WAYS))
     # fmt: on

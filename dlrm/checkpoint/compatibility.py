@@ -64,10 +64,14 @@ def data_origin(settings: TrainSettings) -> dict[str, Any]:
     """
     if settings.dataset_type != "parquet":
         return dict.fromkeys((*_DIGESTS, "generation"))
-    digest, generation = identify(EtlOutput.of_splits(settings.binary_path).workflow)
+    workflow = identify(EtlOutput.of_splits(settings.binary_path).workflow)
     footers = settings.split_path("train") / "_metadata"
     found = hashlib.blake2b(footers.read_bytes()).hexdigest() if footers.is_file() else None
-    return {"workflow_digest": digest, "data_digest": found, "generation": generation}
+    return {
+        "workflow_digest": workflow.digest,
+        "data_digest": found,
+        "generation": workflow.generation,
+    }
 
 
 def merge_origins(path: Path, then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

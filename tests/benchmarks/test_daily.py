@@ -73,12 +73,11 @@ def open_stages(directory: Path) -> Stages:
 
 def test_a_stage_is_run_once_and_measured(tmp_path: Path) -> None:
     count = tmp_path / "count"
-    program = f"open({str(count)!r}, 'a').write('x'); x = bytearray(50 << 20)"
+    program = f"open({str(count)!r}, 'a').write('x')"
     stages = open_stages(tmp_path / "journal")
     assert not stages.continued
     cost = stages.command("one", ["-c", program])
     assert cost.wall_s > 0
-    assert cost.peak_rss_mb > 50
     assert stages.command("one", ["-c", program]) == cost
     again = open_stages(tmp_path / "journal")
     assert again.continued
@@ -241,7 +240,8 @@ def test_means_and_the_verdict() -> None:
     assert results.mean_cost("daily") == Cost(4, 6, 91)
     assert results.mean_cost("daily", "etl") == Cost(1, 2, 50)
     (line,) = results.verdict()
-    assert ": reached (>= -0.002), for 0.25 of its time and 0.25 of its CPU seconds" in line
+    assert ": reached (>= -0.002), for 0.25 of its time and 0.25 of its CPU seconds; " in line
+    assert line.endswith("etl and train alone 0.25, on the last morning 0.25")
     assert ": NOT reached" in make_results(0.797).verdict()[0]
     text = results.text()
     assert "never updated   day 19" in text
@@ -272,6 +272,7 @@ def test_the_page_shows_the_results(tmp_path: Path) -> None:
 # ---- every command, once
 
 
+@pytest.mark.timeout(900)  # a minute on two idle cores
 def test_with_the_commands_of_a_user(tmp_path: Path, capsys) -> None:
     logging.getLogger("benchmarks").setLevel(logging.INFO)
     output = tmp_path / "out"
