@@ -99,18 +99,17 @@ class EtlOutput:
             BadInputError: the manifest is missing or damaged, or was written before manifests
                 named the days of the parts.
         """
-        own = [
-            file
-            for file in self.manifest_value("files", list[_File])
-            if file.file.startswith(f"{split}/")
-        ]
-        unknown = [file.file for file in own if file.day is None]
-        if unknown:
-            raise BadInputError(
-                f"{self.manifest}: does not say which day {unknown[0]} is of",
-                "run the ETL again: this manifest was written before days could be chosen",
-            )
-        return [Part(file.file, file.day, file.generation or 0, file.rows) for file in own]
+        found = []
+        for file in self.manifest_value("files", list[_File]):
+            if not file.file.startswith(f"{split}/"):
+                continue
+            if file.day is None:
+                raise BadInputError(
+                    f"{self.manifest}: does not say which day {file.file} is of",
+                    "run the ETL again: this manifest was written before days could be chosen",
+                )
+            found.append(Part(file.file, file.day, file.generation or 0, file.rows))
+        return found
 
     def check_whole(self) -> None:
         """Check that the output is not between two generations.

@@ -1,7 +1,7 @@
 """The line of descent of a saved workflow, for programs that train on its data.
 
-It is read from the workflow's ``metadata.json`` and ``lineage/reused.<generation>.parquet``, which
-the package ``workflows`` writes and documents; only what these programs need is looked at.
+It is read from the workflow's ``metadata.json`` and the files that this names, which the package
+``workflows`` writes and documents; only what these programs need is looked at.
 """
 
 from __future__ import annotations
@@ -16,30 +16,12 @@ from clicklog.errors import BadInputError, SchemaError
 from clicklog.files.artifact import FileEntry, check_digests, check_sizes
 from clicklog.files.atomic import read_json
 from clicklog.files.validation import parse
+from clicklog.generations import Generation, check_lineage, read_reused
 from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
 
 METADATA_FILE = "metadata.json"
 _WHAT = "a saved workflow"
 _COPY_AGAIN = "copy the whole workflow directory again, or fit it again"
-
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """A workflow of a line of descent.
-
-    Attributes:
-        number: 0 for the workflow that was fitted, then 1, 2, ….
-        digest: Its digest.
-        days: The days that were counted in this generation and in none before.
-        values: By vocabulary, how many values it had then.
-        reused: By vocabulary, how many ids were given to another value in this generation.
-    """
-
-    number: int
-    digest: str
-    days: tuple[int, ...]
-    values: dict[str, int]
-    reused: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,24 +65,13 @@ class Lineage:
             files=parse(dict[str, FileEntry], value.get("files"), file, _COPY_AGAIN),
             generations=parse(tuple[Generation, ...], value["lineage"], file, _COPY_AGAIN),
         )
-        lineage._check(file)
+        values = lineage.current.values
+        own = {name: values.get(name, 0) for name in lineage.spec.vocabularies}
+        try:
+            check_lineage(lineage.generations, lineage.digest, own)
+        except ValueError as error:
+            raise BadInputError(f"{file}: damaged: {error}", _COPY_AGAIN) from None
         return lineage
-
-    def _check(self, file: Path) -> None:
-        last = self.generations[-1]
-        numbers = [generation.number for generation in self.generations]
-        if numbers != list(range(len(numbers))) or last.digest != self.digest:
-            raise BadInputError(
-                f"{file}: damaged: its generations do not end with itself", _COPY_AGAIN
-            )
-        for generation in self.generations:
-            for name in self.spec.vocabularies:
-                if not 0 <= generation.values.get(name, -1) <= last.values.get(name, -1):
-                    raise BadInputError(
-                        f"{file}: damaged: generation {generation.number} has "
-                        f"{generation.values.get(name)} values of vocabulary {name}",
-                        _COPY_AGAIN,
-                    )
 
     @property
     def current(self) -> Generation:
@@ -124,30 +95,13 @@ class Lineage:
         Raises:
             BadInputError: A file is missing or damaged.
         """
+        reserved = {name: own[0].reserved_ids for name, own in self.spec.vocabularies.items()}
         found: dict[str, np.ndarray] = {}
-        for generation in self.generations[since + 1 :]:
-            if any(generation.reused.values()):
-                for name, ids in self._reused_by(generation).items():
+        for generation in self.generations:
+            if generation.number > since and generation.reused_file:
+                self._check_file(generation.reused_file)
+                for name, ids in read_reused(self.path, generation, reserved).items():
                     found[name] = np.union1d(found.get(name, np.empty(0, np.int64)), ids)
-        return found
-
-    def _reused_by(self, generation: Generation) -> dict[str, np.ndarray]:
-        from clicklog.arrays import to_numpy
-
-        name = f"lineage/reused.{generation.number}.parquet"
-        columns = self._columns(name, {"vocabulary": "string", "id": "int64"})
-        vocabularies, ids = columns["vocabulary"].dictionary_encode(), to_numpy(columns["id"])
-        of = to_numpy(vocabularies.indices)
-        found = {
-            vocabulary: ids[of == number]
-            for number, vocabulary in enumerate(vocabularies.dictionary.to_pylist())
-        }
-        expected = {vocabulary: count for vocabulary, count in generation.reused.items() if count}
-        if {vocabulary: len(own) for vocabulary, own in found.items()} != expected:
-            raise BadInputError(
-                f"{self.path / name}: damaged: not the numbers of ids in {METADATA_FILE}",
-                _COPY_AGAIN,
-            )
         return found
 
     def oov_ids(self, column: CategoricalColumn, ids: np.ndarray) -> np.ndarray:
@@ -192,12 +146,8 @@ class Lineage:
         import pyarrow as pa  # takes 100 ms, and most callers read no file
         import pyarrow.parquet as pq
 
+        self._check_file(name)
         file = self.path / name
-        if name not in self.files:
-            raise BadInputError(f"{file}: not among the workflow's files", _COPY_AGAIN)
-        entry = {name: self.files[name]}
-        check_sizes(self.path, entry, _COPY_AGAIN)
-        check_digests(self.path, entry, _COPY_AGAIN)
         try:
             table = pq.read_table(file, columns=list(kinds))
         except (pa.ArrowException, OSError) as error:
@@ -208,9 +158,30 @@ class Lineage:
             raise BadInputError(f"{file}: damaged: its columns are {found}", _COPY_AGAIN)
         return arrays
 
+    def _check_file(self, name: str) -> None:
+        """Compare a file of the workflow with its digest."""
+        if name not in self.files:
+            raise BadInputError(f"{self.path / name}: not among the workflow's files", _COPY_AGAIN)
+        entry = {name: self.files[name]}
+        check_sizes(self.path, entry, _COPY_AGAIN)
+        check_digests(self.path, entry, _COPY_AGAIN)
 
-def identify(path: Path) -> tuple[str | None, int | None]:
-    """Return the digest and the generation of the workflow in a directory, as far as known.
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Which workflow made some data.
+
+    Attributes:
+        digest: The digest of the workflow; None if it is unknown.
+        generation: The number of its generation; None if it is unknown.
+    """
+
+    digest: str | None
+    generation: int | None
+
+
+def identify(path: Path) -> Identity:
+    """Return which workflow lies in a directory, as far as it says, without its other contents.
 
     Raises:
         BadInputError: The workflow is damaged.
@@ -218,7 +189,7 @@ def identify(path: Path) -> tuple[str | None, int | None]:
     file = path / METADATA_FILE
     value = read_json(file, _WHAT) if file.is_file() else {}
     value = parse(dict[str, Any], value, file, _COPY_AGAIN)
-    digest = parse(str | None, value.get("digest"), file, _COPY_AGAIN)
     lineage = parse(list[dict[str, Any]], value.get("lineage") or [], file, _COPY_AGAIN)
     number = lineage[-1].get("number") if lineage else None
-    return digest, parse(int | None, number, file, _COPY_AGAIN)
+    found = {"digest": value.get("digest"), "generation": number}
+    return parse(Identity, found, file, _COPY_AGAIN)

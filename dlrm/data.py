@@ -12,7 +12,7 @@ import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from clicklog.errors import ClickLogError
+from clicklog.errors import BadInputError, ClickLogError, SettingsError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 from clicklog.files.validation import parse
@@ -139,6 +139,22 @@ def make_loader(
     if training and settings.dataset_subset is not None and len(loader):
         loader = make(limit_batches=math.ceil(settings.dataset_subset * len(loader)))
     return loader.map(MultiHot(config).batch) if config.multi_hot_sizes else loader
+
+
+def check_length(settings: TrainSettings, total_steps: int) -> None:
+    """Check that there is something to train on, and to measure.
+
+    Raises:
+        BadInputError: The training set has no rows.
+        SettingsError: All steps belong to ``--benchmark_warmup_steps``.
+    """
+    if not total_steps:
+        raise BadInputError(f"{settings.split_path('train')}: no rows to train on")
+    if settings.benchmark_warmup_steps >= total_steps:
+        raise SettingsError(
+            f"--benchmark_warmup_steps {settings.benchmark_warmup_steps} of {total_steps} steps",
+            "leave some to measure",
+        )
 
 
 def training_batch(

@@ -11,22 +11,16 @@ from typing import Any
 
 from torchrec.datasets.utils import Batch
 
-from clicklog.errors import BadInputError, SettingsError
 from clicklog.files.atomic import write_json
 from dlrm.build import build, make_pipeline
-from dlrm.checkpoint.ancestor import (
-    agree_on_ancestor,
-    ancestor_of,
-    earlier_days,
-    load_ancestor,
-)
+from dlrm.checkpoint.ancestor import agree_on_ancestor, ancestor_of, earlier_days, load_ancestor
 from dlrm.checkpoint.claims import claimed, lock_files
 from dlrm.checkpoint.compatibility import data_origin
 from dlrm.checkpoint.resume import check_may_continue, load_weights, resume_from, training_state
 from dlrm.checkpoint.store import check_destination, save_checkpoint
 from dlrm.checkpoint.writer import Checkpoints, checkpoints_in
 from dlrm.config import ModelConfig, model_config
-from dlrm.data import make_loaders, read_oracle, read_schema, training_batch
+from dlrm.data import check_length, make_loaders, read_oracle, read_schema, training_batch
 from dlrm.days import choose_days, log_days
 from dlrm.evaluate import evaluate
 from dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
@@ -138,18 +132,15 @@ class Trainer:
 
     def train(self) -> TrainResult:
         """Train, evaluate, and write the checkpoints."""
-        self._check_length()
         settings = self.settings
+        check_length(settings, self.progress.total_steps)
         if settings.profile and self.directory:
             total = self.progress.total_steps
             self.profiler = StepProfiler(settings, self.directory, total, self.group.device)
         if not (settings.checkpoint_dir and self._resume(settings.checkpoint_dir)):
             self._continue()
-        if (
-            not settings.checkpoint_dir
-            and self.group.rank == 0
-            and not settings.save_checkpoint_path
-        ):
+        kept = settings.checkpoint_dir or settings.save_checkpoint_path
+        if self.group.rank == 0 and not kept:
             log.warning("no --save_checkpoint_path: the trained model will not be kept")
         try:
             with StopRequests(self.group) as self.stop_requests:
@@ -363,16 +354,6 @@ class Trainer:
         if self.group.rank == 0:
             log.warning("SIGTERM: the run ends after step %d; %s", self.progress.step, kept)
         raise SystemExit(EXIT_STATUS)
-
-    def _check_length(self) -> None:
-        settings, total = self.settings, self.progress.total_steps
-        if not total:
-            raise BadInputError(f"{settings.split_path('train')}: no rows to train on")
-        if settings.benchmark_warmup_steps >= total:
-            raise SettingsError(
-                f"--benchmark_warmup_steps {settings.benchmark_warmup_steps} of {total} steps",
-                "leave some to measure",
-            )
 
     def _log_start(self, plan: dict[str, Any]) -> None:
         self.events.write(

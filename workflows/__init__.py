@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clicklog import __version__
+from clicklog.generations import Generation
 from workflows.description import WorkflowDescription, inspect, reused_ids, verify
 from workflows.frames import to_frame
-from workflows.lineage import Generation
 from workflows.vocabulary import FittedVocabulary, finish
 from workflows.writer import Fitted, write_workflow
 

@@ -16,13 +16,13 @@ released versions pickle)::
     compiled/                      made from the above, see :mod:`workflows.compiled`; with digests
                                    of its own
 
-``lineage`` in ``metadata.json`` lists the generations of the workflow from 0, itself last: number,
-digest, the days that were counted in it for the first time, the number of values of each vocabulary
-and how many ids were reused (:class:`workflows.lineage.Generation`). A workflow that was imported,
-or made before generations were recorded, has no such key: it encodes rows as any other, but cannot
-be extended. In generation 0 a vocabulary is ordered by falling count; what later generations add
-follows behind, so the vocabulary as a whole is not. ``<vocabulary>_size`` and the observed rows are
-those of all days counted. Neither they nor the lineage are part of the digest.
+``lineage`` in ``metadata.json`` lists the generations of the workflow from 0, itself last
+(:class:`clicklog.generations.Generation`): number, digest, the days that were counted in it for
+the first time, the number of values of each vocabulary and how many ids were reused. A workflow
+that was imported, or made before generations were recorded, has no such key: it encodes rows as
+any other, but cannot be extended. In generation 0 a vocabulary is ordered by falling count; what
+later generations add follows behind. ``<vocabulary>_size`` and the observed rows are those of all
+days counted. Neither they nor the lineage are part of the digest.
 
 No path in it is absolute: the directory may be moved or copied. The spec in ``metadata.json``
 determines the graph; a ``graph.json`` that is not the graph of this spec and state is refused.
@@ -45,10 +45,10 @@ from typing import TYPE_CHECKING, Any
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.files.artifact import FileEntry, Format, check_digests, check_sizes
 from clicklog.files.atomic import read_json
+from clicklog.generations import Generation, check_lineage, read_reused
 from clicklog.schema import LARGEST_TABLE, TableSchema
 from clicklog.spec.feature_spec import FeatureSpec
 from workflows import nodes
-from workflows.lineage import Generation, check_lineage, read_reused
 
 if TYPE_CHECKING:
     import numpy as np

@@ -34,8 +34,9 @@ class Meaning:
         id: the id.
         kind: ``padding``, ``null``, ``oov`` (out of vocabulary, or hashed) or ``value``.
         value: the value as in a raw log; None unless ``kind`` is ``value``.
-        count: number of occurrences in the training days, in all columns of the vocabulary; None
-            where they are not counted: padding, and the ids of hashed columns.
+        count: number of occurrences in the days counted (in generation 0 the training days), in
+            all columns of the vocabulary; None where they are not counted: padding, and the ids of
+            hashed columns.
     """
 
     id: int

@@ -34,14 +34,16 @@ def report(path: Path | str) -> str:
 
 def describe_meaning(path: Path | str, column: str, meaning: Meaning) -> str:
     """Return one line on what an id stands for."""
-    spec = next(c for c in inspect(path).spec.categorical if c.name == column)
+    description = inspect(path)
+    spec = next(c for c in description.spec.categorical if c.name == column)
     what = {
         "padding": "padding, which no value has",
         "null": "missing",
         "oov": _describe_oov(spec, meaning.id),
         "value": meaning.value,
     }[meaning.kind]
-    counted = "" if meaning.count is None else f" ({_times(meaning, spec)})"
+    days = "days counted" if description.generation else "training days"
+    counted = "" if meaning.count is None else f" ({_times(meaning, spec, days)})"
     return f"{column} {meaning.id}: {what}{counted}"
 
 
@@ -53,10 +55,10 @@ def _describe_oov(column: CategoricalColumn, number: int) -> str:
     return "out of vocabulary"
 
 
-def _times(meaning: Meaning, column: CategoricalColumn) -> str:
+def _times(meaning: Meaning, column: CategoricalColumn, days: str) -> str:
     times = "once" if meaning.count == 1 else f"{meaning.count} times"
     columns = f", in all columns of vocabulary {column.vocabulary}" if column.vocabulary else ""
-    return f"{times} in the training days{columns}"
+    return f"{times} in the {days}{columns}"
 
 
 def _head(path: Path, description: WorkflowDescription) -> str:

@@ -33,6 +33,7 @@ from clicklog.files.atomic import (
     removed_on_error,
     write_text,
 )
+from clicklog.generations import Generation, reused_table
 from clicklog.spec.feature_spec import (
     FIRST_OOV_ID,
     NULL_ID,
@@ -48,7 +49,6 @@ from workflows.description import (
     WorkflowDescription,
     describe_vocabularies,
 )
-from workflows.lineage import Generation, reused_table
 from workflows.vocabulary import FittedVocabulary, PendingValues
 
 _VERSIONS_OF = (

@@ -14,7 +14,7 @@ from clicklog.files.atomic import TEMPORARY, fsync_directory, output_errors
 
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside ``path``; on success sync all in it and rename it.
+    """Yield a temporary directory beside ``path``; on success sync its files and rename it.
 
     Raises:
         OutputError: ``path`` exists, or cannot be written.
@@ -28,11 +28,9 @@ def new_directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
             temporary.mkdir(parents=True)
             yield temporary
-            for written in (temporary, *sorted(temporary.rglob("*"))):
-                if written.is_dir():
-                    fsync_directory(written)
-                else:
-                    with open(written, "rb") as opened:  # may be a link to a read-only file
+            for file in sorted(temporary.rglob("*")):
+                if file.is_file():
+                    with open(file, "rb+") as opened:
                         os.fsync(opened.fileno())
             os.rename(temporary, path)
             fsync_directory(path.parent)

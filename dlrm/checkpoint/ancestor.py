@@ -88,21 +88,27 @@ def find_ancestor(settings: TrainSettings, own: list[Path]) -> Ancestor | None:
     if recorded is None:
         return _describe(resolve(given))
     path, before = recorded
-    if given.is_dir():
-        now = _describe(resolve(given))
-        if before is None or now.digest != before.digest:
-            raise SettingsError(
-                f"{path.parent}: holds a run that "
-                + (f"continued from {before.checkpoint}" if before else "began anew")
-                + f", not from {now.checkpoint}",
-                "give each run a --checkpoint_dir of its own",
-            )
     if before is None:
         raise SettingsError(
-            f"{path.parent}: holds a run that did not continue from a checkpoint",
-            "leave --continue_from out, or give each run a --checkpoint_dir of its own",
+            f"{path.parent}: holds a run that began anew, not from {given}",
+            "give each run a --checkpoint_dir of its own, or leave --continue_from out",
+        )
+    if not _may_be(given.absolute(), before):
+        raise SettingsError(
+            f"{path.parent}: holds a run that continued from {before.checkpoint}, not from {given}",
+            "give each run a --checkpoint_dir of its own",
         )
     return before
+
+
+def _may_be(given: Path, before: Ancestor) -> bool:
+    """Return whether a path names the checkpoint of a record, if it still names one."""
+    recorded = Path(before.checkpoint)
+    try:  # of a directory of checkpoints, which may have newer ones by now, the recorded one
+        now = _describe(recorded if given == recorded.parent else resolve(given))
+    except BadInputError:
+        return True
+    return now.digest == before.digest
 
 
 def _recorded(own: list[Path]) -> tuple[Path, Ancestor | None] | None:
@@ -207,7 +213,7 @@ def read_growth(
         )
     before = value["training"]["settings"]
     optimizer = table_optimizer(before.get("optimizer"), before.get("adagrad"))
-    if optimizer != settings.table_optimizer:
+    if settings.mode == "train" and optimizer != settings.table_optimizer:
         raise SettingsError(
             f"--continue_from {path}: optimizer was {optimizer}, is {settings.table_optimizer}",
             f"give --optimizer {optimizer}, or train anew without --continue_from",
@@ -240,7 +246,7 @@ def load_ancestor(
     optimizer: CombinedOptimizer,
     group: Group,
 ) -> dict[str, int]:
-    """Load the weights and the optimizer state that a run starts from (collective).
+    """Load the weights and, to train, the optimizer state that a run starts from (collective).
 
     Args:
         ancestor: The checkpoint.
@@ -259,7 +265,8 @@ def load_ancestor(
     """
     path = Path(ancestor.checkpoint)
     tables = on_all_ranks(group, path, read_growth, ancestor, settings, config)
-    load_grown_state(path, tables, model, optimizer, group)
+    trained = optimizer if settings.mode == "train" else None
+    load_grown_state(path, tables, model, trained, group)
     counts = {
         "new_rows": sum(table.rows - table.kept for table in tables.values()),
         "reused_rows": sum(len(table.reused) for table in tables.values()),

@@ -64,10 +64,14 @@ def data_origin(settings: TrainSettings) -> dict[str, Any]:
     """
     if settings.dataset_type != "parquet":
         return dict.fromkeys((*_DIGESTS, "generation"))
-    digest, generation = identify(EtlOutput.of_splits(settings.binary_path).workflow)
+    workflow = identify(EtlOutput.of_splits(settings.binary_path).workflow)
     footers = settings.split_path("train") / "_metadata"
     found = hashlib.blake2b(footers.read_bytes()).hexdigest() if footers.is_file() else None
-    return {"workflow_digest": digest, "data_digest": found, "generation": generation}
+    return {
+        "workflow_digest": workflow.digest,
+        "data_digest": found,
+        "generation": workflow.generation,
+    }
 
 
 def merge_origins(path: Path, then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +144,7 @@ def log_changes(then: dict[str, Any], now: dict[str, Any], group: Group) -> None
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that a resumed run must share. The loader checks the global batch itself."""
     fixed = {name: settings.get(name) for name in _MUST_STAY}
+    fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
     adagrad, optimizer = settings.get("adagrad"), settings.get("optimizer")
     return {"optimizer": table_optimizer(optimizer, adagrad), **fixed}
 

@@ -13,7 +13,8 @@ import dataclasses
 import numpy as np
 
 from clicklog.errors import SchemaError, SettingsError
-from clicklog.lineage import Generation, Lineage
+from clicklog.generations import Generation
+from clicklog.lineage import Lineage
 from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
 from dlrm.config import ModelConfig
 

@@ -196,7 +196,7 @@ def load_grown_state(
     path: Path,
     tables: dict[str, GrownTable],
     model: DistributedModelParallel,
-    optimizer: CombinedOptimizer,
+    optimizer: CombinedOptimizer | None,
     group: Group,
 ) -> None:
     """Load weights and optimizer state of a checkpoint whose tables are smaller (collective).
@@ -207,15 +207,18 @@ def load_grown_state(
         path: The checkpoint.
         tables: How each table follows from that of the checkpoint.
         model: The sharded model, as it is initialized.
-        optimizer: Its optimizer, before the first step.
+        optimizer: Its optimizer, before the first step; None to load the weights alone.
         group: This rank.
 
     Raises:
         BadInputError: The checkpoint is damaged, or holds values that are not finite.
         SchemaError: Its tensors are not those of the run.
     """
-    state = _state_to_fill(model, optimizer, group)
-    del state["random"]
+    if optimizer is None:
+        state = {"model": model.state_dict()}
+    else:
+        state = _state_to_fill(model, optimizer, group)
+        del state["random"]
     value = on_all_ranks(group, path, read_model_file, path)
     read = functools.partial(read_grown, tables=tables)
     converted = any(gathered(group, _load(path, state, value["files"], group, read)))
@@ -225,7 +228,10 @@ def load_grown_state(
             "those of the columns",
             path,
         )
-    on_all_ranks(group, path, _fill, state, model, optimizer, group)
+    if optimizer is None:
+        on_all_ranks(group, path, model.load_state_dict, state["model"])
+    else:
+        on_all_ranks(group, path, _fill, state, model, optimizer, group)
 
 
 def _state_to_fill(

@@ -6,11 +6,11 @@ from clicklog.splits import SPLITS
 from etl.settings import ExtendSettings
 
 DESCRIPTION = (
-    "Adds new days to the OUT of `python -m etl run`: values that have earned an id get one behind "
-    "the ids there are, which never change, so the parquet of earlier days stays as it is. Each "
-    "day is a generation. The newest day is halved into valid and test; all others become training "
-    "days. Until all of a day is ready, OUT is the previous generation. Interrupted, it goes on "
-    "with --resume where it was."
+    "Adds new days to the OUT of `python -m etl run`. Values keep their ids, so the parquet of "
+    "earlier days stays as it is; values that have earned an id get one behind those. Each day "
+    "is a generation. The newest day is halved into valid and test, all others are for training. "
+    "Until all of a day is ready, OUT is the previous generation. Interrupted, it goes on with "
+    "--resume where it was."
 )
 SETTINGS = (ExtendSettings,)
 

@@ -167,16 +167,14 @@ def _comparable_parts(manifest: dict[str, Any]) -> list[str]:
     since = max(
         (
             extension["generation"]
-            for extension in manifest.get("extensions", ())
+            for extension in manifest["extensions"]
             if extension["settings"].get("statistics") == "update"
             or extension["settings"].get("retire_after_days")
         ),
         default=0,
     )
     files = [
-        part
-        for part in manifest["files"]
-        if part["rows"] and (part.get("generation") or 0) >= since
+        part for part in manifest["files"] if part["rows"] and (part["generation"] or 0) >= since
     ]
     train = [part["file"] for part in files if part["file"].startswith("train/")]
     return train or [part["file"] for part in files]
@@ -192,13 +190,11 @@ def _unseen(
     before, it was new.
     """
     columns = [c for c in description.spec.categorical if not c.hash_buckets]
-    if manifest.get("generation"):
+    if manifest["generation"]:
         newest = max(map(int, manifest["by_day"]))
         file = output.drift / f"day_{newest}.json"
         before = read_drift(file) if file.is_file() else None
-        # None for a workflow that was saved before workflows had a lineage, which has no extensions
-        parent = getattr(description, "parent", None)
-        if before is None or (parent is not None and before.workflow_digest != parent):
+        if before is None or before.workflow_digest != description.parent:
             return {}
         return {
             c.name: (measured.unseen.count, measured.unseen.total)

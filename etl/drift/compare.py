@@ -82,7 +82,7 @@ def compare(
         input=day.source,
         rows=tally.rows,
         limit_rows=limit_rows,
-        generation=getattr(description, "generation", None),
+        generation=description.generation,
         workflow_digest=description.digest,
         baseline_days=list(baseline.days),
         tests=tests,

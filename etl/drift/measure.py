@@ -106,7 +106,7 @@ def check_not_added(output: EtlOutput, day: DayFile) -> None:
     """
     if not output.manifest.is_file():
         return  # which read_baseline reports
-    added = {extension["day"] for extension in read_manifest(output.manifest).get("extensions", ())}
+    added = {extension["day"] for extension in read_manifest(output.manifest)["extensions"]}
     if day.day in added:
         raise SettingsError(
             f"{output.root} was extended by day {day.day}, so {day.source} would be compared with "

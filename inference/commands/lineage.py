@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,12 +90,13 @@ def _text(found: Lineage) -> str:
     lines.append("days" if found.days else "days        not recorded")
     lines += [line for day in found.days for line in _day(day)]
     if found.checkpoint is not None:
-        lines.append(f"settings    {_pairs(found.checkpoint['checkpoint']['settings'])}")
-        lines.append(
-            f"versions    checkpoint: {_pairs(found.checkpoint['checkpoint']['versions'])}"
-        )
-        lines.append(f"            bundle: {_pairs(found.checkpoint['versions'])}")
-    lines.append(f"            workflow: {_pairs(workflow['versions'])}")
+        own = found.checkpoint["checkpoint"]
+        lines += _wrap("settings", _pairs(own["settings"]))
+        lines += _wrap("versions", f"checkpoint: {_pairs(own['versions'])}")
+        lines += _wrap("", f"bundle: {_pairs(found.checkpoint['versions'])}")
+    lines += _wrap(
+        "" if found.checkpoint else "versions", f"workflow: {_pairs(workflow['versions'])}"
+    )
     for title, texts in (("verified", found.verified), ("not verified", found.unverified)):
         lines += [title, *(f"  {text}" for text in texts or ["nothing"])]
     return "\n".join(lines)
@@ -118,8 +120,9 @@ def _checkpoint(origin: dict[str, Any] | None) -> str:
 
 def _day(day: dict[str, Any]) -> list[str]:
     trained = {None: "", True: ", trained on", False: ", not trained on"}[day["trained"]]
-    generation = "" if day["generation"] is None else f" {_generation(day['generation'])}"
-    lines = [f"  day {day['day']:<4}{generation}{trained}"]
+    number = day["generation"]
+    generation = "not counted" if number is None else _generation(number)
+    lines = [f"  day {day['day']:<4} {generation}{trained}"]
     for file in day["files"]:
         then = {**file["fingerprint"]}
         size, rows = then.pop("size", None), (file["rows"] or {}).get("in")
@@ -144,4 +147,18 @@ def _days(days: list[int]) -> str:
 
 
 def _pairs(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items()) or "none"
+    """Format names and values; leave out what was not set."""
+    given = (f"{name} {_value(value)}" for name, value in values.items() if value is not None)
+    return ", ".join(given) or "none"
+
+
+def _value(value: Any) -> Any:
+    """Shorten a list of equal items, as a setting of each column by default is."""
+    if isinstance(value, list) and len(value) > 5 and len(set(map(str, value))) == 1:
+        return f"{len(value)} times {value[0]}"
+    return value
+
+
+def _wrap(name: str, text: str) -> list[str]:
+    indent = " " * 12
+    return textwrap.wrap(text, 100, initial_indent=f"{name:12}", subsequent_indent=indent)

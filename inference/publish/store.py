@@ -190,8 +190,10 @@ class Store:
 def _link(source: Path, target: Path) -> bool:
     """Make a hard link, or a copy where that is not possible. Return whether it is a link."""
     try:
-        os.link(source.resolve(), target)
-        return True
+        if os.access(source, os.W_OK):  # new_directory opens files for writing, to sync them
+            os.link(source.resolve(), target)
+            return True
     except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
-        return False
+        pass
+    shutil.copyfile(source, target)
+    return False

@@ -1,17 +1,23 @@
-"""Drift of the served rows: the population stability index of each categorical column.
+"""Drift of the served rows: the population stability index of each categorical column, and the mean
+of each dense one.
 
 The values of the last hour are counted by their frequency in the training days
 (:mod:`workflows.frequency_buckets`), in the model's thread, and compared with the counts of the
 fitted workflow. prometheus_client adds the counts of several processes up, and the index is
 computed from the sums when metrics are read, so any process answers for the whole server.
+
+Of dense columns a workflow holds mean and standard deviation only. The values that the model sees
+are normalized by them, so the mean of a window is 0 without a shift, and by chance about 1/√rows.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import NormalDist
 
 import numpy as np
 from numba import types
@@ -35,7 +41,11 @@ _SLOTS = 12
 #: The first ids of a vocabulary, most of which are frequent, are looked up in a table of one byte
 #: each: 1,024 rows of 26 columns take 0.03 ms instead of 0.3 ms.
 _TABLE_IDS = 1 << 12
-_COUNTS = "inference_window_values"
+#: Larger values, in standard deviations, count as this, so that a single one does not decide.
+_LARGEST = 100.0
+_COUNTS, _ROWS, _SUMS = (
+    "inference_window_values", "inference_window_rows", "inference_window_dense_sum",
+)  # fmt: skip
 _BUCKET_NAMES = [
     *(f"{100 // BUCKETS * i}-{100 // BUCKETS * (i + 1)}" for i in range(BUCKETS)),
     "rest",
@@ -73,9 +83,18 @@ class DriftMetrics:
             multiprocess_mode="livesum",
             registry=registry,
         )
+        self._rows_gauge, self._sums_gauge = (
+            Gauge(name, text, labels, multiprocess_mode="livesum", registry=registry)
+            for name, text, labels in (
+                (_ROWS, "Rows in the sliding window", []),
+                (_SUMS, "Sum of the normalized values of the sliding window", ["column"]),
+            )
+        )
         self._lock = threading.Lock()
+        self._watched: CompiledWorkflow | None = None
         self._buckets: _Buckets | None = None
         self._slots = np.zeros((_SLOTS, 0, BUCKETS + 2), np.int64)
+        self._dense_slots = np.zeros((_SLOTS, 1))  # rows, and the sum of each dense column
         self._last_slot = 0
         self._written: dict[str, list[int]] = {}  # what is in the gauges
 
@@ -85,7 +104,7 @@ class DriftMetrics:
         Its vocabularies are read in a thread, which is returned. Until it ends, nothing is counted.
         """
         with self._lock:
-            self._buckets = None
+            self._buckets, self._watched = None, workflow
         thread = threading.Thread(
             target=self._read, args=(workflow,), name="drift baseline", daemon=True
         )
@@ -99,16 +118,20 @@ class DriftMetrics:
             log.error("drift is not measured: %s", error)
             return
         with self._lock:
+            if self._watched is not workflow:  # another one has taken its place meanwhile
+                return
             self._buckets = buckets
             self._slots = np.zeros((_SLOTS, len(buckets.names), BUCKETS + 2), np.int64)
+            self._dense_slots = np.zeros((_SLOTS, 1 + len(buckets.dense)))
 
     def observe(self, requests: Sequence[EncodedRows]) -> None:
         """Count scored rows."""
         with self._lock:
             if self._buckets is not None:
-                counts = self._slots[self._slot()]
+                slot = self._slot()
                 for rows in requests:
-                    self._buckets.count(rows, counts)
+                    self._buckets.count(rows, self._slots[slot])
+                    _sum_dense(rows.dense, self._dense_slots[slot])
 
     def _slot(self) -> int:
         """Return the index of the current slot; empty those that left the window."""
@@ -116,6 +139,7 @@ class DriftMetrics:
         passed = min(now - self._last_slot, _SLOTS)
         for number in range(now - passed + 1, now + 1):
             self._slots[number % _SLOTS] = 0
+            self._dense_slots[number % _SLOTS] = 0
         self._last_slot = now
         return now % _SLOTS
 
@@ -126,6 +150,10 @@ class DriftMetrics:
                 return
             self._slot()
             names, counts = self._buckets.names, self._slots.sum(axis=0)
+            dense, sums = self._buckets.dense, self._dense_slots.sum(axis=0)
+        self._rows_gauge.set(sums[0])
+        for name, total in zip(dense, sums[1:].tolist(), strict=True):
+            self._sums_gauge.labels(name).set(total)
         for name, values in zip(names, counts[:, : BUCKETS + 1].tolist(), strict=True):
             if self._written.get(name) == values:
                 continue
@@ -136,8 +164,7 @@ class DriftMetrics:
     def with_psi(self, registry: CollectorRegistry) -> _WithPsi:
         """Return a registry with all metrics of another one, and the index computed from them."""
         with self._lock:
-            baseline = {} if self._buckets is None else self._buckets.then
-        return _WithPsi(registry, baseline)
+            return _WithPsi(registry, {} if self._buckets is None else self._buckets.then)
 
 
 class _WithPsi:
@@ -149,15 +176,20 @@ class _WithPsi:
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, and those made of them."""
         counts = {name: np.zeros(BUCKETS + 1, np.int64) for name in self._baseline}
+        rows, sums = 0.0, {}
         for metric in self._registry.collect():
             yield metric
-            if metric.name != _COUNTS:
-                continue
-            for sample in metric.samples:
-                if (name := sample.labels["column"]) in counts:
-                    bucket = _BUCKET_NAMES.index(sample.labels["bucket"])
-                    counts[name][bucket] = sample.value
+            if metric.name == _ROWS:
+                rows = sum(sample.value for sample in metric.samples)
+            elif metric.name == _SUMS:
+                sums = {sample.labels["column"]: sample.value for sample in metric.samples}
+            elif metric.name == _COUNTS:
+                for sample in metric.samples:
+                    if (name := sample.labels["column"]) in counts:
+                        bucket = _BUCKET_NAMES.index(sample.labels["bucket"])
+                        counts[name][bucket] = sample.value
         yield from _psi_metrics(self._baseline, counts)
+        yield from _mean_metrics(sums, rows)
 
 
 def _psi_metrics(
@@ -180,11 +212,32 @@ def _psi_metrics(
     return (psi, limit)
 
 
+def _mean_metrics(sums: dict[str, float], rows: float) -> Iterable[GaugeMetricFamily]:
+    mean = GaugeMetricFamily(
+        "inference_dense_mean",
+        "Mean of the dense values in the sliding window, in standard deviations of the training "
+        "days from their mean",
+        labels=["column"],
+    )
+    limit = GaugeMetricFamily(
+        "inference_dense_mean_limit",
+        f"What it exceeds by chance, up or down, with a probability of {ERROR_RATE:g}",
+        value=NormalDist().inv_cdf(1 - ERROR_RATE / 2) / math.sqrt(rows) if rows else math.inf,
+    )
+    for name, total in sums.items():
+        mean.add_metric([name], total / rows if rows else 0.0)
+    return (mean, limit) if sums else ()
+
+
 class _Buckets:
-    """The buckets of all vocabularies in the form that the kernel reads."""
+    """The buckets of all vocabularies in the form that the kernel reads; normalized columns."""
 
     def __init__(self, workflow: CompiledWorkflow, buckets: dict[str, FrequencyBuckets]) -> None:
         self.names = list(buckets)
+        spec = workflow.spec
+        self.dense = (
+            [] if spec.dense_transform == "log" else spec.dense_names
+        )  # which are normalized
         self.then = {name: of_one.counts for name, of_one in buckets.items()}
         runs = [of_one.begins for of_one in buckets.values()]
         self._begins = np.concatenate([*runs, np.empty(0, np.int32)])
@@ -254,3 +307,19 @@ def _count_buckets(ids, places, table, begins, buckets, counts):
             of_column[buckets[at]] += 1
         for bucket in range(len(of_column)):
             counts[vocabulary, bucket] += of_column[bucket]
+
+
+@compiled(
+    types.void(
+        types.Array(types.float32, 2, "A", readonly=True), types.Array(types.float64, 1, "C")
+    ),
+    nogil=False,
+)
+def _sum_dense(dense, sums):
+    """Add rows [columns, n] to their number, and if there is room, to the sum of each column."""
+    sums[0] += dense.shape[1]
+    for j in range(len(sums) - 1):
+        total = 0.0
+        for i in range(dense.shape[1]):
+            total += min(max(dense[j, i], -_LARGEST), _LARGEST)
+        sums[1 + j] += total

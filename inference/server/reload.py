@@ -4,13 +4,14 @@ A thread looks every second, and at once after SIGHUP. It opens the new bundle b
 is served, compares its digests and scores rows with it. Then it puts the new one in place: requests
 that were parsed before are scored by the old one to their end, all others by the new one. The next
 switch begins when the old bundle has been let go, so that no more than two are in memory. A bundle
-that cannot be opened is logged and counted, and the one before is served on.
+that cannot be opened is logged, counted and tried again every minute, and the one before is served.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import math
 import queue
 import threading
 import time
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the path.
 _INTERVAL_S = 1.0
+#: Seconds after which a bundle that could not be opened is tried again: storage may have failed for
+#: a while, or a file of the bundle was copied again, which the stamp does not show.
+_RETRY_S = 60.0
 #: Seconds between two looks at whether the old bundle has been let go.
 _RELEASE_S = 0.05
 #: Looks after which reference cycles, such as those of exceptions, are collected.
@@ -92,7 +96,8 @@ class Reloader:
 
     def __init__(self, source: Source, service: Service, metrics: BundleMetrics) -> None:
         self._source, self._service, self._metrics = source, service, metrics
-        self._seen = service.served.stamp  # of the last bundle that was tried
+        self._seen = service.served.stamp  # of the last bundle that was tried; None: there was none
+        self._retry_at = math.inf
         # unlike an Event, a SimpleQueue may be used by a signal handler that interrupts itself
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._closed = False
@@ -124,22 +129,24 @@ class Reloader:
                 return
             try:
                 self._look(asked)
-            except Exception as error:  # for example no memory for a thread: look again later
+            except Exception as error:  # for example no memory for a thread
                 self._failed(f"{self._source.bundle}: {error!r:.300}")
 
     def _look(self, asked: bool) -> None:
-        stamp: Stamp | None
+        stamp: Stamp | None = None
+        problem = ""
         try:
             stamp = self._source.stamp()
         except OSError as error:
-            if self._seen is not None or asked:
-                self._seen = None
-                self._failed(f"{self._source.bundle}: no bundle: {error.strerror or error}")
-            return
-        if stamp == self._service.served.stamp:
-            self._seen = stamp
-        elif stamp != self._seen or asked:
-            self._seen = stamp
+            problem = f"{self._source.bundle}: no bundle: {error.strerror or error}"
+        changed, self._seen = stamp != self._seen, stamp
+        if stamp is not None and stamp == self._service.served.stamp:
+            self._retry_at = math.inf
+        elif changed or asked or time.monotonic() >= self._retry_at:
+            self._retry_at = math.inf
+            if problem:
+                self._failed(problem)
+                return
             old = weakref.ref(self._service.served.predictor)
             if self._switch_in_thread():
                 self._wait_for_release(old)
@@ -179,8 +186,9 @@ class Reloader:
         return True
 
     def _failed(self, why: str) -> None:
+        self._retry_at = time.monotonic() + _RETRY_S
         self._metrics.failures.inc()
-        log.error("serving bundle %s on: %s", self._service.served.name, why, extra=ALWAYS)
+        log.error("still serving bundle %s: %s", self._service.served.name, why, extra=ALWAYS)
 
     def _wait_for_release(self, old: Callable[[], object]) -> None:
         """Wait until no request uses the old bundle any more; each has a time limit."""

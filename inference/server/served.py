@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -76,7 +77,7 @@ class Source:
         """
         if self.bundle is None:
             return None
-        path = self.bundle.resolve()
+        path = Path(os.path.realpath(self.bundle, strict=True))
         status = (path / BUNDLE_FILE).stat()
         return str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -91,7 +92,7 @@ class Source:
         if self.bundle is None:
             served = Served(self.load(check=check), generation=self._generation())
         else:
-            path = self.bundle.resolve()
+            path = Path(os.path.realpath(self.bundle))
             here = dataclasses.replace(self, bundle=path)
             try:
                 stamp = here.stamp()

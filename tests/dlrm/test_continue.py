@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -27,8 +28,8 @@ from tests.dlrm.generations import (
     write_workflow,
 )
 from tests.dlrm.resuming import assert_same
-from tests.dlrm.runs import events, torchrun, train_here, train_many
-from tests.dlrm.test_checkpoint import change_model_file
+from tests.dlrm.runs import events, losses, torchrun, train_here, train_many
+from tests.dlrm.test_checkpoint import Attack, change_model_file, forge
 
 RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
@@ -172,9 +173,9 @@ def test_the_first_predictions_are_those_of_the_old_model(outputs, trained, tmp_
     monkeypatch.setattr(evaluate_module, "compute_metrics", keep)
     before = trained["adagrad", 2, "row_wise"]
     train_here(*flags(outputs[0], "adagrad", "--mode=test", f"--load_checkpoint_path={before}"))
-    for generation in (0, 1, 2):
+    for generation, optimizer in ((0, "adagrad"), (1, "adagrad"), (2, "sgd")):  # it is not needed
         more = ["--mode=test", f"--continue_from={before}"]
-        train_here(*flags(outputs[generation], "adagrad", *more))
+        train_here(*flags(outputs[generation], optimizer, *more))
     assert len(seen) == 4
     assert len(set(seen[0].tolist())) > 100
     for logits in seen[1:]:
@@ -194,6 +195,37 @@ def test_the_first_predictions_of_the_saved_model(outputs, trained, tmp_path):
         for old, new in zip(KJTLoader(outputs[0] / "train", 64, device="cpu"), loader, strict=True)
     )
     assert changed > 100
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_continue_as_one(outputs, trained, tmp_path):
+    """The same first predictions, and then the same losses, on new days and replayed rows."""
+    before = tmp_path / "before"
+    two = ["--sharding=row_wise", "--throughput_check_freq_within_epoch=1"]
+    train_here(*flags(outputs[0], "adagrad", "--days=0", f"--save_checkpoint_path={before}"))
+
+    def test_mode(data: Path, how: str, log: str) -> list[str]:
+        more = ["--mode=test", f"--{how}={before}", f"--log_path={tmp_path / log}", *two]
+        return flags(data, "adagrad", *more, batch=16)
+
+    def continued_flags(log: str, batch: int, *more: str) -> list[str]:
+        run = [f"--continue_from={before}", "--days=new", "--replay=0.3", *more]
+        more = (*run, "--shuffle_training_set", f"--log_path={tmp_path / log}")
+        return flags(outputs[2], "adagrad", *more, batch=batch)
+
+    runs = [
+        test_mode(outputs[0], "load_checkpoint_path", "then"),
+        test_mode(outputs[2], "continue_from", "now"),
+        continued_flags("two", 16, *two),
+    ]
+    train_many(runs, 2)
+    train_here(*continued_flags("one", 32, two[1]))
+    (then,), (now,) = (events(tmp_path / log, "evaluation") for log in ("then", "now"))
+    for name in ("auroc", "log_loss", "mean_prediction"):
+        assert then[name] == now[name]
+    found = [losses(tmp_path / log) for log in ("one", "two")]
+    assert len(found[0]) == -(-(260 + 329 + round(0.3 * 340)) // 32)
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-5)
 
 
 def test_multi_hot_columns(tmp_path):
@@ -330,8 +362,9 @@ def test_new_days_are_those_of_the_run_when_it_resumes(outputs, tmp_path, monkey
     ):
         with pytest.raises(SettingsError, match=message):
             train_here(*continued(outputs[2], before, path, "--resume", *new, other))
-    with pytest.raises(SettingsError, match=r"days was new, is None; replay was 0\.25"):
-        train_here(*continued(outputs[2], before, path, "--resume"))
+    for all_days in ([], ["--days=all"]):
+        with pytest.raises(SettingsError, match=r"days was new, is None; replay was 0\.25"):
+            train_here(*continued(outputs[2], before, path, "--resume", *all_days))
 
 
 def test_a_directory_of_another_run(outputs, trained, tmp_path):
@@ -352,6 +385,20 @@ def test_a_directory_of_another_run(outputs, trained, tmp_path):
     shutil.rmtree(tmp_path / "anew" / "final")
     with pytest.raises(SettingsError, match="holds a run that began anew, not from"):
         train_here(*continued(outputs[2], second, tmp_path / "anew", "--resume"))
+
+
+def test_a_directory_that_has_a_newer_checkpoint_by_now(outputs, trained, tmp_path):
+    """The run goes on from its own checkpoint, which began from the one that was newest then."""
+    before, run = tmp_path / "before", tmp_path / "run"
+    steps = before / "steps"
+    shutil.copytree(trained["rowwise_adagrad", 1, "table_wise"], steps / "step_00000008")
+    train_here(*continued(outputs[2], steps, run, "--max_steps=4"))
+    shutil.rmtree(run / "final")
+    shutil.copytree(trained["rowwise_adagrad", 2, "table_wise"], steps / "step_00000009")
+    train_here(*continued(outputs[2], steps, run, "--resume", "--max_steps=6"))
+    training = read_model_file(run / "final")["training"]
+    assert training["continued_from"]["checkpoint"] == str(steps / "step_00000008")
+    assert (training["steps"], training["optimizer_steps"]) == (6, 14)
 
 
 def test_which_checkpoint_is_meant(outputs, trained, tmp_path):
@@ -421,6 +468,38 @@ def test_a_table_in_which_new_values_would_share_rows(outputs, copy):
     more = ["--hash_indices", f"--num_embeddings_per_feature={sizes}"]
     text = refusal(outputs[2], copy, *more, error=SettingsError)
     assert "column cat_0 has 33 ids in the checkpoint's generation and 43 now" in text
+
+
+def test_code_in_a_tensors_place(outputs, copy, tmp_path):
+    """Tensors are read by torch.load with weights_only."""
+    buffer = io.BytesIO()
+    torch.save({"x": Attack(tmp_path / "attacked")}, buffer)
+    (part,) = copy.glob("*.distcp")
+    content = part.read_bytes() + buffer.getvalue()
+    tensors = json.loads((copy / "tensors.json").read_text())
+    begin = len(content) - len(buffer.getvalue())
+    for tensor in tensors.values():
+        if tensor["size"]:
+            tensor["chunks"][0] |= {"begin": begin, "length": len(buffer.getvalue())}
+            break
+    forge(copy, part.name, content, pickled_only=False)
+    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
+    assert "damaged" in refusal(outputs[2], copy, error=BadInputError)
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_another_tensor_in_a_tensors_place(outputs, copy):
+    buffer = io.BytesIO()
+    torch.save(torch.zeros(3), buffer)
+    (part,) = copy.glob("*.distcp")
+    content = part.read_bytes() + buffer.getvalue() + bytes(10_000)
+    tensors = json.loads((copy / "tensors.json").read_text())
+    chunk = tensors[f"{_TABLES}t_cat_0.weight"]["chunks"][0]
+    chunk |= {"begin": part.stat().st_size, "length": len(buffer.getvalue())}
+    forge(copy, part.name, content, pickled_only=False)
+    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
+    text = refusal(outputs[2], copy, error=BadInputError)
+    assert "are no tensor [33, 8]" in text
 
 
 def test_a_damaged_checkpoint(outputs, copy):

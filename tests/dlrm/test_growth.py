@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clicklog.errors import SchemaError, SettingsError
+from clicklog.generations import Generation
 from clicklog.hashing import murmur3_int
-from clicklog.lineage import Generation, Lineage
+from clicklog.lineage import Lineage
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from dlrm.checkpoint.growth import GrownTable, grow_tables
 from dlrm.config import ModelConfig
@@ -45,10 +46,10 @@ def config(sizes) -> ModelConfig:
 def lineage(values: list[int], column: CategoricalColumn) -> KnownLineage:
     spec = FeatureSpec("label", (), (column,))
     generations = tuple(
-        Generation(number, str(number), (number,), {"cat_0": count}, {})
+        Generation(number, f"{number:064x}", (number,), {"cat_0": count}, {})
         for number, count in enumerate(values)
     )
-    return KnownLineage(None, str(len(values) - 1), spec, {}, generations)
+    return KnownLineage(None, generations[-1].digest, spec, {}, generations)
 
 
 @st.composite

@@ -104,6 +104,28 @@ def test_what_waits_goes_together_up_to_the_size_of_a_batch(batches: list) -> No
     assert all(min(batch.waited) >= 0 and batch.seconds >= 0 for batch in batches)
 
 
+def test_a_batch_is_of_one_model(batches: list) -> None:
+    """Requests that were encoded by another bundle wait, though there is room for them."""
+    old, new = Model(), Model()
+
+    async def check(batcher: Batcher) -> None:
+        first = await _queued(batcher, old, request(9))
+        await _taken(batcher)
+        rest = [
+            *await _queued(batcher, old, request(1), request(2, 3)),
+            *await _queued(batcher, new, request(4), request(5)),
+            *await _queued(batcher, old, request(6)),
+        ]
+        old.go.release(100)
+        new.go.release(100)
+        answers = await asyncio.gather(*first, *rest)
+        assert [answer.tolist() for answer in answers] == [[9], [1], [2, 3], [4], [5], [6]]
+
+    run(old, batches, check)
+    assert (old.sizes, new.sizes) == ([1, 3, 1], [2])
+    assert [batch.model for batch in batches] == [old, old, new, old]
+
+
 def test_the_pace_says_how_long_a_request_would_wait() -> None:
     pace = WaitEstimate()
     pace.begin("a", 1000, 5.0)

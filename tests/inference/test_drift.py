@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import subprocess
@@ -141,6 +142,26 @@ def test_rows_without_a_shift_stay_below_the_limit_and_a_shift_does_not(criteo: 
     assert psi > max(0.2, limit)
 
 
+def test_dense_means_are_near_0_and_those_of_a_shift_are_not(criteo: Log):
+    metrics = watching(criteo)
+    metrics.observe(criteo.rows)
+    dense = np.concatenate([rows.dense for rows in criteo.rows], axis=1).astype(np.float64)
+    page = page_of(metrics)
+    means = values(page, "inference_dense_mean")
+    assert list(means) == CRITEO.dense_names
+    assert list(means.values()) == pytest.approx(dense.mean(axis=1).tolist(), abs=1e-5)
+    (limit,) = re.findall(r"^inference_dense_mean_limit (\S+)$", page, re.MULTILINE)
+    assert float(limit) == pytest.approx(3.8906 / math.sqrt(dense.shape[1]), rel=1e-3)
+    assert max(map(abs, means.values())) < 0.2
+    far = [
+        EncodedRows(rows.label, rows.dense + 1e30, rows.ids, rows.null, rows.oov)
+        for rows in criteo.rows
+    ]
+    metrics.observe(far)
+    means = values(page_of(metrics), "inference_dense_mean")
+    assert means["int_2"] == pytest.approx((dense[2].mean() + 100) / 2, rel=1e-3)
+
+
 def test_the_window_slides(criteo: Log):
     clock = Clock()
     metrics = watching(criteo, clock)
@@ -155,6 +176,7 @@ def test_the_window_slides(criteo: Log):
     page = page_of(metrics)
     assert sum(counts(page)["cat_6"]) == 0
     assert values(page, "inference_psi")["cat_6"] == 0
+    assert values(page, "inference_dense_mean")["int_2"] == 0
     assert values(page, "inference_psi_limit")["cat_6"] == float("inf")
 
 
@@ -165,6 +187,13 @@ def test_another_workflow_begins_a_new_window(criteo: Log):
     assert sum(counts(page_of(metrics))["cat_6"]) == 0
     metrics.observe(criteo.rows[:1])
     assert sum(counts(page_of(metrics))["cat_6"]) > 0
+
+
+def test_a_workflow_that_was_replaced_while_it_was_read_is_not_used(criteo: Log, retail: Log):
+    metrics = watching(retail)
+    metrics._read(criteo.workflow)  # its thread was slower than that of the next one
+    metrics.observe(retail.rows)
+    assert set(values(page_of(metrics), "inference_psi")) <= set(retail.buckets)
 
 
 def test_lists_shared_and_hashed_columns(retail: Log):

@@ -21,6 +21,10 @@ import pytest
 from inference import Predictor
 from inference.model.bundle import bundle_digest, bundle_name
 from inference.publish.steps import publish
+from inference.server import reload
+from inference.server.metrics import ServerMetrics
+from inference.server.reload import BundleMetrics
+from inference.server.served import Served, Source
 from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.serving import JSON, Server, serving
 
@@ -45,7 +49,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     base = tmp_path_factory.mktemp("bundles")
     paths, expected, generations = {}, {}, {}
     for number, seed in enumerate((1, 2)):
-        path = make_bundle(base / str(number), seed=seed, generation=number, rows=2_000_000)
+        path = make_bundle(base / str(number), seed=seed, generation=number, rows=500_000)
         name = bundle_name(bundle_digest(path))
         paths[name], generations[name] = path, str(number)
         expected[name] = Predictor.load(path).predict(ROWS)
@@ -211,28 +215,73 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
         def failures() -> float:
             return server.metric("inference_bundle_reload_failures_total")
 
-        for number, (target, message) in enumerate(
-            (
-                (damaged, "table.npy: not the file that was written"),
-                (tmp_path / "nowhere", "no bundle: No such file"),
-                (narrow, "its categorical columns are not those of the bundle that is served"),
-            )
+        loop = tmp_path / "loop"
+        loop.symlink_to(loop)
+        for target, message in (
+            (damaged, "table.npy: not the file that was written"),
+            (tmp_path / "nowhere", "no bundle: No such file"),
+            (narrow, "its categorical columns are not those of the bundle that is served"),
+            (loop, "no bundle: Too many levels of symbolic links"),
         ):
+            before = failures()
             _switch(served, target)
-            _until(lambda number=number: failures() == number + 1)
-            assert message in server.stderr.read_text()
-            assert f"serving bundle {name} on" in server.stderr.read_text()
+            _until(lambda before=before: failures() > before)
+            log = server.stderr.read_text()
+            assert message in log
+            assert f"still serving bundle {name}: {tmp_path}" in log
             _, answer, headers = server.ask("/predict", {"rows": two.rows[:2]})
             assert headers["X-Bundle"] == name
             got = json.loads(answer)["probabilities"]
             np.testing.assert_allclose(got, two.expected[name][:2], atol=ROUNDING)
+        before = failures()
         server.process.send_signal(signal.SIGHUP)  # tries it again
-        _until(lambda: failures() == 4)
+        _until(lambda: failures() > before)
         assert len(_tables(server.process.pid)) == 1
+        assert _reloads(server) == 0
         _switch(served, first)  # the same as before: nothing to do
         _switch(served, second)
         _until(lambda: _reloads(server) == 1)
-        assert failures() == 4
+
+
+class _Service:
+    """Holds what is served."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+
+    def serve(self, served: Served) -> None:
+        self.served = served
+
+
+def test_a_bundle_that_was_repaired_is_tried_again(
+    two: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stamp is that of before: ``bundle.json`` was whole."""
+    monkeypatch.setattr(reload, "_INTERVAL_S", 0.01)
+    monkeypatch.setattr(reload, "_RETRY_S", 0.02)
+    first, second = two.paths.values()
+    repaired = shutil.copytree(second, tmp_path / "second")
+    bias = repaired / "weights" / "top.0.bias.npy"
+    whole = bias.read_bytes()
+    bias.write_bytes(whole[:-1])
+    served = tmp_path / "current"
+    served.symlink_to(first)
+
+    def load(bundle: Path, check: bool) -> Predictor:
+        return Predictor.load(bundle, check=check)
+
+    source = Source(load, served)
+    service = _Service(source.open())
+    metrics = BundleMetrics(ServerMetrics(()))
+    follower = reload.Reloader(source, service, metrics)
+    follower.start()
+    try:
+        _switch(served, repaired)
+        _until(lambda: metrics.failures._value.get() > 2)
+        bias.write_bytes(whole)
+        _until(lambda: service.served.name == list(two.paths)[1])
+    finally:
+        follower.close()
 
 
 def test_each_worker_switches(two: Bundles, tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def test_everything_at_hand_is_verified(bundle: Path, trained: Trained, capsys) 
     text = capsys.readouterr().out
     for part in ("generation 0", f"{trained.raw / 'day_1'}: ", "learning_rate 0.1", "torchrec "):
         assert part in text
-    assert "not verified\n" in text
+    assert "\nnot verified\n" in text
+    for line in found["verified"] + found["unverified"]:
+        assert f"\n  {line}" in text
 
 
 def test_what_is_not_at_hand_is_listed(bundle: Path, capsys) -> None:

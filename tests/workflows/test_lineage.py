@@ -354,6 +354,14 @@ def test_inspect_shows_the_line(line: Path) -> None:
     ]
 
 
+def test_lookup_says_which_days_were_counted(line: Path) -> None:
+    for name, answer in (
+        ("0", "user 3: 1 (6 times in the training days)\n"),
+        ("2", "user 3: 1 (6 times in the days counted)\n"),
+    ):
+        assert _run("lookup", line / name / "workflow", "user", 3).stdout == answer
+
+
 def test_diff(line: Path) -> None:
     done = _run("diff", line / "0" / "workflow", line / "2" / "workflow")
     assert done.returncode == 0, done.stderr

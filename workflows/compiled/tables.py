@@ -6,8 +6,9 @@ Open addressing with linear probing at a load of at most one half. A slot is
 * wide: two words, the value (int64) or the hash of a string, and the id; for strings see
   :mod:`workflows.compiled.text_tables`.
 
-No value has id 0 (padding), so a slot whose id is 0 is empty. Vocabularies are inserted by falling
-frequency: frequent values lie where their hash points and are found with one access.
+No value has id 0 (padding), so a slot whose id is 0 is empty. Values are inserted by ascending id,
+those of generation 0 by falling frequency: frequent values lie where their hash points and are
+found with one access. What later generations add is inserted after them.
 
 Lookups in large tables wait for memory, so the slot of a later row is prefetched, which halves
 their time, as measured on 1–40 M values. Lookups in small tables wait for mispredicted branches, so

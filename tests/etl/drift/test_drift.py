@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.feature_spec import InputFormat, load_spec
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
 from etl.__main__ import main
-from etl.drift import baseline, measure
+from etl.drift import baseline
 from etl.drift import tally as tally_module
 from etl.drift.artifact import FORMAT, read_drift
-from etl.drift.measure import write_result
 from etl.drift.page import page
 from etl.drift.table import table
 from etl.drift.thresholds import Thresholds
+from etl.extend.run import extend
 from etl.run import run
+from etl.settings import ExtendSettings
 from tests.etl.drift.days import ROWS, changed, drift_of, make_log, read_rows
 from tests.etl.runs import settings
 from tests.etl.test_report import Page
@@ -222,8 +223,9 @@ def test_a_day_without_labels_has_no_label_rate(log: Path, day: Path, tmp_path: 
     Page(page(drift))
 
 
-def test_lists_strings_hashed_and_shared_columns(tmp_path: Path):
-    spec = load_spec("retail")
+@pytest.mark.parametrize("file_format", ["csv", "parquet"])
+def test_lists_strings_hashed_and_shared_columns(tmp_path: Path, file_format: str):
+    spec = dataclasses.replace(load_spec("retail"), input=InputFormat(file_format))
     synthesize(tmp_path / "raw", SyntheticSettings(days=4, rows_per_day=2000), spec=spec)
     run(settings(tmp_path / "raw", tmp_path / "out", spec, days=frozenset({0, 1, 2})))
     (day,) = (tmp_path / "raw").glob("day_3*")
@@ -376,46 +378,66 @@ def test_a_damaged_vocabulary(log: Path, day: Path, tmp_path: Path):
 # after an extension
 
 
-def _extended(log: Path, to: Path) -> Path:
-    """The output as if day 2 had been added by an extension: not held out, but counted."""
-    out = _copy(log, to)
-    manifest = json.loads((out / "manifest.json").read_text())
-    extension = {"generation": 1, "day": 2, "settings": {"statistics": "frozen"}}
-    manifest |= {"generation": 1, "extensions": [extension]}
-    (out / "manifest.json").write_text(json.dumps(manifest))
+@pytest.fixture(scope="module")
+def extended(log: Path) -> Path:
+    """Days 0 and 1, extended by day 2."""
+    out = log / "extended"
+    run(settings(log / "raw", out, days=frozenset({0, 1})))
+    extend(ExtendSettings(out, str(log / "raw" / "day_2"), engine="cpu"))
     return out
 
 
-def test_after_an_extension_unseen_values_are_compared_with_those_the_day_had_before(
-    log: Path, day: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_extension_measures_its_day_before_it_is_added(log: Path, extended: Path):
+    before = log / "before"
+    run(settings(log / "raw", before, days=frozenset({0, 1})))
+    written = read_drift(extended / "drift" / "day_2.json")
+    assert written == drift_of(before, log / "raw" / "day_2")
+    assert (written.generation, written.baseline_days) == (0, [0, 1])
+    assert (extended / "drift" / "day_2.html").is_file()
+
+
+def test_after_an_extension_unseen_values_are_compared_with_those_of_the_new_day(
+    log: Path, extended: Path, day: Path, tmp_path: Path
 ):
-    out = _extended(log, tmp_path / "out")
-    content = json.loads((out / "manifest.json").read_text())
-    monkeypatch.setattr(baseline, "read_manifest", lambda path: content)
-    drift = drift_of(out, day)  # what the extension measured is not there
-    assert drift.column("cat_6").unseen.then_count is None
-    assert not any("unseen" in flag for flag in drift.flags)
-    before = drift_of(log / "out", log / "raw" / "day_2")
-    write_result(out / "drift", before)
-    after = drift_of(out, day).column("cat_6").unseen
-    was = before.column("cat_6").unseen
-    assert (after.then_count, after.then_total) == (was.count, was.total)
+    """In its parquet they have ids already."""
+    drift = drift_of(extended, day)
+    assert (drift.flags, drift.generation, drift.baseline_days) == ([], 1, [0, 1, 2])
+    was = read_drift(extended / "drift" / "day_2.json").column("cat_0").unseen
+    now = drift.column("cat_0").unseen
+    assert (now.then_count, now.then_total) == (was.count, was.total)
+    assert was.count
     new = changed(day, tmp_path / "day_3", "cat_6", lambda v, i: v if i % 5 else "feedbeef")
-    assert "cat_6 unseen share" in drift_of(out, new).flags
+    assert "cat_6 unseen share" in drift_of(extended, new).flags
+
+
+def test_without_that_result_unseen_values_are_shown_only(
+    extended: Path, day: Path, tmp_path: Path
+):
+    out = tmp_path / "out"
+    shutil.copytree(extended, out)
+    new = changed(day, tmp_path / "day_3", "cat_6", lambda v, i: v if i % 5 else "feedbeef")
+    file = out / "drift" / "day_2.json"
+    # of a comparison with another workflow than the one before the extension
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "workflow_digest": "0" * 64}))
+    for _ in range(2):
+        unseen = drift_of(out, new).column("cat_6").unseen
+        assert (unseen.then_count, unseen.flagged) == (None, False)
+        assert unseen.now > 0.2
+        file.unlink(missing_ok=True)
+    assert "? -> " in table(drift_of(out, new))
+    Page(page(drift_of(out, new)))
 
 
 def test_a_day_that_was_added_is_not_compared_with_itself(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    log: Path, extended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    out = _extended(log, tmp_path / "out")
-    content = json.loads((out / "manifest.json").read_text())
-    for module in (baseline, measure):
-        monkeypatch.setattr(module, "read_manifest", lambda path: content)
-    arguments = ["drift", str(out), "--input", str(log / "raw" / "day_2")]
+    kept = (extended / "drift" / "day_2.json").read_bytes()
+    arguments = ["drift", str(extended), "--input", str(log / "raw" / "day_2")]
     assert main(arguments) == 2
     assert "--output" in capsys.readouterr().err
+    assert (extended / "drift" / "day_2.json").read_bytes() == kept
     assert main([*arguments, "--output", str(tmp_path / "other")]) == 0
-    assert not (out / "drift" / "day_2.json").exists()
 
 
 def test_parts_of_other_statistics_are_not_compared():
@@ -444,3 +466,23 @@ def test_parts_of_other_statistics_are_not_compared():
 def test_thresholds_are_in_the_result(log: Path, day: Path):
     thresholds = Thresholds(label_rate=float("inf"))
     assert drift_of(log / "out", day, thresholds=thresholds).thresholds["label_rate"] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content | {"rows": "many"},
+        lambda content: content | {"columns": [{}]},
+        lambda content: {key: item for key, item in content.items() if key != "flags"},
+        lambda content: content | {"format": "another"},
+    ],
+)
+def test_a_damaged_result_is_an_error_with_a_remedy(
+    extended: Path, day: Path, tmp_path: Path, change
+):
+    out = tmp_path / "out"
+    shutil.copytree(extended, out)
+    file = out / "drift" / "day_2.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(BadInputError, match=r"day_2.json(.|\n)*etl drift"):
+        drift_of(out, day)

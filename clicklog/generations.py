@@ -103,7 +103,7 @@ def _increase(days: Sequence[int]) -> bool:
 
 def reused_table(reused: Mapping[str, np.ndarray]) -> pa.Table:
     """Return the table of ``lineage/reused.<generation>.parquet``, from ids by vocabulary."""
-    import pyarrow as pa
+    import pyarrow as pa  # slow to import, and most readers of lineages need no table
 
     from clicklog.arrays import to_arrow
     from clicklog.strings import strings
