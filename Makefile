@@ -48,7 +48,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-convergence bench-stability bench-gpu daily lock audit sbom clean
+.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-convergence bench-stability daily bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -62,8 +62,8 @@ demo: $(LINKED) ## raw click log -> ETL -> training -> scored rows; everything b
 test: $(LINKED) ## run the tests, two files at a time; on the CPU, also where there are GPUs
 	@CUDA_VISIBLE_DEVICES= $(ON_PATH) python -m pytest -n 2 --dist loadfile $(TEST_FLAGS)
 
-test-gpu: $(LINKED) ## the tests that need a GPU; minutes
-	@$(ON_PATH) python -m pytest -m gpu -rs --durations=10 tests/gpu tests/nvt_loader $(TEST_FLAGS)
+test-gpu: $(LINKED) ## the tests that need a GPU, a process for each file; minutes
+	@$(ON_PATH) python -m benchmarks.gpu --only 'tests/*' $(BENCH_FLAGS)
 
 rapids-sources: $(LINKED) ## RAPIDS' Python sources in build/rapids, for the tests of nvt_compat
 	@$(ON_PATH) python -m tests.nvt_compat.rapids
@@ -91,7 +91,7 @@ bench-stability: $(LINKED) ## AUROC over seeds: mean, spread, worst; minutes
 daily: $(LINKED) ## a model updated daily beside one that is refitted and one that is not; minutes
 	@$(ON_PATH) python -m benchmarks.daily --output build/daily $(BENCH_FLAGS)
 
-bench-gpu: $(LINKED) ## ETL, loader, training, inference on a GPU beside its limits; minutes
+bench-gpu: $(LINKED) ## checks, figures beside their limits and tests on a GPU, step by step; half an hour
 	@$(ON_PATH) python -m benchmarks.gpu $(BENCH_FLAGS)
 
 # What these run is in an environment of its own, which needs nothing of the project's.

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 #: Seconds between two looks at the memory of a run, and between two searches for new processes.
 _POLL, _SEARCH = 0.02, 0.25
@@ -47,6 +47,7 @@ def run(
     cwd: Path | None = None,
     timeout: float = 3600,
     result: Callable[[], dict[str, Any]] | None = None,
+    output: Path | None = None,
 ) -> Run:
     """Run a command to its end and measure it.
 
@@ -59,9 +60,10 @@ def run(
         cwd: its working directory.
         timeout: seconds after which it is killed, with all its processes.
         result: called after it, in place of reading its last line.
+        output: what it prints is kept in the files of this name that end in .out and .err.
     """
     begin = time.perf_counter()
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+    with _file(output, ".out") as stdout, _file(output, ".err") as stderr:
         try:
             process = subprocess.Popen(
                 [os.fspath(part) for part in command],
@@ -82,18 +84,25 @@ def run(
         wall = time.perf_counter() - begin
         own = usage.ru_utime + usage.ru_stime  # with all descendants that were waited for
         cpu, peak = max(own, tree.cpu_s), tree.peak_bytes / 1e6
-        output, error = {}, ""
+        found, error = {}, ""
         if status:
             stderr.seek(0)
             last = stderr.read().decode("utf-8", "replace").strip().splitlines()[-3:]
             late = f"killed after {timeout:.0f} s; " if wall > timeout else ""
             error = late + (" / ".join(line.strip() for line in last) or f"exit status {status}")
         elif result:
-            output = result()
+            found = result()
         else:
             stdout.seek(0)
-            output, error = _last_object(stdout.read().decode("utf-8", "replace"))
-        return Run(wall, cpu, peak, output, error)
+            found, error = _last_object(stdout.read().decode("utf-8", "replace"))
+        return Run(wall, cpu, peak, found, error)
+
+
+def _file(path: Path | None, ending: str) -> IO[bytes]:
+    if path is None:
+        return tempfile.TemporaryFile()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(f"{path}{ending}", "w+b")
 
 
 def _wait(process: subprocess.Popen, tree: _Tree, deadline: float):
@@ -144,7 +153,7 @@ class _Tree:
         for pid in list(self._pids):
             try:
                 resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-                fields, most = _stat(pid), _high_water(pid)
+                fields, most = _stat(pid), high_water(pid)
             except (OSError, ValueError, IndexError):  # it has ended
                 self._pids.discard(pid)
                 continue
@@ -178,8 +187,11 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _high_water(pid: int) -> int:
-    """The largest resident memory of a process so far, bytes; exact between two looks."""
+def high_water(pid: int) -> int:
+    """The largest resident memory of a process so far, bytes; exact between two looks.
+
+    Unlike ``ru_maxrss`` it does not count the process that it was forked from.
+    """
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

@@ -41,14 +41,19 @@ class Rules:
     parse: Callable[[str], Any] | None = None
     positional: bool = False
 
-    def range(self) -> str:
-        """Describe the numbers allowed."""
+    def name(self, field: dataclasses.Field) -> str:
+        """Return the field's name on a command line."""
+        return field.name if self.positional else f"--{field.name}"
+
+    def range(self, *, finite: bool = True) -> str:
+        """Describe the numbers allowed; ``finite``: the number that is refused is finite."""
         bounds = {
+            "finite": not finite and self.most <= _LARGEST,
             f"at least {self.least}": self.least > -_LARGEST,
             f"above {self.above}": self.above > -math.inf,
             f"at most {self.most}": self.most < _LARGEST,
         }
-        return " and ".join(text for text, is_set in bounds.items() if is_set) or "finite"
+        return " and ".join(text for text, is_set in bounds.items() if is_set)
 
 
 def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
@@ -81,10 +86,10 @@ class Settings:
         for field, rules in fields:
             value = getattr(self, field.name)
             if value is not None:
-                _check_value(f"--{field.name} {as_text(value)}", value, rules)
+                _check_value(f"{rules.name(field)} {as_text(value)}", value, rules)
         given = {
-            field.name: f"--{field.name}" + ("" if value is True else f" {as_text(value)}")
-            for field, _ in fields
+            field.name: rules.name(field) + ("" if value is True else f" {as_text(value)}")
+            for field, rules in fields
             if (value := getattr(self, field.name)) != field.default
         }
         for field, rules in fields:
@@ -110,7 +115,8 @@ def _check_value(given: str, value: Any, rules: Rules) -> None:
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     fit = all(v > rules.above and rules.least <= v <= rules.most for v in numbers)
     if not fit or (value == () and rules.least > -_LARGEST):
-        raise SettingsError(given, f"{'each number' if many else 'it'} must be {rules.range()}")
+        allowed = rules.range(finite=all(map(math.isfinite, numbers)))
+        raise SettingsError(given, f"{'each number' if many else 'it'} must be {allowed}")
 
 
 def as_text(value: Any) -> Any:
@@ -135,7 +141,8 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are :class:`SettingsError`, and that leaves defaults to dataclasses."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(argument_default=argparse.SUPPRESS, **options)
+        # an abbreviation could mean another flag in a later version
+        super().__init__(argument_default=argparse.SUPPRESS, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise the message as :class:`SettingsError`."""

@@ -44,7 +44,7 @@ RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
 
 
 class UnsupportedStackError(ClickLogError, ImportError):
-    """Installed packages outside the supported table. One line: found, supported, remedy."""
+    """Installed packages outside the supported table."""
 
 
 def installed_version(name: str) -> str | None:
@@ -67,9 +67,9 @@ def check_training_stack(version: VersionLookup = installed_version) -> None:
     if fbgemm == FBGEMM_CPU and version("fbgemm-gpu"):  # each has overwritten files of the other
         found["fbgemm-gpu"] = version("fbgemm-gpu")
         remedy = f"pip uninstall --yes fbgemm-gpu {FBGEMM_CPU} && {_install(version)}"
-        raise UnsupportedStackError(_line(found, supported, remedy))
+        raise _error(found, supported, remedy)
     if not any(all(_fits(found[name], row[name]) for name in row) for row in rows):
-        raise UnsupportedStackError(_line(found, supported, _install(version)))
+        raise _error(found, supported, _install(version))
 
 
 def check_etl_stack(version: VersionLookup = installed_version) -> None:
@@ -81,7 +81,7 @@ def check_etl_stack(version: VersionLookup = installed_version) -> None:
     wrong = {name: row for name, row in wanted.items() if not _fits(version(name), row)}
     if wrong:
         found = {name: version(name) for name in wrong}
-        raise UnsupportedStackError(_line(found, _listed(wrong), _install(version)))
+        raise _error(found, _listed(wrong), _install(version))
 
 
 def _fits(found: str | None, wanted: str) -> bool:
@@ -94,11 +94,11 @@ def _listed(versions: dict[str, str]) -> str:
     return " + ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _line(found: dict[str, str | None], supported: str, command: str) -> str:
+def _error(found: dict[str, str | None], supported: str, command: str) -> UnsupportedStackError:
     there = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in found.items())
-    return (
-        f"unsupported packages: found {there}; supported: {supported}; run `{command}`"
-        f"{', or `make env` for a new .venv' if _LOCKS.is_dir() else ''}"
+    return UnsupportedStackError(
+        f"unsupported packages: found {there}; supported: {supported}",
+        f"run `{command}`{', or `make env` for a new .venv' if _LOCKS.is_dir() else ''}",
     )
 
 

@@ -54,8 +54,9 @@ class EtlSettings(Settings):
     limit_rows: int | None = flag("use the first N rows of each day only", None, least=1)
     block_mb: int = flag("MiB of text per unit of work", 64, least=1)
     engine: str = flag(
-        "cpu: threads of this machine; dask: NVTabular, on GPUs or on a cluster; auto: dask if "
-        "there is a GPU or a --scheduler, else cpu", "auto", choices=ENGINES
+        "cpu: threads of this machine; dask: NVTabular, on GPUs or on a cluster; auto: dask with "
+        "a --scheduler, else the faster one, if `etl doctor --measure` has measured that, else "
+        "dask if there is a GPU, else cpu", "auto", choices=ENGINES
     )
     workers: int | None = flag(
         "number of threads or processes (default: one per core; with GPUs, one per GPU)", None,

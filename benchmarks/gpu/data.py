@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 
+from benchmarks.gpu.measure import Result
+from benchmarks.gpu.worker import GpuSettings
 from benchmarks.loader.data import ROW_GROUP_ROWS, WRITER, make_rows
 from clicklog.schema import TableSchema
 from clicklog.synthetic.log import SyntheticSettings, synthesize
@@ -17,6 +20,14 @@ from clicklog.synthetic.model import MLPERF_CARDINALITIES
 LOG_DAYS, FILE_ROWS = 3, 1_000_000
 #: Names of each training file, so that runs are long: a GPU takes millions of rows a second.
 NAMES = 8
+
+
+def make_all(args: GpuSettings, device: object) -> Iterator[Result]:
+    """Make the log, then the parquet, on the host."""
+    ensure_log(args.data, args.log_rows)
+    yield {"system": "log", "case": "data"}
+    ensure_parquet(args.data, args.rows, args.max_table_rows)
+    yield {"system": "parquet", "case": "data"}
 
 
 def ensure_log(root: Path, rows: int) -> Path:

@@ -38,25 +38,16 @@ def copies(args: GpuSettings, device: torch.device) -> Iterator[Result]:
         yield {"system": name, "case": CASE, "gb_per_s": _COPIED / took / 1e9}
 
 
-def stages(args: GpuSettings, device: torch.device) -> Iterator[Result]:
-    """Parsing alone, by cuDF and by us; frames on the device; whole runs by stage."""
+def block(args: GpuSettings, device: torch.device) -> Iterator[Result]:
+    """The stages before encoding, of some days: parsing, by cuDF and by us, and frames of it."""
     log, gpu = ensure_log(args.data, args.log_rows), device.type == "cuda"
     spec = load_spec()
     days = find_days(str(log))
-    sizes = [Path(log, f"day_{i}").stat().st_size for i in range(len(days))]
-    each = args.log_rows // LOG_DAYS
-    apart = LOG_DAYS - 1  # days that are not the same file again
+    paths = [Path(day.path) for day in days[: LOG_DAYS - 1]]  # others are the same files again
 
-    def speed(system: str, took: float, count: int = apart) -> Result:
-        return {
-            "system": system,
-            "case": CASE,
-            "rows_per_s": count * each / took,
-            "gb_per_s": sum(sizes[:count]) / took / 1e9,
-            "ms": 1e3 * took,
-        }
+    def speed(system: str, took: float) -> Result:
+        return _speed(args, paths, system, took)
 
-    paths = [Path(log, f"day_{i}") for i in range(apart)]
     if gpu and find_spec("cudf"):
         yield speed("cudf.read_csv", seconds_of(lambda: _read_csv(paths, spec), device, 1))
     units = make_plan(days, spec, block_bytes=64 << 20).units
@@ -67,10 +58,33 @@ def stages(args: GpuSettings, device: torch.device) -> Iterator[Result]:
         parsed = [read_block(block, spec) for block in blocks]
         took = seconds_of(lambda: [to_frame(one, spec, gpu=True) for one in parsed], device, 1)
         yield speed("parsed rows to cuDF frames", took)
-        del parsed
-    for engine in ("cpu", "dask"):
-        for stage, took in _run(args, log, engine):
-            yield speed(f"{engine} engine: {stage}", took, len(days))
+
+
+def cpu_engine(args: GpuSettings, device: torch.device) -> Iterator[Result]:
+    """A whole run of the cpu engine, by stage."""
+    yield from _engine(args, "cpu")
+
+
+def dask_engine(args: GpuSettings, device: torch.device) -> Iterator[Result]:
+    """A whole run of the dask engine on the same log, by stage."""
+    yield from _engine(args, "dask")
+
+
+def _engine(args: GpuSettings, engine: str) -> Iterator[Result]:
+    log = ensure_log(args.data, args.log_rows)
+    paths = [Path(day.path) for day in find_days(str(log))]
+    for stage, took in _run(args, log, engine):
+        yield _speed(args, paths, f"{engine} engine: {stage}", took)
+
+
+def _speed(args: GpuSettings, paths: list[Path], system: str, took: float) -> Result:
+    return {
+        "system": system,
+        "case": CASE,
+        "rows_per_s": len(paths) * (args.log_rows // LOG_DAYS) / took,
+        "gb_per_s": sum(path.stat().st_size for path in paths) / took / 1e9,
+        "ms": 1e3 * took,
+    }
 
 
 def _read_csv(paths: list[Path], spec) -> None:

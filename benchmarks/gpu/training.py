@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest import mock
 
@@ -18,13 +19,16 @@ from benchmarks.gpu.data import ensure_parquet
 from benchmarks.gpu.loader import our_loaders
 from benchmarks.gpu.measure import Result, settle
 from benchmarks.gpu.worker import GpuSettings
+from benchmarks.venvs import BUILD
 from dlrm.build import OneRankPipeline, build, set_up_dense
 from dlrm.config import model_config
 from dlrm.data import read_schema
 from dlrm.launch.distributed import process_group
 from dlrm.model import TrainBatch, TrainModel
+from dlrm.reporting.profiling import TRACE_FILE
 from dlrm.settings.flags import parse_settings
 from dlrm.settings.train_settings import TrainSettings
+from dlrm.train import train
 from nvt_loader import KJTLoader
 
 #: How the dense layers are computed: the settings that this changes.
@@ -34,7 +38,7 @@ WAYS = {
     "bf16": {"amp": True},
     "bf16 graphs": {"amp": True, "cuda_graphs": True},
     "bf16 compiled": {"amp": True, "compile_dense": True},
-    "bf16 compiled, graphs": {"amp": True, "compile_dense": True, "cuda_graphs": True},
+    "bf16 compiled graphs": {"amp": True, "compile_dense": True, "cuda_graphs": True},
 }
 #: Steps that are not timed: kernels are chosen, pipelines filled.
 _WARM = 20
@@ -47,29 +51,44 @@ def training(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     The model is MLPerf's in all but its initial embeddings: those are drawn on the device, because
     drawing 97 GiB on the CPU takes minutes.
     """
-    split = ensure_parquet(args.data, args.rows, args.max_table_rows)
-    largest = max(args.batch_sizes)
-    settings = parse_settings(
-        [f"--binary_path={split}", f"--batch_size={largest}", "--learning_rate=0.1", *args.model]
-    )
+    settings, split = _settings(args)
     with process_group() as group:
         config = model_config(settings, read_schema(settings))
-        with mock.patch("dlrm.sharding.distribute._fill_tables", _fill_on_device):
+        with drawn_on_device():
             model, optimizer, plan = build(settings, config, group)
         gib = sum(plan["gib_per_rank"])
-        for way, changes in WAYS.items():
-            chosen = dataclasses.replace(settings, **changes)
-            for size in _sizes(args.batch_sizes, chosen):
+        for way in args.ways or WAYS:
+            chosen = dataclasses.replace(settings, **WAYS[way])
+            for size in args.batch_sizes:
                 _set_up(model, dataclasses.replace(chosen, batch_size=size), device)
                 for result in _from_each(model, optimizer, split, size, device, args.seconds):
                     yield {"case": f"train {way} B={size}", "table_gib": gib, **result}
 
 
-def _sizes(sizes: list[int], settings: TrainSettings) -> list[int]:
-    """Those that a way is measured at: compiling takes long, and graphs are for small batches."""
-    if settings.cuda_graphs:
-        return [min(sizes)]
-    return sorted({min(sizes), max(sizes)}) if settings.compile_dense else sizes
+def profile(args: GpuSettings, device: torch.device) -> Iterator[Result]:
+    """Trace some steps of the trainer in bfloat16; the trace is in ``build/bench/gpu/profile``."""
+    directory = BUILD / "gpu" / "profile"
+    settings, _ = _settings(
+        args,
+        *["--amp", "--profile", f"--benchmark_warmup_steps={_WARM}", f"--max_steps={2 * _WARM}"],
+        *["--limit_val_batches=1", "--limit_test_batches=1", f"--log_path={directory}"],
+    )
+    with process_group() as group, drawn_on_device():
+        train(settings, group)
+    size = (directory / TRACE_FILE).stat().st_size
+    yield {"system": str(directory / TRACE_FILE), "case": "profile", "bytes": size}
+
+
+def _settings(args: GpuSettings, *flags: str) -> tuple[TrainSettings, Path]:
+    """Return the trainer's settings, and the splits that they name."""
+    split = ensure_parquet(args.data, args.rows, args.max_table_rows)
+    given = [f"--binary_path={split}", f"--batch_size={max(args.batch_sizes)}"]
+    return parse_settings([*given, "--learning_rate=0.1", *flags, *args.model]), split
+
+
+def drawn_on_device() -> AbstractContextManager[object]:
+    """Draw the initial embeddings on the device."""
+    return mock.patch("dlrm.sharding.distribute._fill_tables", _fill_on_device)
 
 
 def _from_each(

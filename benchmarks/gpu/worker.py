@@ -6,18 +6,28 @@ import dataclasses
 import importlib
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
 from clicklog.command_line import Parser, Settings, flag, parse
 
-#: Part → the function that yields its results, and the seconds that it may take on a GPU machine.
+#: Part → the function that yields its results.
 PARTS = {
-    "copies": ("benchmarks.gpu.etl:copies", 60),
-    "etl": ("benchmarks.gpu.etl:stages", 240),
-    "loader": ("benchmarks.gpu.loader:loaders", 180),
-    "training": ("benchmarks.gpu.training:training", 360),
-    "scoring": ("benchmarks.gpu.scoring:scoring", 120),
+    "data": "benchmarks.gpu.data:make_all",
+    "smoke/dlpack": "benchmarks.gpu.smokes:dlpack",
+    "smoke/fbgemm": "benchmarks.gpu.smokes:fbgemm",
+    "smoke/encode": "benchmarks.gpu.smokes:encode",
+    "smoke/cluster": "benchmarks.gpu.smokes:cluster",
+    "copies": "benchmarks.gpu.etl:copies",
+    "block": "benchmarks.gpu.etl:block",
+    "vocabulary": "benchmarks.gpu.vocabulary:vocabulary",
+    "training": "benchmarks.gpu.training:training",
+    "profile": "benchmarks.gpu.training:profile",
+    "loader": "benchmarks.gpu.loader:loaders",
+    "engine/cpu": "benchmarks.gpu.etl:cpu_engine",
+    "engine/dask": "benchmarks.gpu.etl:dask_engine",
+    "scoring": "benchmarks.gpu.scoring:scoring",
 }
 
 
@@ -27,13 +37,17 @@ class GpuSettings(Settings):
 
     # fmt: off
     device: str = flag("cuda, or cpu to try the benchmark at a small size", "cuda")
-    data: Path | None = flag("where the data are made, once (default: build/bench/gpu)", None)
+    data: Path | None = flag(
+        "where the data are made, once (default: build/bench/gpu-DEVICE)", None
+    )
     rows: int = flag("rows of the parquet", 4_000_000, least=1)
     log_rows: int = flag("rows of the raw log", 3_000_000, least=1)
     max_table_rows: int = flag("largest number of rows of MLPerf's tables", 40_000_000, least=1)
     batch_sizes: tuple[int, ...] = flag(
-        "batch sizes of loader and training", (8192, 16384, 32768, 65536), least=1
+        "batch sizes of training; the loader, one precision and profiles have the largest",
+        (8192, 65536), least=1
     )
+    ways: tuple[str, ...] = flag("how the dense layers are computed (default: in every way)", ())
     seconds: float = flag("seconds that each figure is measured for", 2.0)
     model: tuple[str, ...] = flag(
         "more of the trainer's flags, for example for a smaller model", (),
@@ -47,7 +61,7 @@ class PartSettings(Settings):
     """Which part to run."""
 
     part: str = flag("the part to run", positional=True, choices=tuple(PARTS))
-    results: Path = flag("file for the results, one on each line")
+    results: Path | None = flag("file for the results, one on each line", None)
 
 
 def main() -> None:
@@ -66,9 +80,9 @@ def main() -> None:
     if device.type == "cuda":
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
-    module, name = PARTS[part.part][0].split(":")
+    module, name = PARTS[part.part].split(":")
     count = 0
-    with open(part.results, "a") as out:
+    with open(part.results or os.devnull, "a") as out:
         for result in getattr(importlib.import_module(module), name)(settings, device):
             print(json.dumps(result), file=out, flush=True)  # kept if the time runs out
             count += 1

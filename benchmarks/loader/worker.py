@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import resource
+import os
 import statistics
 import subprocess
 import sys
@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.loader import systems
 from benchmarks.loader.clock import PROCESSORS, Clock
+from benchmarks.process import high_water
 from dlrm.launch.startup import prepare_torch
 
 #: A run ends after its time if it has got LEAST_ROWS rows, and after PATIENCE times that anyway.
@@ -79,7 +80,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         del iterator
         found |= _next_epochs(batches)
     # here, because decoding alone takes memory of its own
-    found["loading_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    found["loading_mb"] = high_water(os.getpid()) / 1e6
     if further and args.form == "int32" and not args.shuffle:
         found |= _beside_decoding(batches, args)
     return found

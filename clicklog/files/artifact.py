@@ -94,7 +94,7 @@ class Format:
             )
         if self.digest_key and value.get(self.digest_key) != self.digest(value):
             raise BadInputError(f"{file}: not what was written (its digest differs)", remedy)
-        header = {*self._header, self.digest_key}
+        header = {*self._header, *filter(None, [self.digest_key])}
         content = {key: item for key, item in value.items() if key not in header}
         return parse(kind, content, file, remedy)
 

@@ -17,14 +17,14 @@ def new_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory beside ``path``; on success sync its files and rename it.
 
     Raises:
-        OutputError: ``path`` exists, or cannot be written.
+        OutputError: ``path`` exists, or cannot be written; nothing is left of it.
     """
     path = path.absolute()
     if path.exists():
         raise OutputError(f"{path} exists", "choose another path, or remove it first")
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
-        with output_errors(path):
+        with output_errors(path, "free space, or choose a writable place"):
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
             temporary.mkdir(parents=True)
             yield temporary

@@ -67,7 +67,6 @@ def build_parser() -> command_line.Parser:
         epilog="With several processes: torchx run -s local_cwd dist.ddp -j 1x8 "
         "--script train_torchrec.py -- FLAGS, or: torchrun --nproc-per-node 8 "
         "train_torchrec.py FLAGS. docs/flags.md compares the flags with those of other trainers.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--pin_memory",

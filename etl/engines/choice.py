@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from clicklog.etl_output import EtlOutput
 from clicklog.readers.raw import Block
 from etl.engines.hardware import cores, gpu_count
+from etl.engines.measured import read_measurement
 from etl.output import DASK, FIT, PARTS
 from etl.plan import Unit
 from etl.results import UnitResult
@@ -18,6 +20,8 @@ from etl.settings import EtlSettings
 
 if TYPE_CHECKING:
     from workflows.writer import Fitted
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +40,27 @@ class Engine:
 
 
 def resolve(settings: EtlSettings) -> EtlSettings:
-    """Replace the engine ``auto`` by dask where there is a GPU or a scheduler, else by cpu."""
+    """Replace the engine ``auto`` by one of the engines, and log which one and why."""
     if settings.engine != "auto":
         return settings
-    engine = "dask" if settings.scheduler or gpu_count() else "cpu"
+    engine, reason = _choose(settings.scheduler)
+    log.info("engine %s: %s", engine, reason)
     return dataclasses.replace(settings, engine=engine)
+
+
+def _choose(scheduler: str | None) -> tuple[str, str]:
+    """Return an engine and the reason."""
+    if scheduler:
+        return "dask", "there is a --scheduler"
+    if measurement := read_measurement():
+        return measurement.winner, str(measurement)
+    gpus = gpu_count()
+    if not gpus:
+        return "cpu", "there is no GPU that cuDF can use"
+    return "dask", (
+        f"there {'is a GPU' if gpus == 1 else f'are {gpus} GPUs'}; `python -m etl doctor "
+        "--measure` finds out which engine is faster here"
+    )
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from clicklog.errors import BadInputError
 from clicklog.kernels import compiled
 from clicklog.rows import Ragged
 from clicklog.stability import population_stability
+from inference.server.batching import join
 from workflows.compiled.workflow import CompiledWorkflow, EncodedRows, Ids
 from workflows.description import inspect
 from workflows.frequency_buckets import BUCKETS, FrequencyBuckets, read_buckets
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 #: The probability with which a column's index exceeds ``inference_psi_limit`` without a shift.
 ERROR_RATE = 1e-4
+#: Rows that are counted together: single ones would cost more in calls than in counting.
+_TOGETHER = 128
 #: Parts of the window, the oldest of which is dropped at once.
 _SLOTS = 12
 #: The first ids of a vocabulary, most of which are frequent, are looked up in a table of one byte
@@ -96,6 +99,8 @@ class DriftMetrics:
         self._slots = np.zeros((_SLOTS, 0, BUCKETS + 2), np.int64)
         self._dense_slots = np.zeros((_SLOTS, 1))  # rows, and the sum of each dense column
         self._last_slot = 0
+        self._waiting: list[EncodedRows] = []
+        self._waiting_rows = 0
         self._written: dict[str, list[int]] = {}  # what is in the gauges
 
     def watch(self, workflow: CompiledWorkflow) -> threading.Thread:
@@ -105,6 +110,7 @@ class DriftMetrics:
         """
         with self._lock:
             self._buckets, self._watched = None, workflow
+            self._waiting, self._waiting_rows = [], 0
         thread = threading.Thread(
             target=self._read, args=(workflow,), name="drift baseline", daemon=True
         )
@@ -128,27 +134,39 @@ class DriftMetrics:
         """Count scored rows."""
         with self._lock:
             if self._buckets is not None:
-                slot = self._slot()
-                for rows in requests:
-                    self._buckets.count(rows, self._slots[slot])
-                    _sum_dense(rows.dense, self._dense_slots[slot])
+                self._move_window()
+                self._waiting += requests
+                self._waiting_rows += sum(map(len, requests))
+                if self._waiting_rows >= _TOGETHER:
+                    self._count_waiting()
 
-    def _slot(self) -> int:
-        """Return the index of the current slot; empty those that left the window."""
+    def _count_waiting(self) -> None:
+        if self._waiting and self._buckets is not None:
+            slot = self._last_slot % _SLOTS
+            dense, ids = join(self._waiting)
+            self._buckets.count(ids, self._slots[slot])
+            _sum_dense(dense, self._dense_slots[slot])
+        self._waiting, self._waiting_rows = [], 0
+
+    def _move_window(self) -> None:
+        """Begin a new slot, if it is time for it, and empty those that left the window."""
         now = int(self._clock() / self._slot_s)
+        if now == self._last_slot:
+            return
+        self._count_waiting()
         passed = min(now - self._last_slot, _SLOTS)
         for number in range(now - passed + 1, now + 1):
             self._slots[number % _SLOTS] = 0
             self._dense_slots[number % _SLOTS] = 0
         self._last_slot = now
-        return now % _SLOTS
 
     def set_gauges(self) -> None:
         """Write the counts of the window where metrics are read."""
         with self._lock:
             if self._buckets is None:
                 return
-            self._slot()
+            self._move_window()
+            self._count_waiting()
             names, counts = self._buckets.names, self._slots.sum(axis=0)
             dense, sums = self._buckets.dense, self._dense_slots.sum(axis=0)
         self._rows_gauge.set(sums[0])
@@ -256,14 +274,14 @@ class _Buckets:
                 places[j] = v, ends[v], ends[v + 1]
         self._places = places
 
-    def count(self, rows: EncodedRows, counts: np.ndarray) -> None:
-        """Add the values of rows to counts, int64 [vocabularies, BUCKETS + 2]."""
-        columns = [rows.ids] if isinstance(rows.ids, np.ndarray) else map(_values_of, rows.ids)
+    def count(self, ids: np.ndarray | list[Ids], counts: np.ndarray) -> None:
+        """Add ids to counts, int64 [vocabularies, BUCKETS + 2]."""
+        columns = [ids] if isinstance(ids, np.ndarray) else map(_values_of, ids)
         first = 0
-        for ids in columns:
-            places = self._places[first : first + len(ids)]
-            _count_buckets(ids, places, self._table, self._begins, self._of_runs, counts)
-            first += len(ids)
+        for values in columns:
+            places = self._places[first : first + len(values)]
+            _count_buckets(values, places, self._table, self._begins, self._of_runs, counts)
+            first += len(values)
 
 
 def _values_of(ids: Ids) -> np.ndarray:

@@ -41,7 +41,7 @@ def test_the_loaders_at_a_small_size(tmp_path: Path) -> None:
 def test_without_a_gpu_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    command = [sys.executable, "-m", "benchmarks.gpu", "--parts=copies"]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--only=copies"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "torch sees no GPU here" in done.stderr

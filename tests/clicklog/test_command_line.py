@@ -25,6 +25,8 @@ class Job(Settings):
     rows: int = flag("rows of a batch", 32, least=1, also="batch")
     share: float | None = flag("share of the rows", None, above=0, most=1)
     wait: float = flag("seconds", 5.0, above=0, most=math.inf)
+    weight: float = flag("weight of a row", 1.0, above=0)
+    shift: float = flag("added to each value", 0.0)
     sizes: tuple[int, ...] = flag("layers", (4,) * 6, least=1)
     columns: tuple[str, ...] = flag("columns", ())
     kind: str = flag("100 % of the kinds", "plain", choices=("plain", "mixed"))
@@ -40,7 +42,7 @@ class Other(Settings):
     """A second dataclass of the same command line."""
 
     output: Path = flag("what to write", metavar="OUT")
-    part: int | None = flag("which part of it", None, metavar="PART", positional=True)
+    part: int | None = flag("which part of it", None, least=0, metavar="PART", positional=True)
 
 
 def parsed(line: str) -> Job:
@@ -56,7 +58,8 @@ def test_values_have_the_types_of_the_fields():
         "--rows 3 --share 0.5 --wait inf --sizes 1,2 --columns 'a, b' --kind mixed --mixture 2 "
         "--quiet --level 1 --made abc in"
     ) == Job(
-        Path("in"), 3, 0.5, math.inf, (1, 2), ("a", "b"), "mixed", 2, True, 1, frozenset("abc")
+        Path("in"), 3, 0.5, math.inf, 1.0, 0.0, (1, 2), ("a", "b"), "mixed", 2, True, 1,
+        frozenset("abc")
     )  # fmt: skip
 
 
@@ -67,14 +70,17 @@ def test_values_have_the_types_of_the_fields():
         ("in --rows many", "argument --rows/--batch: invalid int value: 'many'"),
         ("in --rows 0", "--rows 0\n  -> it must be at least 1"),
         ("in --share 2", "--share 2.0\n  -> it must be above 0 and at most 1"),
-        ("in --share nan", "--share nan\n  -> it must be above 0 and at most 1"),
-        ("in --wait nan", "--wait nan"),
+        ("in --share nan", "--share nan\n  -> it must be finite and above 0 and at most 1"),
+        ("in --wait nan", "--wait nan\n  -> it must be above 0"),
+        ("in --weight inf", "--weight inf\n  -> it must be finite and above 0"),
+        ("in --shift nan", "--shift nan\n  -> it must be finite"),
         ("in --sizes 1,0", "--sizes 1,0\n  -> each number must be at least 1"),
         ("in --sizes 1,x", "'1,x' is not a comma-separated list of integers"),
         ("in --kind odd", "argument --kind: invalid choice: 'odd'"),
         ("in --mixture 2", "--mixture 2 has no effect without --kind mixed\n  -> add --kind mixed"),
         ("in --level 2", "--level 2 has no effect without --quiet"),
         ("in --row_s 3", "unknown argument --row_s\n  -> did you mean --rows"),
+        ("in --row 3", "unknown argument --row\n  -> did you mean --rows"),  # no abbreviations
         ("in --qqqq", "unknown argument --qqqq\n  -> see: job --help"),
         ("in --rows 3 --batch 4", "--rows 3 and --batch 4 are one setting\n  -> give it once"),
         ("in --not_a_flag 3", "unknown argument --not_a_flag"),
@@ -103,6 +109,11 @@ def test_settings_made_in_python_are_checked_alike():
         Job(Path("in"), kind="odd")
     with pytest.raises(SettingsError, match=r"--sizes \n  -> each number must be at least 1"):
         Job(Path("in"), sizes=())
+
+
+def test_positional_arguments_are_named_as_they_are_given():
+    with pytest.raises(SettingsError, match=r"^part -1\n  -> it must be at least 0"):
+        Other(Path("out"), -1)
 
 
 def test_the_last_of_several_values_counts():

@@ -26,9 +26,9 @@ ETL = {
 def refusal(check, installed):
     with pytest.raises(UnsupportedStackError) as caught:
         check(installed.get)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    error = caught.value
+    assert error.remedy.startswith("run `")
+    return f"{error.what}; {error.remedy}"
 
 
 @pytest.mark.parametrize(

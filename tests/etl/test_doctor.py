@@ -222,10 +222,10 @@ def test_memory_and_storage(machine) -> None:
 
 def test_packages_that_do_not_fit() -> None:
     def check() -> None:
-        raise UnsupportedStackError("found a; supported: b; run `make env`")
+        raise UnsupportedStackError("found a; supported: b", "run `make env`")
 
     found = doctor.check_stack(check, "training")
-    assert found == doctor.Diagnosis("training", WRONG, "found a; supported: b", "`make env`")
+    assert found == doctor.Diagnosis("training", WRONG, "found a; supported: b", "run `make env`")
 
 
 def test_what_crashes_is_reported() -> None:

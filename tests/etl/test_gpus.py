@@ -130,9 +130,10 @@ def test_the_cause_is_what_a_worker_raised() -> None:
     ],
 )
 def test_auto_is_dask_where_there_is_a_gpu_or_a_scheduler(
-    machine, tmp_path: Path, gpus: int, options: dict, engine: str
+    machine, tmp_path: Path, monkeypatch, gpus: int, options: dict, engine: str
 ) -> None:
     machine(gpus)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = EtlSettings(str(tmp_path), tmp_path / "out", CRITEO, **options)
     assert choice.resolve(asked).engine == engine
     assert choice.resolve(choice.resolve(asked)) == choice.resolve(asked)

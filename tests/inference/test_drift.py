@@ -23,6 +23,7 @@ from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
 from etl.run import run
 from inference.server import drift
+from inference.server.batching import split
 from inference.server.drift import ERROR_RATE, DriftMetrics
 from tests.etl.runs import settings
 from tests.inference.conftest import ROOT, Trained
@@ -178,6 +179,25 @@ def test_the_window_slides(criteo: Log):
     assert values(page, "inference_psi")["cat_6"] == 0
     assert values(page, "inference_dense_mean")["int_2"] == 0
     assert values(page, "inference_psi_limit")["cat_6"] == float("inf")
+
+
+def test_rows_that_wait_to_be_counted_are_of_the_time_when_they_came(criteo: Log, retail: Log):
+    for log in (criteo, retail):
+        clock = Clock()
+        metrics = watching(log, clock)
+        few = split(log.rows[0], 7)
+        metrics.observe(few[:3])
+        clock.now += 60
+        metrics.observe(few[3:5])
+        clock.now += 65  # the first ones leave the window
+        metrics.set_gauges()
+        page = page_of(metrics)
+        assert float(re.search(r"^inference_window_rows (\S+)$", page, re.MULTILINE)[1]) == 14
+        metrics.observe(few)
+        page = page_of(metrics)
+        assert float(re.search(r"^inference_window_rows (\S+)$", page, re.MULTILINE)[1]) == (
+            14 + len(log.rows[0])
+        )
 
 
 def test_another_workflow_begins_a_new_window(criteo: Log):

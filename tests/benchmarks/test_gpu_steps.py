@@ -1,0 +1,154 @@
+"""The steps of benchmarks.gpu: their order, their records, and what a crash leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import report, runner
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.runner import FAILED, OK, SKIPPED, read_records, run_steps
+from benchmarks.gpu.steps import Step, all_steps, chosen
+from benchmarks.gpu.worker import PARTS, GpuSettings
+from clicklog.errors import BadInputError, SettingsError
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> GpuSettings:
+    return GpuSettings(
+        device="cpu", data=tmp_path / "data", rows=2000, log_rows=3000, max_table_rows=500,
+        batch_sizes=(64, 256), seconds=0.01,
+        model=("--embedding_dim=8", "--dense_arch_layer_sizes=8", "--over_arch_layer_sizes=8,1"),
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "OUTPUTS", tmp_path / "outputs")
+
+
+def _step(name: str, code: str, seconds: float = 60) -> Step:
+    return Step(name, ("timeit", "-n1", "-r1", code), seconds)
+
+
+def test_what_comes_first_tells_most(small: GpuSettings) -> None:
+    names = [step.name for step in all_steps(small)]
+    assert len(set(names)) == len(names)
+    order = [
+        "doctor", "smoke/dlpack", "smoke/cluster", "copies", "block", "vocabulary",
+        "training/bf16/B=256", "training/bf16/B=64", "training/bf16 graphs/B=64",
+        "training/tf32/B=256", "training/fp32/B=256", "loader", "engine/cpu", "engine/dask",
+        "tests/tests/gpu/test_etl.py", "profile",
+    ]  # fmt: skip
+    assert [name for name in names if name in order] == order
+    files = {name for name in names if name.startswith("tests/")}
+    assert "tests/tests/nvt_loader/test_gpu.py" in files
+    parts = {step.command[1] for step in all_steps(small) if step.part}
+    assert parts == PARTS.keys() - {"data"}
+
+
+def test_steps_are_chosen_by_patterns(small: GpuSettings) -> None:
+    steps = all_steps(small)
+    assert chosen(steps, ()) == steps
+    assert [step.name for step in chosen(steps, ("copies", "doc*"))] == ["doctor", "copies"]
+    with pytest.raises(SettingsError, match="--only nothing: no such step\n  -> one of doctor"):
+        chosen(steps, ("nothing",))
+
+
+def test_a_crash_costs_one_step(small: GpuSettings, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    steps = [
+        _step("first", "print('hello')"),
+        _step("crash", "import os; os.abort()"),
+        _step("hangs", "import time; time.sleep(60)", seconds=1),
+        Step("rapids", ("this",), 1, rapids=True),
+        _step("last", "1"),
+    ]
+    run_steps(steps, small, resume=False, path=path)
+    found = read_records(path)
+    assert [record.status for record in found.values()] == [OK, FAILED, FAILED, SKIPPED, OK]
+    assert "killed after 1 s" in found["hangs"].error
+    assert found["crash"].error
+    assert "hello" in (tmp_path / "outputs" / "first.out").read_text()
+    assert len(path.read_text().splitlines()) == len(steps)
+
+
+def test_resuming_leaves_out_what_succeeded(small: GpuSettings, tmp_path: Path) -> None:
+    path, marks = tmp_path / "records.jsonl", tmp_path / "marks"
+    mark = f"open({str(marks)!r}, 'a').write"
+    steps = [
+        _step("good", f"{mark}('g')"),
+        _step("bad", f"{mark}('b'); 1 / 0"),
+        _step("changed", f"{mark}('c')"),
+    ]
+    run_steps(steps, small, resume=True, path=path)
+    with open(path, "a") as file:
+        file.write('{"step": "good", "status": "fai')  # the machine went away meanwhile
+        file.write("\n")
+    steps[2] = _step("changed", f"{mark}('d')")
+    run_steps(steps, small, resume=True, path=path)
+    assert marks.read_text() == "gbcbd"
+    run_steps(steps, small, resume=False, path=path)
+    assert marks.read_text() == "gbcbdgbd"
+
+
+def test_figures_become_a_table_and_a_page(
+    small: GpuSettings, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Three parts that need no GPU, with data that are made beside them."""
+    path = tmp_path / "records.jsonl"
+    steps = chosen(all_steps(small), ("smoke/fbgemm", "copies", "vocabulary", "loader"))
+    records = run_steps(steps, small, resume=False, path=path)
+    assert [(record.status, record.error) for record in records] == [(OK, "")] * 4
+    report.table(records, "cpu").print()
+    printed = capsys.readouterr().out
+    for words in ("copy from pageable memory", "compiled, one thread", "ours, CPU", "lookup"):
+        assert words in printed
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{report.BEGIN}\nold\n{report.END}\nrest\n")
+    for _ in range(2):
+        report.write_page(read_records(path), page)
+    text = page.read_text()
+    assert "old" not in text
+    assert text.count(report.BEGIN) == text.count(report.END) == 1
+    assert text.endswith("rest\n")
+    assert "| loader | loader B=256 | ours, CPU | " in text
+    assert "| copies | " in text
+    page.write_text("# Page\n")
+    with pytest.raises(BadInputError, match="no lines"):
+        report.write_page(read_records(path), page)
+
+
+def test_a_target_that_is_missed_is_named() -> None:
+    figures = [
+        {"system": "limit", "case": "train bf16 B=8", "rows_per_s": 2e6},
+        {"system": "from ours, libcudf", "case": "train bf16 B=8", "rows_per_s": 1e6},
+    ]
+    record = runner.Record("training", OK, [], "", 1.0, "", figures, {"card": "X"}, {})
+    text = report.table([record], "cuda").text()
+    assert "0.500 of ready batches: MISSED" in text
+    assert "training: 1.00 M samples/s: MISSED" in text
+    assert "on: card X" in text
+
+
+def test_without_records_the_report_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(BadInputError, match="make bench-gpu"):
+        read_records(tmp_path / "none.jsonl")
+    assert main(["--list", "--only", "smoke/*"]) == 0
+    assert "smoke/cluster" in capsys.readouterr().out
+
+
+def test_the_page_has_a_place_for_the_figures() -> None:
+    text = report.PAGE.read_text()
+    assert report.BEGIN in text
+    assert report.END in text
+
+
+def test_records_hold_what_the_report_needs(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps({"step": "of another version"}) + "\n")
+    assert read_records(path) == {}
