@@ -19,8 +19,8 @@ WAYS = {"never": "never updated", "daily": "updated daily", "refit": "refitted d
 #: What is done on a morning, in this order.
 STAGES = ("etl", "train", "bundle", "publish")
 TRAINING = ("--batch_size", "1024", "--adagrad", *SMALL_MODEL)
-#: How the daily updates are trained, with a lower learning rate: see docs/daily.md.
-CONTINUING = (*("--days", "new", "--learning_rate", "0.02", "--dense_learning_rate", "0.005"),)
+#: How the daily updates are trained: at the default rates of a continued run.
+CONTINUING = ("--days", "new")
 #: Far more than what models of one log differ by, also in calibration after a training that ends at
 #: a constant learning rate: a refused model would not be measured.
 LARGEST_DROP, LARGEST_CALIBRATION_CHANGE = 0.05, 1

@@ -30,6 +30,8 @@ def prepare_torch() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", module=r"(torch|torchrec|fbgemm_gpu)(\.|$)")
+        # TorchRec's state is in them; PyTorch warns of every call
+        warnings.filterwarnings("ignore", message=".*ShardedTensor", category=FutureWarning)
         logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
         # FBGEMM 1.6 has no entry for itself; which versions fit is checked by clicklog.versions.
         logging.getLogger().addFilter(

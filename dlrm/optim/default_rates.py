@@ -24,6 +24,10 @@ from dlrm.settings.train_settings import TrainSettings
 
 #: The default warm-up: a share of an epoch's steps, and the least and the most steps.
 _WARMUP_SHARE, _WARMUP_LEAST, _WARMUP_MOST = 0.05, 10, 200
+#: The rates of tables and dense layers in a continued run, as shares of those of a first training.
+#: At the full rates the last batches of a day move the whole model up or down: docs/daily.md has
+#: what `make daily` measured.
+_CONTINUED = 0.4, 1 / 6
 
 
 def with_default_rates(
@@ -33,7 +37,7 @@ def with_default_rates(
 
     A given ``learning_rate`` serves the dense layers too, and from the first step on, as in
     TorchRec's example and facebookresearch/dlrm. A run that continues from a checkpoint has no
-    warm-up either.
+    warm-up either, and lower rates (:data:`_CONTINUED`).
 
     Args:
         settings: The settings of the run.
@@ -41,7 +45,7 @@ def with_default_rates(
         global_batch: The samples of a step, on all ranks.
         epoch_steps: The steps of an epoch.
     """
-    tables, dense = default_rates(settings.table_optimizer, config, global_batch)
+    tables, dense = _rates_of(settings, config, global_batch)
     warmup = default_warmup(epoch_steps)
     if settings.lr_decay_steps:
         warmup = min(warmup, settings.lr_decay_start)
@@ -59,6 +63,16 @@ def with_default_rates(
     return dataclasses.replace(
         settings, **{name: chosen[name] for name, value in given.items() if value is None}
     )
+
+
+def _rates_of(
+    settings: TrainSettings, config: ModelConfig, global_batch: int
+) -> tuple[float, float]:
+    """Return the default rates of tables and dense layers for a run."""
+    tables, dense = default_rates(settings.table_optimizer, config, global_batch)
+    if settings.continue_from:
+        tables, dense = _rounded(_CONTINUED[0] * tables), _rounded(_CONTINUED[1] * dense)
+    return tables, dense
 
 
 def default_rates(optimizer: str, config: ModelConfig, global_batch: int) -> tuple[float, float]:
@@ -101,13 +115,13 @@ def remedies(
         global_batch: The samples of a step, on all ranks.
         epoch_steps: The steps of an epoch.
     """
-    tables, dense = default_rates(given.table_optimizer, config, global_batch)
+    tables, dense = _rates_of(given, config, global_batch)
     names = ("learning_rate", "dense_learning_rate")
     values = {name: getattr(given, name) for name in names}
     flags = [f"--{name} {value:g}" for name, value in values.items() if value is not None]
     too_high = (
         f"leave {' and '.join(flags)} out: these layers would be given {tables:g} for the tables "
-        f"and {dense:g} for the dense layers, after a warm-up"
+        f"and {dense:g} for the dense layers{'' if given.continue_from else ', after a warm-up'}"
         if flags
         else f"give a --learning_rate below {tables:g} (tables) and {dense:g} (dense layers)"
     )

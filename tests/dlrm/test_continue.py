@@ -283,16 +283,18 @@ def test_what_a_checkpoint_records(outputs, trained, tmp_path):
     assert (event["new_rows"], event["reused_rows"]) == (10 + 2 * 14 + 13, 2 + 2 * 2 + 1)
 
 
-def test_no_warm_up_unless_given(outputs, trained, tmp_path):
+def test_lower_rates_and_no_warm_up_unless_given(outputs, trained, tmp_path):
     before = trained["adagrad", 1, "table_wise"]
     own = [flag for flag in flags(outputs[2], "adagrad") if "learning_rate" not in flag]
     own += ["--max_steps=2", f"--log_path={tmp_path}"]
     train_here(*own)
     train_here(*own, f"--continue_from={before}")
-    train_here(*own, f"--continue_from={before}", "--lr_warmup_steps=7")
+    train_here(*own, f"--continue_from={before}", "--lr_warmup_steps=7", "--learning_rate=0.5")
     starts = [event["settings"] for event in events(tmp_path, "start")]
     assert [start["lr_warmup_steps"] for start in starts] == [10, 0, 7]
-    assert len({start["learning_rate"] for start in starts}) == 1
+    first, continued, given = (start["learning_rate"] for start in starts)
+    assert continued < first
+    assert given == 0.5
 
 
 def continued(data: Path, before: Path, path: Path, *more: str) -> list[str]:

@@ -45,6 +45,17 @@ def test_each_can_be_given():
     assert (found.learning_rate, found.dense_learning_rate) == (0.5, 0.1)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
+def test_a_continued_run_has_lower_rates_and_no_warmup(optimizer):
+    first = _resolved(f"--optimizer={optimizer}")
+    found = _resolved(f"--optimizer={optimizer}", "--continue_from=checkpoint")
+    assert found.learning_rate == pytest.approx(0.4 * first.learning_rate, rel=0.05)
+    assert found.dense_learning_rate == pytest.approx(first.dense_learning_rate / 6, rel=0.05)
+    assert found.lr_warmup_steps == 0 < first.lr_warmup_steps
+    given = _resolved("--adagrad", "--learning_rate=0.5", "--continue_from=checkpoint")
+    assert (given.learning_rate, given.dense_learning_rate) == (0.5, 0.5)
+
+
 def test_no_warmup_that_goes_on_when_the_decay_begins():
     found = _resolved("--lr_decay_start=7", "--lr_decay_steps=20")
     assert found.lr_warmup_steps == 7
