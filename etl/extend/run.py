@@ -79,9 +79,8 @@ def extend(settings: ExtendSettings) -> dict[str, Any]:
 
 def _check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> None:
     """Check that the manifest, the workflow, its state and the parts are of one generation."""
-    from workflows.extension.workflow import (
-        check_extensible,  # compiles loops, which --help does without
-    )
+    # compiles loops, which --help does without
+    from workflows.extension.workflow import check_extensible
 
     if manifest["workflow_digest"] is None:
         raise BadInputError(
