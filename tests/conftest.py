@@ -6,6 +6,7 @@ The examples are the same in every run, so that a change is not blamed for what 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -15,6 +16,15 @@ from hypothesis import settings
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(autouse=True)
+def unlimited_logs() -> Iterator[None]:
+    """Undo what a server in this process does to pytest's handlers: it limits the rate of logs."""
+    yield
+    for handler in logging.getLogger().handlers:
+        for limit in [found for found in handler.filters if type(found).__name__ == "RateLimit"]:
+            handler.removeFilter(limit)
 
 
 @pytest.fixture(scope="session")

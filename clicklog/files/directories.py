@@ -28,9 +28,11 @@ def new_directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
             temporary.mkdir(parents=True)
             yield temporary
-            for file in sorted(temporary.rglob("*")):
-                if file.is_file():
-                    with open(file, "rb+") as opened:
+            for found in (temporary, *temporary.rglob("*")):
+                if found.is_dir():
+                    fsync_directory(found)
+                else:
+                    with open(found, "rb") as opened:  # may be a link to a read-only file
                         os.fsync(opened.fileno())
             os.rename(temporary, path)
             fsync_directory(path.parent)

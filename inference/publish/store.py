@@ -190,9 +190,8 @@ class Store:
 def _link(source: Path, target: Path) -> bool:
     """Make a hard link, or a copy where that is not possible. Return whether it is a link."""
     try:
-        if os.access(source, os.W_OK):  # new_directory opens files for writing, to sync them
-            os.link(source.resolve(), target)
-            return True
+        os.link(source.resolve(), target)
+        return True
     except OSError:  # another file system, or one without hard links
         pass
     shutil.copyfile(source, target)

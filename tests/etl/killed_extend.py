@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from clicklog.errors import BadInputError
 from clicklog.etl_output import SWITCH_FILE, EtlOutput
+from clicklog.files.atomic import TEMPORARY
 from etl.output import EXTENDING_FILE
 from tests.etl.extended import add, content, copy_of, differences, make_base, write_days
 
@@ -100,7 +101,7 @@ def visible(output: Path) -> dict[str, bytes]:
     return {
         name: data
         for name, data in content(output).items()
-        if not name.startswith((".work/", EXTENDING_FILE))
+        if not (name.startswith((".work/", EXTENDING_FILE)) or name.endswith(TEMPORARY))
     }
 
 
@@ -145,7 +146,8 @@ def main(directory: Path, stride: int) -> None:
                 (f"generation {g}" for g, own in enumerate(generations) if own == found), ""
             )
             if not where:
-                seen["wrong"].append(f"{moment}: no whole generation")
+                near = min((differences(own, found) for own in generations), key=len)
+                seen["wrong"].append(f"{moment}: no whole generation: {near}")
         seen["kills"][where] += 1
         options = {"resume": True}
         if turn % 5 == 2 and where != "switch" and where != "generation 2":

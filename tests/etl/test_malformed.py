@@ -85,7 +85,12 @@ def test_manifests(tmp_path: Path) -> None:
         "format_version": MANIFEST_VERSION, "settings": {}, "rows": rows, "splits": {"train": {}},
         "inputs": [{"day": 0, "path": "day_0", "fingerprint": {"size": 1}, "rows": rows}],
         "by_day": {}, "num_embeddings_per_feature": "3", "workflow_digest": None, "versions": {},
-        "files": [{"file": "train/part.0.parquet", "rows": 1, "bytes": 9}],
+        "files": [
+            {"file": "train/part.0.parquet", "rows": 1, "bytes": 9, "day": 0, "generation": 0}
+        ],
+        "generation": 0, "extensions": [], "by_day_and_split": {},
+        "days": {"train": [0], "valid": [], "test": []},
+        "next_parts": {"train": 1, "valid": 0, "test": 0},
     }  # fmt: skip
     write_json(file, value)
     assert read_manifest(file) == read_json(file, "a manifest")

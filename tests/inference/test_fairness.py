@@ -54,12 +54,12 @@ def test_few_rows_do_not_wait_for_many() -> None:
     model, batches = Model(), []
 
     async def check(batcher) -> None:
-        first = await _queued(batcher, request(1))
+        first = await _queued(batcher, model, request(1))
         await _taken(batcher)
         many = [request(*range(12)) for _ in range(3)]
-        big = [asyncio.create_task(batcher.score(rows, "big")) for rows in many]
+        big = [asyncio.create_task(batcher.score(model, rows, "big")) for rows in many]
         await asyncio.sleep(0)
-        small = [asyncio.create_task(batcher.score(request(5), "small")) for _ in range(3)]
+        small = [asyncio.create_task(batcher.score(model, request(5), "small")) for _ in range(3)]
         await asyncio.sleep(0)
         model.go.release(100)
         answers = await asyncio.gather(*first, *small, *big)
