@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import re
 import threading
 import zipfile
@@ -34,6 +35,9 @@ from etl.engines.counting import Counts, merge
 from etl.engines.syncing import Syncer
 
 FAN_IN = 8
+#: NumPy parses headers by ``ast``, which Python 3.11 may end with a SystemError ("AST constructor
+#: recursion depth mismatch") when threads do it at once.
+_HEADERS = threading.Lock()
 _NAME = re.compile(r"(\d+)-(\d+)\.npz")
 
 
@@ -89,6 +93,14 @@ def run_name(begin: int, end: int) -> str:
     return f"{begin}-{end}.npz"
 
 
+def _read(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    file = io.BytesIO(archive.read(f"{name}.npy"))
+    np.lib.format.read_magic(file)
+    with _HEADERS:
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    return np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape)
+
+
 class RunFile:
     """A run on disk. Its methods raise :class:`BadInputError` if the file is damaged."""
 
@@ -101,9 +113,9 @@ class RunFile:
         return int(self.path.name.split("-")[0])
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[np.lib.npyio.NpzFile]:
+    def _open(self) -> Iterator[zipfile.ZipFile]:
         try:
-            with np.load(self.path) as archive:
+            with zipfile.ZipFile(self.path) as archive:
                 yield archive
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise BadInputError(
@@ -113,15 +125,15 @@ class RunFile:
     def array(self, name: str) -> np.ndarray:
         """``rows``, ``nulls`` or ``moments``; see :class:`Run`."""
         with self._open() as archive:
-            return archive[name]
+            return _read(archive, name)
 
     def counts(self, vocabulary: int) -> Counts:
         """The counts of one vocabulary; the others are not read."""
         with self._open() as archive:
-            counts = archive[f"counts_{vocabulary}"].astype(np.int64)
-            if f"values_{vocabulary}" in archive:
-                return Counts(archive[f"values_{vocabulary}"], counts)
-            buffers = [archive[f"{name}_{vocabulary}"] for name in ("offsets", "text")]
+            counts = _read(archive, f"counts_{vocabulary}").astype(np.int64)
+            if f"values_{vocabulary}.npy" in archive.namelist():
+                return Counts(_read(archive, f"values_{vocabulary}"), counts)
+            buffers = [_read(archive, f"{name}_{vocabulary}") for name in ("offsets", "text")]
         values = pa.LargeStringArray.from_buffers(len(counts), *map(pa.py_buffer, buffers))
         return Counts(values, counts)
 
