@@ -10,7 +10,8 @@ from typing import Any
 
 from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
-from clicklog.spec.feature_spec import FeatureSpec, load_spec
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.toml_file import load_spec
 
 ENGINES = ("auto", "cpu", "dask")
 ON_BAD_ROWS = ("error", "quarantine")

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from clicklog.spec.feature_spec import FeatureSpec, load_spec
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.toml_file import load_spec
 
 CRITEO = load_spec()
 

@@ -282,7 +282,7 @@ def _graph_text(graph: dict[str, Any]) -> str:
 
 
 def _digest(spec: FeatureSpec, statistics: dict, fitted: Fitted) -> str:
-    columns = {key: value for key, value in spec.to_dict().items() if key != "input"}
+    columns = {key: value for key, value in spec.to_dict().items() if key not in ("input", "split")}
     digest = hashlib.sha256(json.dumps([columns, statistics], sort_keys=True).encode())
     for name in spec.vocabularies:
         values = arrow_values(fitted.vocabularies[name])

@@ -28,7 +28,7 @@ from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_ben
 from benchmarks.venvs import BUILD
 from clicklog.command_line import Settings, flag
 from clicklog.files.atomic import lock
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from etl.engines.hardware import cores
 
 ETL = "TSV to parquet"

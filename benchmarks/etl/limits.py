@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from clicklog.readers.raw import Block, find_days, open_day, read_block, read_bytes
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from etl.parquet import write_part
 
 _BLOCK = 8 << 20

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.harness import ROOT
 from clicklog.errors import BadInputError
 from clicklog.files.atomic import atomic_path, read_json, write_json
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 
 DAYS = 8
 #: The columns with millions of values in MLPerf's list of cardinalities.

@@ -14,7 +14,7 @@ from benchmarks.gpu.measure import Result, seconds_of
 from benchmarks.gpu.worker import GpuSettings
 from clicklog.files.atomic import read_json
 from clicklog.readers.raw import find_days, read_block
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from etl.plan import make_plan
 from workflows import to_frame
 

@@ -28,7 +28,7 @@ def scoring(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     log = ensure_log(args.data, args.log_rows)
     base = args.data / "scoring"
     shutil.rmtree(base, ignore_errors=True)
-    from clicklog.spec.feature_spec import load_spec
+    from clicklog.spec.toml_file import load_spec
 
     run(EtlSettings(str(log), base / "out", load_spec(), engine="cpu"))
     settings = parse_settings(

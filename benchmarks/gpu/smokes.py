@@ -81,7 +81,7 @@ def encode(args: GpuSettings, device: torch.device) -> Iterator[Result]:
 
     import nvtabular
 
-    from clicklog.spec.feature_spec import load_spec
+    from clicklog.spec.toml_file import load_spec
     from workflows import build, to_frame
 
     spec = load_spec()

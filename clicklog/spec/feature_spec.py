@@ -1,49 +1,19 @@
 """The feature spec: the columns of a raw click log, their types and their transforms.
 
-A spec is a TOML file::
-
-    [input]                       # optional
-    format = "csv"                # tsv (default), csv or parquet
-    header = true                 # the first line names the columns; default: csv true, tsv false
-    delimiter = ";"               # csv only; default ","
-    list_separator = "|"          # text only: between the values of a multi-hot column
-    max_line_kb = 1024            # text only: a longer line is a malformed row
-
-    [label]
-    name = "label"
-
-    [[dense]]                     # numbers; missing values become `fill`
-    names = "int_{0..12}"
-    raw = "int32"                 # or "float"
-    fill = 0
-
-    [[categorical]]               # categories; missing values have an id of their own
-    names = ["cat_0", "cat_1"]
-    raw = "hex32"                 # up to 8 hexadecimal digits; or "int", or "string" (UTF-8)
-    multi_hot = false             # true: a list of values in each row
-    vocabulary = "cats"           # optional: columns with the same name here share ids
-    freq_threshold = 5            # optional: rarer values count as out of vocabulary
-    max_table_size = 40000000     # optional: rows of the table, reserved ids included
-    num_buckets = 10              # optional, with either of them: ids for hashed rare values
-    hash_buckets = 1000           # instead of the three: no vocabulary, ids by hash alone
-
-Without a header, the columns of a text file come in the order label, dense, categorical. With one,
-and in parquet, they are found by name; further columns are ignored.
+:mod:`clicklog.spec.toml_file` reads it from TOML and describes every key.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
-import tomllib
-from importlib import resources
-from pathlib import Path
+import functools
 from typing import Any
 
 from clicklog.errors import SettingsError
 from clicklog.files.validation import parse
 from clicklog.spec.columns import (
+    DENSE_TRANSFORMS,
     FIRST_OOV_ID,
     NULL_ID,
     PADDING_ID,
@@ -51,6 +21,9 @@ from clicklog.spec.columns import (
     DenseColumn,
     InputFormat,
 )
+from clicklog.spec.labels import LabelRule
+from clicklog.spec.reading import AS_IT_IS, Read, ReadPlan
+from clicklog.spec.split import BY_DAYS, Split
 
 __all__ = [
     "DENSE_TRANSFORMS",
@@ -62,16 +35,10 @@ __all__ = [
     "DenseColumn",
     "FeatureSpec",
     "InputFormat",
-    "load_spec",
-    "shipped_specs",
 ]
-
-#: How dense columns are transformed; see :mod:`workflows.nodes` for the formulas.
-DENSE_TRANSFORMS = ("log_normalize", "log", "normalize")
 
 #: The most dense and the most categorical columns: missing values are bits of a 64-bit mask.
 MAX_COLUMNS = 64
-_MOST_NAMES = 1000  # of a range; the columns are counted after it is expanded
 
 #: NVIDIA DLRM's presets (frequency limits of 2, 3 and 15) and MLPerf's cap, by name.
 POLICIES = {
@@ -80,20 +47,42 @@ POLICIES = {
     "nvidia-15": {"freq_threshold": 15, "max_table_size": 0},
     "mlperf-40m": {"freq_threshold": 0, "max_table_size": 40_000_000},
 }
-DEFAULT_SPEC = "criteo_1tb"
+#: Keys that later versions added; where they have their default they are left out of the JSON.
+_ADDED = {
+    "": ("label_rules", "weight", "split"),
+    "dense": ("transform", "reading", "derive"),
+    "categorical": ("reading", "derive"),
+    "input": ("columns", "encoding", "skip_lines", "quoted_newlines"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """The columns of a raw log in file order, the transform of the dense ones, the file format."""
+    """The columns of a raw log, how they are read and split, and the transform of the dense ones.
+
+    Attributes:
+        label: name of the label that is trained on unless another one is chosen.
+        dense: the dense columns, in the order of the output.
+        categorical: the categorical columns, likewise.
+        dense_transform: of dense columns that have no transform of their own.
+        input: the file format.
+        label_rules: the labels, ``label`` first; (): one label of 0 and 1.
+        weight: the column of the file that weights a row in training and metrics; "" for none.
+        split: which rows are for training, validation and test.
+    """
 
     label: str
     dense: tuple[DenseColumn, ...]
     categorical: tuple[CategoricalColumn, ...]
     dense_transform: str = "log_normalize"
     input: InputFormat = dataclasses.field(default_factory=InputFormat)
+    label_rules: tuple[LabelRule, ...] = ()
+    weight: str = ""
+    split: Split = BY_DAYS
 
     def __post_init__(self) -> None:
+        if self.label_rules and self.label_rules[0].name != self.label:
+            raise SettingsError(f"the first rule of a label is not that of {self.label!r}")
         if self.dense_transform not in DENSE_TRANSFORMS:
             raise SettingsError(
                 f"dense transform {self.dense_transform!r} is unknown",
@@ -126,8 +115,70 @@ class FeatureSpec:
 
     @property
     def columns(self) -> list[str]:
-        """All column names in the order of the file."""
-        return [self.label, *self.dense_names, *self.categorical_names]
+        """All columns of the output: labels, weight, dense, categorical."""
+        weight = [self.weight] if self.weight else []
+        return [*self.labels, *weight, *self.dense_names, *self.categorical_names]
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the labels, the main one first."""
+        return [rule.name for rule in self.label_rules] or [self.label]
+
+    def transform_of(self, column: DenseColumn) -> str:
+        """The transform of a dense column."""
+        return column.transform or self.dense_transform
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - specs are few and frozen
+    def read_plan(self, *, label: bool) -> ReadPlan:
+        """Return what is read from the file.
+
+        The columns come in this order: labels, weight, the key of the split, those of the dense and
+        of the categorical columns.
+
+        Args:
+            label: whether rows have labels; without, the weight and the key are not read either.
+        """
+        reads: dict[Read, int] = {}
+
+        def place(read: Read) -> int:
+            return reads.setdefault(read, len(reads))
+
+        labels: tuple[int, ...] = ()
+        weight = key = None
+        if label:
+            rules = self.label_rules or (LabelRule(self.label),)
+            labels = tuple(
+                place(Read(rule.column, "label", trim=rule.trim, label=rule)) for rule in rules
+            )
+            weight = place(Read(self.weight, "weight", trim=True)) if self.weight else None
+            if self.split.column:
+                raw = "time" if self.split.by == "time" else "string"
+                own = Read(self.split.column, raw, trim=True, time_format=self.split.time_format)
+                key = place(own)
+        return ReadPlan(
+            dense=tuple(tuple(map(place, _reads(column))) for column in self.dense),
+            categorical=tuple(tuple(map(place, _reads(column))) for column in self.categorical),
+            reads=tuple(reads),
+            labels=labels,
+            weight=weight,
+            key=key,
+        )
+
+    def sources(self, *, label: bool) -> list[str]:
+        """Return the columns of the file that are read, each once, in the order of the plan."""
+        return list(dict.fromkeys(read.source for read in self.read_plan(label=label).reads))
+
+    def file_columns(self, *, label: bool) -> list[str]:
+        """Return the names of the fields of a line of text without a header, "" where unused."""
+        return list(self.input.columns) or self.sources(label=label)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each output column is one column of the file, read without rules of its own."""
+        columns: list[DenseColumn | CategoricalColumn] = [*self.dense, *self.categorical]
+        return not (self.label_rules or self.weight or self.split.column) and all(
+            c.reading == AS_IT_IS and c.derive is None for c in columns
+        )
 
     @property
     def dense_names(self) -> list[str]:
@@ -155,9 +206,11 @@ class FeatureSpec:
         They are tab-separated without a header; dense columns are int32, categorical columns hold
         one hex32 value in each row.
         """
+        text = InputFormat(max_line_kb=self.input.max_line_kb)
+        separator = self.input.list_separator
         return (
-            self.input.format == "tsv"
-            and not self.input.header
+            self.is_plain
+            and dataclasses.replace(text, list_separator=separator) == self.input
             and all(column.raw == "int32" for column in self.dense)
             and all(column.raw == "hex32" and not column.multi_hot for column in self.categorical)
         )
@@ -176,17 +229,47 @@ class FeatureSpec:
     def with_policy_named(self, name: str) -> FeatureSpec:
         """Return the spec with a policy of :data:`POLICIES`. Raises :class:`SettingsError`."""
         if name not in POLICIES:
-            raise SettingsError(f"policy {name!r} is unknown", _known(name, POLICIES))
+            raise SettingsError(f"policy {name!r} is unknown", did_you_mean(name, POLICIES))
         return self.with_policy(**POLICIES[name])
 
     def to_dict(self) -> dict[str, Any]:
         """Return a form for JSON, which :meth:`from_dict` reads."""
-        return dataclasses.asdict(self)
+        value = dataclasses.asdict(self)
+        _drop_defaults(value, self, "")
+        _drop_defaults(value["input"], self.input, "input")
+        for kind in ("dense", "categorical"):
+            for column, own in zip(value[kind], getattr(self, kind), strict=True):
+                _drop_defaults(column, own, kind)
+        return value
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> FeatureSpec:
         """Inverse of :meth:`to_dict`. Raises :class:`BadInputError`."""
         return parse(cls, value, "a feature spec")
+
+
+def _drop_defaults(value: dict[str, Any], of: Any, kind: str) -> None:
+    for field in dataclasses.fields(of):
+        if field.name in _ADDED[kind] and getattr(of, field.name) == field.default:
+            del value[field.name]
+
+
+def _reads(column: DenseColumn | CategoricalColumn) -> list[Read]:
+    """Return what a column is read or derived from."""
+    own = column.reading
+    return [
+        Read(
+            source,
+            column.derive.reads if column.derive else column.raw,
+            isinstance(column, CategoricalColumn) and column.multi_hot,
+            own.nulls,
+            own.trim,
+            own.lenient,
+            own.thousands,
+            column.derive.time_format if column.derive else "",
+        )
+        for source in own.sources or (column.name,)
+    ]
 
 
 def _check_name(name: str) -> None:
@@ -210,106 +293,7 @@ def _check_shared(vocabulary: str, columns: tuple[CategoricalColumn, ...]) -> No
             )
 
 
-def shipped_specs() -> dict[str, Any]:
-    """Return the specs that come with this package, by name; paths may be inside an archive."""
-    folder = resources.files("clicklog.spec.presets")  # data only: nothing is imported from there
-    files = (file for file in folder.iterdir() if file.name.endswith(".toml"))
-    return {file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda f: f.name)}
-
-
-def load_spec(path: Path | str | None = None) -> FeatureSpec:
-    """Read a feature spec: a TOML file, or one of the shipped specs by name; Criteo's by default.
-
-    Raises:
-        SettingsError: the file is missing or not TOML, or has an unknown or contradictory key.
-    """
-    source = _source(path or DEFAULT_SPEC)
-    try:
-        value = tomllib.loads(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # not TOML, or not UTF-8
-        raise SettingsError(f"{source}: not a feature spec: {error}") from error
-    _check_keys(value, {"label", "dense", "categorical", "dense_transform", "input"}, str(source))
-    try:
-        _check_keys(value.get("input", {}), _fields(InputFormat), str(source))
-        _check_keys(value.get("label", {}), {"name"}, str(source))
-        return FeatureSpec(
-            label=value.get("label", {}).get("name", "label"),
-            dense=_columns(value.get("dense", []), DenseColumn, str(source)),
-            categorical=_columns(value.get("categorical", []), CategoricalColumn, str(source)),
-            dense_transform=value.get("dense_transform", "log_normalize"),
-            input=InputFormat(**value.get("input", {})),
-        )
-    except SettingsError as error:
-        what = error.what.removeprefix(f"{source}: ")
-        raise SettingsError(f"{source}: {what}", error.remedy) from None
-    except (AttributeError, TypeError, ValueError) as error:
-        raise SettingsError(f"{source}: not a feature spec: {error}") from error
-
-
-def _source(path: Path | str) -> Any:
-    """Return the file of a spec; a name of a shipped spec contains no "/" and no "."."""
-    if isinstance(path, Path) or "/" in path or "." in path or Path(path).is_file():
-        return Path(path)
-    shipped = shipped_specs()
-    if path not in shipped:
-        raise SettingsError(
-            f"spec {path!r}: not a feature spec: neither a file nor the name of a shipped spec",
-            _known(path, shipped),
-        )
-    return shipped[path]
-
-
-def _columns(blocks: list[dict], kind: type, source: str) -> tuple:
-    allowed = _fields(kind) - {"name"} | {"names"}
-    if not isinstance(blocks, list):
-        raise SettingsError(
-            f"{source}: columns in single brackets", "write [[dense]] and [[categorical]]"
-        )
-    columns = []
-    for block in blocks:
-        _check_keys(block, allowed, source)
-        options = {key: value for key, value in block.items() if key != "names"}
-        names = block.get("names", [])
-        names = _expand(names) if isinstance(names, str) else names
-        if not names:  # otherwise a forgotten column goes unnoticed until training is done
-            raise SettingsError(
-                f"{source}: a block of columns without names: {block}", 'add names = "…" or a list'
-            )
-        columns += [kind(name=name, **options) for name in names]
-    return tuple(columns)
-
-
-def _expand(pattern: str) -> list[str]:
-    """``"int_{0..12}"`` → int_0 … int_12; a name without braces is itself."""
-    if not re.search("[{}]", pattern):
-        return [pattern]
-    match = re.fullmatch(r"([^{}]*)\{(\d+)\.\.(\d+)\}([^{}]*)", pattern)
-    if not match or int(match[3]) < int(match[2]):
-        raise SettingsError(
-            f"names = {pattern!r} is not a range of names",
-            'write "int_{0..12}"; put names that contain braces into a list',
-        )
-    head, first, last, tail = match.groups()
-    if int(last) - int(first) >= _MOST_NAMES:
-        raise SettingsError(f"names = {pattern!r:.60}", f"use at most {MAX_COLUMNS} columns")
-    return [f"{head}{i}{tail}" for i in range(int(first), int(last) + 1)]
-
-
-def _fields(kind: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}
-
-
-def _check_keys(value: Any, allowed: set[str], source: str) -> None:
-    if not isinstance(value, dict):
-        raise SettingsError(
-            f"{source}: not a feature spec: {value!r:.60} instead of a table",
-            f"write a table with {', '.join(sorted(allowed))}",
-        )
-    for key in value:
-        if key not in allowed:
-            raise SettingsError(f"{source}: unknown key {key!r}", _known(key, allowed))
-
-
-def _known(name: str, known: Any) -> str:
+def did_you_mean(name: str, known: Any) -> str:
+    """Return the remedy for an unknown name: a similar known one, or all of them."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

@@ -64,6 +64,18 @@ RAW_TYPES = {
     ),
     # Integers up to 2**53 are exact in float64, as which NVTabular's pandas code holds them.
     "int": RawType("int64", 0, _INTEGER, -(2**53), 2**53),
+    # Microseconds since 1970-01-01 00:00 UTC, years 1 to 9999. Only derived columns and splits
+    # read it.
+    "time": RawType(
+        "int64",
+        0,
+        "expected a time or a missing value",
+        -62_135_596_800_000_000,
+        253_402_300_799_999_999,
+    ),
+    "weight": RawType(
+        "float64", 0.0, "expected a weight, a number of at least 0", 0, LARGEST_FLOAT32
+    ),
     # UTF-8; the empty string is a missing value.
     "string": RawType("str", "", "expected a string or a missing value"),
 }

@@ -24,7 +24,8 @@ import numpy as np
 
 from clicklog.errors import OutputError, SettingsError
 from clicklog.files.atomic import TEMPORARY, atomic_path, locked, output_errors, write_json
-from clicklog.spec.feature_spec import FeatureSpec, load_spec
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.toml_file import load_spec
 from clicklog.splits import SPLITS, cut_last_day
 from clicklog.synthetic.model import (
     BLOCK_ROWS,

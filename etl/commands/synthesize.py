@@ -39,7 +39,7 @@ def run(settings: SynthesizeSettings, log: SyntheticSettings) -> None:
         OutputError: The output directory is not empty or cannot be written.
         SettingsError: There is no such spec.
     """
-    from clicklog.spec.feature_spec import load_spec
+    from clicklog.spec.toml_file import load_spec
     from clicklog.synthetic.log import SUMMARY_FILE, synthesize
 
     begin = time.monotonic()

@@ -29,7 +29,8 @@ import workflows
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.directories import new_directory
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.spec.toml_file import load_spec
 from workflows.graph import nodes_of
 from workflows.vocabulary import FittedVocabulary
 from workflows.writer import Fitted, write_workflow

@@ -20,14 +20,8 @@ from clicklog.errors import (
 )
 from clicklog.files.atomic import atomic_path, read_json, remove, write_json, write_text
 from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-    InputFormat,
-    load_spec,
-    shipped_specs,
-)
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from clicklog.spec.toml_file import load_spec, shipped_specs
 from clicklog.splits import cut_last_day
 
 
@@ -95,7 +89,7 @@ _CAT = "[[categorical]]\nnames = "
         (f"[input]\nkind = 'csv'\n{_CAT}'x'", "unknown key 'kind'"),
         (f"[input]\nheaders = true\n{_CAT}'x'", "did you mean 'header'"),
         (f"[input]\ndelimiter = ';'\n{_CAT}'x'", "delimiter = ';' with format = 'tsv'"),
-        (f"[input]\nformat = 'csv'\ndelimiter = '::'\n{_CAT}'x'", "delimiter = '::'"),
+        (f"[input]\nformat = 'csv'\ndelimiter = ':a'\n{_CAT}'x'", "delimiter = ':a'"),
         (f"[input]\nformat = 'csv'\ndelimiter = '|'\n{_CAT}'x'", "both '|'"),
         (f"[input]\nlist_separator = '-'\n{_CAT}'x'", "list_separator = '-'"),
         (f"[input]\nformat = 'parquet'\nheader = true\n{_CAT}'x'", "header = true with parquet"),
@@ -138,7 +132,7 @@ _CAT = "[[categorical]]\nnames = "
         (f"[dense]\nnames = 'd'\n{_CAT}'x'", r"write \[\[dense\]\]"),
         (f"[label]\nnam = 'click'\n{_CAT}'x'", "unknown key 'nam'\n.*did you mean 'name'"),
         (f"[input]\nformat = 'csv'\nheader = 'false'\n{_CAT}'x'", "header = 'false'\n.*without"),
-        (f"[input]\nformat = 'csv'\ndelimiter = 5\n{_CAT}'x'", "delimiter = 5\n.*one ASCII"),
+        (f"[input]\nformat = 'csv'\ndelimiter = 5\n{_CAT}'x'", "delimiter = 5\n.*1 to 8 ASCII"),
     ],
 )
 def test_bad_specs_of_other_shapes(tmp_path: Path, text: str, message: str) -> None:

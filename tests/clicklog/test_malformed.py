@@ -16,7 +16,8 @@ import pytest
 from clicklog.errors import BadInputError, ClickLogError, SettingsError
 from clicklog.files.atomic import read_json
 from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import FeatureSpec, load_spec, shipped_specs
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.toml_file import load_spec, shipped_specs
 from tests.mutations import broken_texts, expect_own_errors, mutated
 
 _TOML_VALUES = (

@@ -172,7 +172,8 @@ def test_the_ground_floor_knows_no_framework() -> None:
 def test_writing_a_spec_needs_no_framework(tmp_path: Path, form: str) -> None:
     code = f"""
 import dataclasses, sys
-from clicklog.spec.feature_spec import InputFormat, load_spec
+from clicklog.spec.feature_spec import InputFormat
+from clicklog.spec.toml_file import load_spec
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
 spec = dataclasses.replace(load_spec("retail"), input=InputFormat("{form}"))

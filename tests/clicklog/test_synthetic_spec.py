@@ -13,13 +13,8 @@ import pytest
 from clicklog.readers.raw import find_days
 from clicklog.readers.stream import stream_rows
 from clicklog.rows import Jagged, RawRows
-from clicklog.spec.feature_spec import (
-    CategoricalColumn,
-    DenseColumn,
-    FeatureSpec,
-    InputFormat,
-    load_spec,
-)
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from clicklog.spec.toml_file import load_spec
 from clicklog.synthetic.any_spec import (
     HUNDREDTHS,
     LONGEST_LIST,

@@ -13,7 +13,7 @@ _IMPORTS = """
 import json, sys
 from pathlib import Path
 from clicklog.readers.raw import find_days
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from etl.engines import cpu as engine_cpu
 from etl.plan import make_plan
 from workflows.writer import write_workflow
@@ -41,7 +41,7 @@ _MEMORY = """
 import resource, sys
 from pathlib import Path
 from clicklog.readers.raw import find_days
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from etl.engines import cpu as engine_cpu
 from etl.plan import make_plan
 from workflows.writer import write_workflow

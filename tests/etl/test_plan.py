@@ -21,7 +21,8 @@ from clicklog.readers.raw import (
 )
 from clicklog.readers.stream import stream_rows
 from clicklog.readers.text_rows import header_lines
-from clicklog.spec.feature_spec import InputFormat, load_spec
+from clicklog.spec.feature_spec import InputFormat
+from clicklog.spec.toml_file import load_spec
 from clicklog.splits import SPLITS
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
@@ -258,7 +259,7 @@ def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:
     code = (
         "import sys; from clicklog.readers.raw import find_days;"
         "from clicklog.readers.stream import stream_rows;"
-        "from clicklog.spec.feature_spec import *;"
+        "from clicklog.spec.feature_spec import *;from clicklog.spec.toml_file import load_spec;"
         "import etl.plan, dataclasses; spec = load_spec('retail');"
         "parquet = dataclasses.replace(spec, input=InputFormat('parquet'));"
         "rows = [*stream_rows(sys.argv[1], spec, block_bytes=999),"

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from clicklog.errors import BadRowError, OutputError
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from etl.run import run
 from tests.etl.runs import assert_is, cut, read_split, settings, tree
 from tests.logs import CRITEO, Reference, write_day, write_log

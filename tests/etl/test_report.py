@@ -15,7 +15,7 @@ import pytest
 import workflows
 from clicklog.pages import formats
 from clicklog.pages.charts import ticks_to
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from clicklog.splits import SPLITS
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings

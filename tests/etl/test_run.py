@@ -25,7 +25,7 @@ import pytest
 import workflows
 from clicklog.errors import ClickLogError
 from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from clicklog.splits import SPLITS
 from etl.__main__ import main
 from etl.run import run

@@ -216,7 +216,7 @@ def test_a_limit_that_makes_no_sense(tmp_path: Path, value: str, capsys) -> None
 
 
 def test_parquet_that_is_none(tmp_path: Path, unpacked) -> None:
-    from clicklog.spec.feature_spec import load_spec
+    from clicklog.spec.toml_file import load_spec
 
     spec = tmp_path / "spec.toml"
     spec.write_text('[input]\nformat = "parquet"\n[[categorical]]\nnames = "shop"\nraw = "int"\n')

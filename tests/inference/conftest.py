@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from clicklog.synthetic.log import SyntheticSettings, synthesize
 from etl.run import EtlSettings, run
 from inference import Predictor, write_bundle

@@ -17,7 +17,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from clicklog.readers.stream import stream_rows
-from clicklog.spec.feature_spec import FeatureSpec, load_spec
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.toml_file import load_spec
 from clicklog.stability import population_stability
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings

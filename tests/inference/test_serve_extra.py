@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from tests.inference.test_export import linked, untrained
 from tests.logs import write_log
 from tests.test_wheel import ROOMS, ROOT, with_extras

@@ -14,7 +14,7 @@ from urllib.parse import urljoin
 import numpy as np
 import pytest
 
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from inference import Predictor, write_bundle
 from inference.__main__ import main
 from inference.server.openapi import request_body

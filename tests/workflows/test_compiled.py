@@ -20,7 +20,8 @@ import workflows
 from clicklog.errors import SchemaError
 from clicklog.rows import Jagged, RawRows, dense_dtype, empty_rows
 from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, load_spec
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.spec.toml_file import load_spec
 from clicklog.text.line_layout import plain_layout
 from clicklog.text.parse import parse_rows
 from tests.workflows.random_specs import feature_specs

@@ -20,7 +20,8 @@ import pytest
 
 import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, load_spec
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.toml_file import load_spec
 from clicklog.text.line_layout import plain_layout
 from clicklog.text.parse import parse_rows
 from workflows import compiled

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.spec.feature_spec import InputFormat, load_spec
+from clicklog.spec.feature_spec import InputFormat
+from clicklog.spec.toml_file import load_spec
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
 from etl.__main__ import main

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clicklog.errors import SettingsError
-from clicklog.spec.feature_spec import load_spec
+from clicklog.spec.toml_file import load_spec
 from etl.drift.thresholds import ColumnThresholds, Thresholds, load_thresholds
 
 RETAIL = load_spec("retail")
