@@ -41,6 +41,8 @@ class InputFormat:
         encoding: of text. A byte order mark is skipped.
         skip_lines: how many lines of each text file come before its header or first row.
         quoted_newlines: csv only: whether quoted fields may contain line breaks.
+        comment: of text, how lines begin that are neither header nor row; such lines before the
+            first row, and empty lines at the end of a file, are skipped. "": there are none.
     """
 
     format: str = "tsv"
@@ -52,6 +54,7 @@ class InputFormat:
     encoding: str = "utf-8"
     skip_lines: int = 0
     quoted_newlines: bool = False
+    comment: str = ""
 
     def __post_init__(self) -> None:
         if self.format not in INPUT_FORMATS:
@@ -98,12 +101,18 @@ class InputFormat:
             raise SettingsError(
                 f"quoted_newlines with format = {self.format!r}", 'only format = "csv" has quotes'
             )
+        if not isinstance(self.comment, str) or not self.comment.isascii() or any(
+            character in "\r\n" for character in self.comment
+        ):
+            raise SettingsError(
+                f"comment = {self.comment!r}", 'give ASCII characters of one line, such as "#"'
+            )
         if self.columns and self.header:
             raise SettingsError(
                 "both header = true and columns", "name the columns in one way: remove columns"
             )
         if self.format == "parquet":
-            for field in ("columns", "skip_lines", "encoding"):
+            for field in ("columns", "skip_lines", "encoding", "comment"):
                 if getattr(self, field) != type(self).__dataclass_fields__[field].default:
                     raise SettingsError(f"{field} with parquet", "remove it: only text has it")
         twice = sorted({name for name in self.columns if name and self.columns.count(name) > 1})

@@ -52,7 +52,7 @@ _ADDED = {
     "": ("label_rules", "weight", "split"),
     "dense": ("transform", "reading", "derive"),
     "categorical": ("reading", "derive"),
-    "input": ("columns", "encoding", "skip_lines", "quoted_newlines"),
+    "input": ("columns", "encoding", "skip_lines", "quoted_newlines", "comment"),
 }
 
 
