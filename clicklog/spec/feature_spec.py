@@ -52,7 +52,14 @@ _ADDED = {
     "": ("label_rules", "weight", "split"),
     "dense": ("transform", "reading", "derive"),
     "categorical": ("reading", "derive"),
-    "input": ("columns", "encoding", "skip_lines", "quoted_newlines", "comment"),
+    "input": (
+        "columns",
+        "encoding",
+        "skip_lines",
+        "quoted_newlines",
+        "comment",
+        "skip_empty_lines",
+    ),
 }
 
 
