@@ -99,7 +99,8 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
     if not rows:
         raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
     seen_all = whole and len(rows) <= HEAD_ROWS
-    rows = rows[:HEAD_ROWS]
+    rest = rows[HEAD_ROWS:]
+    rows = rows[:HEAD_ROWS] + rest[:: max(1, len(rest) // FURTHER_ROWS)]
     if not whole and not dialect.quoted_newlines:
         rows += _further(path, len(head), encoding, dialect)
     even = [row for row in rows if len(row) == dialect.fields]
