@@ -143,7 +143,8 @@ def _further(path: str, begin: int, encoding: str, dialect: Dialect) -> list[lis
     for place in _PLACES:
         at = max(begin, int(place * size) - _PLACE_BYTES)
         lines = read_up_to(path, at, min(size, at + _PLACE_BYTES)).split(b"\n")[1:-1]
-        text = b"\n".join(lines[:FURTHER_ROWS]).decode(encoding, "replace")
+        step = max(1, len(lines) // FURTHER_ROWS)
+        text = b"\n".join(lines[::step]).decode(encoding, "replace")
         rows += split_rows(text, plain)
     return rows
 
