@@ -169,8 +169,13 @@ class FeatureSpec:
         return list(dict.fromkeys(read.source for read in self.read_plan(label=label).reads))
 
     def file_columns(self, *, label: bool) -> list[str]:
-        """Return the names of the fields of a line of text without a header, "" where unused."""
-        return list(self.input.columns) or self.sources(label=label)
+        """Return the names of the fields of a line of text without a header, "" where unused.
+
+        Without labels, fields that only training reads are not there.
+        """
+        names = list(self.input.columns) or self.sources(label=True)
+        absent = set() if label else set(self.sources(label=True)) - set(self.sources(label=False))
+        return [name for name in names if name not in absent]
 
     @property
     def is_plain(self) -> bool:
