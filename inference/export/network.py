@@ -35,12 +35,19 @@ class RawModel(nn.Module):
         model: The model that was trained on the workflow's data, on the CPU.
 
     Raises:
-        SettingsError: A column holds strings, which tensors cannot hold.
+        SettingsError: A column is derived, or holds strings, which tensors cannot hold.
     """
 
     def __init__(self, description: WorkflowDescription, path: Path, model: ServingModel) -> None:
         super().__init__()
         spec = description.spec
+        derived = [c.name for c in (*spec.dense, *spec.categorical) if c.derive]
+        if derived:
+            raise SettingsError(
+                f"columns that are derived from others: {', '.join(derived)}; this format takes "
+                "columns as they are",
+                "export for Triton instead, or serve the bundle",
+            )
         strings = [column.name for column in spec.categorical if column.raw == "string"]
         if strings:
             raise SettingsError(
