@@ -26,6 +26,7 @@ import torch
 
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
+from clicklog.missing import is_missing
 from clicklog.readers.stream import UnparsedRows, stream_unparsed
 from clicklog.rows import Jagged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
@@ -209,11 +210,9 @@ def _plain(values: Any, raw: str) -> list:
     return [f"{value:08x}" for value in plain] if raw == "hex32" else plain
 
 
-def _optional(values: list, missing: np.ndarray, bit: int) -> list:
-    absent = ((missing >> np.uint64(bit)) & np.uint64(1)).tolist()
-    return [
-        None if bit else value for value, bit in zip(values, absent[: len(values)], strict=True)
-    ]
+def _optional(values: list, missing: np.ndarray, column: int) -> list:
+    absent = is_missing(missing, column)[: len(values)].tolist()
+    return [None if gone else value for value, gone in zip(values, absent, strict=True)]
 
 
 def measure_bulk(

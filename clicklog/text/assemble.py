@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.arrays import mask_to_arrow
+from clicklog.missing import add_missing, empty_mask
 from clicklog.rows import (
     DESCRIBED_BAD_ROWS,
     BadRow,
@@ -47,7 +48,7 @@ def assemble(
     labels = None
     dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[CategoryValues] = []
-    missing = np.zeros((2, rows), np.uint64)
+    missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
     for position, (name, column) in enumerate(zip(names, columns, strict=True)):
         for row in np.flatnonzero(column.code).tolist():
             if row not in errors:  # the first wrong field of a row is described
@@ -57,11 +58,11 @@ def assemble(
         if j < 0:
             labels = column.values
             continue
-        kind, bit = (0, j) if j < len(dense) else (1, j - len(dense))
-        missing[kind] |= column.missing.astype(np.uint64) << np.uint64(bit)
-        if kind == 0:
+        if j < len(dense):
+            add_missing(missing[0], j, column.missing)
             dense[j] = column.values
         else:
+            add_missing(missing[1], j - len(dense), column.missing)
             categorical.append(column.values)
     line = np.arange(rows, dtype=np.int64)
     if errors:
@@ -70,7 +71,7 @@ def assemble(
         labels = None if labels is None else labels[good]
         # [:, good] would give arrays that are not contiguous: slower to read, and another type,
         # for which kernels would be compiled again
-        dense, missing = (np.compress(good, two, axis=1) for two in (dense, missing))
+        dense, *missing = (np.compress(good, two, axis=1) for two in (dense, *missing))
         line = line[good]
         categorical = [_take(values, good) for values in categorical]
     shown = sorted(errors) if reject else sorted(errors)[:DESCRIBED_BAD_ROWS]
