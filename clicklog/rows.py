@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from clicklog.missing import empty_mask
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from clicklog.spec.raw_types import RAW_TYPES
 
@@ -64,10 +65,10 @@ class RawRows:
     Attributes:
         label: uint8 [n], 0 or 1, the main label; None for a log without a label column.
         dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
-        dense_missing: uint64 [n], bit j set where dense column j is missing.
+        dense_missing: uint64 [words, n], the mask of missing values (:mod:`clicklog.missing`).
         categorical: by column, the values (:data:`CategoryValues`); 0, "" or the empty list where
             missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
-        categorical_missing: uint64 [n], bit j set where categorical column j is missing.
+        categorical_missing: uint64 [words, n], likewise.
         line: int64 [n], the line of each row, from 0; lines of bad rows are not in it.
         bad: bad rows, which are in none of the columns; without ``reject`` the first ones only.
         bad_count: number of bad rows.
@@ -96,7 +97,7 @@ class RawRows:
     key: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return self.dense_missing.shape[0]
+        return self.dense_missing.shape[1]
 
 
 def dense_dtype(spec: FeatureSpec) -> type:
@@ -113,9 +114,9 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     return RawRows(
         label=np.empty(0, np.uint8) if label else None,
         dense=np.empty((len(spec.dense), 0), dense_dtype(spec)),
-        dense_missing=np.empty(0, np.uint64),
+        dense_missing=empty_mask(len(spec.dense), 0),
         categorical=columns,
-        categorical_missing=np.empty(0, np.uint64),
+        categorical_missing=empty_mask(len(spec.categorical), 0),
         line=np.empty(0, np.int64),
         bad=[],
         bad_count=0,

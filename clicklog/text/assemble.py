@@ -10,6 +10,7 @@ import pyarrow as pa
 from clicklog.arrays import mask_to_arrow
 from clicklog.derive.columns import derive
 from clicklog.derive.keys import hash_texts
+from clicklog.missing import add_missing, empty_mask
 from clicklog.rows import (
     DESCRIBED_BAD_ROWS,
     BadRow,
@@ -64,13 +65,13 @@ def assemble(
     key = None if plan.key is None else _key(found[plan.key].values)
     dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[CategoryValues] = []
-    missing = np.zeros((2, rows), np.uint64)
+    missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
     for j, column in enumerate(spec.dense):
         dense[j], absent = _feature(column, [found[index] for index in plan.dense[j]])
-        missing[0] |= absent.astype(np.uint64) << np.uint64(j)
+        add_missing(missing[0], j, absent)
     for j, column in enumerate(spec.categorical):
         values, absent = _feature(column, [found[index] for index in plan.categorical[j]])
-        missing[1] |= absent.astype(np.uint64) << np.uint64(j)
+        add_missing(missing[1], j, absent)
         categorical.append(values)
     line = np.arange(rows, dtype=np.int64)
     if errors:
@@ -81,7 +82,7 @@ def assemble(
         key = None if key is None else key[good]
         # [:, good] would give arrays that are not contiguous: slower to read, and another type,
         # for which kernels would be compiled again
-        dense, missing = (np.compress(good, two, axis=1) for two in (dense, missing))
+        dense, *missing = (np.compress(good, two, axis=1) for two in (dense, *missing))
         line = line[good]
         categorical = [_take(values, good) for values in categorical]
     shown = sorted(errors) if reject else sorted(errors)[:DESCRIBED_BAD_ROWS]

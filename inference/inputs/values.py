@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from clicklog.missing import mask_of_rows
 from clicklog.rows import CategoryValues, Jagged, RawRows, dense_dtype
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
@@ -194,9 +195,9 @@ class RowReader:
         return RawRows(
             label=None,
             dense=numbers.T,
-            dense_missing=np.array(dense_missing, np.uint64),
+            dense_missing=mask_of_rows(dense_missing, len(spec.dense)),
             categorical=categorical,
-            categorical_missing=np.array(missing, np.uint64),
+            categorical_missing=mask_of_rows(missing, width),
             line=np.arange(count),
             bad=[],
             bad_count=0,
