@@ -69,12 +69,7 @@ def _convert(lines: Lines, index: int, spec: FeatureSpec, layout: LineLayout) ->
     if len(lines.code) and lines.code.any():  # the fields of a bad line are not checked
         end = np.where(lines.code == 0, end, begin)
     fields = Fields(lines.data, begin, end)
-    index -= layout.label
-    if index < 0:
-        return convert(fields, "label")
-    if index < len(spec.dense):
-        return convert(fields, spec.dense[index].raw)
-    column = spec.categorical[index - len(spec.dense)]
-    if column.multi_hot:
-        return convert_lists(fields, column.raw, spec.input.list_separator)
-    return convert(fields, column.raw)
+    read = spec.read_plan(label=layout.label).reads[index]
+    if read.multi_hot:
+        return convert_lists(fields, read, spec.input.list_separator)
+    return convert(fields, read)

@@ -15,6 +15,7 @@ import numpy as np
 from clicklog.rows import CategoryValues, Jagged
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.raw_types import RAW_TYPES, RawType
+from clicklog.spec.reading import Read
 from clicklog.strings import strings
 from clicklog.text.convert import Converted, Fields, convert
 from inference.inputs.values import InvalidRowError, category_values, parser
@@ -76,7 +77,7 @@ def _digits(values: list):
         return None
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     data = np.frombuffer(text.encode(), np.uint8)
-    column = convert(Fields(data, ends[:-1].copy(), ends[1:]), "hex32")
+    column = convert(Fields(data, ends[:-1].copy(), ends[1:]), Read("", "hex32"))
     return None if column.code.any() else (column.values, column.missing)
 
 

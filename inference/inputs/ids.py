@@ -16,6 +16,7 @@ from clicklog.readers.stream import UnparsedRows
 from clicklog.readers.text_rows import header_lines
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.raw_types import NOT_UTF8
+from clicklog.spec.reading import Read
 from clicklog.text.convert import Fields, convert
 from clicklog.text.fields import split_lines
 from clicklog.text.line_layout import split_line
@@ -52,7 +53,7 @@ class IdColumns:
         columns = {}
         for k, name in enumerate(self.names):
             fields = Fields(found.data, found.begin[k][lines], found.end[k][lines])
-            column = convert(fields, "string")
+            column = convert(fields, Read(name, "string"))
             if column.code.any():
                 row = int(column.code.argmax())
                 line = piece.first + int(lines[row]) + 1 + header_lines(piece.spec)
