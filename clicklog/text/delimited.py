@@ -73,5 +73,5 @@ def _convert(lines: Lines, slot: int, read: Read, spec: FeatureSpec) -> Converte
         end = np.where(lines.code == 0, end, begin)
     fields = Fields(lines.data, begin, end)
     if read.multi_hot:
-        return convert_lists(fields, read.raw, spec.input.list_separator)
-    return convert(fields, read.raw)
+        return convert_lists(fields, read, spec.input.list_separator)
+    return convert(fields, read)
