@@ -16,6 +16,7 @@ from clicklog.readers.stream import UnparsedRows
 from clicklog.readers.text_rows import header_lines
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.raw_types import NOT_UTF8
+from clicklog.spec.reading import Read
 from clicklog.text.convert import Fields, convert
 from clicklog.text.fields import split_lines
 from clicklog.text.line_layout import split_line
@@ -52,7 +53,7 @@ class IdColumns:
         columns = {}
         for k, name in enumerate(self.names):
             fields = Fields(found.data, found.begin[k][lines], found.end[k][lines])
-            column = convert(fields, "string")
+            column = convert(fields, Read(name, "string"))
             if column.code.any():
                 row = int(column.code.argmax())
                 line = piece.first + int(lines[row]) + 1 + header_lines(piece.spec)
@@ -96,7 +97,7 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
             )
     if not names:
         return IdColumns((), ())
-    available = _names(path, spec, first)
+    available = names_of_file(path, spec, first)
     for name in names:
         if available.count(name) != 1:
             close = difflib.get_close_matches(name, available, n=1)
@@ -109,13 +110,17 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
     return IdColumns(names, available)
 
 
-def _names(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[str, ...]:
+def names_of_file(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[str, ...]:
+    """Return the names of all columns of a file, "" for fields without a name."""
     if spec.input.format == "parquet":
         filesystem, name = filesystem_of(path)
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
             return tuple(parquet.schema_arrow.names)
     if not spec.input.header:
-        return tuple(spec.columns if first.label else spec.columns[1:])
+        fields = first.layout.fields
+        if len(fields) == len(spec.input.columns):
+            return spec.input.columns  # names that the spec does not read as well
+        return fields
     head = b""
     for chunk in read_stream(path, _READ_BYTES):
         head += chunk

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 
+from clicklog.missing import is_missing
 from clicklog.rows import Jagged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 
@@ -101,7 +102,7 @@ def as_lists(rows: RawRows, spec: FeatureSpec) -> list[list]:
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _with_none(values: list, mask: np.ndarray, bit: int, default) -> list:
-    missing = ((mask >> np.uint64(bit)) & np.uint64(1)).astype(bool).tolist()
+def _with_none(values: list, mask: np.ndarray, column: int, default) -> list:
+    missing = is_missing(mask, column).tolist()
     assert all(v == default for v, absent in zip(values, missing, strict=True) if absent)
     return [None if absent else v for v, absent in zip(values, missing, strict=True)]
