@@ -82,6 +82,15 @@ def criteo_x1(directory: Path, rows: int, seed: int) -> Path:
     return directory
 
 
+def criteo_1tb(directory: Path, rows: int, seed: int) -> Path:
+    """Write day_0 … day_3 of Criteo's 1 TB log; return the directory."""
+    lines = criteo(directory, rows, seed).read_text().splitlines()
+    (directory / "train.txt").unlink()
+    for day in range(4):
+        _write(directory / f"day_{day}", lines[day * rows // 4 : (day + 1) * rows // 4])
+    return directory
+
+
 #: Avazu's columns behind id, click and hour: how many values, and the smallest one of integers.
 _AVAZU = {
     **{"C1": (7, 1001), "banner_pos": (7, 0), "site_id": (200, None), "site_domain": (150, None)},
@@ -197,6 +206,7 @@ def census(directory: Path, rows: int, seed: int) -> Path:
 #: By the name of the shipped spec: what writes a look-alike of its log, and returns what is passed
 #: as --input_path.
 LOOKALIKES: dict[str, Callable[[Path, int, int], Path]] = {
+    "criteo_1tb": criteo_1tb,
     "criteo_kaggle": criteo,
     "criteo_x4": criteo,
     "criteo_x1": criteo_x1,
