@@ -12,8 +12,8 @@ from clicklog.spec.times import EPOCHS
 
 #: Of float32.
 LARGEST = (2 - 2**-23) * 2.0**127
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MICROSECOND = datetime.timedelta(microseconds=1)
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+MICROSECOND = datetime.timedelta(microseconds=1)
 _LIMITS = {"int32": (-(2**31), 2**31 - 1), "int": (-(2**53), 2**53)}
 _NUMBER = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
 BAD = "malformed"
@@ -34,7 +34,7 @@ def expected(text: str, read: Read):
     if read.raw == "hex32":
         return int(text, 16) if re.fullmatch("[0-9a-fA-F]{1,8}", text) else BAD
     if read.raw == "time":
-        return _time(text, read.time_format)
+        return time_of(text, read.time_format)
     if read.thousands and read.thousands in text and read.raw != "weight":
         sep = re.escape(read.thousands)
         if not re.fullmatch(rf"[+-]?[1-9][0-9]{{0,2}}({sep}[0-9]{{3}})+(?![0-9])[^{sep}]*", text):
@@ -65,7 +65,8 @@ def _label(text: str, rule: LabelRule, strip):
     return {"0": 0, "1": 1, "0.0": 0, "1.0": 1}.get(text, BAD)
 
 
-def _time(text: str, time_format: str):
+def time_of(text: str, time_format: str):
+    """A time as microseconds since 1970 UTC, or BAD."""
     if time_format in EPOCHS:
         if not re.fullmatch("[+-]?" + _NUMBER, text):
             return BAD
@@ -85,5 +86,5 @@ def _time(text: str, time_format: str):
             time = time.replace(tzinfo=datetime.UTC)
     except (AssertionError, ValueError):
         return BAD
-    value = (time - _EPOCH) // _MICROSECOND
+    value = (time - EPOCH) // MICROSECOND
     return value if value >= -62_135_596_800_000_000 else BAD

@@ -200,7 +200,7 @@ def test_patterns_without_separators_and_the_calendar(pattern, text, iso) -> Non
         assert column.code[0]
     else:
         time = datetime.datetime.fromisoformat(iso).replace(tzinfo=datetime.UTC)
-        assert column.values[0] == (time - _EPOCH) // _MICROSECOND
+        assert column.values[0] == (time - EPOCH) // MICROSECOND
 
 
 @settings(deadline=None, max_examples=200)
