@@ -36,6 +36,7 @@ def parse_delimited(
         np.array(layout.slots, np.int32),
         delimiter=spec.input.delimiter,
         quoted=spec.input.format == "csv",
+        quoted_newlines=spec.input.quoted_newlines,
     )
     view = memoryview(data).cast("B")
 

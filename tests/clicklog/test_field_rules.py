@@ -35,9 +35,7 @@ def fields_of(texts: list[str]) -> Fields:
         data += text.encode("utf-8", "surrogateescape")
         end.append(len(data))
         data += b"5#"
-    return Fields(
-        np.frombuffer(data, np.uint8), np.array(begin, np.int32), np.array(end, np.int32)
-    )
+    return Fields(np.frombuffer(data, np.uint8), np.array(begin, np.int32), np.array(end, np.int32))
 
 
 def as_list(column) -> list:
@@ -147,7 +145,9 @@ _NUMBERS = st.one_of(
     st.tuples(st.integers(0, 9999), st.integers(-9, 9)).map(lambda p: f"+{p[0]}e{p[1]}"),
     st.text(st.sampled_from("0123456789+-.,_ e"), max_size=9),
     st.sampled_from(["1000000000000000000000e-18", "0e999999999999", "9" * 25, "1e18", "1,000.5"]),
-    st.sampled_from(["260.0", "2.6e2", "+5", "1,0", "0,123", "1,0000", "1.5", "+-5", ",", "1,,000"]),
+    st.sampled_from(
+        ["260.0", "2.6e2", "+5", "1,0", "0,123", "1,0000", "1.5", "+-5", ",", "1,,000"]
+    ),
 )
 _TEXTS = st.one_of(_NUMBERS, st.sampled_from(["?", "NA", "\\N", "n/a", "é", "", "a b", "ff"]))
 
@@ -314,4 +314,6 @@ def test_a_wrong_string_among_rules() -> None:
     column = convert(fields_of([" a ", "\udcff", "? ", "é\t"]), read)
     assert as_list(column) == ["a", BAD, None, "é"]
     assert column.text(1) == "\udcff"
-    assert math.isclose(convert(fields_of(["1,234.5"]), Read("x", "float", thousands=",")).values[0], 1234.5)
+    assert math.isclose(
+        convert(fields_of(["1,234.5"]), Read("x", "float", thousands=",")).values[0], 1234.5
+    )
