@@ -88,7 +88,7 @@ def random_logs(draw: st.DrawFn, *, formats: tuple[str, ...] = ("csv", "tsv")) -
     header = draw(st.booleans()) and "" not in names
     options = {}
     if kind == "csv":
-        options["delimiter"] = draw(st.sampled_from([",", ";"]))
+        options["delimiter"] = draw(st.sampled_from([",", ";", "::", " | "]))
         options["list_separator"] = "/"
     text = kind != "parquet"
     return RandomLog(

@@ -16,7 +16,7 @@ from clicklog.spec.labels import LabelRule
 from clicklog.spec.reading import Read
 from clicklog.spec.times import DIRECTIVES, EPOCHS
 from clicklog.text.convert import Fields, convert, convert_lists
-from tests.clicklog.reference_fields import BAD, expected
+from tests.clicklog.reference_fields import BAD, EPOCH, MICROSECOND, expected
 
 
 def fields_of(texts: list[str]) -> Fields:
