@@ -288,7 +288,7 @@ def _values(array: pa.Array, raw: str) -> Converted:
     if array.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
         offsets, data = string_parts(array)
         begin = offsets[:-1].copy()  # writable like those of text, so that loops are compiled once
-        column = convert(Fields(data, begin, np.where(null, begin, offsets[1:])), raw)
+        column = convert(Fields(data, begin, np.where(null, begin, offsets[1:])), Read("", raw))
         return dataclasses.replace(
             column, show=lambda row: "None" if null[row] else column.show(row)
         )

@@ -39,6 +39,7 @@ def parse_delimited(
         np.array([slots.get(name, -1) for name in layout.fields], np.int32),
         delimiter=spec.input.delimiter,
         quoted=spec.input.format == "csv",
+        quoted_newlines=spec.input.quoted_newlines,
     )
     view = memoryview(data).cast("B")
 

@@ -67,8 +67,10 @@ def _find(data, begin, end, texts, offsets, found):
                 break
 
 
-def to_utf8(text: bytes | memoryview) -> bytes | memoryview:
-    """Return latin-1 text as UTF-8: the same text if all of it is ASCII."""
+def as_utf8(text: bytes | memoryview, encoding: str) -> bytes | memoryview:
+    """Return text in one of the encodings of a spec as UTF-8, which is not checked."""
+    if encoding == "utf-8":
+        return text
     array = np.frombuffer(text, np.uint8)
     more = int(np.count_nonzero(array & 128))
     if not more:

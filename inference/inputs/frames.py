@@ -41,7 +41,8 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
         hint = f"did you mean {close[0]!r}?" if close else "missing values are nulls in a column"
         raise MissingColumnError(f"there is no column {', '.join(absent)}", hint, absent[0])
     reads = spec.read_plan(label=False).reads
-    arrays = {name: _array(get(name), name) for name in sources}
+    times = {read.source for read in reads if read.raw == "time"}
+    arrays = {name: _array(get(name), name, times=name in times) for name in sources}
     counts = {name: len(array) for name, array in arrays.items()}
     for name, count in counts.items():
         if count != counts[sources[0]]:
@@ -96,7 +97,7 @@ def _convert(array: pa.Array | list, read: Read, *, text: bool) -> Converted:
         raise SchemaError(error.what.removeprefix("the rows: "), error.remedy) from None
 
 
-def _array(values: Any, name: str) -> pa.Array | list:
+def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
     """Return an Arrow array if the type of the values is known, else a list of objects."""
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
@@ -107,7 +108,7 @@ def _array(values: Any, name: str) -> pa.Array | list:
     if isinstance(values, np.ndarray):
         if values.ndim == 1 and values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
             return to_arrow(values.view(np.uint8) if values.dtype.kind == "b" else values)
-        if values.ndim == 1 and values.dtype.kind == "M":
+        if times and values.ndim == 1 and values.dtype.kind == "M":
             return times_to_arrow(values)
         return list(values)
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
@@ -116,13 +117,13 @@ def _array(values: Any, name: str) -> pa.Array | list:
             "pass rows as a list of dicts, or columns as a dict of arrays",
         )
     if isinstance(getattr(values, "dtype", None), np.dtype):  # pandas
-        return _array(np.asarray(values), name)
+        return _array(np.asarray(values), name, times=times)
     if hasattr(values, "__arrow_c_stream__"):
         return pa.chunked_array(values).combine_chunks()
     if hasattr(values, "to_arrow"):  # cuDF
-        return _array(values.to_arrow(), name)
+        return _array(values.to_arrow(), name, times=times)
     if hasattr(values, "__array__"):
-        return _array(np.asarray(values), name)
+        return _array(np.asarray(values), name, times=times)
     return list(values)
 
 

@@ -11,15 +11,17 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_arrow
 from clicklog.errors import BadRowError, SchemaError, SettingsError
-from clicklog.readers.lines import filesystem_of, read_stream
+from clicklog.readers.line_chunks import LongLine
+from clicklog.readers.lines import filesystem_of, stream_chunks
 from clicklog.readers.stream import UnparsedRows
-from clicklog.readers.text_rows import header_lines
+from clicklog.readers.text_rows import header_lines, quotes_of
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.raw_types import NOT_UTF8
 from clicklog.spec.reading import Read
 from clicklog.text.convert import Fields, convert
+from clicklog.text.field_rules import as_utf8
 from clicklog.text.fields import split_lines
-from clicklog.text.line_layout import split_line
+from clicklog.text.line_layout import header_names
 
 _READ_BYTES = 1 << 16
 _MAX_HEADER_BYTES = 1 << 24
@@ -45,10 +47,11 @@ class IdColumns:
             return self._read_parquet(piece, lines)
         slots = [self.names.index(n) if n in self.names else -1 for n in self.available]
         found = split_lines(
-            piece.text,
+            as_utf8(piece.text, piece.spec.input.encoding),
             np.array(slots, np.int32),
             delimiter=piece.spec.input.delimiter,
             quoted=piece.spec.input.format == "csv",
+            quoted_newlines=piece.spec.input.quoted_newlines,
         )
         columns = {}
         for k, name in enumerate(self.names):
@@ -117,14 +120,9 @@ def names_of_file(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[st
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
             return tuple(parquet.schema_arrow.names)
     if not spec.input.header:
-        fields = first.layout.fields
-        if len(fields) == len(spec.input.columns):
-            return spec.input.columns  # names that the spec does not read as well
-        return fields
-    head = b""
-    for chunk in read_stream(path, _READ_BYTES):
-        head += chunk
-        if b"\n" in head or len(head) >= _MAX_HEADER_BYTES:
-            break
-    line = head.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf")
-    return tuple(split_line(line, spec))
+        return first.layout.fields
+    chunks = stream_chunks(
+        path, _READ_BYTES, _MAX_HEADER_BYTES, spec.input.skip_lines, quotes_of(spec)
+    )
+    head = next((chunk for chunk in chunks if not isinstance(chunk, LongLine)), b"")
+    return tuple(header_names(bytes(head), spec))
