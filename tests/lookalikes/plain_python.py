@@ -20,7 +20,7 @@ Value = int | str | None
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of the log; ``split`` is where it must be, if its file says so; ``time`` if it has one."""
+    """A row of the log; ``split`` has the splits in which it may be by its file."""
 
     label: int
     dense: tuple[float | None, ...]
