@@ -73,6 +73,8 @@ class RawRows:
         bad_count: number of bad rows.
         lines: lines of the text, or rows of parquet, counted independently of parsing, so that a
             reader that loses rows is noticed.
+        key: int64 [n], by which rows are split: a hash of a column's text, or microseconds since
+            1970; None if the spec's split has no column.
     """
 
     label: np.ndarray | None
@@ -84,9 +86,10 @@ class RawRows:
     bad: list[BadRow]
     bad_count: int
     lines: int
+    key: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return self.dense_missing.shape[0]
+        return self.dense_missing.shape[-1]
 
 
 def dense_dtype(spec: FeatureSpec) -> type:
