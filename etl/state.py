@@ -29,7 +29,7 @@ from clicklog.versions import installed_version
 from etl.output import CUTS_FILE, REJECTED
 from etl.parquet import write_tables
 from etl.plan import DividedBlock, Unit
-from etl.results import UnitRecord, UnitResult, count_bits
+from etl.results import UnitRecord, UnitResult, count_missing
 from etl.row_split import check_lines, divided
 
 log = logging.getLogger(__name__)
@@ -159,8 +159,8 @@ def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> UnitResult:
         bad=[],
         positives=int(np.count_nonzero(rows.label)),
         size=0,
-        dense_missing=count_bits(rows.dense_missing, len(rows.dense)),
-        null=count_bits(rows.categorical_missing, len(rows.categorical)),
+        dense_missing=count_missing(rows.dense_missing, len(rows.dense)),
+        null=count_missing(rows.categorical_missing, len(rows.categorical)),
         oov=np.asarray(oov, np.int64),
     )
 
