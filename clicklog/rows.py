@@ -62,7 +62,7 @@ class RawRows:
     """Typed columns of ``n`` well-formed rows, in the order of the file.
 
     Attributes:
-        label: uint8 [n], 0 or 1; None for a log without a label column.
+        label: uint8 [n], 0 or 1, the main label; None for a log without a label column.
         dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
         dense_missing: uint64 [n], bit j set where dense column j is missing.
         categorical: by column, the values (:data:`CategoryValues`); 0, "" or the empty list where
@@ -73,6 +73,10 @@ class RawRows:
         bad_count: number of bad rows.
         lines: lines of the text, or rows of parquet, counted independently of parsing, so that a
             reader that loses rows is noticed.
+        more_labels: uint8 [further labels, n], 0 or 1; None if the spec has one label, or the rows
+            have none.
+        weight: float32 [n], finite and not negative; None if the spec has no weight, or the rows
+            have no labels.
     """
 
     label: np.ndarray | None
@@ -84,6 +88,8 @@ class RawRows:
     bad: list[BadRow]
     bad_count: int
     lines: int
+    more_labels: np.ndarray | None = None
+    weight: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.dense_missing.shape[0]
@@ -97,6 +103,7 @@ def dense_dtype(spec: FeatureSpec) -> type:
 def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     """Return no rows, with the types that rows of this spec have."""
     columns: np.ndarray | list[CategoryValues] = [_empty(column) for column in spec.categorical]
+    more = len(spec.labels) - 1
     if spec.is_criteo_format:
         columns = np.empty((len(spec.categorical), 0), np.uint32)
     return RawRows(
@@ -109,6 +116,8 @@ def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
         bad=[],
         bad_count=0,
         lines=0,
+        more_labels=np.empty((more, 0), np.uint8) if label and more else None,
+        weight=np.empty(0, np.float32) if label and spec.weight else None,
     )
 
 

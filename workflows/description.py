@@ -94,8 +94,8 @@ class WorkflowDescription:
         statistics: mean and std per normalized dense column, float64.
         vocabularies: per categorical column.
         versions: of the packages that fitted it.
-        digest: SHA-256 of spec (but for file format and split), statistics and vocabulary values: equal
-            for equal transforms.
+        digest: SHA-256 of spec (but for file format and split), statistics and vocabulary values:
+            equal for equal transforms.
         files: size and SHA-256 of the other files, by relative path.
         lineage: the generations it descends from and, last, itself; () for a workflow that was
             imported, or made before generations were recorded.
@@ -137,6 +137,8 @@ class WorkflowDescription:
             categorical=tuple(self.spec.categorical_names),
             table_sizes=tuple(self.vocabularies[c.name].table_size for c in columns),
             multi_hot=tuple(column.name for column in columns if column.multi_hot),
+            more_labels=tuple(self.spec.labels[1:]),
+            weight=self.spec.weight,
         )
 
     @property
