@@ -153,7 +153,6 @@ class KJTLoader:
         if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
             raise SettingsError(f"undersampling_rate = {undersampling_rate}", "choose 0 … 1")
         dataset = read_dataset(path, schema, weights, label or "")
-        self._schema = schema or TableSchema.read(dataset.directory)
         self._dataset = _configured(
             dataset,
             selection=selection,
@@ -162,6 +161,10 @@ class KJTLoader:
             hash_indices=hash_indices,
             undersampling=None if undersampling_rate is None else (undersampling_rate, seed),
         )
+        self._schema = schema or TableSchema.read(dataset.directory)
+        if table_sizes is not None:
+            sizes = self._dataset.schema.table_sizes
+            self._schema = dataclasses.replace(self._schema, table_sizes=sizes)
         self._fingerprint = self._dataset.fingerprint()
         self._order = Order(shuffle, seed, rank, world_size)
         self._device = _choose_device(device)
@@ -187,7 +190,7 @@ class KJTLoader:
     @property
     def schema(self) -> TableSchema:
         """Columns and table sizes of the data."""
-        return dataclasses.replace(self._schema, table_sizes=self._dataset.schema.table_sizes)
+        return self._schema
 
     input_schema = output_schema = schema
 
