@@ -49,6 +49,7 @@ from clicklog.generations import Generation, check_lineage, read_reused
 from clicklog.schema import LARGEST_TABLE, TableSchema
 from clicklog.spec.feature_spec import FeatureSpec
 from workflows import nodes
+from workflows.moments import normalized_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,7 +198,7 @@ class _Metadata:
     lineage: tuple[Generation, ...] = ()
 
     def __post_init__(self) -> None:
-        normalized = [] if self.spec.dense_transform == "log" else self.spec.dense_names
+        normalized = normalized_names(self.spec)
         for what, wanted in (("statistics", normalized), ("vocabularies", self.spec.vocabularies)):
             missing = sorted(set(wanted) - getattr(self, what).keys())
             if missing:

@@ -7,30 +7,48 @@ break at the end of a file.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import IO
+
+import numpy as np
+
+from clicklog.text.fields import (
+    NO_LIMIT,
+    OPEN_ON_LINE,
+    OPEN_TO_END,
+    TOO_LONG,
+    delimiter_bytes,
+    skip_rows,
+)
 
 #: Bytes that are kept of a line that is too long.
 KEPT_BYTES = 1024
+_STEP = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class LongLine:
-    """A line with more bytes than the limit.
+    """A line with more bytes than the limit, or a row whose quote is not closed within it.
 
     Attributes:
         begin: the byte of the (decompressed) file at which it begins.
         size: its bytes, without its end.
         head: the first :data:`KEPT_BYTES` of them.
         limit: how many it may have.
+        open_quote: whether it is a row whose quote is not closed.
     """
 
     begin: int
     size: int
     head: bytes
     limit: int
+    open_quote: bool = False
 
     def __str__(self) -> str:
+        if self.open_quote:
+            return (
+                f"from byte {self.begin:,} on, a quote that is not closed in {self.limit:,} bytes"
+            )
         return (
             f"a line of {self.size:,} bytes from byte {self.begin:,} on, "
             f"where at most {self.limit:,} are read (its first {len(self.head):,} are kept)"
@@ -42,7 +60,13 @@ class EndedEarlyError(Exception):
 
 
 def split_chunks(
-    file: IO[bytes], chunk_bytes: int, limit: int, *, begin: int = 0, size: int | None = None
+    file: IO[bytes],
+    chunk_bytes: int,
+    limit: int,
+    *,
+    begin: int = 0,
+    size: int | None = None,
+    quotes: str = "",
 ) -> Iterator[memoryview | LongLine]:
     """Cut the rest of a file into chunks of whole lines.
 
@@ -53,6 +77,8 @@ def split_chunks(
             :class:`LongLine`.
         begin: the current position in the file, for :attr:`LongLine.begin`.
         size: how many bytes to read: whole lines. None: up to the end of the file.
+        quotes: the delimiter of text whose quoted fields may contain line breaks, which are then
+            part of a line; "" for other text.
 
     Yields:
         In the order of the file, chunks of lines up to ``limit`` (read-only; the last line perhaps
@@ -85,13 +111,19 @@ def split_chunks(
                 yield long
                 long = None
             first = first or filled
-        cut = filled if ended else buffer.rfind(b"\n", first, filled) + 1 or first
-        yield from _without_long_lines(buffer, first, cut, begin, limit)
+        if quotes:
+            cut = filled
+            if long is None:
+                text = memoryview(buffer)[:filled].toreadonly()
+                cut, long = yield from _rows(text, first, begin, limit, quotes, final=ended)
+        else:
+            cut = filled if ended else buffer.rfind(b"\n", first, filled) + 1 or first
+            yield from _without_long_lines(buffer, first, cut, begin, limit)
         if ended:
             return
         rest = memoryview(buffer)[cut:filled]
         begin += cut
-        if len(rest) > limit:
+        if len(rest) > limit and not quotes:
             long = LongLine(begin, len(rest), bytes(rest[:KEPT_BYTES]), limit)
             begin += len(rest)
             rest = memoryview(b"")
@@ -127,3 +159,66 @@ def _without_long_lines(
         first = at = min(end + 1, stop)
     if first < stop:
         yield view[first:stop]
+
+
+def _rows(
+    text: memoryview, first: int, begin: int, limit: int, delimiter: str, *, final: bool
+) -> Generator[memoryview | LongLine, None, tuple[int, LongLine | None]]:
+    """Cut ``text[first:]``, where quoted fields may contain line breaks, into rows.
+
+    Args:
+        text: its first byte is byte ``begin`` of the file.
+        first: where a row begins.
+        begin: see above.
+        limit: see :func:`split_chunks`.
+        delimiter: likewise.
+        final: whether the file ends with the text.
+
+    Yields:
+        As :func:`split_chunks`.
+
+    Returns:
+        Where the rest begins, and a line that is too long and whose end has not been read.
+    """
+    array, between = np.frombuffer(text, np.uint8), delimiter_bytes(delimiter)
+    stop = len(text)
+    at = first
+    while True:
+        at, _, why = skip_rows(array, at, stop, final, limit, between, NO_LIMIT, NO_LIMIT)
+        if first < at:
+            yield text[first:at]
+        if why not in (TOO_LONG, OPEN_ON_LINE, OPEN_TO_END):
+            return at, None
+        end = stop
+        if why != OPEN_TO_END:
+            end = _find_newline(array, at if why == OPEN_ON_LINE else at + limit + 1)
+        head = bytes(text[at : min(at + KEPT_BYTES, end)])
+        line = LongLine(begin + at, end - at, head, limit, why != TOO_LONG)
+        if end == stop and not final:
+            return stop, line
+        yield line
+        first = at = min(end + 1, stop)
+
+
+def end_of_rows(text: bytes, begin: int, limit: int, delimiter: str) -> int:
+    """Return where the last whole row of a text ends, whose quoted fields may contain line breaks.
+
+    The text may be cut; ``begin`` is where its first row begins.
+    """
+    rows = _rows(memoryview(text), begin, 0, limit, delimiter, final=False)
+    while True:
+        try:
+            next(rows)
+        except StopIteration as done:
+            cut, long = done.value
+            return cut if long is None else long.begin
+
+
+def _find_newline(array: np.ndarray, at: int) -> int:
+    """Return where the first line break from ``at`` on is; the end of the text if there is none."""
+    while at < len(array):
+        found = np.flatnonzero(array[at : at + _STEP] == 10)
+        if len(found):
+            return at + int(found[0])
+        at += _STEP
+    return len(array)

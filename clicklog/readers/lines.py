@@ -21,6 +21,7 @@ from clicklog.errors import BadInputError
 from clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
 from clicklog.text.fast_rows import count_newlines
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SCAN_BYTES = 8 << 20
 _LINE_BYTES = 64 << 10  # nearly every line ends within them
 #: The most compressed bytes, and decompressed bytes, that :func:`unpacked_head` reads.
@@ -72,7 +73,7 @@ def _shrank(path: str, size: int, wanted: int) -> BadInputError:
 
 
 def read_chunks(
-    path: str, begin: int, end: int, chunk_bytes: int, limit: int
+    path: str, begin: int, end: int, chunk_bytes: int, limit: int, quotes: str = ""
 ) -> Iterator[memoryview | LongLine]:
     """Read the whole lines in the bytes ``[begin, end)``; see :func:`.line_chunks.split_chunks`.
 
@@ -82,7 +83,9 @@ def read_chunks(
     with _opened(path) as file:
         file.seek(begin)
         try:
-            yield from split_chunks(file, chunk_bytes, limit, begin=begin, size=end - begin)
+            yield from split_chunks(
+                file, chunk_bytes, limit, begin=begin, size=end - begin, quotes=quotes
+            )
         except EndedEarlyError as error:
             raise _shrank(path, error.args[0], end) from None
 
@@ -162,14 +165,65 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
             yield chunk
 
 
-def stream_chunks(path: str, chunk_bytes: int, limit: int) -> Iterator[memoryview | LongLine]:
+def stream_chunks(
+    path: str, chunk_bytes: int, limit: int, skip_lines: int = 0, quotes: str = ""
+) -> Iterator[memoryview | LongLine]:
     """Read the lines of a file in chunks, decompressed; see :func:`.line_chunks.split_chunks`.
+
+    A byte order mark and the first ``skip_lines`` lines are left out.
 
     Raises:
         BadInputError: as :func:`read_stream`.
     """
     with _stream(path) as (file, _):
-        yield from split_chunks(file, chunk_bytes, limit)
+        read, begin = after_preamble(file, skip_lines)
+        whole = _Joined(read, file)
+        yield from split_chunks(whole, chunk_bytes, limit, begin=begin, quotes=quotes)
+
+
+def text_begin(path: str, skip_lines: int) -> int:
+    """Return the byte after a byte order mark and the first ``skip_lines`` lines.
+
+    Raises:
+        BadInputError: the file cannot be read.
+    """
+    if not skip_lines:
+        return len(BYTE_ORDER_MARK) * (read_up_to(path, 0, 3) == BYTE_ORDER_MARK)
+    with _opened(path) as file:
+        return after_preamble(file, skip_lines)[1]
+
+
+def after_preamble(file: IO[bytes], skip_lines: int) -> tuple[bytes, int]:
+    """Skip a byte order mark and lines: the bytes read beyond them, and how many came before."""
+    head, gone, at = b"", 0, 0
+    wanted = _LINE_BYTES if skip_lines else len(BYTE_ORDER_MARK)
+    while len(head) < len(BYTE_ORDER_MARK) and (chunk := file.read(wanted - len(head))):
+        head += chunk
+    if head.startswith(BYTE_ORDER_MARK):
+        at = len(BYTE_ORDER_MARK)
+    for _ in range(skip_lines):
+        while (newline := head.find(b"\n", at)) < 0:
+            gone += len(head)
+            head, at = file.read(_LINE_BYTES), 0
+            if not head:
+                return b"", gone
+        at = newline + 1
+    return head[at:], gone + at
+
+
+class _Joined(io.RawIOBase):
+    """Bytes that were read from a file, and the rest of it."""
+
+    def __init__(self, read: bytes, file: IO[bytes]) -> None:
+        self._read, self._file = memoryview(read), file
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._read:
+            return self._file.readinto(buffer)  # type: ignore[attr-defined]
+        part = self._read[: len(buffer)]
+        buffer[: len(part)] = part
+        self._read = self._read[len(part) :]
+        return len(part)
 
 
 def unpacked_head(path: str) -> tuple[bytes, int, bool]:

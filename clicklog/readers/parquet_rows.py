@@ -18,9 +18,9 @@ from clicklog.arrays import null_mask, to_numpy
 from clicklog.errors import BadInputError
 from clicklog.readers.lines import filesystem_of
 from clicklog.rows import RawRows
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.raw_types import RAW_TYPES
+from clicklog.spec.reading import Read
 from clicklog.strings import string_parts
 from clicklog.text.assemble import assemble
 from clicklog.text.convert import Converted, Fields, convert, of_items
@@ -75,7 +75,7 @@ def parquet_layout(path: str, source: str, spec: FeatureSpec) -> ParquetLayout:
         BadInputError: it is not a parquet file, or a column is missing or of another type.
     """
     with _opened(path, source) as parquet:
-        label = spec.label in parquet.schema_arrow.names
+        label = set(spec.sources(label=True)) <= set(parquet.schema_arrow.names)
         wanted = _check(parquet.schema_arrow, source, spec, label=label)
         meta = parquet.metadata
         groups = []
@@ -175,42 +175,38 @@ def read_parquet(
 
 
 def _to_rows(table: pa.Table | pa.RecordBatch, spec: FeatureSpec, *, label: bool, reject: bool):
-    names = spec.columns if label else spec.columns[1:]
-    columns = {name: _whole(table.column(name)) for name in names}
+    plan = spec.read_plan(label=label)
+    columns = {name: _whole(table.column(name)) for name in spec.sources(label=label)}
 
     def text(row: int) -> bytes:
         value = {name: column[row].as_py() for name, column in columns.items()}
         return json.dumps(value, default=_readable, ensure_ascii=False).encode()
 
-    raw = [("label", False)] * label + [(column.raw, False) for column in spec.dense]
-    raw += [(column.raw, column.multi_hot) for column in spec.categorical]
-    converted = (
-        _lists(columns[name], kind) if multi_hot else _values(columns[name], kind)
-        for name, (kind, multi_hot) in zip(names, raw, strict=True)
-    )
+    converted = (_convert(columns[read.source], read) for read in plan.reads)
     return assemble(spec, converted, {}, text, rows=len(table), label=label, reject=reject)
 
 
-def convert_column(
-    array: pa.Array, column: DenseColumn | CategoricalColumn, source: str
-) -> Converted:
+def _convert(array: pa.Array, read: Read) -> Converted:
+    return _lists(array, read.raw) if read.multi_hot else _values(array, read.raw)
+
+
+def convert_column(array: pa.Array, read: Read, source: str) -> Converted:
     """Check and convert a column that is in memory, as :func:`read_parquet` does.
 
     Args:
-        array: [n], of any type that can hold the column's raw type.
-        column: the column of the spec.
+        array: [n], of any type that can hold the values that are read.
+        read: how the column is read.
         source: names the array in errors.
 
     Raises:
         BadInputError: the array is of another type.
     """
-    multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
-    if not _fits(array.type, column.raw, multi_hot):
+    if not _fits(array.type, read.raw, read.multi_hot):
         raise BadInputError(
-            f"{source}: column {column.name} is of type {array.type}, not {_wanted(column)}",
+            f"{source}: column {read.source} is of type {array.type}, not {_wanted(read)}",
             "convert it first",
         )
-    return _lists(array, column.raw) if multi_hot else _values(array, column.raw)
+    return _convert(array, read)
 
 
 def _readable(value: object) -> str:
@@ -219,36 +215,31 @@ def _readable(value: object) -> str:
 
 def _check(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) -> list[str]:
     """Return the names of the columns to read; check that they exist and their types."""
-    raw = {spec.label: "label"} if label else {}
-    raw |= {column.name: column.raw for column in (*spec.dense, *spec.categorical)}
-    for column in raw:
+    names = spec.sources(label=label)
+    for column in names:
         count = schema.names.count(column)
         if count != 1:
             close = difflib.get_close_matches(column, schema.names, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            names = ", ".join(schema.names[:20])
+            there = ", ".join(schema.names[:20])
             raise BadInputError(
                 f"{source}: column {column} is {'twice' if count else 'not'} there",
-                f"{hint}it has {names}; name them in the spec as in the file",
+                f"{hint}it has {there}; name them in the spec as in the file",
             )
-    for column in (spec.label, *spec.dense, *spec.categorical):
-        name = column if isinstance(column, str) else column.name
-        if name not in raw:
-            continue
-        held = schema.field(name).type
-        if not _fits(held, raw[name], isinstance(column, CategoricalColumn) and column.multi_hot):
+    for read in spec.read_plan(label=label).reads:
+        held = schema.field(read.source).type
+        if not _fits(held, read.raw, read.multi_hot):
             raise BadInputError(
-                f"{source}: column {name} is of type {held}, not {_wanted(column)}",
+                f"{source}: column {read.source} is of type {held}, not {_wanted(read)}",
                 "change the column's raw type or multi_hot in the spec, or rewrite the file",
             )
-    return list(raw)
+    return names
 
 
-def _wanted(column) -> str:
-    if isinstance(column, str):
+def _wanted(read: Read) -> str:
+    if read.raw == "label":
         return "a label (0 or 1)"
-    lists = isinstance(column, CategoricalColumn) and column.multi_hot
-    return f"a list of raw type {column.raw}" if lists else f"of raw type {column.raw}"
+    return f"a list of raw type {read.raw}" if read.multi_hot else f"of raw type {read.raw}"
 
 
 def _fits(held: pa.DataType, raw: str, multi_hot: bool) -> bool:
@@ -297,7 +288,7 @@ def _values(array: pa.Array, raw: str) -> Converted:
     if array.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
         offsets, data = string_parts(array)
         begin = offsets[:-1].copy()  # writable like those of text, so that loops are compiled once
-        column = convert(Fields(data, begin, np.where(null, begin, offsets[1:])), raw)
+        column = convert(Fields(data, begin, np.where(null, begin, offsets[1:])), Read("", raw))
         return dataclasses.replace(
             column, show=lambda row: "None" if null[row] else column.show(row)
         )

@@ -12,8 +12,15 @@ from collections.abc import Iterator
 
 from clicklog.errors import BadRowError
 from clicklog.readers.days import DayFile, find_days, parse_days
-from clicklog.readers.lines import count_lines, cut_lines, offset_of_line, read_bytes
-from clicklog.readers.text_rows import block_layout, file_layout, read_text
+from clicklog.readers.lines import (
+    count_lines,
+    cut_lines,
+    offset_of_line,
+    read_bytes,
+    text_begin,
+)
+from clicklog.readers.quoted_rows import count_quoted_rows, cut_quoted_rows, offset_of_quoted_row
+from clicklog.readers.text_rows import block_layout, file_layout, line_limit, read_text
 from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 
@@ -73,12 +80,18 @@ class OpenDay:
 
     def count_rows(self, end: int) -> int:
         """Count the rows before ``end``."""
-        return end if self._parquet else count_lines(self.file.path, self.begin, end)
+        if self._parquet:
+            return end
+        if self.spec.input.quoted_newlines:
+            return count_quoted_rows(self.file.path, self.begin, end, *_quoting(self.spec))
+        return count_lines(self.file.path, self.begin, end)
 
     def find_row(self, row: int, end: int) -> int:
         """Return where row ``row`` (from 0) begins; ``end`` if there are fewer rows."""
         if self._parquet:
             return min(row, end)
+        if self.spec.input.quoted_newlines:
+            return offset_of_quoted_row(self.file.path, row, self.begin, end, *_quoting(self.spec))
         return offset_of_line(self.file.path, row, end, self.begin)
 
     def cut(self, begin: int, end: int, block_bytes: int) -> list[Block]:
@@ -88,6 +101,8 @@ class OpenDay:
             from clicklog.readers.parquet_rows import cut_rows, parquet_layout
 
             cuts = cut_rows(parquet_layout(path, source, self.spec), begin, end, block_bytes)
+        elif self.spec.input.quoted_newlines:
+            cuts = cut_quoted_rows(path, begin, end, block_bytes, *_quoting(self.spec))
         else:
             cuts = cut_lines(path, begin, end, block_bytes)
         return [Block(path, *cut, source) for cut in cuts]
@@ -113,9 +128,13 @@ def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
     """Raise :class:`BadRowError` for a file whose rows have no label."""
     if label:
         return
-    what = f"rows of {len(spec.columns) - 1} fields, so there is no label"
+    wanted = [name for name in spec.sources(label=True) if name not in spec.sources(label=False)]
+    what = f"rows without the field{'s' * (len(wanted) > 1)} {', '.join(wanted)}"
+    if spec.is_plain and not spec.input.columns:
+        what = f"rows of {len(spec.columns) - 1} fields"
     if spec.input.format == "parquet" or spec.input.header:
-        what = f"no column {spec.label}, so there is no label"
+        what = f"no column {' or '.join(wanted)}"
+    what += ", so there is no label" if len(wanted) == 1 else ", which training reads"
     raise BadRowError(f"{source}: {what}", "training data needs the label")
 
 
@@ -155,28 +174,45 @@ def read_block_chunks(
     if spec.input.format == "parquet":
         from clicklog.readers.parquet_rows import read_parquet
 
-        unit = "row"
-        size = chunk_bytes and max(1, chunk_bytes // (_VALUE_BYTES * len(spec.columns)))
+        row_bytes = _VALUE_BYTES * len(spec.sources(label=label))
+        size = chunk_bytes and max(1, chunk_bytes // row_bytes)
         chunks = read_parquet(
             path, begin, end, source, spec, label=label, reject=reject, chunk_rows=size
         )
     else:
-        unit = "line"
         layout = block_layout(path, source, spec, label)
         chunks = read_text(path, begin, end, spec, layout, reject=reject, chunk_bytes=chunk_bytes)
     lines_before = 0
     for rows in chunks:
         if rows.bad_count and not reject:
-            raise bad_row_error(rows, source, first_line(block, spec) + lines_before, unit)
+            raise bad_row_error(rows, source, first_line(block, spec) + lines_before, unit_of(spec))
         lines_before += rows.lines
         yield rows
 
 
 def first_line(block: Block, spec: FeatureSpec) -> int:
-    """Return the number of a block's first line (in parquet, first row) in its file, from 1."""
+    """Return the number of a block's first line in its file, from 1.
+
+    In parquet it is that of its first row; so it is where quoted fields may contain line breaks,
+    and skipped lines and the header count as rows.
+    """
     if spec.input.format == "parquet":
         return block.begin + 1
+    if spec.input.quoted_newlines:
+        begin = text_begin(block.path, spec.input.skip_lines)
+        rows = count_quoted_rows(block.path, begin, block.begin, *_quoting(spec))
+        return 1 + spec.input.skip_lines + rows
     return 1 + count_lines(block.path, 0, block.begin)
+
+
+def unit_of(spec: FeatureSpec) -> str:
+    """What :func:`first_line` counts: "line" or "row"."""
+    rows = spec.input.format == "parquet" or spec.input.quoted_newlines
+    return "row" if rows else "line"
+
+
+def _quoting(spec: FeatureSpec) -> tuple[int, str]:
+    return line_limit(spec), spec.input.delimiter
 
 
 def bad_row_error(rows: RawRows, source: str, first: int, unit: str = "line") -> BadRowError:

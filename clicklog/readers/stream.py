@@ -12,7 +12,7 @@ from clicklog.errors import BadInputError
 from clicklog.readers.days import DayFile
 from clicklog.readers.line_chunks import LongLine
 from clicklog.readers.lines import filesystem_of, read_stream, stream_chunks
-from clicklog.readers.raw import Block, bad_row_error, check_label, read_block
+from clicklog.readers.raw import Block, bad_row_error, check_label, read_block, unit_of
 from clicklog.readers.text_rows import (
     HEAD_BYTES,
     PARQUET_MAGIC,
@@ -20,10 +20,11 @@ from clicklog.readers.text_rows import (
     header_lines,
     line_limit,
     parse_chunks,
+    quotes_of,
+    rows_in,
 )
 from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.fast_rows import count_newlines
 from clicklog.text.line_layout import LineLayout
 
 
@@ -54,9 +55,9 @@ class UnparsedRows:
     def without_label(self) -> UnparsedRows:
         """The same rows without the label, so that its values are not checked.
 
-        Where columns have no names, the label cannot be left out: then the same rows.
+        The parser of Criteo's format always reads a label that is there: then the same rows.
         """
-        if self.block is None and not self.spec.input.header:
+        if self.spec.is_criteo_format:
             return self
         layout = self.layout.without_label() if self.layout else None
         return dataclasses.replace(self, label=False, layout=layout)
@@ -68,7 +69,8 @@ class UnparsedRows:
         chunk = self.text if self.long is None else self.long
         rows = parse_chunks([chunk], self.spec, self.layout, reject=reject)
         if rows.bad_count and not reject:
-            raise bad_row_error(rows, self.path, self.first + 1 + header_lines(self.spec))
+            first = self.first + 1 + header_lines(self.spec)
+            raise bad_row_error(rows, self.path, first, unit_of(self.spec))
         return rows
 
 
@@ -99,7 +101,8 @@ def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterat
     if spec.input.format == "parquet":
         yield from _stream_parquet(path, spec, block_bytes)
         return
-    chunks = stream_chunks(path, block_bytes, line_limit(spec))
+    limit, skip = line_limit(spec), spec.input.skip_lines
+    chunks = stream_chunks(path, block_bytes, limit, skip, quotes_of(spec))
     taken, layout = first_layout(chunks, path, spec)
     first, begin = 0, layout.begin
     for chunk in itertools.chain(taken, chunks):
@@ -108,7 +111,7 @@ def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterat
             first += 1
         elif len(text := chunk[begin:]):
             yield UnparsedRows(path, spec, first, layout.label, text, layout)
-            first += count_newlines(np.frombuffer(text, np.uint8))
+            first += rows_in(text, spec)
         begin = 0  # the header is in the first chunk
 
 

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from clicklog.errors import BadInputError
+from clicklog.readers import line_chunks
 from clicklog.readers.line_chunks import LongLine
-from clicklog.readers.lines import read_chunks, read_up_to
+from clicklog.readers.lines import (
+    BYTE_ORDER_MARK,
+    after_preamble,
+    read_chunks,
+    read_up_to,
+    text_begin,
+)
 from clicklog.rows import BadRow, RawRows, with_bad_rows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.text.fast_rows import count_newlines
-from clicklog.text.line_layout import LineLayout, layout_of, plain_layout
+from clicklog.text.field_rules import as_utf8
+from clicklog.text.fields import count_rows
+from clicklog.text.line_layout import (
+    LineLayout,
+    first_line_of,
+    layout_of,
+    plain_layout,
+    plain_layouts,
+)
 from clicklog.text.parse import parse_rows
 
 PARQUET_MAGIC = b"PAR1"
@@ -25,6 +42,10 @@ TOO_LONG_REMEDY = (
     "truncate the file there if a crash left such an end, allow longer lines with "
     "`etl run --max_line_kb`"
 )
+OPEN_QUOTE_REMEDY = (
+    "close the quote (a quote within a quoted field is doubled), or allow longer rows with "
+    "`etl run --max_line_kb`"
+)
 
 
 def line_limit(spec: FeatureSpec) -> int:
@@ -34,7 +55,19 @@ def line_limit(spec: FeatureSpec) -> int:
 
 def header_lines(spec: FeatureSpec) -> int:
     """Lines of a text file before its first row."""
-    return int(bool(spec.input.header))
+    return int(bool(spec.input.header)) + spec.input.skip_lines
+
+
+def quotes_of(spec: FeatureSpec) -> str:
+    """The delimiter if quoted fields may contain line breaks, else ""."""
+    return spec.input.delimiter if spec.input.quoted_newlines else ""
+
+
+def rows_in(text: bytes | memoryview, spec: FeatureSpec) -> int:
+    """Count the rows of whole lines; the last one, if it lacks its newline, does not matter."""
+    if spec.input.quoted_newlines:
+        return count_rows(text, spec.input.delimiter)
+    return count_newlines(np.frombuffer(text, np.uint8))
 
 
 def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLayout:
@@ -52,7 +85,10 @@ def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLay
     """
     if spec.input.header:
         return _header_layout(path, source, spec)
-    return first_layout(read_chunks(path, 0, size, HEAD_BYTES, line_limit(spec)), source, spec)[1]
+    begin = text_begin(path, spec.input.skip_lines)
+    chunks = read_chunks(path, begin, size, HEAD_BYTES, line_limit(spec), quotes_of(spec))
+    layout = first_layout(chunks, source, spec)[1]
+    return dataclasses.replace(layout, begin=begin + layout.begin)
 
 
 def first_layout(
@@ -62,8 +98,13 @@ def first_layout(
 
     Lines that are too long decide nothing about the label, unless there are no others.
 
+    Args:
+        chunks: without a byte order mark and the lines to skip.
+        source: names the file in errors.
+        spec: the columns.
+
     Returns:
-        The chunks that were taken, and the layout.
+        The chunks that were taken, and the layout; its ``begin`` is counted from the first chunk.
 
     Raises:
         BadInputError: as :func:`file_layout`; or there are no chunks.
@@ -88,19 +129,23 @@ def block_layout(path: str, source: str, spec: FeatureSpec, label: bool) -> Line
     Raises:
         BadInputError: as :func:`file_layout`; or the label is to be read and not in the header.
     """
-    if not spec.input.header:
+    if not spec.input.header and (label or len(plain_layouts(spec)) <= 2):
         return plain_layout(spec, label=label)
     layout = _header_layout(path, source, spec)
     if label and not layout.label:
-        raise BadInputError(f"{source}: column {spec.label} is not in the header")
+        raise BadInputError(f"{source}: column {spec.sources(label=True)[0]} is not in the header")
     return layout if label else layout.without_label()
 
 
 def _header_layout(path: str, source: str, spec: FeatureSpec) -> LineLayout:
-    head = read_up_to(path, 0, HEAD_BYTES)
-    if b"\n" not in head and len(head) == HEAD_BYTES:
-        head = read_up_to(path, 0, line_limit(spec) + 1)
-    return _layout_of_head(head, source, spec)
+    begin = text_begin(path, spec.input.skip_lines) if spec.input.skip_lines else 0
+    head = read_up_to(path, begin, begin + HEAD_BYTES)
+    if len(first_line_of(head, spec)) == len(head) == HEAD_BYTES:
+        head = read_up_to(path, begin, begin + line_limit(spec) + 1)
+    if head.startswith(BYTE_ORDER_MARK):
+        begin, head = begin + len(BYTE_ORDER_MARK), head[len(BYTE_ORDER_MARK) :]
+    layout = _layout_of_head(head, source, spec)
+    return dataclasses.replace(layout, begin=begin + layout.begin)
 
 
 def _layout_of_head(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
@@ -109,7 +154,7 @@ def _layout_of_head(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
             f"{source}: a parquet file, where the spec says {spec.input.format}",
             'set format = "parquet" in its [input]',
         )
-    if spec.input.header and len(head.split(b"\n", 1)[0]) > line_limit(spec):
+    if spec.input.header and len(first_line_of(head, spec)) > line_limit(spec):
         raise _long_header(source, spec)
     return layout_of(head, source, spec)
 
@@ -149,7 +194,7 @@ def read_text(
         BadInputError: the file cannot be read, or is shorter.
     """
     size = chunk_bytes or min(end - begin, _WHOLE_BYTES)
-    chunks = read_chunks(path, begin, end, size, line_limit(spec))
+    chunks = read_chunks(path, begin, end, size, line_limit(spec), quotes_of(spec))
     for together in [list(chunks)] if chunk_bytes is None else ([chunk] for chunk in chunks):
         yield parse_chunks(together, spec, layout, reject=reject)
 
@@ -161,12 +206,22 @@ def parse_chunks(
     texts, bad, before = [], [], 0
     for chunk in chunks:
         if isinstance(chunk, LongLine):
-            bad.append(BadRow(before, str(chunk), "", chunk.head, TOO_LONG_REMEDY))
+            head = bytes(as_utf8(chunk.head, spec.input.encoding))
+            remedy = OPEN_QUOTE_REMEDY if chunk.open_quote else TOO_LONG_REMEDY
+            bad.append(BadRow(before, str(chunk), "", head, remedy))
             before += 1
         else:
             texts.append(chunk)
             if len(chunks) > 1:
-                before += count_newlines(np.frombuffer(chunk, np.uint8))
+                before += rows_in(chunk, spec)
     text = texts[0] if len(texts) == 1 else b"".join(texts)
     rows = parse_rows(text, spec, layout, reject=reject)
     return with_bad_rows(rows, bad) if bad else rows
+
+
+def end_of_rows(text: bytes, spec: FeatureSpec) -> int:
+    """Return where the last whole row of a file's first bytes ends."""
+    if not spec.input.quoted_newlines:
+        return text.rfind(b"\n") + 1
+    _, begin = after_preamble(io.BytesIO(text), spec.input.skip_lines)
+    return line_chunks.end_of_rows(text, begin, line_limit(spec), spec.input.delimiter)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import numba
 import numpy as np
 import pyarrow as pa
 
-from clicklog.arrays import to_numpy
 from clicklog.kernels import compiled
 from clicklog.rows import CategoryValues, Jagged
+from clicklog.spec.labels import LabelRule
 from clicklog.spec.raw_types import RAW_TYPES
+from clicklog.spec.reading import Read
 from clicklog.strings import string_array
 from clicklog.text.field_errors import (
     BAD_FLOAT,
@@ -24,11 +24,26 @@ from clicklog.text.field_errors import (
     BAD_INTEGER,
     BAD_LABEL,
     BAD_UTF8,
+    BAD_WEIGHT,
     EMPTY_ITEM,
-    NOT_FINITE,
+    LABEL_NUMBER,
+    NULL_ITEM,
+    OTHER_LABEL,
     OUT_OF_RANGE,
     quote_field,
 )
+from clicklog.text.field_rules import find_texts, trim
+from clicklog.text.numbers import (
+    gather,
+    parse_floats,
+    parse_ints,
+    parse_lenient_ints,
+    ungroup,
+)
+from clicklog.text.time_fields import parse_times
+
+#: Raw types of numbers whose digits may be grouped, and the code of a wrong group.
+_SYNTAX = {"int32": BAD_INTEGER, "int": BAD_INTEGER, "float": BAD_FLOAT}
 
 #: Value of each byte as a hexadecimal digit; 255 for bytes that are not one. A table, because
 #: branches on the digits of hashes are mispredicted half of the time.
@@ -46,12 +61,14 @@ class Converted:
         missing: bool [n].
         code: uint8 [n], 0 or the code of an error, see :mod:`clicklog.text.field_errors`.
         show: returns the wrong value of a row with a code, as Python writes it.
+        text: of text, returns the whole wrong field of a row with a code; None: not from text.
     """
 
     values: CategoryValues
     missing: np.ndarray
     code: np.ndarray
     show: Callable[[int], str]
+    text: Callable[[int], str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,35 +86,77 @@ class Fields:
         """Return the field of a row as Python writes a string."""
         return quote_field(self.data[self.begin[row] : self.end[row]].tobytes())
 
+    def text(self, row: int) -> str:
+        """Return the field of a row; bytes that are not UTF-8 become lone surrogates."""
+        field = self.data[self.begin[row] : self.end[row]].tobytes()
+        return field.decode("utf-8", "surrogateescape")
 
-def convert(fields: Fields, raw: str) -> Converted:
-    """Convert single values of a raw type of :data:`RAW_TYPES`. Only a label may not be missing."""
-    missing = fields.begin == fields.end
+
+def convert(fields: Fields, read: Read) -> Converted:
+    """Convert single values as a column of the file is to be read.
+
+    Only a label and a weight may not be missing. Of ``read``, the source and ``multi_hot`` are
+    ignored.
+    """
+    raw, data, begin, end = read.raw, fields.data, fields.begin, fields.end
+    if read.trim:
+        begin, end = trim(data, begin, end)
+    if read.nulls:
+        end = np.where(find_texts(data, begin, end, read.nulls, trimmed=read.trim), begin, end)
+    missing = begin == end
     code = np.zeros(len(fields), np.uint8)
-    data, begin, end = fields.data, fields.begin, fields.end
     if raw == "string":
-        return Converted(_strings(fields, code), missing, code, fields.show)
+        return Converted(_strings(data, begin, end, code), missing, code, fields.show, fields.text)
+    if raw == "label":
+        values = _labels(data, begin, end, read.label, missing, code)
+        return Converted(values, missing, code, fields.show, fields.text)
+    grouped = None
+    if read.thousands and raw in _SYNTAX:
+        grouped = ungroup(data, begin, end, read.thousands)
+        if grouped:
+            data, begin, end, wrong = grouped
     kind = RAW_TYPES[raw]
     values = np.zeros(len(fields), kind.dtype)
     if raw == "float":
-        values = _floats(fields, missing, code)
+        values = parse_floats(data, begin, end, code, lenient=read.lenient)
+    elif raw == "weight":
+        values = parse_floats(data, begin, end, code)
+        code[missing | (code == BAD_FLOAT) | (values < 0)] = BAD_WEIGHT
+        values[code != 0] = 0
+    elif raw == "time":
+        values = parse_times(data, begin, end, read.time_format, code)
     elif raw == "hex32":
         _parse_hex(data, begin, end, values, code)
-    elif raw == "label":
-        _parse_labels(data, begin, end, values, code)
     else:
-        _parse_ints(data, begin, end, kind.least, kind.most, OUT_OF_RANGE[raw], values, code)
-    return Converted(values, missing, code, fields.show)
+        limits = (int(kind.least), int(kind.most), OUT_OF_RANGE[raw])
+        parse_ints(data, begin, end, *limits, values, code)
+        if read.lenient and code.any():
+            parse_lenient_ints(data, begin, end, *limits, values, code)
+    if grouped:
+        code[wrong] = _SYNTAX[raw]
+    return Converted(values, missing, code, fields.show, fields.text)
 
 
-def convert_lists(fields: Fields, raw: str, separator: str) -> Converted:
-    """Convert fields that hold lists of values. An empty field is a missing list."""
-    offsets = _count_items(fields.data, fields.begin, fields.end, ord(separator))
-    begin = np.empty(offsets[-1], np.int32)
-    end = np.empty(offsets[-1], np.int32)
-    _split_items(fields.data, fields.begin, fields.end, ord(separator), offsets, begin, end)
-    items = convert(Fields(fields.data, begin, end), raw)
-    items.code[items.missing] = EMPTY_ITEM
+def convert_lists(fields: Fields, read: Read, separator: str) -> Converted:
+    """Convert fields that hold lists of values. An empty field or a null text is a missing list.
+
+    Spaces are removed around a list and around each value. Within a list, an empty value and a null
+    text are errors.
+    """
+    data, begin, end = fields.data, fields.begin, fields.end
+    if read.trim:
+        begin, end = trim(data, begin, end)
+    if read.nulls:
+        end = np.where(find_texts(data, begin, end, read.nulls, trimmed=read.trim), begin, end)
+    offsets = _count_items(data, begin, end, ord(separator))
+    first = np.empty(offsets[-1], np.int32)
+    last = np.empty(offsets[-1], np.int32)
+    _split_items(data, begin, end, ord(separator), offsets, first, last)
+    if read.trim:
+        first, last = trim(data, first, last)
+    items = convert(Fields(data, first, last), read)
+    items.code[items.missing] = NULL_ITEM
+    items.code[first == last] = EMPTY_ITEM
     return of_items(offsets, items)
 
 
@@ -110,11 +169,19 @@ def of_items(offsets: np.ndarray, items: Converted) -> Converted:
     code[rows] = items.code[wrong]
     item_of = dict(zip(rows.tolist(), wrong.tolist(), strict=True))
     values = Jagged(offsets, items.values)
-    return Converted(values, lengths == 0, code, lambda row: items.show(item_of[row]))
+    return Converted(
+        values,
+        lengths == 0,
+        code,
+        lambda row: items.show(item_of[row]),
+        items.text and (lambda row: items.text(item_of[row])),
+    )
 
 
-def _strings(fields: Fields, code: np.ndarray) -> pa.StringArray:
-    offsets, data = _gather(fields.data, fields.begin, fields.end)
+def _strings(
+    text: np.ndarray, begin: np.ndarray, end: np.ndarray, code: np.ndarray
+) -> pa.StringArray:
+    offsets, data = gather(text, begin, end)
     values = string_array(offsets, data)
     if not len(data) or int(data.max()) < 128:
         return values
@@ -126,67 +193,33 @@ def _strings(fields: Fields, code: np.ndarray) -> pa.StringArray:
                 data[offsets[row] : offsets[row + 1]].tobytes().decode()
             except UnicodeDecodeError:
                 code[row] = BAD_UTF8
-        good = np.where(code == 0, fields.end, fields.begin)
-        return string_array(*_gather(fields.data, fields.begin, good))
+        return string_array(*gather(text, begin, np.where(code == 0, end, begin)))
     return values
 
 
-def _floats(fields: Fields, missing: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Parse fields as float64, correctly rounded."""
-    _check_floats(fields.data, fields.begin, fields.end, code)
-    present = ~missing & (code == 0)
-    texts = string_array(*_gather(fields.data, fields.begin[present], fields.end[present]))
-    try:
-        numbers = to_numpy(texts.cast(pa.float64()))
-    except pa.ArrowInvalid:  # beyond float64
-        numbers = np.array([float(text) for text in texts.to_pylist()])
-    values = np.zeros(len(fields), np.float64)
-    values[present] = numbers
-    code[np.abs(values) > RAW_TYPES["float"].most] = NOT_FINITE
+def _labels(
+    data: np.ndarray,
+    begin: np.ndarray,
+    end: np.ndarray,
+    rule: LabelRule | None,
+    missing: np.ndarray,
+    code: np.ndarray,
+) -> np.ndarray:
+    """Convert fields to labels by a rule; None: of 0 and 1."""
+    values = np.zeros(len(begin), np.uint8)
+    if rule is not None and rule.positive:
+        values[find_texts(data, begin, end, rule.positive, trimmed=rule.trim)] = 1
+        if rule.negative:
+            negative = find_texts(data, begin, end, rule.negative, trimmed=rule.trim)
+            code[(values == 0) & ~negative] = OTHER_LABEL
+        code[missing] = OTHER_LABEL
+    elif rule is not None and rule.threshold is not None:
+        numbers = parse_floats(data, begin, end, code)
+        code[missing | (code == BAD_FLOAT)] = LABEL_NUMBER
+        values[(numbers >= rule.threshold) & (code == 0)] = 1
+    else:
+        _parse_labels(data, begin, end, values, code)
     return values
-
-
-@compiled()
-def _gather(data, begin, end):
-    """Copy the fields one after the other: int32 offsets [n + 1] and bytes."""
-    offsets = np.zeros(len(begin) + 1, np.int32)
-    for i in range(len(begin)):
-        offsets[i + 1] = offsets[i] + (end[i] - begin[i])
-    gathered = np.empty(offsets[-1], np.uint8)
-    for i in range(len(begin)):
-        to = offsets[i]
-        for at in range(begin[i], end[i]):
-            gathered[to] = data[at]
-            to += 1
-    return offsets, gathered
-
-
-@compiled()
-def _parse_ints(data, begin, end, low, high, too_big, values, code):
-    for i in range(len(begin)):
-        at, stop = begin[i], end[i]
-        if at == stop:
-            continue
-        negative = data[at] == 45
-        if negative:
-            at += 1
-        value = np.int64(0)
-        big = False
-        digits = at
-        while at < stop and np.uint8(data[at] - 48) < 10:
-            value = value * 10 + np.int64(data[at] - 48)
-            big |= value >= 2**59  # kept, because further digits would wrap around
-            value &= 2**59 - 1
-            at += 1
-        if at < stop or at == digits:
-            code[i] = BAD_INTEGER
-            continue
-        if negative:
-            value = -value
-        if big or value < low or value > high:
-            code[i] = too_big
-        else:
-            values[i] = value
 
 
 @compiled()
@@ -209,45 +242,12 @@ def _parse_hex(data, begin, end, values, code):
 def _parse_labels(data, begin, end, values, code):
     for i in range(len(begin)):
         at = begin[i]
-        if end[i] - at == 1 and (data[at] == 48 or data[at] == 49):
+        size = end[i] - at
+        good = size == 1 or (size == 3 and data[at + 1] == 46 and data[at + 2] == 48)  # 1.0
+        if good and (data[at] == 48 or data[at] == 49):
             values[i] = data[at] - 48
         else:
             code[i] = BAD_LABEL
-
-
-@numba.njit(inline="always")
-def _digits(data, at, stop):
-    while at < stop and np.uint8(data[at] - 48) < 10:
-        at += 1
-    return at
-
-
-@compiled()
-def _check_floats(data, begin, end, code):
-    """Set a code for fields other than ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``, where D is a digit."""
-    for i in range(len(begin)):
-        at, stop = begin[i], end[i]
-        if at == stop:
-            continue
-        if data[at] == 45:
-            at += 1
-        first = at
-        at = _digits(data, at, stop)
-        digits = at - first
-        if at < stop and data[at] == 46:
-            first = at + 1
-            at = _digits(data, first, stop)
-            digits += at - first
-        good = digits > 0
-        if good and at < stop and (data[at] | 32) == 101:
-            at += 1
-            if at < stop and (data[at] == 43 or data[at] == 45):
-                at += 1
-            first = at
-            at = _digits(data, at, stop)
-            good = at > first
-        if not good or at < stop:
-            code[i] = BAD_FLOAT
 
 
 @compiled()

@@ -7,6 +7,7 @@ from clicklog.spec.raw_types import RAW_TYPES
 
 BAD_LABEL, BAD_INTEGER, BEYOND_INT32, BEYOND_INT, BEYOND_UINT32, BAD_HEX, BAD_FLOAT = range(1, 8)
 NOT_FINITE, BAD_UTF8, EMPTY_ITEM, NULL_ITEM, OPEN_QUOTE, AFTER_QUOTE, FIELD_COUNT = range(8, 15)
+BAD_TIME, BEYOND_TIME, BAD_WEIGHT, OTHER_LABEL, LABEL_NUMBER = range(15, 20)
 
 #: The code of a number outside of a raw type's limits.
 OUT_OF_RANGE = {
@@ -15,6 +16,8 @@ OUT_OF_RANGE = {
     "float": NOT_FINITE,
     "hex32": BEYOND_UINT32,
     "int": BEYOND_INT,
+    "time": BEYOND_TIME,
+    "weight": BAD_WEIGHT,
 }
 #: By code, except for FIELD_COUNT, whose message needs the numbers of fields.
 MESSAGES = {
@@ -31,6 +34,11 @@ MESSAGES = {
     NULL_ITEM: raw_types.NULL_ITEM,
     OPEN_QUOTE: "its quote is not closed on this line",
     AFTER_QUOTE: "text after the closing quote",
+    BAD_TIME: RAW_TYPES["time"].syntax,
+    BEYOND_TIME: "expected a time of the years 1 to 9999 or a missing value",
+    BAD_WEIGHT: RAW_TYPES["weight"].syntax,
+    OTHER_LABEL: "expected one of the texts in positive and negative",
+    LABEL_NUMBER: "expected a number, because the label has a threshold",
 }
 
 

@@ -1,12 +1,14 @@
 """Find where the fields of delimited text begin and end.
 
-The loops are compiled and run without the interpreter lock. Every line break ends a row: a quoted
-field cannot contain one, so that rows can be counted, cut and numbered from any line on.
+The loops are compiled and run without the interpreter lock. Every line break ends a row, so that
+rows can be counted, cut and numbered from any line on. Only where a spec says so may quoted fields
+contain line breaks; then rows are found from the beginning of the file, by :func:`skip_rows`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -21,7 +23,7 @@ MAX_BLOCK_BYTES = 2**31 - 2
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """``n`` lines and the fields of some of their columns.
+    """``n`` lines (or rows of several lines) and the fields of some of their columns.
 
     Attributes:
         data: uint8; the bytes of the fields, without quotes.
@@ -45,15 +47,21 @@ class Lines:
 
 
 def split_lines(
-    text: bytes | memoryview | np.ndarray, slots: np.ndarray, *, delimiter: str, quoted: bool
+    text: bytes | memoryview | np.ndarray,
+    slots: np.ndarray,
+    *,
+    delimiter: str,
+    quoted: bool,
+    quoted_newlines: bool = False,
 ) -> Lines:
     """Find the fields of whole lines; the last one may lack its newline, ``\\r\\n`` ends one too.
 
     Args:
         text: the lines.
         slots: int32 [fields of a line], the column of each field, or -1 for none.
-        delimiter: the ASCII character between fields.
+        delimiter: the ASCII characters between fields, mostly one.
         quoted: whether fields may be quoted with ``"``, with doubled quotes inside.
+        quoted_newlines: whether quoted fields may contain line breaks.
 
     Raises:
         SettingsError: the text is too large.
@@ -65,24 +73,47 @@ def split_lines(
     buffer = np.frombuffer(text, np.uint8)
     if len(buffer) and buffer[-1] != _NEWLINE:
         buffer = np.append(buffer, np.uint8(_NEWLINE))
-    line_ends = np.flatnonzero(buffer == _NEWLINE).astype(np.int32)
-    count, columns = len(line_ends), int(slots.max()) + 1
+    between = delimiter_bytes(delimiter)
     quoted = quoted and bool((buffer == _QUOTE).any())
+    if quoted and quoted_newlines:
+        line_ends = _row_ends(buffer, between)
+    else:
+        line_ends = np.flatnonzero(buffer == _NEWLINE).astype(np.int32)
+    count, columns = len(line_ends), int(slots.max()) + 1
     kept = buffer.copy() if quoted else np.empty(0, np.uint8)  # becomes the text without quotes
     buffer.flags.writeable = False  # one type of array, so that loops are compiled once
     begin = np.zeros((columns, count), np.int32)
     end = np.zeros((columns, count), np.int32)
     code, where = np.zeros(count, np.uint8), np.zeros(count, np.int32)
-    _split(buffer, line_ends, slots, ord(delimiter), kept, begin, end, code, where)
+    _split(buffer, line_ends, slots, between, kept, begin, end, code, where)
     data = kept if quoted else buffer
     data.flags.writeable = False
     line_begin = np.concatenate([np.zeros(1, np.int32), line_ends + np.int32(1)])
     return Lines(data, begin, end, code, where, line_begin)
 
 
+@functools.lru_cache(maxsize=64)
+def delimiter_bytes(delimiter: str) -> np.ndarray:
+    """Return the bytes of a delimiter as the loops take them, uint8."""
+    return np.frombuffer(delimiter.encode(), np.uint8)
+
+
+@compiled()
+def _matches(buffer, at, stop, delimiter):
+    """Whether all of the delimiter is at ``at``, where its first byte is."""
+    if at + len(delimiter) > stop:
+        return False
+    for i in range(1, len(delimiter)):
+        if buffer[at + i] != delimiter[i]:
+            return False
+    return True
+
+
 @compiled()
 def _split(buffer, line_ends, slots, delimiter, kept, begin, end, code, where):
     quoted = len(kept) > 0
+    first_byte = delimiter[0]
+    width = len(delimiter)
     at = 0
     for line in range(len(line_ends)):
         stop = line_ends[line]
@@ -100,7 +131,10 @@ def _split(buffer, line_ends, slots, delimiter, kept, begin, end, code, where):
                     code[line] = wrong
                     where[line] = fields
             else:
-                while at < stop and buffer[at] != delimiter:
+                while at < stop and not (
+                    buffer[at] == first_byte
+                    and (width == 1 or _matches(buffer, at, stop, delimiter))
+                ):
                     at += 1
                 last = at
             if fields < len(slots) and slots[fields] >= 0:
@@ -109,7 +143,7 @@ def _split(buffer, line_ends, slots, delimiter, kept, begin, end, code, where):
             fields += 1
             if wrong or at >= stop:
                 break
-            at += 1  # the delimiter
+            at += width
         if not wrong and fields != len(slots):
             code[line] = FIELD_COUNT
             where[line] = fields
@@ -129,10 +163,114 @@ def _unquote(buffer, kept, at, stop, delimiter):
             else:
                 at += 1
                 wrong = 0
-                if at < stop and buffer[at] != delimiter:
+                if at < stop and not (
+                    buffer[at] == delimiter[0] and _matches(buffer, at, stop, delimiter)
+                ):
                     wrong = AFTER_QUOTE
                 return first, last, at, wrong
         kept[last] = buffer[at]
         last += 1
         at += 1
     return first, last, at, OPEN_QUOTE
+
+
+#: Why :func:`skip_rows` stopped: as it was told; the row needs more text; it is too long; its
+#: quote is not closed, and it ends with its first line, or is the rest of the text.
+STOPPED, UNFINISHED, TOO_LONG, OPEN_ON_LINE, OPEN_TO_END = range(5)
+NO_LIMIT = 2**62
+
+
+@compiled()
+def skip_rows(buffer, at, stop, final, limit, delimiter, most, until):
+    """Skip rows whose quoted fields may contain line breaks.
+
+    A row may have ``limit`` bytes without its end. If a quote on its first line is not closed
+    within them, the row ends with that line, so that a stray quote spoils one row and not the rest
+    of the file.
+
+    Args:
+        buffer: uint8, the text.
+        at: where a row begins.
+        stop: where the text ends.
+        final: whether the file, or another whole number of rows, ends there too.
+        limit: bytes of a row.
+        delimiter: see :func:`delimiter_bytes`.
+        most: how many rows to skip.
+        until: skip no row that begins here or later.
+
+    Returns:
+        Where the next row begins, the number of rows skipped, and why it stopped.
+    """
+    first_byte = delimiter[0]
+    width = len(delimiter)
+    rows = 0
+    start = at
+    while start < stop and start < until and rows < most:
+        at = start
+        last = min(stop, start + limit + 1)  # the line break may come after `limit` bytes
+        newline = -1  # the first one of the row
+        first_line = False  # whether the open quote is on the first line
+        at_field = True  # whether a field begins here
+        quoted = False
+        ended = False
+        while at < last:
+            byte = buffer[at]
+            if quoted:
+                if byte == _QUOTE:
+                    if at + 1 < stop and buffer[at + 1] == _QUOTE:
+                        at += 1
+                    else:
+                        quoted = False
+                elif byte == _NEWLINE and newline < 0:
+                    newline = at
+                at += 1
+            elif byte == _NEWLINE:
+                at += 1
+                ended = True
+                break
+            elif byte == first_byte and (width == 1 or _matches(buffer, at, stop, delimiter)):
+                at += width
+                at_field = True
+            else:
+                if at_field and byte == _QUOTE:
+                    quoted = True
+                    first_line = newline < 0
+                at_field = False
+                at += 1
+        if not ended:
+            # a doubled quote or a delimiter may go on in further text
+            if not final and stop - start <= limit + 1 + width:
+                return start, rows, UNFINISHED
+            if quoted and first_line and newline >= 0:
+                return start, rows, OPEN_ON_LINE
+            if stop - start > limit:
+                return start, rows, TOO_LONG
+            if quoted:
+                return start, rows, OPEN_TO_END
+        rows += 1
+        start = at
+    return start, rows, STOPPED
+
+
+def count_rows(text: bytes | memoryview, delimiter: str) -> int:
+    """Count the rows of a text, whole ones with closed quotes; quotes may contain line breaks."""
+    buffer = np.frombuffer(text, np.uint8)
+    between = delimiter_bytes(delimiter)
+    return skip_rows(buffer, 0, len(buffer), True, NO_LIMIT, between, NO_LIMIT, NO_LIMIT)[1]
+
+
+@compiled()
+def _row_ends(buffer, delimiter):
+    """Return int32 [rows], where each row's line break is; the text ends with one."""
+    ends = np.empty(64, np.int32)
+    count = 0
+    at = 0
+    while at < len(buffer):
+        at, rows, _ = skip_rows(buffer, at, len(buffer), True, NO_LIMIT, delimiter, 1, NO_LIMIT)
+        if rows == 0:  # a quote that is not closed: the rest is one row
+            at = len(buffer)
+        if count == len(ends):
+            ends = np.append(ends, np.empty(count, np.int32))
+        ends[count] = at - 1
+        count += 1
+    return ends[:count]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import difflib
+import re
+from collections.abc import Iterator
+
+import numpy as np
 
 from clicklog.errors import BadInputError, BadRowError
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.fields import NO_LIMIT, delimiter_bytes, skip_rows
 
 #: How many lines decide whether there is a label, so that one malformed line does not.
 _LABEL_LINES = 100
@@ -16,29 +20,48 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclasses.dataclass(frozen=True)
 class LineLayout:
-    """The positions of a spec's columns in the lines of a file.
+    """What the fields of the lines of a file are.
 
     Attributes:
-        slots: for each field of a line, the index of its column among those read (in spec order,
-            the label first if there is one), or -1.
-        label: whether the rows have a label.
+        fields: the name of each field of a line, "" for those without; the spec's sources are
+            among them.
+        label: whether the rows have labels, and what else only training reads.
         begin: byte of the file at which the first row begins: 0, or after the header.
     """
 
-    slots: tuple[int, ...]
+    fields: tuple[str, ...]
     label: bool
     begin: int = 0
 
     def without_label(self) -> LineLayout:
-        """Return the layout without the label, whose field is then ignored."""
-        if not self.label:
-            return self
-        return LineLayout(tuple(max(slot - 1, -1) for slot in self.slots), False, self.begin)
+        """Return the layout without labels, whose fields are then ignored."""
+        return dataclasses.replace(self, label=False)
+
+
+def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
+    """Return the layouts that a file without a header may have, with different numbers of fields.
+
+    The first one has all fields, the second one lacks those that only labels are read from; of a
+    spec with a weight or a column for the split, further ones lack them as well.
+    """
+    plan = spec.read_plan(label=True)
+    features = set(spec.sources(label=False))
+    names = spec.file_columns(label=True)
+    found = {}
+    absent: set[str] = set()
+    for unread in ((), plan.labels, (plan.weight,), (plan.key,)):
+        absent |= {plan.reads[index].source for index in unread if index is not None} - features
+        fields = tuple(name for name in names if name not in absent)
+        found.setdefault(len(fields), LineLayout(fields, label=not absent))
+    return list(found.values())
 
 
 def plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
-    """Return the layout of a file without a header: the columns in spec order."""
-    return LineLayout(tuple(range(len(spec.columns) - (not label))), label)
+    """Return the layout of a file without a header, as :meth:`FeatureSpec.file_columns` says.
+
+    Without labels, it has none of the fields that only training reads.
+    """
+    return LineLayout(tuple(spec.file_columns(label=label)), label)
 
 
 def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
@@ -51,21 +74,21 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
 
     Raises:
         BadInputError: the header lacks a column, or has it twice.
-        BadRowError: there is no header, and no line has as many fields as the spec, or one less.
+        BadRowError: there is no header, and no line has as many fields as the spec, or as many as
+            without labels.
     """
     if not spec.input.header:
-        return plain_layout(spec, label=_begins_with_label(head, source, spec))
-    first = head.split(b"\n", 1)[0]
-    names = split_line(first.removeprefix(_BYTE_ORDER_MARK), spec)
-    columns = spec.columns if spec.label in names else spec.columns[1:]
+        return _layout_by_count(head, source, spec)
+    names = header_names(head, spec)
+    label = set(spec.sources(label=True)) <= set(names)
+    columns = spec.sources(label=label)
     for name in columns:
         if names.count(name) != 1:
             problem = "twice" if name in names else "not"
             raise BadInputError(
                 f"{source}: column {name} is {problem} in the header", _where_else(name, names)
             )
-    slots = tuple(columns.index(name) if name in columns else -1 for name in names)
-    return LineLayout(slots, spec.label in names, len(first) + 1)
+    return LineLayout(tuple(names), label, len(first_line_of(head, spec)) + 1)
 
 
 def _where_else(name: str, names: list[str]) -> str:
@@ -75,30 +98,72 @@ def _where_else(name: str, names: list[str]) -> str:
     return f"{hint}it has {len(names)} columns: {listed}; name them in the spec as in the header"
 
 
+def first_line_of(head: bytes, spec: FeatureSpec) -> bytes:
+    """Return the first line (or row with quoted line breaks) of a text, without its newline."""
+    return next(_first_lines(head, spec), b"")
+
+
+def header_names(head: bytes, spec: FeatureSpec) -> list[str]:
+    """Return the names in the header with which a text begins, without spaces around them."""
+    first = first_line_of(head, spec).removeprefix(_BYTE_ORDER_MARK)
+    return [name.strip() for name in split_line(first, spec)]
+
+
+def _first_lines(head: bytes, spec: FeatureSpec) -> Iterator[bytes]:
+    """Yield the first :data:`_LABEL_LINES` lines of a text, then what follows them."""
+    if not spec.input.quoted_newlines:
+        yield from head.split(b"\n", _LABEL_LINES)
+        return
+    text, between = np.frombuffer(head, np.uint8), delimiter_bytes(spec.input.delimiter)
+    begin = len(_BYTE_ORDER_MARK) * head.startswith(_BYTE_ORDER_MARK)
+    first = 0
+    for _ in range(_LABEL_LINES):
+        limit = spec.input.max_line_kb << 10
+        at, rows, _ = skip_rows(text, begin, len(text), True, limit, between, 1, NO_LIMIT)
+        if not rows:  # too long, or a quote that is not closed
+            at = head.find(b"\n", begin) + 1 or len(head)
+        whole = head[first:at]
+        yield whole.removesuffix(b"\n")
+        first = begin = at
+        if not whole.endswith(b"\n"):
+            return
+    yield head[first:]
+
+
 def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
     """Split one line, with or without its line end, into fields."""
-    text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "replace")
-    if spec.input.format == "csv":
-        try:
-            return next(csv.reader([text], delimiter=spec.input.delimiter), []) or [""]
-        except csv.Error:  # longer than Python's csv module allows
-            return [text]
-    return text.split(spec.input.delimiter)
+    text = line.removesuffix(b"\n").removesuffix(b"\r").decode(spec.input.encoding, "replace")
+    if spec.input.format != "csv":
+        return text.split(spec.input.delimiter)
+    fields = re.compile(
+        f'(?:"([^"]*(?:""[^"]*)*)"?)?(.*?)({re.escape(spec.input.delimiter)}|$)', re.DOTALL
+    )
+    found, at = [], 0
+    while True:
+        match = fields.match(text, at)
+        assert match is not None  # it matches anything
+        found.append((match[1] or "").replace('""', '"') + match[2])
+        at = match.end()
+        if not match[3]:
+            return found
 
 
-def _begins_with_label(head: bytes, source: str, spec: FeatureSpec) -> bool:
-    columns = len(spec.columns)
-    lines = head.split(b"\n", _LABEL_LINES)
+def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+    """Return the layout whose number of fields most lines have."""
+    layouts = plain_layouts(spec)
+    lines = list(_first_lines(head, spec))
     whole = lines[:-1] or lines  # the last one may be cut
-    fields = [len(split_line(line, spec)) for line in whole]
-    with_label, without = fields.count(columns), fields.count(columns - 1)
-    if not with_label and not without:
-        kind = {"\t": "tab-separated", ",": "comma-separated"}.get(
-            spec.input.delimiter, f"{spec.input.delimiter!r}-separated"
-        )
-        raise BadRowError(
-            f"{source}, line 1: {fields[0]} {kind} fields",
-            f"{columns} are needed ({columns - 1} without the label): {spec.columns[0]}, "
-            f"{spec.columns[1]} … {spec.columns[-1]}",
-        )
-    return with_label >= without
+    counts = [len(split_line(line, spec)) for line in whole]
+    best = max(layouts, key=lambda layout: counts.count(len(layout.fields)))
+    if len(best.fields) in counts:
+        return best
+    kind = {"\t": "tab-separated", ",": "comma-separated"}.get(
+        spec.input.delimiter, f"{spec.input.delimiter!r}-separated"
+    )
+    needed, *others = (str(len(layout.fields)) for layout in layouts)
+    names = [name or '""' for name in spec.file_columns(label=True)]
+    less = f" ({' or '.join(others)} without the label)" if others else ""
+    raise BadRowError(
+        f"{source}, line 1: {counts[0]} {kind} fields",
+        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.text.delimited import parse_delimited
+from clicklog.text.field_rules import as_utf8
 from clicklog.text.line_layout import LineLayout
 from clicklog.text.tokenizer import parse_criteo
 
@@ -15,7 +16,8 @@ def parse_rows(
     """Parse whole lines of text, without a header line.
 
     Args:
-        data: lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
+        data: lines, in the spec's encoding; the last one with or without its newline; ``\\r\\n`` ends
+            a line too. What bad rows quote is UTF-8.
         spec: the columns; their raw types say what a field may hold.
         layout: which columns the fields of a line are.
         reject: describe every bad row in ``RawRows.bad``, not only the first ones.
@@ -23,6 +25,7 @@ def parse_rows(
     Raises:
         SettingsError: the spec is one of parquet, or there are 2 GiB of text or more.
     """
+    data = as_utf8(data, spec.input.encoding)
     if spec.is_criteo_format:
         return parse_criteo(data, spec, label=layout.label, reject=reject)
     return parse_delimited(data, spec, layout, reject=reject)

@@ -35,8 +35,8 @@ def parse_criteo(
     Args:
         data: lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
         spec: the columns, in order; its ``is_criteo_format`` is true. Categories are up to 8
-            hexadecimal digits, dense values 32-bit integers, labels 0 or 1. An empty field is a
-            missing value, which a label may not be.
+            hexadecimal digits, dense values 32-bit integers, labels 0 or 1, also as 0.0 and 1.0. An
+            empty field is a missing value, which a label may not be.
         label: whether the rows begin with the label.
         reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
     """
@@ -63,9 +63,9 @@ def parse_criteo(
     return RawRows(
         label=labels[:rows] if label else None,
         dense=dense[:, :rows],
-        dense_missing=missing[0, :rows],
+        dense_missing=missing[:1, :rows],
         categorical=categorical[:, :rows],
-        categorical_missing=missing[1, :rows],
+        categorical_missing=missing[1:, :rows],
         line=line[:rows],
         bad=described,
         bad_count=bad_count,
@@ -136,6 +136,8 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
             if buffer[at] == 48 or buffer[at] == 49:
                 labels[row] = buffer[at] - 48
                 at += 1
+                if buffer[at] == 46 and buffer[at + 1] == 48:  # 1.0
+                    at += 2
                 code = _next_field(buffer, at, columns == 1, BAD_LABEL)
             else:
                 code = BAD_LABEL

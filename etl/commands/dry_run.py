@@ -13,6 +13,8 @@ from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 from clicklog.readers.lines import unpacked_head
 from clicklog.readers.raw import DayFile, find_days
+from clicklog.readers.text_rows import end_of_rows
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
 from etl.engines.choice import resolve
 from etl.engines.hardware import BLOCKS_AT_ONCE, cores, gpu_count
@@ -98,7 +100,7 @@ def dry_run(settings: EtlSettings) -> str:
 def _sample(settings: EtlSettings, days: list[DayFile], directory: Path) -> EtlSettings:
     """Return settings of a run over the first rows of the first and the last day."""
     plain = [day for day in days if not day.compressed]
-    path = settings.input_path if plain else str(_unpacked_head(days[0], directory))
+    path = settings.input_path if plain else str(_unpacked_head(days[0], directory, settings.spec))
     rows = SAMPLE_ROWS[settings.engine] // 2
     return dataclasses.replace(
         settings,
@@ -115,11 +117,11 @@ def _sample(settings: EtlSettings, days: list[DayFile], directory: Path) -> EtlS
     )
 
 
-def _unpacked_head(day: DayFile, directory: Path) -> Path:
-    """Write the whole lines that the first bytes of a compressed file decompress to."""
+def _unpacked_head(day: DayFile, directory: Path, spec: FeatureSpec) -> Path:
+    """Write the whole rows that the first bytes of a compressed file decompress to."""
     path = directory / Path(day.path).name.rsplit(".", 1)[0]
     text, _, whole = unpacked_head(day.path)
-    path.write_bytes(text if whole else text[: text.rfind(b"\n") + 1])
+    path.write_bytes(text if whole else text[: end_of_rows(text, spec)])
     return path
 
 

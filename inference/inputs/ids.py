@@ -11,14 +11,17 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_arrow
 from clicklog.errors import BadRowError, SchemaError, SettingsError
-from clicklog.readers.lines import filesystem_of, read_stream
+from clicklog.readers.line_chunks import LongLine
+from clicklog.readers.lines import filesystem_of, stream_chunks
 from clicklog.readers.stream import UnparsedRows
-from clicklog.readers.text_rows import header_lines
+from clicklog.readers.text_rows import header_lines, quotes_of
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.raw_types import NOT_UTF8
+from clicklog.spec.reading import Read
 from clicklog.text.convert import Fields, convert
+from clicklog.text.field_rules import as_utf8
 from clicklog.text.fields import split_lines
-from clicklog.text.line_layout import split_line
+from clicklog.text.line_layout import header_names
 
 _READ_BYTES = 1 << 16
 _MAX_HEADER_BYTES = 1 << 24
@@ -44,15 +47,16 @@ class IdColumns:
             return self._read_parquet(piece, lines)
         slots = [self.names.index(n) if n in self.names else -1 for n in self.available]
         found = split_lines(
-            piece.text,
+            as_utf8(piece.text, piece.spec.input.encoding),
             np.array(slots, np.int32),
             delimiter=piece.spec.input.delimiter,
             quoted=piece.spec.input.format == "csv",
+            quoted_newlines=piece.spec.input.quoted_newlines,
         )
         columns = {}
         for k, name in enumerate(self.names):
             fields = Fields(found.data, found.begin[k][lines], found.end[k][lines])
-            column = convert(fields, "string")
+            column = convert(fields, Read(name, "string"))
             if column.code.any():
                 row = int(column.code.argmax())
                 line = piece.first + int(lines[row]) + 1 + header_lines(piece.spec)
@@ -97,7 +101,7 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
             )
     if not names:
         return IdColumns((), ())
-    available = _names(path, spec, first)
+    available = names_of_file(path, spec, first)
     for name in names:
         if available.count(name) != 1:
             close = difflib.get_close_matches(name, available, n=1)
@@ -110,17 +114,16 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
     return IdColumns(names, available)
 
 
-def _names(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[str, ...]:
+def names_of_file(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[str, ...]:
+    """Return the names of all columns of a file, "" for fields without a name."""
     if spec.input.format == "parquet":
         filesystem, name = filesystem_of(path)
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
             return tuple(parquet.schema_arrow.names)
     if not spec.input.header:
-        return tuple(spec.columns if first.label else spec.columns[1:])
-    head = b""
-    for chunk in read_stream(path, _READ_BYTES):
-        head += chunk
-        if b"\n" in head or len(head) >= _MAX_HEADER_BYTES:
-            break
-    line = head.split(b"\n", 1)[0].removeprefix(b"\xef\xbb\xbf")
-    return tuple(split_line(line, spec))
+        return first.layout.fields
+    chunks = stream_chunks(
+        path, _READ_BYTES, _MAX_HEADER_BYTES, spec.input.skip_lines, quotes_of(spec)
+    )
+    head = next((chunk for chunk in chunks if not isinstance(chunk, LongLine)), b"")
+    return tuple(header_names(bytes(head), spec))

@@ -1,0 +1,241 @@
+"""How a column's rules make values of fields, against plain Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clicklog.rows import Jagged
+from clicklog.spec.labels import LabelRule
+from clicklog.spec.reading import Read
+from clicklog.spec.times import DIRECTIVES, EPOCHS
+from clicklog.text.convert import Fields, convert, convert_lists
+from tests.clicklog.reference_fields import BAD, EPOCH, MICROSECOND, expected
+
+
+def fields_of(texts: list[str]) -> Fields:
+    """The fields, with other bytes around and between them."""
+    data, begin, end = b"#", [], []
+    for text in texts:
+        begin.append(len(data))
+        data += text.encode("utf-8", "surrogateescape")
+        end.append(len(data))
+        data += b"5#"
+    return Fields(np.frombuffer(data, np.uint8), np.array(begin, np.int32), np.array(end, np.int32))
+
+
+def as_list(column) -> list:
+    """The values, None where missing and BAD where a code is set."""
+    values = column.values
+    if isinstance(values, Jagged):
+        flat, offsets = values.values.tolist(), values.offsets.tolist()
+        values = [flat[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+    else:
+        values = values.tolist()
+    return [
+        BAD if code else None if missing else value
+        for value, missing, code in zip(values, column.missing, column.code, strict=True)
+    ]
+
+
+def check(texts: list[str], read: Read) -> None:
+    column = convert(fields_of(texts), read)
+    found, wanted = as_list(column), [expected(text, read) for text in texts]
+    if read.raw in ("float", "weight"):
+        assert list(map(repr, found)) == list(map(repr, wanted))
+    assert found == wanted
+    for row, text in enumerate(texts):
+        assert column.text(row) == text
+        if column.code[row] or column.missing[row]:
+            assert column.values[row].__str__() in ("0", "0.0", "")
+
+
+_NULLS = st.lists(st.sampled_from(["?", "NA", "\\N", " ?", "-1", "n/a", "é"]), max_size=3)
+_SPACES = st.sampled_from(["", "", "", " ", "\t", "  \t "])
+_NUMBERS = st.one_of(
+    st.integers(-(2**33), 2**33).map(str),
+    st.integers(-(2**54), 2**54).map("{:,}".format),
+    st.integers(-5000, 5000).map("{:+_}".format),
+    st.integers(-3000, 3000).map("{:.1f}".format),
+    st.floats(allow_nan=False).map(repr),
+    st.tuples(st.integers(0, 9999), st.integers(-9, 9)).map(lambda p: f"+{p[0]}e{p[1]}"),
+    st.text(st.sampled_from("0123456789+-.,_ e"), max_size=9),
+    st.sampled_from(["1000000000000000000000e-18", "0e999999999999", "9" * 25, "1e18", "1,000.5"]),
+    st.sampled_from(
+        ["260.0", "2.6e2", "+5", "1,0", "0,123", "1,0000", "1.5", "+-5", ",", "1,,000"]
+    ),
+)
+_TEXTS = st.one_of(_NUMBERS, st.sampled_from(["?", "NA", "\\N", "n/a", "é", "", "a b", "ff"]))
+
+
+@st.composite
+def _reads(draw) -> Read:
+    raw = draw(st.sampled_from(["int32", "int", "float", "hex32", "string", "weight"]))
+    return Read(
+        "x",
+        raw,
+        nulls=tuple(draw(_NULLS)),
+        trim=draw(st.booleans()),
+        lenient=raw != "weight" and draw(st.booleans()),
+        thousands=draw(st.sampled_from(["", "", ",", "_", "."])) if raw != "weight" else "",
+    )
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.tuples(_SPACES, _TEXTS, _SPACES).map("".join), max_size=6), _reads())
+def test_values_are_what_plain_python_reads(texts: list[str], read: Read) -> None:
+    check(texts, read)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(["0", "1", "0.0", "1.0", "1.00", "01", "", "2", ">50K", "<=50K", " "]),
+            st.sampled_from(["yes", "true", "4", "3.99", "4.0", "-1e3", "+4", "nan", "1e39"]),
+        ).flatmap(lambda text: st.sampled_from([text, f" {text}", f"{text}\t"])),
+        max_size=6,
+    ),
+    st.one_of(
+        st.just(LabelRule("y")),
+        st.just(LabelRule("y", threshold=4)),
+        st.just(LabelRule("y", positive=(">50K", "true", " 1"))),
+        st.just(LabelRule("y", positive=("yes",), negative=("<=50K", "0"))),
+    ),
+    st.booleans(),
+)
+def test_labels_are_what_plain_python_reads(texts: list[str], rule: LabelRule, trim: bool) -> None:
+    rule = dataclasses.replace(rule, trim=trim)
+    check(texts, Read("y", "label", trim=trim, label=rule))
+
+
+_TIMES = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30))
+_ISO = st.one_of(
+    _TIMES.map(lambda time: time.isoformat(" ")),
+    _TIMES.map(lambda time: time.isoformat(timespec="minutes") + "+05:30"),
+    _TIMES.map(lambda time: time.isoformat(timespec="milliseconds") + "Z"),
+    st.dates().map(str),
+    st.tuples(st.integers(0, 2100), st.integers(0, 13), st.integers(0, 32)).map(
+        lambda parts: "{:04}-{:02}-{:02}".format(*parts)
+    ),
+    st.sampled_from(
+        ["2023-02-29", "2024-02-29", "1900-02-29", "2000-02-29", "2024-01-01T24:00", "2024-1-1"]
+        + ["2024-01-01 10:60", "2024-01-01 10:00:60", "2024-01-01T10:00:00.1234567890-23:59", ""]
+        + ["2024-01-01 ", "2024-01-01T10", "0001-01-01T00:00+01:00", "2024-01-01x10:00", "x" * 10]
+        + ["2024-01-01 10:00.5", "2024-01-01 10:00:00.", "2024-01-01Z", "2024-01-01T10:00+01:60"]
+    ),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(_ISO, max_size=6))
+def test_iso_times_are_what_python_reads(texts: list[str]) -> None:
+    check(texts, Read("t", "time"))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.one_of(_NUMBERS, st.integers(-(2**62), 2**62).map(str)), max_size=6),
+    st.sampled_from(list(EPOCHS)),
+)
+def test_numbers_since_1970_are_what_python_reads(texts: list[str], time_format: str) -> None:
+    check(texts, Read("t", "time", time_format=time_format))
+
+
+@st.composite
+def _patterns(draw) -> tuple[str, list[str]]:
+    """A pattern and times: written by it, with other digits, or of another form."""
+    year = draw(st.sampled_from("Yy"))
+    others = draw(st.lists(st.sampled_from("mdHMSf"), unique=True))
+    order = draw(st.permutations([year, *others]))
+    separators = st.sampled_from(["-", "/", ".", ":", "T", " um ", "é"])
+    pattern = "%" + "%".join(
+        f"{name}{draw(separators)}" if name != order[-1] else name for name in order
+    )
+    texts = []
+    for time in draw(st.lists(_TIMES, max_size=5)):
+        text = pattern
+        for name in order:
+            number = {"Y": time.year, "y": time.year % 100, "f": time.microsecond}.get(name)
+            if number is None:
+                number = int(time.strftime(f"%{name}"))
+            number += draw(st.sampled_from([0, 0, 0, 0, 1, 30]))
+            width = DIRECTIVES[name] if name in "Yy" else draw(st.integers(1, DIRECTIVES[name]))
+            text = text.replace(f"%{name}", f"{number:0{width}}")
+        texts.append(text)
+    return pattern, [*texts, *draw(st.lists(st.sampled_from(["", "x", "2024"])))]
+
+
+@settings(deadline=None, max_examples=300)
+@given(_patterns())
+def test_patterns_are_what_strptime_reads(given_pattern: tuple[str, list[str]]) -> None:
+    pattern, texts = given_pattern
+    check(texts, Read("t", "time", time_format=pattern))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "iso"),
+    [
+        ("%y%m%d%H", "14102123", "2014-10-21 23:00"),
+        ("%y%m%d%H", "69010100", "1969-01-01"),
+        ("%d.%m.%Y", "1.3.2024", "2024-03-01"),
+        ("%Y%m%d", "20240230", None),
+        ("%Y%m%d", "2024022", "2024-02-02"),
+        ("%y%m%d%H", "1410212", "2014-10-21 02:00"),
+        ("%y%m%d%H", "14102124", None),
+        ("%Y-%m-%d", "2024-02-30", None),
+        ("%Y-%m-%d", "2024-02-03 ", None),
+        ("%Y", "2024", "2024-01-01"),
+    ],
+)
+def test_patterns_without_separators_and_the_calendar(pattern, text, iso) -> None:
+    column = convert(fields_of([text]), Read("t", "time", time_format=pattern))
+    if iso is None:
+        assert column.code[0]
+    else:
+        time = datetime.datetime.fromisoformat(iso).replace(tzinfo=datetime.UTC)
+        assert column.values[0] == (time - EPOCH) // MICROSECOND
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(st.sampled_from([" 1", "+2", "3.0", "?", "", "1,000", "x "]), max_size=4).map(
+                "|".join
+            ),
+            st.sampled_from(["NA", " NA ", "", " "]),
+        ),
+        max_size=5,
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_lists_follow_the_rules_of_their_values(texts, trim, lenient) -> None:
+    read = Read("x", "int", True, ("NA", "?"), trim, lenient, ",")
+
+    def wanted(text: str):
+        bare = text.strip(" \t") if trim else text
+        if bare in ("", *read.nulls):
+            return None
+        values = [expected(item, read) for item in bare.split("|")]
+        return BAD if None in values or BAD in values else values
+
+    found = as_list(convert_lists(fields_of(texts), read, "|"))
+    assert found == [wanted(text) for text in texts]
+
+
+def test_a_wrong_string_among_rules() -> None:
+    read = Read("x", "string", nulls=("?",), trim=True)
+    column = convert(fields_of([" a ", "\udcff", "? ", "é\t"]), read)
+    assert as_list(column) == ["a", BAD, None, "é"]
+    assert column.text(1) == "\udcff"
+    assert math.isclose(
+        convert(fields_of(["1,234.5"]), Read("x", "float", thousands=",")).values[0], 1234.5
+    )
