@@ -274,6 +274,8 @@ def _first_rows(rows: RawRows, lines: int) -> RawRows:
         bad=bad,
         bad_count=lines - n,
         lines=lines,
+        more_labels=None if rows.more_labels is None else rows.more_labels[:, :n],
+        weight=None if rows.weight is None else rows.weight[:n],
     )
 
 
