@@ -136,12 +136,12 @@ def avazu(directory: Path, rows: int, seed: int, name: str = "train.gz") -> Path
 def _ratings(rows: int, seed: int) -> list[tuple[int, int, int, int]]:
     """Return users, movies, ratings in half stars from 1 to 10, and times, sorted by user."""
     rng = np.random.default_rng(seed)
-    users, movies = 1 + _zipf(rng, 300, rows), 1 + _zipf(rng, 400, rows)
+    users, movies = 1 + _zipf(rng, 300, 4 * rows), 1 + _zipf(rng, 900, 4 * rows)
+    drawn = zip(users.tolist(), (movies + movies // 5).tolist(), strict=True)
+    pairs = list(dict.fromkeys(drawn))[:rows]  # a user rates a movie once
     times = 956_703_932 + rng.choice(90_000_000, rows, replace=False)
     made = []
-    for user, movie, time in zip(
-        users.tolist(), (movies + movies // 5).tolist(), times.tolist(), strict=True
-    ):
+    for (user, movie), time in zip(pairs, times.tolist(), strict=True):
         taste = _effect("user", str(user), 3.0) + _effect("movie", str(movie), 3.0)
         stars = min(10, max(1, round(7 + taste + rng.normal(0, 1.2))))
         made.append((user, movie, stars, time))

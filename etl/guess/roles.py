@@ -353,7 +353,7 @@ def _categorical(column: Profile) -> Feature:
         if often > 0.9:
             options["hash_buckets"] = _BUCKETS
             kind += ", hardly any comes twice: hashed"
-        elif often > 0.2:
+        elif often > 0.4:
             options["freq_threshold"] = 2
             kind += ", many come once"
     return Feature(column.name, "categorical", options, _says(column, kind), column.name)

@@ -15,7 +15,8 @@ from etl.__main__ import main
 @pytest.mark.parametrize("name", sorted(set(LOOKALIKES) - {"criteo_x4"}))
 def test_a_guessed_spec_runs_as_it_is(name: str, engine: str, tmp_path: Path, request) -> None:
     (tmp_path / "raw").mkdir()
-    path = LOOKALIKES[name](tmp_path / "raw", 800, 5)
+    rows = 3000 if name.startswith("movielens") else 800  # few columns: rare values make rows equal
+    path = LOOKALIKES[name](tmp_path / "raw", rows, 5)
     if path.is_dir():
         path = min(path.iterdir())
     spec, out = tmp_path / "spec.toml", tmp_path / "out"
