@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the recipes; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="recipes (default: all)")
-    parser.add_argument("--rows", type=int, default=40_000, help="rows of the log")
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of the log")
     options = parser.parse_args(argv)
     unknown = set(options.names) - set(recipes())
     if unknown:

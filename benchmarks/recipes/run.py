@@ -45,7 +45,7 @@ def run_recipe(name: str, directory: Path, rows: int, seed: int = 1) -> Outcome:
         commands = re.sub(pattern, smaller, commands)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", commands],
+        ["bash", "-eu", "-c", commands],
         cwd=directory,
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
