@@ -17,8 +17,10 @@ from clicklog.rows import (
     dense_dtype,
 )
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.reading import Read
 from clicklog.text.convert import Converted
 from clicklog.text.field_errors import describe_field_error
+from clicklog.text.remedies import remedy_of
 
 
 def assemble(
@@ -44,6 +46,8 @@ def assemble(
     """
     names = spec.columns if label else spec.columns[1:]
     errors: dict[int, tuple[str, str]] = {row: ("", what) for row, what in wrong.items()}
+    wrong_values: dict[int, tuple[Converted, Read]] = {}
+    reads = spec.read_plan(label=label).reads
     labels = None
     dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
     categorical: list[CategoryValues] = []
@@ -53,6 +57,7 @@ def assemble(
             if row not in errors:  # the first wrong field of a row is described
                 what = describe_field_error(name, column.show(row), int(column.code[row]))
                 errors[row] = name, what
+                wrong_values[row] = column, reads[position]
         j = position - label
         if j < 0:
             labels = column.values
@@ -74,6 +79,11 @@ def assemble(
         line = line[good]
         categorical = [_take(values, good) for values in categorical]
     shown = sorted(errors) if reject else sorted(errors)[:DESCRIBED_BAD_ROWS]
+    remedies = {  # of the first ones: it takes longer than to describe an error
+        row: remedy_of(*wrong_values[row], row)
+        for row in shown[:DESCRIBED_BAD_ROWS]
+        if row in wrong_values
+    }
     return RawRows(
         label=labels,
         dense=dense,
@@ -81,7 +91,10 @@ def assemble(
         categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
         categorical_missing=missing[1],
         line=line,
-        bad=[BadRow(row, errors[row][1], errors[row][0], text(row)) for row in shown],
+        bad=[
+            BadRow(row, errors[row][1], errors[row][0], text(row), remedies.get(row, ""))
+            for row in shown
+        ],
         bad_count=len(errors),
         lines=rows,
     )

@@ -15,6 +15,7 @@ from clicklog.readers.parquet_rows import convert_column
 from clicklog.rows import RawRows
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.reading import Read
 from clicklog.text.assemble import assemble
 from clicklog.text.convert import Converted
 from inference.inputs.columns import convert_values
@@ -88,9 +89,14 @@ def _convert(values: Any, column: DenseColumn | CategoricalColumn) -> Converted:
     if pa.types.is_floating(array.type) and column.raw != "float":
         _check_exact(array, column)
     try:
-        return convert_column(array, column, "the rows")
+        return convert_column(array, _read(column), "the rows")
     except BadInputError as error:
         raise SchemaError(error.what.removeprefix("the rows: "), error.remedy) from None
+
+
+def _read(column: DenseColumn | CategoricalColumn) -> Read:
+    multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
+    return Read(column.name, column.raw, multi_hot)
 
 
 def _array(values: Any, column: DenseColumn | CategoricalColumn) -> pa.Array | list:
