@@ -103,10 +103,10 @@ def _matches(buffer, at, stop, delimiter):
     """Whether all of the delimiter is at ``at``, where its first byte is."""
     if at + len(delimiter) > stop:
         return False
+    same = True
     for i in range(1, len(delimiter)):
-        if buffer[at + i] != delimiter[i]:
-            return False
-    return True
+        same &= buffer[at + i] == delimiter[i]
+    return same
 
 
 @compiled()

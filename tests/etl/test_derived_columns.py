@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 import workflows
-from clicklog.splits import SPLITS
 from clicklog.spec.toml_file import load_spec
+from clicklog.splits import SPLITS
 from clicklog.text.line_layout import plain_layout
 from clicklog.text.parse import parse_rows
 from etl.__main__ import main as etl
