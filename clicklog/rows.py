@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from clicklog.missing import empty_mask
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from clicklog.spec.raw_types import RAW_TYPES
 
@@ -67,17 +68,24 @@ class RawRows:
     """Typed columns of ``n`` well-formed rows, in the order of the file.
 
     Attributes:
-        label: uint8 [n], 0 or 1; None for a log without a label column.
+        label: uint8 [n], 0 or 1, the main label; None for a log without a label column.
         dense: [dense columns, n]; int32 if all of them are, else float64; 0 where missing.
-        dense_missing: uint64 [n], bit j set where dense column j is missing.
+        dense_missing: uint64 [words, n], the mask of missing values (:mod:`clicklog.missing`).
         categorical: by column, the values (:data:`CategoryValues`); 0, "" or the empty list where
             missing. For specs with ``is_criteo_format`` uint32 [categorical columns, n].
-        categorical_missing: uint64 [n], bit j set where categorical column j is missing.
+        categorical_missing: uint64 [words, n], likewise.
         line: int64 [n], the line of each row, from 0; lines of bad rows are not in it.
         bad: bad rows, which are in none of the columns; without ``reject`` the first ones only.
         bad_count: number of bad rows.
         lines: lines of the text, or rows of parquet, counted independently of parsing, so that a
             reader that loses rows is noticed.
+        more_labels: uint8 [further labels, n], 0 or 1; None if the spec has one label, or the rows
+            have none.
+        weight: float32 [n], finite and not negative; None if the spec has no weight, or the rows
+            have no labels.
+        key: int64 [n], what the split goes by: the hash of a text
+            (:func:`clicklog.derive.keys.hash_texts`) or microseconds since 1970 UTC; None if the
+            split goes by no column, or the rows have no labels.
     """
 
     label: np.ndarray | None
@@ -89,9 +97,12 @@ class RawRows:
     bad: list[BadRow]
     bad_count: int
     lines: int
+    more_labels: np.ndarray | None = None
+    weight: np.ndarray | None = None
+    key: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return self.dense_missing.shape[0]
+        return self.dense_missing.shape[1]
 
 
 def dense_dtype(spec: FeatureSpec) -> type:
@@ -102,18 +113,22 @@ def dense_dtype(spec: FeatureSpec) -> type:
 def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
     """Return no rows, with the types that rows of this spec have."""
     columns: np.ndarray | list[CategoryValues] = [_empty(column) for column in spec.categorical]
+    more = len(spec.labels) - 1
     if spec.is_criteo_format:
         columns = np.empty((len(spec.categorical), 0), np.uint32)
     return RawRows(
         label=np.empty(0, np.uint8) if label else None,
         dense=np.empty((len(spec.dense), 0), dense_dtype(spec)),
-        dense_missing=np.empty(0, np.uint64),
+        dense_missing=empty_mask(len(spec.dense), 0),
         categorical=columns,
-        categorical_missing=np.empty(0, np.uint64),
+        categorical_missing=empty_mask(len(spec.categorical), 0),
         line=np.empty(0, np.int64),
         bad=[],
         bad_count=0,
         lines=0,
+        more_labels=np.empty((more, 0), np.uint8) if label and more else None,
+        weight=np.empty(0, np.float32) if label and spec.weight else None,
+        key=np.empty(0, np.int64) if label and spec.split.column else None,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from clicklog.errors import BadInputError
 from clicklog.kernels import compiled
+from clicklog.missing import WORD_BITS
 from etl.plan import Unit
 
 _COUNTS = ("rows", "bad_count", "positives", "size")
@@ -94,10 +95,11 @@ def by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
     return own
 
 
-def count_bits(mask: np.ndarray, bits: int) -> np.ndarray:
-    """How often each of the lowest bits is set: uint64 [n] → int64 [bits]."""
-    counts = np.empty(bits, np.int64)
-    _count_bits(mask, counts)
+def count_missing(mask: np.ndarray, columns: int) -> np.ndarray:
+    """In how many rows each column is missing: a mask uint64 [words, n] → int64 [columns]."""
+    counts = np.empty(columns, np.int64)
+    for word, begin in zip(mask, range(0, columns, WORD_BITS), strict=False):
+        _count_bits(word, counts[begin : begin + WORD_BITS])
     return counts
 
 

@@ -27,7 +27,7 @@ from clicklog.versions import installed_version
 from etl.output import CUTS_FILE, REJECTED
 from etl.parquet import write_tables
 from etl.plan import Unit
-from etl.results import LostRowsError, UnitRecord, UnitResult, count_bits
+from etl.results import LostRowsError, UnitRecord, UnitResult, count_missing
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +113,8 @@ def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> UnitResult:
         bad=[],
         positives=int(np.count_nonzero(rows.label)),
         size=0,
-        dense_missing=count_bits(rows.dense_missing, len(rows.dense)),
-        null=count_bits(rows.categorical_missing, len(rows.categorical)),
+        dense_missing=count_missing(rows.dense_missing, len(rows.dense)),
+        null=count_missing(rows.categorical_missing, len(rows.categorical)),
         oov=np.asarray(oov, np.int64),
     )
 

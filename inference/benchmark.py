@@ -27,10 +27,10 @@ import torch
 from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
 from clicklog.readers.stream import UnparsedRows, stream_unparsed
-from clicklog.rows import Jagged, RawRows
+from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
-from inference.inputs.values import RowReader
+from inference.inputs.samples import rows_as_dicts
 from inference.predictor import Predictor
 
 _PIECE_BYTES = 2 << 20
@@ -119,7 +119,7 @@ def measure(
         seconds: Time for the predictor, and for the baseline, which scores one batch at least.
     """
     taken: dict[str, list[float]] = {}
-    batches = _batches(predictor.spec, pieces, size)
+    batches = _batches(predictor, pieces, size)
 
     def timed(stage: str, work: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
@@ -172,48 +172,16 @@ def _timing(size: int, stage: str, seconds: list[float]) -> Timing:
 
 
 def _batches(
-    spec: FeatureSpec, pieces: list[UnparsedRows], size: int
+    predictor: Predictor, pieces: list[UnparsedRows], size: int
 ) -> Iterator[tuple[list[dict], RawRows]]:
     """Yield batches of ``size`` rows without end, as dicts and as typed columns."""
     dicts = []
     for piece in pieces:
-        dicts += to_dicts(piece.parse(reject=True), spec, limit=_MAX_ROWS - len(dicts))
+        dicts += rows_as_dicts(piece, _MAX_ROWS - len(dicts))
     dicts *= -(-size // len(dicts))
-    reader = RowReader(spec)
     for at in itertools.cycle(range(0, len(dicts) - size + 1, size)):
         rows = dicts[at : at + size]
-        yield rows, reader.read(rows)
-
-
-def to_dicts(rows: RawRows, spec: FeatureSpec, *, limit: int) -> list[dict[str, Any]]:
-    """Convert parsed rows to dicts as in JSON: hex32 as digits, missing values as None."""
-    columns = {}
-    for j, column in enumerate(spec.dense):
-        values = rows.dense[j][:limit].astype(np.int64 if column.raw == "int32" else np.float64)
-        columns[column.name] = _optional(values.tolist(), rows.dense_missing, j)
-    for j, column in enumerate(spec.categorical):
-        values = rows.categorical[j]
-        if isinstance(values, Jagged):
-            flat = _plain(values.values, column.raw)
-            offsets = values.offsets[: limit + 1].tolist()
-            columns[column.name] = [flat[a:b] for a, b in itertools.pairwise(offsets)]
-        else:
-            plain = _plain(values[:limit], column.raw)
-            columns[column.name] = _optional(plain, rows.categorical_missing, j)
-    names = list(columns)
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _plain(values: Any, raw: str) -> list:
-    plain = values.to_pylist() if raw == "string" else values.tolist()
-    return [f"{value:08x}" for value in plain] if raw == "hex32" else plain
-
-
-def _optional(values: list, missing: np.ndarray, bit: int) -> list:
-    absent = ((missing >> np.uint64(bit)) & np.uint64(1)).tolist()
-    return [
-        None if bit else value for value, bit in zip(values, absent[: len(values)], strict=True)
-    ]
+        yield rows, predictor.read(rows)
 
 
 def measure_bulk(

@@ -16,7 +16,7 @@ from clicklog.rows import Jagged, RawRows
 from clicklog.spec.columns import InputFormat
 from clicklog.spec.feature_spec import FeatureSpec
 from inference.inputs.frames import read_columns, read_dicts
-from inference.inputs.values import RowReader
+from inference.inputs.values import RowReader, reads_plainly
 from inference.model.bundle import is_bundle, read_bundle
 from inference.model.scoring import ServingModel
 from inference.model.tables import KINDS
@@ -44,7 +44,8 @@ class Predictor:
 
     def __init__(self, workflow: compiled.CompiledWorkflow, model: ServingModel) -> None:
         self.workflow, self.model = workflow, model
-        self._reader = RowReader(workflow.spec)
+        plainly = reads_plainly(workflow.spec)
+        self._reader = RowReader(workflow.spec) if plainly else None
 
     @classmethod
     def load(
@@ -108,10 +109,12 @@ class Predictor:
         Args:
             rows: A list of dicts, one for each row; a frame (pandas, Polars, …) or Arrow table; a
                 dict of arrays or lists, one for each column; or the path of a file in the spec's
-                format or of a parquet file. Columns are found by name, and further ones (such as
-                the label) are ignored. Missing values are None, NaN, NA, an empty string or list.
-                Integers may also be floats without a fraction, hex32 their digits, and lists
-                arrays.
+                format or of a parquet file. Columns are those of the raw log, from which features
+                are derived as for the training; they are found by name, and further ones (such as
+                the label) are ignored. Missing values are None, NaN, NA, an empty string or list,
+                or a text or number that the spec calls null. Integers may also be floats without a
+                fraction, hex32 their digits, lists arrays, and times datetimes or what the spec's
+                time_format says. Strings that the spec trims or reads leniently are read so.
 
         Returns:
             Float32 [rows], in their order.
@@ -126,8 +129,9 @@ class Predictor:
     def read(self, rows: Any) -> RawRows:
         """Convert rows in memory to typed columns; see :meth:`predict`."""
         if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
-            read_few = len(rows) < MANY_ROWS
-            return self._reader.read(rows) if read_few else read_dicts(rows, self.spec)
+            if self._reader is not None and len(rows) < MANY_ROWS:
+                return self._reader.read(rows)
+            return read_dicts(rows, self.spec)
         return read_columns(rows, self.spec)
 
     def predict_rows(self, rows: RawRows) -> np.ndarray:
@@ -184,9 +188,21 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
         file_format = "parquet"
     if file_format in (None, spec.input.format):
         return spec
-    return dataclasses.replace(
-        spec, input=InputFormat(file_format, max_line_kb=spec.input.max_line_kb)
-    )
+    own = spec.input
+    if file_format == "parquet":
+        given = InputFormat("parquet", max_line_kb=own.max_line_kb)
+    else:
+        # text of another format has the same values in the same order, and other separators
+        separator = InputFormat().list_separator if own.format == "parquet" else own.list_separator
+        given = InputFormat(
+            file_format,
+            list_separator=separator,
+            max_line_kb=own.max_line_kb,
+            columns=own.columns,
+            encoding=own.encoding,
+            quoted_newlines=own.quoted_newlines and file_format == "csv",
+        )
+    return dataclasses.replace(spec, input=given)
 
 
 def cut_ids(ids: np.ndarray | Sequence[Ids], begin: int, end: int) -> np.ndarray | list[Ids]:

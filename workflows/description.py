@@ -49,6 +49,7 @@ from clicklog.generations import Generation, check_lineage, read_reused
 from clicklog.schema import LARGEST_TABLE, TableSchema
 from clicklog.spec.feature_spec import FeatureSpec
 from workflows import nodes
+from workflows.moments import normalized_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,8 +95,8 @@ class WorkflowDescription:
         statistics: mean and std per normalized dense column, float64.
         vocabularies: per categorical column.
         versions: of the packages that fitted it.
-        digest: SHA-256 of spec (but for file format and split), statistics and vocabulary values: equal
-            for equal transforms.
+        digest: SHA-256 of spec (but for file format and split), statistics and vocabulary values:
+            equal for equal transforms.
         files: size and SHA-256 of the other files, by relative path.
         lineage: the generations it descends from and, last, itself; () for a workflow that was
             imported, or made before generations were recorded.
@@ -195,7 +196,7 @@ class _Metadata:
     lineage: tuple[Generation, ...] = ()
 
     def __post_init__(self) -> None:
-        normalized = [] if self.spec.dense_transform == "log" else self.spec.dense_names
+        normalized = normalized_names(self.spec)
         for what, wanted in (("statistics", normalized), ("vocabularies", self.spec.vocabularies)):
             missing = sorted(set(wanted) - getattr(self, what).keys())
             if missing:

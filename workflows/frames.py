@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from clicklog.missing import is_missing
 from clicklog.rows import CategoryValues, Jagged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 
@@ -64,8 +65,7 @@ def _columns(rows: RawRows, spec: FeatureSpec, convert: Callable) -> dict[str, A
         (spec.categorical_names, rows.categorical, rows.categorical_missing),
     ):
         for j, name in enumerate(names):
-            absent = (missing >> np.uint64(j)) & np.uint64(1) != 0
-            columns[name] = convert(values[j], absent)
+            columns[name] = convert(values[j], is_missing(missing, j))
     return columns
 
 

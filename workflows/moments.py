@@ -1,9 +1,10 @@
 """Moments of the dense columns: merged without cancellation, and the statistics they give.
 
 Moments are float64 [dense columns, 4]: count, origin (the first value), mean − origin, and the sum
-of squared deviations from the mean (M2). They are merged by the formula of Chan, Golub and LeVeque
-(Updating formulae and a pairwise algorithm for computing sample variances, 1979), in the order of
-the rows, so that the result does not depend on who computed which.
+of squared deviations from the mean (M2); all 0 of columns that are not normalized. They are merged
+by the formula of Chan, Golub and LeVeque (Updating formulae and a pairwise algorithm for computing
+sample variances, 1979), in the order of the rows, so that the result does not depend on who
+computed which.
 """
 
 from __future__ import annotations
@@ -19,9 +20,34 @@ from clicklog.spec.feature_spec import FeatureSpec
 COUNT, ORIGIN, OFFSET, M2 = range(4)
 
 
+def normalized_names(spec: FeatureSpec) -> list[str]:
+    """Return the dense columns whose transform needs the mean and the standard deviation."""
+    return [column.name for column in spec.dense if spec.transform_of(column) != "log"]
+
+
 def normalized(spec: FeatureSpec) -> bool:
-    """Return whether the dense transform needs the mean and the standard deviation."""
-    return spec.dense_transform != "log"
+    """Return whether moments are counted; without dense columns, as for the spec's transform."""
+    return bool(normalized_names(spec) if spec.dense else spec.dense_transform != "log")
+
+
+def normalization(
+    spec: FeatureSpec, fitted: dict[str, dict[str, float]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return center and scale of (y − center) / scale, float64 [dense columns] each.
+
+    They are 0 and 1 where nothing is normalized; the scale is 1, too, where the standard deviation
+    is 0: NVTabular's Normalize then only subtracts the mean.
+
+    Raises:
+        KeyError: a normalized column has no statistics.
+    """
+    center, scale = np.zeros(len(spec.dense)), np.ones(len(spec.dense))
+    wanted = set(normalized_names(spec))
+    for j, name in enumerate(spec.dense_names):
+        if name in wanted:
+            center[j], std = fitted[name]["mean"], fitted[name]["std"]
+            scale[j] = std if std > 0 else 1.0
+    return center, scale
 
 
 def merge_moments(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -44,9 +70,11 @@ def _merge_two(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, float]]:
-    """Return mean and std of each dense column; std divides by n − 1, and is 0 below two rows."""
-    result = {}
+    """Return mean and std of each normalized column; std divides by n − 1, 0 below two rows."""
+    result, wanted = {}, set(normalized_names(spec))
     for name, (count, origin, offset, m2) in zip(spec.dense_names, merged, strict=True):
+        if name not in wanted:
+            continue
         std = math.sqrt(m2 / (count - 1)) if count > 1 else 0.0
         result[name] = {"mean": float(origin + offset), "std": std}
     return result

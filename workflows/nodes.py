@@ -6,7 +6,8 @@ here imports NVTabular. The format is that of NVTabular's main branch of 2026 (`
 1).
 
 Categorical columns: one ``Categorify`` for each vocabulary policy. Missing values keep id 1, so
-nothing is filled before it. Dense columns, for a value x, missing values filled first:
+nothing is filled before it. Dense columns, one chain of operators for each transform in use; for a
+value x, missing values filled first:
 
 * ``log_normalize``: z = (y − mean) / std with y = log(max(x, −2) + 3)
 * ``log``: y alone, float32, as in TorchRec's NVTabular script (its FillMissing, +2, LogOp)
@@ -25,7 +26,8 @@ from typing import Any
 
 from clicklog.errors import SettingsError
 from clicklog.schema import embedding_dimension
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.columns import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn
+from clicklog.spec.feature_spec import FeatureSpec
 from workflows import functions
 from workflows.dense import DENSE_MINIMUM
 
@@ -191,24 +193,30 @@ def _categorify(
 
 
 def _dense(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
-    """Add the dense nodes: one FillMissing for each fill value, then one chain for all."""
+    """Add the dense nodes: one chain for each transform in use."""
+    chains = []
+    for transform in DENSE_TRANSFORMS:
+        columns = [column for column in spec.dense if spec.transform_of(column) == transform]
+        if columns:
+            chains.append(_dense_chain(transform, columns, nodes))
+    return chains
+
+
+def _dense_chain(transform: str, chosen: list[DenseColumn], nodes: _Nodes) -> int:
+    """Add the nodes of a transform: one FillMissing for each fill value, then one chain for all."""
     filled = []
-    by_fill = sorted(spec.dense, key=lambda column: column.fill)
+    by_fill = sorted(chosen, key=lambda column: column.fill)
     for fill, columns in groupby(by_fill, key=lambda column: column.fill):
         selected = nodes.select([column.name for column in columns])
         filled.append(nodes.add(FILL, {"fill_val": fill, "add_binary_cols": False}, [selected]))
-    if not filled:
-        return []
     end = nodes.add(CONCAT, {}, filled[:1], filled[1:]) if len(filled) > 1 else filled[0]
-    if spec.dense_transform in ("log_normalize", "log"):
+    if transform in ("log_normalize", "log"):
         bounds = {"min_value": DENSE_MINIMUM, "max_value": None}
         end = nodes.add(CLIP, bounds, [end])
         end = nodes.add(LAMBDA, _calls(functions.log_of_shifted, "float64"), [end])
-    if spec.dense_transform == "log":
-        end = nodes.add(LAMBDA, _calls(functions.as_float32, "float32"), [end])
-    else:
-        end = nodes.add(NORMALIZE, {"out_dtype": {"name": "float32"}}, [end])
-    return [end]
+    if transform == "log":
+        return nodes.add(LAMBDA, _calls(functions.as_float32, "float32"), [end])
+    return nodes.add(NORMALIZE, {"out_dtype": {"name": "float32"}}, [end])
 
 
 def _calls(function: Callable, dtype: str) -> Record:

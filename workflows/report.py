@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.feature_spec import CategoricalColumn
 from workflows import nodes
 from workflows.description import FORMAT, WorkflowDescription, inspect
 from workflows.lookup import Meaning
+
+_LOGARITHM = "log(max(x, -2) + 3)"
+_FORMULAS = {
+    "log_normalize": f"({_LOGARITHM} - mean) / std",
+    "log": _LOGARITHM,
+    "normalize": "(x - mean) / std",
+}
 
 
 def report(path: Path | str) -> str:
@@ -207,17 +214,16 @@ def _dense(description: WorkflowDescription) -> list[list[str]]:
     for column in description.spec.dense:
         values = description.statistics.get(column.name)
         shown = [f"{values[kind]:.6g}" for kind in ("mean", "std")] if values else ["-", "-"]
-        rows.append([column.name, column.raw, str(column.fill), _formula(description.spec), *shown])
+        rows.append(
+            [
+                column.name,
+                column.raw,
+                str(column.fill),
+                _FORMULAS[description.spec.transform_of(column)],
+                *shown,
+            ]
+        )
     return rows
-
-
-def _formula(spec: FeatureSpec) -> str:
-    logarithm = "log(max(x, -2) + 3)"
-    return {
-        "log_normalize": f"({logarithm} - mean) / std",
-        "log": logarithm,
-        "normalize": "(x - mean) / std",
-    }[spec.dense_transform]
 
 
 def table(rows: list[list[str]]) -> str:

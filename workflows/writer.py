@@ -49,6 +49,7 @@ from workflows.description import (
     WorkflowDescription,
     describe_vocabularies,
 )
+from workflows.moments import normalized_names
 from workflows.vocabulary import FittedVocabulary, PendingValues
 
 _VERSIONS_OF = (
@@ -70,7 +71,7 @@ class Fitted:
     Attributes:
         statistics: per normalized dense column ``{"mean": float, "std": float}`` of the values
             before normalization (after the logarithm, if there is one); std has n − 1 in its
-            denominator and is 0 for fewer than two rows. Empty for ``dense_transform = "log"``.
+            denominator and is 0 for fewer than two rows.
         vocabularies: by ``column.vocabulary_name``.
         pending: by vocabulary, the values that were seen and have no id; vocabularies without such
             values may be left out. Not part of the saved workflow, see
@@ -189,17 +190,15 @@ def write_generation(
 
 
 def _statistics(spec: FeatureSpec, fitted: Fitted) -> dict[str, dict[str, float]]:
-    if spec.dense_transform == "log":
-        return {}
     statistics = {}
-    for name in spec.dense_names:
+    for name in normalized_names(spec):
         if name not in fitted.statistics:
             raise SchemaError(f"column {name}: the workflow is not fitted")
         values = {kind: float(fitted.statistics[name][kind]) for kind in ("mean", "std")}
         if not all(map(math.isfinite, values.values())):
             raise SchemaError(
                 f"column {name}: its statistics are not finite: {values}",
-                'correct its largest values, or use dense_transform = "log_normalize"',
+                'correct its largest values, or use transform = "log_normalize"',
             )
         statistics[name] = values
     return statistics

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu.measure import Result, seconds_of
 from benchmarks.gpu.worker import GpuSettings
+from clicklog.missing import empty_mask
 from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from workflows import FittedVocabulary, compiled, inspect, to_frame, write_workflow
@@ -75,9 +76,9 @@ def _rows(values: np.ndarray) -> RawRows:
     return RawRows(
         label=np.zeros(count, np.uint8),
         dense=np.empty((0, count), np.int32),
-        dense_missing=np.zeros(count, np.uint64),
+        dense_missing=empty_mask(0, count),
         categorical=values[np.newaxis],
-        categorical_missing=np.zeros(count, np.uint64),
+        categorical_missing=empty_mask(1, count),
         line=np.arange(count),
         bad=[],
         bad_count=0,

@@ -21,13 +21,13 @@ def bodies(bundle: Path, path: str, sizes: Sequence[int]) -> dict[int, bytes]:
         SettingsError: There is no well-formed row.
     """
     from clicklog.readers.stream import stream_unparsed
-    from inference.benchmark import to_dicts
+    from inference.inputs.samples import rows_as_dicts
     from workflows import compiled
 
     spec = compiled.load(bundle / "workflow").spec
     rows: list[dict] = []
     for piece in stream_unparsed(path, spec, block_bytes=1 << 20):
-        rows += to_dicts(piece.parse(reject=True), spec, limit=max(sizes) - len(rows))
+        rows += rows_as_dicts(piece, max(sizes) - len(rows))
         if len(rows) >= max(sizes):
             break
     if not rows:

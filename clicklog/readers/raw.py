@@ -129,9 +129,13 @@ def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
     """Raise :class:`BadRowError` for a file whose rows have no label."""
     if label:
         return
-    what = f"rows of {len(spec.columns) - 1} fields, so there is no label"
+    wanted = [name for name in spec.sources(label=True) if name not in spec.sources(label=False)]
+    what = f"rows without the field{'s' * (len(wanted) > 1)} {', '.join(wanted)}"
+    if spec.is_plain and not spec.input.columns:
+        what = f"rows of {len(spec.columns) - 1} fields"
     if spec.input.format == "parquet" or spec.input.header:
-        what = f"no column {spec.label}, so there is no label"
+        what = f"no column {' or '.join(wanted)}"
+    what += ", so there is no label" if len(wanted) == 1 else ", which training reads"
     raise BadRowError(f"{source}: {what}", "training data needs the label")
 
 
@@ -171,7 +175,8 @@ def read_block_chunks(
     if spec.input.format == "parquet":
         from clicklog.readers.parquet_rows import read_parquet
 
-        size = chunk_bytes and max(1, chunk_bytes // (_VALUE_BYTES * len(spec.columns)))
+        row_bytes = _VALUE_BYTES * len(spec.sources(label=label))
+        size = chunk_bytes and max(1, chunk_bytes // row_bytes)
         chunks = read_parquet(
             path, begin, end, source, spec, label=label, reject=reject, chunk_rows=size
         )

@@ -55,9 +55,9 @@ class UnparsedRows:
     def without_label(self) -> UnparsedRows:
         """The same rows without the label, so that its values are not checked.
 
-        Where columns have no names, the label cannot be left out: then the same rows.
+        The parser of Criteo's format always reads a label that is there: then the same rows.
         """
-        if self.block is None and not self.spec.input.header:
+        if self.spec.is_criteo_format:
             return self
         layout = self.layout.without_label() if self.layout else None
         return dataclasses.replace(self, label=False, layout=layout)

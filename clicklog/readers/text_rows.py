@@ -23,7 +23,13 @@ from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.text.fast_rows import count_newlines
 from clicklog.text.field_rules import as_utf8
 from clicklog.text.fields import count_rows
-from clicklog.text.line_layout import LineLayout, first_line_of, layout_of, plain_layout
+from clicklog.text.line_layout import (
+    LineLayout,
+    first_line_of,
+    layout_of,
+    plain_layout,
+    plain_layouts,
+)
 from clicklog.text.parse import parse_rows
 
 PARQUET_MAGIC = b"PAR1"
@@ -123,11 +129,11 @@ def block_layout(path: str, source: str, spec: FeatureSpec, label: bool) -> Line
     Raises:
         BadInputError: as :func:`file_layout`; or the label is to be read and not in the header.
     """
-    if not spec.input.header:
+    if not spec.input.header and (label or len(plain_layouts(spec)) <= 2):
         return plain_layout(spec, label=label)
     layout = _header_layout(path, source, spec)
     if label and not layout.label:
-        raise BadInputError(f"{source}: column {spec.label} is not in the header")
+        raise BadInputError(f"{source}: column {spec.sources(label=True)[0]} is not in the header")
     return layout if label else layout.without_label()
 
 

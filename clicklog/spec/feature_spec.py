@@ -12,6 +12,7 @@ from typing import Any
 
 from clicklog.errors import SettingsError
 from clicklog.files.validation import parse
+from clicklog.missing import WORD_BITS
 from clicklog.spec.columns import (
     DENSE_TRANSFORMS,
     FIRST_OOV_ID,
@@ -37,8 +38,8 @@ __all__ = [
     "InputFormat",
 ]
 
-#: The most dense and the most categorical columns: missing values are bits of a 64-bit mask.
-MAX_COLUMNS = 64
+#: The most dense and the most categorical columns.
+MAX_COLUMNS = 1000
 
 #: NVIDIA DLRM's presets (frequency limits of 2, 3 and 15) and MLPerf's cap, by name.
 POLICIES = {
@@ -169,8 +170,13 @@ class FeatureSpec:
         return list(dict.fromkeys(read.source for read in self.read_plan(label=label).reads))
 
     def file_columns(self, *, label: bool) -> list[str]:
-        """Return the names of the fields of a line of text without a header, "" where unused."""
-        return list(self.input.columns) or self.sources(label=label)
+        """Return the names of the fields of a line of text without a header, "" where unused.
+
+        Without labels, fields that only training reads are not there.
+        """
+        names = list(self.input.columns) or self.sources(label=True)
+        absent = set() if label else set(self.sources(label=True)) - set(self.sources(label=False))
+        return [name for name in names if name not in absent]
 
     @property
     def is_plain(self) -> bool:
@@ -204,12 +210,13 @@ class FeatureSpec:
         """Whether the files are in Criteo's format, for which there is a faster parser.
 
         They are tab-separated without a header; dense columns are int32, categorical columns hold
-        one hex32 value in each row.
+        one hex32 value in each row, and a mask of missing values is one word.
         """
         text = InputFormat(max_line_kb=self.input.max_line_kb)
         separator = self.input.list_separator
         return (
             self.is_plain
+            and max(len(self.dense), len(self.categorical)) <= WORD_BITS
             and dataclasses.replace(text, list_separator=separator) == self.input
             and all(column.raw == "int32" for column in self.dense)
             and all(column.raw == "hex32" and not column.multi_hot for column in self.categorical)

@@ -57,7 +57,7 @@ DERIVATIONS: dict[str, tuple[str, str, str, tuple[int, ...]]] = {
     "month": ("categorical", "int", "time", (1,)),  # 1–12
     "age": ("dense", "float", "time", (1, 2)),  # days from the (second) source to the reference
     "bucket": ("categorical", "int", "float", (1,)),  # how many boundaries are not above the value
-    "log_square": ("categorical", "int", "float", (1,)),  # ⌊(ln x)²⌋ above 2, else ⌊x⌋
+    "log_square": ("categorical", "int", "float", (1,)),  # ⌊(ln x)²⌋ above 2, else x rounded to 0
     "cross": ("categorical", "string", "string", (2,)),  # both texts, with CROSS_SEPARATOR between
 }
 CROSS_SEPARATOR = "\x1f"

@@ -48,19 +48,16 @@ class Split:
     def __post_init__(self) -> None:
         if self.by not in SPLIT_BY:
             raise SettingsError(f"split by {self.by!r}", f"one of {', '.join(SPLIT_BY)}")
-        for field in dataclasses.fields(self):
-            if (
-                field.name in ("by", *_FIELDS[self.by])
-                or getattr(self, field.name) == field.default
-            ):
+        taken = ("by", *_FIELDS[self.by])
+        for own in dataclasses.fields(self):
+            if own.name in taken or getattr(self, own.name) == own.default:
                 continue
             raise SettingsError(
-                f"split by {self.by} with {field.name.removesuffix('_files')} = "
-                f"{getattr(self, field.name)!r}",
-                f"it takes {', '.join(_FIELDS[self.by]) or 'nothing else'}",
+                f"split by {self.by} with {own.name.removesuffix('_files')} = "
+                f"{getattr(self, own.name)!r}",
+                f"it takes {', '.join(taken[1:]) or 'nothing else'}",
             )
-        for field in ("valid", "test"):
-            share = getattr(self, field)
+        for field, share in (("valid", self.valid), ("test", self.test)):
             if type(share) not in (int, float) or not 0 <= share < 1:
                 raise SettingsError(f"split: {field} = {share!r}", "give a share from 0 to below 1")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:

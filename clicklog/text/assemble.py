@@ -8,6 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.arrays import mask_to_arrow
+from clicklog.derive.columns import derive
+from clicklog.derive.keys import hash_texts
+from clicklog.missing import add_missing, empty_mask
 from clicklog.rows import (
     DESCRIBED_BAD_ROWS,
     BadRow,
@@ -16,6 +19,7 @@ from clicklog.rows import (
     RawRows,
     dense_dtype,
 )
+from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.reading import Read
 from clicklog.text.convert import Converted
@@ -33,49 +37,56 @@ def assemble(
     label: bool,
     reject: bool,
 ) -> RawRows:
-    """Make rows of columns; bad rows are left out and described.
+    """Make rows of what was read, deriving columns; bad rows are left out and described.
 
     Args:
         spec: the columns.
-        columns: the columns in spec order; the label first, if there is one.
+        columns: what ``spec.read_plan(label=label)`` reads, in its order.
         wrong: error messages of rows that are malformed as a whole, by row.
         text: returns the raw text of a row.
         rows: number of rows, bad ones included.
-        label: whether there is a label.
+        label: whether rows have labels.
         reject: describe every bad row, not only the first ``DESCRIBED_BAD_ROWS``.
     """
-    names = spec.columns if label else spec.columns[1:]
+    plan = spec.read_plan(label=label)
     errors: dict[int, tuple[str, str]] = {row: ("", what) for row, what in wrong.items()}
     wrong_values: dict[int, tuple[Converted, Read]] = {}
-    reads = spec.read_plan(label=label).reads
-    labels = None
-    dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
-    categorical: list[CategoryValues] = []
-    missing = np.zeros((2, rows), np.uint64)
-    for position, (name, column) in enumerate(zip(names, columns, strict=True)):
+    found: list[Converted] = []
+    for index, (read, column) in enumerate(zip(plan.reads, columns, strict=True)):
         for row in np.flatnonzero(column.code).tolist():
             if row not in errors:  # the first wrong field of a row is described
-                what = describe_field_error(name, column.show(row), int(column.code[row]))
-                errors[row] = name, what
-                wrong_values[row] = column, reads[position]
-        j = position - label
-        if j < 0:
-            labels = column.values
-            continue
-        kind, bit = (0, j) if j < len(dense) else (1, j - len(dense))
-        missing[kind] |= column.missing.astype(np.uint64) << np.uint64(bit)
-        if kind == 0:
-            dense[j] = column.values
-        else:
-            categorical.append(column.values)
+                what = describe_field_error(read.source, column.show(row), int(column.code[row]))
+                errors[row] = read.source, what
+                wrong_values[row] = column, read
+        if index in (plan.weight, plan.key):
+            role = "weight" if index == plan.weight else "column by which rows are split"
+            for row in np.flatnonzero(column.missing).tolist():
+                what = f"column {read.source}: {column.show(row)}: the {role} must not be missing"
+                errors.setdefault(row, (read.source, what))
+        found.append(column)
+    labels = [found[index].values for index in plan.labels]
+    weight = None if plan.weight is None else found[plan.weight].values.astype(np.float32)
+    key = None if plan.key is None else _key(found[plan.key].values)
+    dense = np.zeros((len(spec.dense), rows), dense_dtype(spec))
+    categorical: list[CategoryValues] = []
+    missing = [empty_mask(len(spec.dense), rows), empty_mask(len(spec.categorical), rows)]
+    for j, column in enumerate(spec.dense):
+        dense[j], absent = _feature(column, [found[index] for index in plan.dense[j]])
+        add_missing(missing[0], j, absent)
+    for j, column in enumerate(spec.categorical):
+        values, absent = _feature(column, [found[index] for index in plan.categorical[j]])
+        add_missing(missing[1], j, absent)
+        categorical.append(values)
     line = np.arange(rows, dtype=np.int64)
     if errors:
         good = np.ones(rows, bool)
         good[list(errors)] = False
-        labels = None if labels is None else labels[good]
+        labels = [values[good] for values in labels]
+        weight = None if weight is None else weight[good]
+        key = None if key is None else key[good]
         # [:, good] would give arrays that are not contiguous: slower to read, and another type,
         # for which kernels would be compiled again
-        dense, missing = (np.compress(good, two, axis=1) for two in (dense, missing))
+        dense, *missing = (np.compress(good, two, axis=1) for two in (dense, *missing))
         line = line[good]
         categorical = [_take(values, good) for values in categorical]
     shown = sorted(errors) if reject else sorted(errors)[:DESCRIBED_BAD_ROWS]
@@ -85,7 +96,7 @@ def assemble(
         if row in wrong_values
     }
     return RawRows(
-        label=labels,
+        label=labels[0] if labels else None,
         dense=dense,
         dense_missing=missing[0],
         categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
@@ -97,7 +108,26 @@ def assemble(
         ],
         bad_count=len(errors),
         lines=rows,
+        more_labels=np.stack(labels[1:]) if len(labels) > 1 else None,
+        weight=weight,
+        key=key,
     )
+
+
+def _feature(
+    column: DenseColumn | CategoricalColumn, sources: list[Converted]
+) -> tuple[CategoryValues, np.ndarray]:
+    """Return the values of a column and where they are missing, bool [n]."""
+    missing = sources[0].missing
+    if column.derive is None:
+        return sources[0].values, missing
+    for source in sources[1:]:
+        missing = missing | source.missing
+    return derive(column.derive, [source.values for source in sources], missing), missing
+
+
+def _key(values: CategoryValues) -> np.ndarray:
+    return values if isinstance(values, np.ndarray) else hash_texts(values)
 
 
 def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:

@@ -9,6 +9,7 @@ import numpy as np
 from clicklog.errors import SettingsError
 from clicklog.rows import DESCRIBED_BAD_ROWS, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.reading import Read
 from clicklog.text.assemble import assemble
 from clicklog.text.convert import Converted, Fields, convert, convert_lists
 from clicklog.text.field_errors import FIELD_COUNT, MESSAGES
@@ -26,7 +27,7 @@ def parse_delimited(
         data: lines, the last one with or without its newline; ``\\r\\n`` ends a line too.
         spec: the columns; their raw types say what a field may hold. An empty field is a missing
             value, which a label may not be; an empty value in a list is an error.
-        layout: which columns the fields of a line are.
+        layout: which columns the fields of a line are. A column may be read in several ways.
         reject: describe every bad row, not only the first ones.
 
     Raises:
@@ -34,9 +35,11 @@ def parse_delimited(
     """
     if spec.input.format == "parquet":
         raise SettingsError("the spec describes parquet, not text", "set format in its [input]")
+    plan = spec.read_plan(label=layout.label)
+    slots = {name: slot for slot, name in enumerate(spec.sources(label=layout.label))}
     lines = split_lines(
         data,
-        np.array(layout.slots, np.int32),
+        np.array([slots.get(name, -1) for name in layout.fields], np.int32),
         delimiter=spec.input.delimiter,
         quoted=spec.input.format == "csv",
         quoted_newlines=spec.input.quoted_newlines,
@@ -52,7 +55,7 @@ def parse_delimited(
     }
     found = assemble(
         spec,
-        (_convert(lines, index, spec, layout) for index in range(len(lines.begin))),
+        (_convert(lines, slots[read.source], read, spec) for read in plan.reads),
         wrong,
         text,
         rows=len(lines),
@@ -61,7 +64,7 @@ def parse_delimited(
     )
     for index, bad in enumerate(found.bad[:DESCRIBED_BAD_ROWS]):
         if code := int(lines.code[bad.line]):
-            hint = line_remedy(bad.text, spec, code, len(layout.slots))
+            hint = line_remedy(bad.text, spec, code, len(layout.fields))
             if hint:
                 found.bad[index] = dataclasses.replace(bad, remedy=f"correct the file, or {hint}")
     return found
@@ -70,16 +73,15 @@ def parse_delimited(
 def _describe_line(lines: Lines, line: int, layout: LineLayout) -> str:
     code, where = int(lines.code[line]), int(lines.where[line])
     if code == FIELD_COUNT:
-        return f"{where} fields instead of {len(layout.slots)}"
+        return f"{where} fields instead of {len(layout.fields)}"
     return f"field {where + 1}: {MESSAGES[code]}"
 
 
-def _convert(lines: Lines, index: int, spec: FeatureSpec, layout: LineLayout) -> Converted:
-    begin, end = lines.begin[index], lines.end[index]
+def _convert(lines: Lines, slot: int, read: Read, spec: FeatureSpec) -> Converted:
+    begin, end = lines.begin[slot], lines.end[slot]
     if len(lines.code) and lines.code.any():  # the fields of a bad line are not checked
         end = np.where(lines.code == 0, end, begin)
     fields = Fields(lines.data, begin, end)
-    read = spec.read_plan(label=layout.label).reads[index]
     if read.multi_hot:
         return convert_lists(fields, read, spec.input.list_separator)
     return convert(fields, read)

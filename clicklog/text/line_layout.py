@@ -13,29 +13,48 @@ from clicklog.text.line_remedies import field_count_remedy, header_remedy
 
 @dataclasses.dataclass(frozen=True)
 class LineLayout:
-    """The positions of a spec's columns in the lines of a file.
+    """What the fields of the lines of a file are.
 
     Attributes:
-        slots: for each field of a line, the index of its column among those read (in spec order,
-            the label first if there is one), or -1.
-        label: whether the rows have a label.
+        fields: the name of each field of a line, "" for those without; the spec's sources are
+            among them.
+        label: whether the rows have labels, and what else only training reads.
         begin: byte of the file at which the first row begins: 0, or after the header.
     """
 
-    slots: tuple[int, ...]
+    fields: tuple[str, ...]
     label: bool
     begin: int = 0
 
     def without_label(self) -> LineLayout:
-        """Return the layout without the label, whose field is then ignored."""
-        if not self.label:
-            return self
-        return LineLayout(tuple(max(slot - 1, -1) for slot in self.slots), False, self.begin)
+        """Return the layout without labels, whose fields are then ignored."""
+        return dataclasses.replace(self, label=False)
+
+
+def plain_layouts(spec: FeatureSpec) -> list[LineLayout]:
+    """Return the layouts that a file without a header may have, with different numbers of fields.
+
+    The first one has all fields, the second one lacks those that only labels are read from; of a
+    spec with a weight or a column for the split, further ones lack them as well.
+    """
+    plan = spec.read_plan(label=True)
+    features = set(spec.sources(label=False))
+    names = spec.file_columns(label=True)
+    found = {}
+    absent: set[str] = set()
+    for unread in ((), plan.labels, (plan.weight,), (plan.key,)):
+        absent |= {plan.reads[index].source for index in unread if index is not None} - features
+        fields = tuple(name for name in names if name not in absent)
+        found.setdefault(len(fields), LineLayout(fields, label=not absent))
+    return list(found.values())
 
 
 def plain_layout(spec: FeatureSpec, *, label: bool) -> LineLayout:
-    """Return the layout of a file without a header: the columns in spec order."""
-    return LineLayout(tuple(range(len(spec.columns) - (not label))), label)
+    """Return the layout of a file without a header, as :meth:`FeatureSpec.file_columns` says.
+
+    Without labels, it has none of the fields that only training reads.
+    """
+    return LineLayout(tuple(spec.file_columns(label=label)), label)
 
 
 def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
@@ -48,12 +67,14 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
 
     Raises:
         BadInputError: the header lacks a column, or has it twice.
-        BadRowError: there is no header, and no line has as many fields as the spec, or one less.
+        BadRowError: there is no header, and no line has as many fields as the spec, or as many as
+            without labels.
     """
     if not spec.input.header:
-        return plain_layout(spec, label=_begins_with_label(head, source, spec))
+        return _layout_by_count(head, source, spec)
     names = header_names(head, spec)
-    columns = spec.columns if spec.label in names else spec.columns[1:]
+    label = set(spec.sources(label=True)) <= set(names)
+    columns = spec.sources(label=label)
     for name in columns:
         if names.count(name) != 1:
             problem = "twice" if name in names else "not"
@@ -61,8 +82,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
                 f"{source}: column {name} is {problem} in the header",
                 header_remedy(head, spec, columns) or _where_else(name, names),
             )
-    slots = tuple(columns.index(name) if name in columns else -1 for name in names)
-    return LineLayout(slots, spec.label in names, len(first_line_of(head, spec)) + 1)
+    return LineLayout(tuple(names), label, len(first_line_of(head, spec)) + 1)
 
 
 def _where_else(name: str, names: list[str]) -> str:
@@ -72,19 +92,23 @@ def _where_else(name: str, names: list[str]) -> str:
     return f"{hint}it has {len(names)} columns: {listed}; name them in the spec as in the header"
 
 
-def _begins_with_label(head: bytes, source: str, spec: FeatureSpec) -> bool:
-    columns = len(spec.columns)
+def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
+    """Return the layout whose number of fields most lines have."""
+    layouts = plain_layouts(spec)
     lines = list(first_lines(head, spec))
     whole = lines[:-1] or lines  # the last one may be cut
-    fields = [len(split_line(line, spec)) for line in whole]
-    with_label, without = fields.count(columns), fields.count(columns - 1)
-    if not with_label and not without:
-        kind = {"\t": "tab-separated", ",": "comma-separated"}.get(
-            spec.input.delimiter, f"{spec.input.delimiter!r}-separated"
-        )
-        raise BadRowError(
-            f"{source}, line 1: {fields[0]} {kind} fields",
-            f"{columns} are needed ({columns - 1} without the label): {spec.columns[0]}, "
-            f"{spec.columns[1]} … {spec.columns[-1]}{field_count_remedy(whole, spec, columns)}",
-        )
-    return with_label >= without
+    counts = [len(split_line(line, spec)) for line in whole]
+    best = max(layouts, key=lambda layout: counts.count(len(layout.fields)))
+    if len(best.fields) in counts:
+        return best
+    kind = {"\t": "tab-separated", ",": "comma-separated"}.get(
+        spec.input.delimiter, f"{spec.input.delimiter!r}-separated"
+    )
+    needed, *others = (len(layout.fields) for layout in layouts)
+    names = [name or '""' for name in spec.file_columns(label=True)]
+    less = f" ({' or '.join(map(str, others))} without the label)" if others else ""
+    raise BadRowError(
+        f"{source}, line 1: {counts[0]} {kind} fields",
+        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}"
+        f"{field_count_remedy(whole, spec, needed)}",
+    )

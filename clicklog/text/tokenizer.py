@@ -77,9 +77,9 @@ def parse_criteo(
     return RawRows(
         label=labels[:rows] if label else None,
         dense=dense[:, :rows],
-        dense_missing=missing[0, :rows],
+        dense_missing=missing[:1, :rows],
         categorical=categorical[:, :rows],
-        categorical_missing=missing[1, :rows],
+        categorical_missing=missing[1:, :rows],
         line=line[:rows],
         bad=described,
         bad_count=bad_count,

@@ -26,7 +26,7 @@ from clicklog.threads import in_order
 from etl.drift.baseline import Baseline
 from etl.drift.bins import count_bins
 from etl.engines.counting import Counts, count, merge
-from etl.results import count_bits
+from etl.results import count_missing
 from workflows import compiled as compiled_workflows
 from workflows.compiled.workflow import CompiledWorkflow, Ids
 
@@ -171,8 +171,8 @@ class _Tally:
             positives=-1 if rows.label is None else int(np.count_nonzero(rows.label)),
             missing=np.concatenate(
                 [
-                    count_bits(rows.dense_missing, len(spec.dense)),
-                    count_bits(rows.categorical_missing, len(spec.categorical)),
+                    count_missing(rows.dense_missing, len(spec.dense)),
+                    count_missing(rows.categorical_missing, len(spec.categorical)),
                 ]
             ),
             bins=count_bins(encoded.dense, self._baseline.dense.edges),
@@ -265,11 +265,11 @@ def _first_rows(rows: RawRows, lines: int) -> RawRows:
     return RawRows(
         label=None if rows.label is None else rows.label[:n],
         dense=rows.dense[:, :n],
-        dense_missing=rows.dense_missing[:n],
+        dense_missing=rows.dense_missing[:, :n],
         categorical=rows.categorical[:, :n]
         if isinstance(rows.categorical, np.ndarray)
         else [_first_values(values, n) for values in rows.categorical],
-        categorical_missing=rows.categorical_missing[:n],
+        categorical_missing=rows.categorical_missing[:, :n],
         line=rows.line[:n],
         bad=bad,
         bad_count=lines - n,

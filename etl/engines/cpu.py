@@ -32,7 +32,7 @@ from etl.engines.cpu_runs import Run, RunFile, Runs
 from etl.engines.moments import moments
 from etl.engines.syncing import Syncer
 from etl.plan import Unit
-from etl.results import UnitResult, count_bits
+from etl.results import UnitResult, count_missing
 from etl.state import Piece, record, write_unit
 from workflows import compiled
 from workflows.extension.workflow import DayCounts
@@ -198,7 +198,7 @@ def count_pieces(pieces: Iterable[RawRows], spec: FeatureSpec, counted: set[str]
     rows_read = 0
     for rows in pieces:
         rows_read += len(rows)
-        missing += count_bits(rows.categorical_missing, len(columns))
+        missing += count_missing(rows.categorical_missing, len(columns))
         for of_column, piece in zip(columns, rows.categorical, strict=True):
             of_column.append(piece)
         if normalized(spec):

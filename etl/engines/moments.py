@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from clicklog.kernels import compiled
+from clicklog.missing import bit_of, word_of
 from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
@@ -24,22 +25,25 @@ def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
 
     Returns:
         Per dense column: count, origin (the first value), mean − origin, sum of squared deviations
-        from the mean; float64 [dense columns, 4].
+        from the mean; float64 [dense columns, 4]. All 0 where the column is not normalized.
     """
     result = np.zeros((len(spec.dense), 4))
     if not len(rows):
         return result
-    logarithm = spec.dense_transform == "log_normalize"
     scratch = np.empty(len(rows))
     for j, column in enumerate(spec.dense):
+        transform = spec.transform_of(column)
+        if transform == "log":
+            continue
+        logarithm = transform == "log_normalize"
         values, fill = rows.dense[j], rows.dense.dtype.type(column.fill)
-        bit = np.uint64(1 << j)
+        missing, bit = word_of(rows.dense_missing, j), np.uint64(1) << bit_of(j)
         if logarithm and values.dtype == np.int32:
-            _logarithm_of_int(values, rows.dense_missing, bit, fill, _LOGARITHMS, scratch)
+            _logarithm_of_int(values, missing, bit, fill, _LOGARITHMS, scratch)
         elif logarithm:
-            _logarithm(values, rows.dense_missing, bit, fill, scratch)
+            _logarithm(values, missing, bit, fill, scratch)
         else:
-            _filled(values, rows.dense_missing, bit, fill, scratch)
+            _filled(values, missing, bit, fill, scratch)
         result[j] = _moments(scratch)
     return result
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from clicklog.errors import SettingsError
+from clicklog.missing import is_missing
 from clicklog.rows import Jagged, RawRows
 from clicklog.spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
 from clicklog.spec.feature_spec import FeatureSpec
@@ -20,6 +21,7 @@ from inference.model.scoring import ServingModel
 from inference.model.tables import Table
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 from workflows.description import WorkflowDescription
+from workflows.moments import normalization
 
 #: Represents a missing categorical value, and pads lists to the length of the longest.
 MISSING = -(2**63)
@@ -35,12 +37,19 @@ class RawModel(nn.Module):
         model: The model that was trained on the workflow's data, on the CPU.
 
     Raises:
-        SettingsError: A column holds strings, which tensors cannot hold.
+        SettingsError: A column is derived, or holds strings, which tensors cannot hold.
     """
 
     def __init__(self, description: WorkflowDescription, path: Path, model: ServingModel) -> None:
         super().__init__()
         spec = description.spec
+        derived = [c.name for c in (*spec.dense, *spec.categorical) if c.derive]
+        if derived:
+            raise SettingsError(
+                f"columns that are derived from others: {', '.join(derived)}; this format takes "
+                "columns as they are",
+                "export for Triton instead, or serve the bundle",
+            )
         strings = [column.name for column in spec.categorical if column.raw == "string"]
         if strings:
             raise SettingsError(
@@ -49,7 +58,8 @@ class RawModel(nn.Module):
             )
         self.columns = spec.categorical
         self.lists = [column.multi_hot for column in spec.categorical]
-        self.logarithm = spec.dense_transform != "normalize"
+        logarithms = [spec.transform_of(column) != "normalize" for column in spec.dense]
+        self.logarithm, self.some_logarithms = any(logarithms), not all(logarithms)
         keep = self.register_buffer
         self.has_dense = bool(spec.dense)
         if spec.dense:  # tensors without elements cannot be packed
@@ -57,6 +67,8 @@ class RawModel(nn.Module):
             center, scale = _normalization(description)
             keep("center", center)
             keep("scale", scale)
+            if self.logarithm and self.some_logarithms:
+                keep("logarithms", torch.tensor(logarithms))
         keep("table", model.table.values)
         keep("ranges", model.table.ranges)
         keep("first", model.first)
@@ -112,7 +124,8 @@ class RawModel(nn.Module):
             return x.to(torch.float32)
         y = torch.where(x.isnan(), self.fill, x)
         if self.logarithm:
-            y = torch.log(y.clamp_min(DENSE_MINIMUM) + DENSE_SHIFT)
+            logarithm = torch.log(y.clamp_min(DENSE_MINIMUM) + DENSE_SHIFT)
+            y = torch.where(self.logarithms, logarithm, y) if self.some_logarithms else logarithm
         return ((y - self.center) / self.scale).to(torch.float32)
 
     def _ids(self, j: int, column: CategoricalColumn, x: torch.Tensor) -> torch.Tensor:
@@ -135,14 +148,8 @@ def _place(vocabulary: str, spec: FeatureSpec) -> int:
 
 
 def _normalization(description: WorkflowDescription) -> tuple[torch.Tensor, torch.Tensor]:
-    names = description.spec.dense_names
-    if description.spec.dense_transform == "log":
-        return torch.zeros(len(names), dtype=_F64), torch.ones(len(names), dtype=_F64)
-    statistics = [description.statistics[name] for name in names]
-    center = torch.tensor([column["mean"] for column in statistics], dtype=_F64)
-    scales = [column["std"] if column["std"] > 0 else 1.0 for column in statistics]
-    scale = torch.tensor(scales, dtype=_F64)
-    return center, scale
+    center, scale = normalization(description.spec, description.statistics)
+    return torch.from_numpy(center), torch.from_numpy(scale)
 
 
 def _vocabulary(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -188,9 +195,12 @@ def to_inputs(
     return torch.from_numpy(dense), torch.from_numpy(categorical), lists
 
 
-def _missing(bits: np.ndarray, columns: int) -> np.ndarray:
-    """Unpack bits of missing values to bool [n, columns]."""
-    return ((bits[:, None] >> np.arange(columns, dtype=np.uint64)) & np.uint64(1)) != 0
+def _missing(mask: np.ndarray, columns: int) -> np.ndarray:
+    """Unpack a mask of missing values to bool [n, columns]."""
+    absent = np.empty((mask.shape[1], columns), bool)
+    for j in range(columns):
+        absent[:, j] = is_missing(mask, j)
+    return absent
 
 
 def _padded(values: Jagged) -> torch.Tensor:

@@ -17,17 +17,24 @@ _KNOWN = 1000
 
 
 def probe_rows(workflow: Path, count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return rows as dicts, as in JSON, for the workflow saved at ``workflow``."""
+    """Return rows as dicts, as in JSON, for the workflow saved at ``workflow``.
+
+    Its columns must not be derived, nor several of them be read from one.
+    """
     description = inspect(workflow)
     rng = np.random.default_rng(seed)
-    columns = {column.name: _dense(column, count, rng) for column in description.spec.dense}
+    columns = {_source(column): _dense(column, count, rng) for column in description.spec.dense}
     for column in description.spec.categorical:
         vocabulary = description.vocabularies[column.name]
         with pq.ParquetFile(workflow / vocabulary.file) as file:
             batch = next(file.iter_batches(_KNOWN, columns=[file.schema_arrow.names[0]]), None)
         known = [] if batch is None else batch.column(0).to_pylist()
-        columns[column.name] = _categories(column, known, count, rng)
+        columns[_source(column)] = _categories(column, known, count, rng)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _source(column: DenseColumn | CategoricalColumn) -> str:
+    return (column.reading.sources or (column.name,))[0]
 
 
 def _dense(column: DenseColumn, count: int, rng: np.random.Generator) -> list:

@@ -40,8 +40,8 @@ def export_torch(bundle: Path, output: Path, *, compiled: bool = False) -> None:
             ``torch._inductor.aoti_load_package("compiled.pt2")`` takes the same arguments.
 
     Raises:
-        SettingsError: There are columns of strings, more than :data:`LIMIT` bytes of tables and
-            vocabularies, or no C++ compiler.
+        SettingsError: There are columns that are derived or hold strings, more than :data:`LIMIT`
+            bytes of tables and vocabularies, or no C++ compiler.
         OutputError: ``output`` exists or cannot be written.
     """
     predictor = Predictor.load(bundle, check=True)
@@ -87,7 +87,10 @@ def _shapes(inputs: tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]) -> tu
 
 def describe(spec: FeatureSpec, digest: str) -> dict[str, Any]:
     """Return the content of ``columns.json``, which describes the arguments."""
-    return {
+    columns = (*spec.dense, *spec.categorical)
+    nulls = {c.name: list(c.reading.nulls) for c in columns if c.reading.nulls}
+    passed = {"nulls": nulls, "nulls_are": "passed as missing values"} if nulls else {}
+    return passed | {
         "workflow_digest": digest,
         "dense": {
             "dtype": "float64",

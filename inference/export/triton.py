@@ -9,7 +9,7 @@ Layout::
     click_probability/1/requirements.txt   packages for Triton's Python: pip install -r …
 
 Triton's tensors have no missing values: they are NaN in a TYPE_FP64 column and the empty string in
-a TYPE_STRING column. A list is passed as its JSON text.
+a TYPE_STRING column. A list is passed as its JSON text. Features are derived by the model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import shutil
 from pathlib import Path
 
 from clicklog.files.directories import new_directory
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
+from inference.inputs.rules import read_as_text
 from inference.predictor import Predictor
 
 NAME = "click_probability"
@@ -45,7 +46,7 @@ def export_triton(bundle: Path, output: Path) -> None:
     with new_directory(output) as temporary:
         version = temporary / NAME / "1"
         version.mkdir(parents=True)
-        (temporary / NAME / "config.pbtxt").write_text(config((*spec.dense, *spec.categorical)))
+        (temporary / NAME / "config.pbtxt").write_text(config(spec))
         shutil.copytree(bundle, version / "bundle")
         for package in _PACKAGES:
             ignored = shutil.ignore_patterns("__pycache__")
@@ -56,9 +57,15 @@ def export_triton(bundle: Path, output: Path) -> None:
         (version / "requirements.txt").write_text("".join(pins))
 
 
-def config(columns: tuple[DenseColumn | CategoricalColumn, ...]) -> str:
-    """Return the text of ``config.pbtxt``."""
-    inputs = ",\n".join(_tensor(column.name, _type(column)) for column in columns)
+def config(spec: FeatureSpec) -> str:
+    """Return the text of ``config.pbtxt``: an input for each column of the log that is read."""
+    reads = spec.read_plan(label=False).reads
+    text = read_as_text(reads)
+    text |= {read.source for read in reads if read.raw in ("hex32", "string") or read.multi_hot}
+    inputs = ",\n".join(
+        _tensor(name, "TYPE_STRING" if name in text else "TYPE_FP64")
+        for name in spec.sources(label=False)
+    )
     return f"""name: "{NAME}"
 backend: "python"
 max_batch_size: {_MAX_BATCH}
@@ -71,11 +78,6 @@ output [
 dynamic_batching {{ max_queue_delay_microseconds: 500 }}
 instance_group [ {{ kind: KIND_CPU, count: 1 }} ]
 """
-
-
-def _type(column: DenseColumn | CategoricalColumn) -> str:
-    text = column.raw in ("hex32", "string") or getattr(column, "multi_hot", False)
-    return "TYPE_STRING" if text else "TYPE_FP64"
 
 
 def _tensor(name: str, kind: str) -> str:

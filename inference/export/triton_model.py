@@ -35,7 +35,7 @@ class TritonPythonModel:
         self._predictor = Predictor.load(HERE / "bundle", device=device, check=True)
         self._join, self._row_errors = join, (ClickLogError, ValueError)
         spec = self._predictor.spec
-        self._columns = (*spec.dense, *spec.categorical)
+        self._lists = {read.source: read.multi_hot for read in spec.read_plan(label=False).reads}
 
     def execute(self, requests: list) -> list:
         """Return a response for each request: an error for one with a bad row."""
@@ -62,12 +62,12 @@ class TritonPythonModel:
 
     def _encode(self, request):
         columns = {}
-        for column in self._columns:
-            values = pb_utils.get_input_tensor_by_name(request, column.name).as_numpy().reshape(-1)
+        for name, lists in self._lists.items():
+            values = pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1)
             if values.dtype == object:  # TYPE_STRING: bytes
                 values = [value.decode() for value in values]
-                if getattr(column, "multi_hot", False):
+                if lists:
                     values = [json.loads(value) if value else None for value in values]
-            columns[column.name] = values
+            columns[name] = values
         predictor = self._predictor
         return predictor.workflow.transform(predictor.read(columns))

@@ -13,25 +13,31 @@ from typing import Any
 import numpy as np
 
 from clicklog.rows import CategoryValues, Jagged
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.raw_types import RAW_TYPES, RawType
 from clicklog.spec.reading import Read
 from clicklog.strings import strings
 from clicklog.text.convert import Converted, Fields, convert
+from inference.inputs.rules import convert_by_rules, has_rules
 from inference.inputs.values import InvalidRowError, category_values, parser
 
 _NONE = type(None)
 
 
-def convert_values(values: list, column: DenseColumn | CategoricalColumn) -> Converted:
+def convert_values(values: list, read: Read, *, text: bool = False) -> Converted:
     """Check and convert a column of Python values [n].
+
+    Args:
+        values: The values; see :meth:`inference.predictor.Predictor.predict`.
+        read: How they are read.
+        text: Take strings as fields of a file also where ``read`` has no rules for them.
 
     Raises:
         InvalidRowError: The column cannot hold a value.
     """
-    multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
-    usual = _usual_lists(values, column.raw) if multi_hot else _usual(values, column.raw)
-    typed, missing = usual or _one_by_one(values, column, multi_hot)
+    if text or has_rules(read):
+        return convert_by_rules(values, read)
+    usual = (_usual_lists if read.multi_hot else _usual)(values, read.raw)
+    typed, missing = usual or _one_by_one(values, read)
     return Converted(typed, missing, np.zeros(len(values), np.uint8), lambda row: repr(values[row]))
 
 
@@ -92,19 +98,15 @@ def _usual_lists(values: list, raw: str) -> tuple[Jagged, np.ndarray] | None:
     return Jagged(offsets, usual[0]), offsets[1:] == offsets[:-1]
 
 
-def _one_by_one(
-    values: list, column: DenseColumn | CategoricalColumn, multi_hot: bool
-) -> tuple[np.ndarray | CategoryValues, np.ndarray]:
-    parse = parser(column.raw, multi_hot=multi_hot)
+def _one_by_one(values: list, read: Read) -> tuple[np.ndarray | CategoryValues, np.ndarray]:
+    parse = parser(read.raw, multi_hot=read.multi_hot)
     parsed = []
     for row, value in enumerate(values):
         try:
             parsed.append(parse(value))
         except ValueError as error:
-            raise InvalidRowError(row, column.name, f"{value!r:.60}: {error}") from None
+            raise InvalidRowError(row, read.source, f"{value!r:.60}: {error}") from None
     missing = np.array([value is None for value in parsed], bool)
-    placeholder = () if multi_hot else RAW_TYPES[column.raw].placeholder
+    placeholder = () if read.multi_hot else RAW_TYPES[read.raw].placeholder
     filled = [placeholder if value is None else value for value in parsed]
-    if isinstance(column, DenseColumn):
-        return np.array(filled, RAW_TYPES[column.raw].dtype), missing
-    return category_values(filled, column.raw, multi_hot=multi_hot), missing
+    return category_values(filled, read.raw, multi_hot=read.multi_hot), missing

@@ -13,12 +13,12 @@ from clicklog.arrays import null_mask, to_arrow, to_numpy
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.readers.parquet_rows import convert_column
 from clicklog.rows import RawRows
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.reading import Read
 from clicklog.text.assemble import assemble
 from clicklog.text.convert import Converted
 from inference.inputs.columns import convert_values
+from inference.inputs.rules import read_as_text, times_to_arrow
 from inference.inputs.values import InvalidRowError, MissingColumnError, no_such_key
 
 #: By bytes of a float type, the largest integer up to which it holds all integers.
@@ -34,20 +34,25 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
         InvalidRowError: A column cannot hold a value.
     """
     names, get = _opened(columns)
-    wanted = (*spec.dense, *spec.categorical)
-    absent = [column.name for column in wanted if column.name not in names]
+    sources = spec.sources(label=False)
+    absent = [name for name in sources if name not in names]
     if absent:
         close = difflib.get_close_matches(absent[0], map(str, names), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "missing values are nulls in a column"
         raise MissingColumnError(f"there is no column {', '.join(absent)}", hint, absent[0])
-    converted = [_convert(get(column.name), column) for column in wanted]
-    counts = [len(column.missing) for column in converted]
-    for column, count in zip(wanted, counts, strict=True):
-        if count != counts[0]:
+    reads = spec.read_plan(label=False).reads
+    times = {read.source for read in reads if read.raw == "time"}
+    arrays = {name: _array(get(name), name, times=name in times) for name in sources}
+    counts = {name: len(array) for name, array in arrays.items()}
+    for name, count in counts.items():
+        if count != counts[sources[0]]:
             raise SchemaError(
-                f"column {column.name} has {count} rows, column {wanted[0].name} {counts[0]}"
+                f"column {name} has {count} rows, column {sources[0]} {counts[sources[0]]}"
             )
-    rows = assemble(spec, converted, {}, lambda row: b"", rows=counts[0], label=False, reject=False)
+    text = read_as_text(reads)
+    converted = [_convert(arrays[read.source], read, text=read.source in text) for read in reads]
+    count = counts[sources[0]]
+    rows = assemble(spec, converted, {}, lambda row: b"", rows=count, label=False, reject=False)
     if rows.bad:
         bad = rows.bad[0]
         reason = bad.what.removeprefix(f"column {bad.column}: ")
@@ -58,8 +63,7 @@ def read_columns(columns: Any, spec: FeatureSpec) -> RawRows:
 def read_dicts(rows: Sequence[Mapping[str, Any]], spec: FeatureSpec) -> RawRows:
     """Do the same as :meth:`inference.inputs.values.RowReader.read`, faster for many rows."""
     columns = {}
-    for column in (*spec.dense, *spec.categorical):
-        name = column.name
+    for name in spec.sources(label=False):
         try:
             columns[name] = [row[name] for row in rows]
         except KeyError:
@@ -82,24 +86,18 @@ def _opened(columns: Any) -> tuple[Any, Any]:
     )
 
 
-def _convert(values: Any, column: DenseColumn | CategoricalColumn) -> Converted:
-    array = _array(values, column)
+def _convert(array: pa.Array | list, read: Read, *, text: bool) -> Converted:
     if isinstance(array, list):
-        return convert_values(array, column)
-    if pa.types.is_floating(array.type) and column.raw != "float":
-        _check_exact(array, column)
+        return convert_values(array, read, text=text)
+    if pa.types.is_floating(array.type) and read.raw != "float":
+        _check_exact(array, read.source)
     try:
-        return convert_column(array, _read(column), "the rows")
+        return convert_column(array, read, "the rows")
     except BadInputError as error:
         raise SchemaError(error.what.removeprefix("the rows: "), error.remedy) from None
 
 
-def _read(column: DenseColumn | CategoricalColumn) -> Read:
-    multi_hot = isinstance(column, CategoricalColumn) and column.multi_hot
-    return Read(column.name, column.raw, multi_hot)
-
-
-def _array(values: Any, column: DenseColumn | CategoricalColumn) -> pa.Array | list:
+def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:
     """Return an Arrow array if the type of the values is known, else a list of objects."""
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
@@ -110,31 +108,32 @@ def _array(values: Any, column: DenseColumn | CategoricalColumn) -> pa.Array | l
     if isinstance(values, np.ndarray):
         if values.ndim == 1 and values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
             return to_arrow(values.view(np.uint8) if values.dtype.kind == "b" else values)
+        if times and values.ndim == 1 and values.dtype.kind == "M":
+            return times_to_arrow(values)
         return list(values)
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise SchemaError(
-            f"column {column.name}: {values!r:.60} is not a column",
+            f"column {name}: {values!r:.60} is not a column",
             "pass rows as a list of dicts, or columns as a dict of arrays",
         )
     if isinstance(getattr(values, "dtype", None), np.dtype):  # pandas
-        return _array(np.asarray(values), column)
+        return _array(np.asarray(values), name, times=times)
     if hasattr(values, "__arrow_c_stream__"):
         return pa.chunked_array(values).combine_chunks()
     if hasattr(values, "to_arrow"):  # cuDF
-        return _array(values.to_arrow(), column)
+        return _array(values.to_arrow(), name, times=times)
     if hasattr(values, "__array__"):
-        return _array(np.asarray(values), column)
+        return _array(np.asarray(values), name, times=times)
     return list(values)
 
 
-def _check_exact(array: pa.Array, column: DenseColumn | CategoricalColumn) -> None:
+def _check_exact(array: pa.Array, name: str) -> None:
     limit = _EXACT.get(array.type.bit_width // 8)
     if not limit:
         return
     large = np.flatnonzero((np.abs(to_numpy(array)) > limit) & ~null_mask(array))
     if len(large):
         raise SchemaError(
-            f"column {column.name}: {array.type} rounds integers above {limit}, as in row "
-            f"{large[0]}",
+            f"column {name}: {array.type} rounds integers above {limit}, as in row {large[0]}",
             "use float64 or int64",
         )

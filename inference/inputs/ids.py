@@ -100,7 +100,7 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
             )
     if not names:
         return IdColumns((), ())
-    available = _names(path, spec, first)
+    available = names_of_file(path, spec, first)
     for name in names:
         if available.count(name) != 1:
             close = difflib.get_close_matches(name, available, n=1)
@@ -113,13 +113,14 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
     return IdColumns(names, available)
 
 
-def _names(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[str, ...]:
+def names_of_file(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[str, ...]:
+    """Return the names of all columns of a file, "" for fields without a name."""
     if spec.input.format == "parquet":
         filesystem, name = filesystem_of(path)
         with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
             return tuple(parquet.schema_arrow.names)
     if not spec.input.header:
-        return tuple(spec.columns if first.label else spec.columns[1:])
+        return first.layout.fields
     chunks = stream_chunks(
         path, _READ_BYTES, _MAX_HEADER_BYTES, spec.input.skip_lines, quotes_of(spec)
     )

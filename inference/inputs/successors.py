@@ -15,7 +15,7 @@ def check_same_columns(now: FeatureSpec, new: FeatureSpec, what: str) -> None:
         what: The new bundle, in errors.
 
     Raises:
-        SchemaError: A column is missing, new, in another place or of another type.
+        SchemaError: A column is missing, new, in another place, of another type or read otherwise.
     """
     for kind in ("dense", "categorical"):
         here, there = (
@@ -31,4 +31,12 @@ def check_same_columns(now: FeatureSpec, new: FeatureSpec, what: str) -> None:
             f"{column[0]} differs ({len(there)} columns, {len(here)} are served)",
             "clients send the columns of the bundle that is served: serve the new one at another "
             "address, from a directory of its own",
+        )
+    read, other = (set(spec.read_plan(label=False).reads) for spec in (now, new))
+    if read != other:
+        raise SchemaError(
+            f"{what}: it reads column {min(one.source for one in read ^ other)} otherwise than the "
+            "bundle that is served",
+            "clients send the columns of the bundle that is served, in its formats: serve the new "
+            "one at another address, from a directory of its own",
         )

@@ -5,6 +5,7 @@ Made for few rows, as in JSON: one loop over the fields of a row, instead of an 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from clicklog.missing import mask_of_rows
 from clicklog.rows import CategoryValues, Jagged, RawRows, dense_dtype
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
@@ -23,6 +25,7 @@ from clicklog.spec.raw_types import (
     RAW_TYPES,
     RawType,
 )
+from clicklog.spec.reading import AS_IT_IS
 from clicklog.strings import strings
 from inference.errors import InvalidRowError, MissingColumnError
 
@@ -39,7 +42,8 @@ def no_such_key(row: int, column: str) -> MissingColumnError:
     )
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN, NA, NaT or empty text."""
     if value is None or type(value).__name__ in _MISSING_TYPES:
         return True
     if isinstance(value, str | bytes):
@@ -67,7 +71,7 @@ def _integer_parser(kind: RawType) -> Callable[[Any], int | None]:
     def parse(value: Any) -> int | None:
         if type(value) is int and least <= value <= most:
             return value
-        return None if _is_missing(value) else _integer(value, kind)
+        return None if is_missing(value) else _integer(value, kind)
 
     return parse
 
@@ -75,7 +79,7 @@ def _integer_parser(kind: RawType) -> Callable[[Any], int | None]:
 def _hex32(value: Any) -> int | None:
     if type(value) is str and _HEX(value):
         return int(value, 16)
-    if _is_missing(value):
+    if is_missing(value):
         return None
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
@@ -88,7 +92,7 @@ def _hex32(value: Any) -> int | None:
 
 def _float(value: Any) -> float | None:
     if type(value) is not float or value != value:
-        if _is_missing(value):
+        if is_missing(value):
             return None
         if not isinstance(value, int | float | np.number | np.bool_):
             raise ValueError(_FLOAT.syntax)
@@ -103,7 +107,7 @@ def _float(value: Any) -> float | None:
 
 def _string(value: Any) -> str | None:
     if type(value) is not str or not value:
-        if _is_missing(value):
+        if is_missing(value):
             return None
         if isinstance(value, bytes):
             try:
@@ -140,7 +144,7 @@ def parser(raw: str, *, multi_hot: bool = False) -> Callable[[Any], Any]:
 
 def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | None]:
     def parse(value: Any) -> list | None:
-        if _is_missing(value):
+        if is_missing(value):
             return None
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             raise ValueError("expected a list or a missing value")
@@ -152,8 +156,16 @@ def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | Non
     return parse
 
 
+def reads_plainly(spec: FeatureSpec) -> bool:
+    """Whether each column is one source, read without rules, as :class:`RowReader` reads it."""
+    return all(
+        column.derive is None and dataclasses.replace(column.reading, sources=()) == AS_IT_IS
+        for column in (*spec.dense, *spec.categorical)
+    )
+
+
 class RowReader:
-    """Reads rows that are dicts, with parsers that are made once for a spec."""
+    """Reads rows that are dicts, with parsers that are made once for a spec that reads plainly."""
 
     def __init__(self, spec: FeatureSpec) -> None:
         self._spec = spec
@@ -183,9 +195,9 @@ class RowReader:
         return RawRows(
             label=None,
             dense=numbers.T,
-            dense_missing=np.array(dense_missing, np.uint64),
+            dense_missing=mask_of_rows(dense_missing, len(spec.dense)),
             categorical=categorical,
-            categorical_missing=np.array(missing, np.uint64),
+            categorical_missing=mask_of_rows(missing, width),
             line=np.arange(count),
             bad=[],
             bad_count=0,
@@ -216,10 +228,11 @@ class RowReader:
 
 
 def _field(j: int, column: DenseColumn | CategoricalColumn) -> tuple[str, Callable, int, Any]:
-    """Return name, parser, bit and placeholder of a column."""
+    """Return source, parser, bit and placeholder of a column."""
+    (source,) = column.reading.sources or (column.name,)
     multi_hot = getattr(column, "multi_hot", False)
     placeholder = () if multi_hot else RAW_TYPES[column.raw].placeholder
-    return column.name, parser(column.raw, multi_hot=multi_hot), 1 << j, placeholder
+    return source, parser(column.raw, multi_hot=multi_hot), 1 << j, placeholder
 
 
 def category_values(values: list, raw: str, *, multi_hot: bool) -> CategoryValues:

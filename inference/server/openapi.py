@@ -6,14 +6,17 @@ cost more than scoring a row does.
 
 from __future__ import annotations
 
+import datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.raw_types import RAW_TYPES
+from clicklog.spec.reading import Read
+from clicklog.spec.times import EPOCHS
+from inference.inputs.rules import read_as_text
 
 
 def _integer(raw: str) -> Any:
@@ -26,8 +29,10 @@ _VALUES: dict[str, Any] = {
     "hex32": Annotated[str, Field(pattern="^[0-9a-fA-F]{0,8}$")] | _integer("hex32"),
     "float": float,
     "string": str,
+    "time": str | int | float,
 }
-_EXAMPLES = {"int32": 1, "float": 0.5, "int": 7, "hex32": "68fd1e64", "string": "a"}
+_EXAMPLES = {"int32": 1, "float": 0.5, "int": 7, "hex32": "68fd1e64", "string": "a", "time": ""}
+_TIME = datetime.datetime(2014, 10, 30, 12, tzinfo=datetime.UTC)
 
 
 class Probabilities(BaseModel):
@@ -63,8 +68,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def request_body(spec: FeatureSpec) -> dict[str, Any]:
     """Return OpenAPI's ``requestBody`` for rows of ``spec``, with an example."""
-    columns = (*spec.dense, *spec.categorical)
-    values: dict[str, Any] = {column.name: _value(column) for column in columns}
+    reads = spec.read_plan(label=False).reads
+    text = read_as_text(reads)
+    sources = {
+        name: [read for read in reads if read.source == name] for name in spec.sources(label=False)
+    }
+    values: dict[str, Any] = {name: _value(own, text=name in text) for name, own in sources.items()}
     row = _schema("Row", values)
     lists = _schema("Columns", {name: list[value] for name, value in values.items()})
     forms = {"rows": {"type": "array", "items": row}, "columns": lists}
@@ -72,7 +81,7 @@ def request_body(spec: FeatureSpec) -> dict[str, Any]:
         {"type": "object", "required": [name], "properties": {name: schema}}
         for name, schema in forms.items()
     ]
-    example = {"rows": [{column.name: _example(column) for column in columns}]}
+    example = {"rows": [{name: _example(own[0]) for name, own in sources.items()}]}
     content = {"application/json": {"schema": {"oneOf": schemas}, "example": example}}
     return {"required": True, "content": content}
 
@@ -81,11 +90,24 @@ def _schema(name: str, types: dict[str, Any]) -> dict[str, Any]:
     return TypeAdapter(TypedDict(name, types)).json_schema()
 
 
-def _value(column: DenseColumn | CategoricalColumn) -> Any:
-    value = _VALUES[column.raw]
-    return (list[value] if getattr(column, "multi_hot", False) else value) | None
+def _value(reads: list[Read], *, text: bool) -> Any:
+    """Return the type of a source, which may be read in several ways."""
+    value: Any = _VALUES[reads[0].raw]
+    for read in reads[1:]:
+        value |= _VALUES[read.raw]
+    if text:
+        value |= str
+    return (list[value] if reads[0].multi_hot else value) | None
 
 
-def _example(column: DenseColumn | CategoricalColumn) -> Any:
-    value = _EXAMPLES[column.raw]
-    return [value] if getattr(column, "multi_hot", False) else value
+def _example(read: Read) -> Any:
+    value = _EXAMPLES[read.raw]
+    if read.raw == "time":
+        value = _time_example(read.time_format)
+    return [value] if read.multi_hot else value
+
+
+def _time_example(time_format: str) -> int | str:
+    if time_format in EPOCHS:
+        return int(_TIME.timestamp()) * 1_000_000 // EPOCHS[time_format]
+    return _TIME.strftime(time_format) if time_format else _TIME.isoformat(" ")

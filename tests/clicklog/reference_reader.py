@@ -3,66 +3,57 @@
 from __future__ import annotations
 
 import csv
+import datetime
+import math
 import re
+from collections.abc import Callable
 
 import numpy as np
 
+from clicklog.missing import is_missing
 from clicklog.rows import Jagged, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.reading import Derivation, Read
+from clicklog.spec.times import parse_iso
+from tests.clicklog.reference_fields import BAD, LARGEST, expected
 
-#: Of float32.
-LARGEST = (2 - 2**-23) * 2.0**127
+__all__ = ["LARGEST", "BadFieldError", "as_lists", "derived", "key_of", "parse", "split"]
 
 
 class BadFieldError(Exception):
     """The field breaks the spec."""
 
 
-def value(text: str, raw: str):
-    """The value of a field; None: missing."""
-    if raw == "label":
-        if text not in ("0", "1"):
-            raise BadFieldError
-        return int(text)
-    if text == "":
-        return None
-    if raw in ("int32", "int"):
-        if not re.fullmatch("-?[0-9]+", text):
-            raise BadFieldError
-        number = int(text)
-        low, high = (-(2**31), 2**31 - 1) if raw == "int32" else (-(2**53), 2**53)
-        if not low <= number <= high:
-            raise BadFieldError
-        return number
-    if raw == "hex32":
-        if not re.fullmatch("[0-9a-fA-F]{1,8}", text):
-            raise BadFieldError
-        return int(text, 16)
-    if raw == "float":
-        if not re.fullmatch(r"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
-            raise BadFieldError
-        if not abs(float(text)) <= LARGEST:
-            raise BadFieldError
-        return float(text)
-    return text
-
-
-def items(text: str, raw: str, separator: str):
-    """The list in a field; None: missing."""
-    if text == "":
-        return None
-    values = [value(item, raw) for item in text.split(separator)]
-    if None in values:
-        raise BadFieldError
-    return values
-
-
 def split(line: str, spec: FeatureSpec) -> list[str]:
     """The fields of a line without its end."""
-    if spec.input.format == "csv":
-        reader = csv.reader([line], delimiter=spec.input.delimiter, strict=True)
+    delimiter = spec.input.delimiter
+    if spec.input.format == "csv" and len(delimiter) == 1:
+        reader = csv.reader([line], delimiter=delimiter, strict=True)
         return next(reader, []) or [""]
-    return line.split(spec.input.delimiter)
+    if spec.input.format == "csv":
+        return _split_quoted(line, delimiter)
+    return line.split(delimiter)
+
+
+def _split_quoted(line: str, delimiter: str) -> list[str]:
+    """The fields of a line of csv with a delimiter of several characters."""
+    fields, left = [], line
+    while True:
+        if left.startswith('"'):
+            quoted = re.match('"((?:[^"]|"")*)"', left)
+            if not quoted:
+                raise BadFieldError
+            fields.append(quoted[1].replace('""', '"'))
+            left = left[quoted.end() :]
+            if left and not left.startswith(delimiter):
+                raise BadFieldError
+        else:
+            field = left.split(delimiter, 1)[0]
+            fields.append(field)
+            left = left[len(field) :]
+        if not left:
+            return fields
+        left = left[len(delimiter) :]
 
 
 def raw_types(spec: FeatureSpec) -> list[tuple[str, bool]]:
@@ -71,20 +62,102 @@ def raw_types(spec: FeatureSpec) -> list[tuple[str, bool]]:
     return [("label", False), *dense, *((c.raw, c.multi_hot) for c in spec.categorical)]
 
 
-def parse(fields: list[str], spec: FeatureSpec) -> list:
-    """The values of a row's fields, in spec order. Raises :class:`BadFieldError`."""
-    types = raw_types(spec)
-    if len(fields) != len(types):
+def parse(
+    fields: list[str], spec: FeatureSpec, names: list[str] | None = None, *, label: bool = True
+) -> list:
+    """What a row's fields become: labels, weight and key, if any, dense and categorical columns.
+
+    ``names`` are those of the fields, as the file's header has them; None: as the spec has them.
+    Raises :class:`BadFieldError`.
+    """
+    names = spec.file_columns(label=label) if names is None else names
+    if len(fields) != len(names):
         raise BadFieldError
-    return [
-        items(text, raw, spec.input.list_separator) if multi_hot else value(text, raw)
-        for text, (raw, multi_hot) in zip(fields, types, strict=True)
-    ]
+    texts = dict(zip(names, fields, strict=True))
+    separator = spec.input.list_separator
+    return features({source: texts[source] for source in spec.sources(label=label)}, spec,
+                    lambda text, read: _read(text, read, separator), label=label)  # fmt: skip
+
+
+def features(sources: dict, spec: FeatureSpec, read_one: Callable, *, label: bool) -> list:
+    """The columns of a row, of what ``read_one`` makes of its sources."""
+    plan = spec.read_plan(label=label)
+    values = [read_one(sources[read.source], read) for read in plan.reads]
+    row = [values[index] for index in plan.labels]
+    if plan.weight is not None:
+        row.append(None if values[plan.weight] is None else float(np.float32(values[plan.weight])))
+    if plan.key is not None:
+        key = values[plan.key]
+        row.append(key_of(key) if isinstance(key, str) else key)
+    if None in row:
+        raise BadFieldError
+    for kind in ("dense", "categorical"):
+        for column, places in zip(getattr(spec, kind), getattr(plan, kind), strict=True):
+            given = [values[place] for place in places]
+            row.append(derived(column.derive, given) if column.derive else given[0])
+    return row
+
+
+def _read(text: str, read: Read, separator: str):
+    """The value of a field by the rules of a read."""
+    if not read.multi_hot:
+        found = expected(text, read)
+        if found == BAD:
+            raise BadFieldError
+        return found
+    strip = (lambda one: one.strip(" \t")) if read.trim else (lambda one: one)
+    text = strip(text)
+    if not text or text in map(strip, read.nulls):
+        return None
+    found = [expected(item, read) for item in text.split(separator)]
+    if None in found or BAD in found:
+        raise BadFieldError
+    return found
+
+
+def derived(how: Derivation, values: list):
+    """A derived value, by Python's own calendar and logarithm."""
+    if None in values:
+        return None
+    value = values[0]
+    if how.kind == "cross":
+        return f"{value}\x1f{values[1]}"
+    if how.kind == "bucket":
+        return sum(boundary <= value for boundary in how.boundaries)
+    if how.kind == "log_square":
+        return math.floor(math.log(value) ** 2) if value > 2 else max(int(value), -(2**53))
+    if how.kind == "age":
+        end = parse_iso(how.reference, "reference") if len(values) == 1 else value
+        return float(end - values[-1]) / 86_400_000_000.0
+    time = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=value)
+    return {
+        "hour": time.hour,
+        "weekday": time.weekday(),
+        "day": time.day,
+        "month": time.month,
+    }[how.kind]
+
+
+def key_of(text: str) -> int:
+    """The hash by which rows with a text are split: FNV-1a, then MurmurHash3's finalizer."""
+    bits = 2**64 - 1
+    hashed = 0xCBF29CE484222325
+    for byte in text.encode():
+        hashed = (hashed ^ byte) * 0x100000001B3 & bits
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        hashed = (hashed ^ hashed >> 33) * factor & bits
+    hashed ^= hashed >> 33
+    return hashed - 2**64 if hashed >= 2**63 else hashed
 
 
 def as_lists(rows: RawRows, spec: FeatureSpec) -> list[list]:
     """What a reader returned, as :func:`parse` writes rows."""
-    columns = [rows.label.tolist()]
+    columns = [] if rows.label is None else [rows.label.tolist()]
+    columns += [] if rows.more_labels is None else rows.more_labels.tolist()
+    for one, dtype in ((rows.weight, np.float32), (rows.key, np.int64)):
+        if one is not None:
+            assert one.dtype == dtype
+            columns.append(one.tolist())
     for j in range(len(spec.dense)):
         columns.append(_with_none(rows.dense[j].tolist(), rows.dense_missing, j, 0))
     for j, column in enumerate(rows.categorical):
@@ -101,7 +174,7 @@ def as_lists(rows: RawRows, spec: FeatureSpec) -> list[list]:
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _with_none(values: list, mask: np.ndarray, bit: int, default) -> list:
-    missing = ((mask >> np.uint64(bit)) & np.uint64(1)).astype(bool).tolist()
+def _with_none(values: list, mask: np.ndarray, column: int, default) -> list:
+    missing = is_missing(mask, column).tolist()
     assert all(v == default for v, absent in zip(values, missing, strict=True) if absent)
     return [None if absent else v for v, absent in zip(values, missing, strict=True)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clicklog.missing import is_missing
 from clicklog.readers.raw import find_days
 from clicklog.readers.stream import stream_rows
 from clicklog.rows import Jagged, RawRows
@@ -76,10 +77,6 @@ def _codes(values, column: CategoricalColumn) -> np.ndarray:
     return np.array([int(text[begin:], 16) if text else 0 for text in texts], np.int64)
 
 
-def _missing(mask: np.ndarray, bit: int) -> np.ndarray:
-    return ((mask >> np.uint64(bit)) & np.uint64(1)).astype(bool)
-
-
 def as_drawn(rows: RawRows, spec: FeatureSpec) -> SpecRows:
     """Rows that were read, as the model holds them."""
     dense = []
@@ -87,10 +84,10 @@ def as_drawn(rows: RawRows, spec: FeatureSpec) -> SpecRows:
         numbers = rows.dense[j] * (HUNDREDTHS if column.raw == "float" else 1)
         whole = np.round(numbers).astype(np.int64)
         assert np.allclose(numbers, whole, atol=1e-9 * np.abs(numbers).max())
-        dense.append(np.where(_missing(rows.dense_missing, j), MISSING_COUNT, whole))
+        dense.append(np.where(is_missing(rows.dense_missing, j), MISSING_COUNT, whole))
     categorical = []
     for j, (column, values) in enumerate(zip(spec.categorical, rows.categorical, strict=True)):
-        absent = _missing(rows.categorical_missing, j)
+        absent = is_missing(rows.categorical_missing, j)
         if isinstance(values, Jagged):
             assert (absent == (np.diff(values.offsets) == 0)).all()
             categorical.append(ItemLists(values.offsets, _codes(values.values, column)))

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clicklog.missing import is_missing
 from clicklog.rows import DESCRIBED_BAD_ROWS
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from clicklog.text.delimited import parse_delimited
@@ -47,9 +48,9 @@ def test_values_come_back(rows, digits, upper, newline, last_newline) -> None:
         (parsed.categorical, parsed.categorical_missing, 3),
     ):
         for j in range(2):
-            absent = (missing >> np.uint64(j)) & np.uint64(1)
+            absent = is_missing(missing, j)
             expected = [row[first + j] for row in rows]
-            assert absent.tolist() == [int(value is None) for value in expected]
+            assert absent.tolist() == [value is None for value in expected]
             assert values[j].tolist() == [value or 0 for value in expected]
 
 
@@ -88,7 +89,7 @@ def test_bad_rows_are_described_and_left_out(row: str, what: str) -> None:
     assert parsed.line.tolist() == [0, 2]
     assert parsed.label.tolist() == [1, 0]
     assert parsed.categorical[:, 0].tolist() == [0xAA, 0xBB]
-    assert parsed.dense_missing.tolist() == [0, 3]
+    assert parsed.dense_missing.tolist() == [[0, 3]]
 
 
 def test_without_a_label() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clicklog.missing import add_missing, empty_mask
 from clicklog.spec.feature_spec import DenseColumn, FeatureSpec
 from etl.engines.counting import Counts, count, merge
 from etl.engines.moments import moments
@@ -85,11 +86,11 @@ def _rows(columns: np.ndarray, missing: np.ndarray):
     from clicklog.rows import RawRows
 
     n = columns.shape[1]
-    masks = np.zeros(n, np.uint64)
+    masks = empty_mask(len(columns), n)
     for j in range(len(columns)):
-        masks |= missing[j].astype(np.uint64) << np.uint64(j)
+        add_missing(masks, j, missing[j])
     columns = np.where(missing, columns.dtype.type(0), columns)
-    empty = np.zeros(n, np.uint64)
+    empty = empty_mask(0, n)
     return RawRows(None, columns, masks, [], empty, np.arange(n), [], 0, n)
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import workflows
 from clicklog.errors import BadInputError, BadRowError
+from clicklog.missing import is_missing
 from clicklog.readers.raw import Block, find_days, read_block
 from clicklog.rows import RawRows, empty_rows
 from clicklog.spec.columns import InputFormat
@@ -144,11 +145,11 @@ def write_parquet(path: Path, spec: FeatureSpec, rows: RawRows) -> None:
     """Rows of any raw type as a day of a log."""
     columns = {spec.label: rows.label.astype(np.int32)}
     for j, column in enumerate(spec.dense):
-        absent = (rows.dense_missing >> np.uint64(j)) & np.uint64(1) != 0
+        absent = is_missing(rows.dense_missing, j)
         values = rows.dense[j] if column.raw == "float" else rows.dense[j].astype(np.int32)
         columns[column.name] = pa.array(values, mask=absent)
     for j, column in enumerate(spec.categorical):
-        values, absent = rows.categorical[j], (rows.categorical_missing >> np.uint64(j)) & 1 != 0
+        values, absent = rows.categorical[j], is_missing(rows.categorical_missing, j)
         if column.multi_hot:
             flat, at = values.values.tolist(), values.offsets.tolist()
             kind = {"string": pa.string(), "hex32": pa.uint32(), "int": pa.int64()}[column.raw]

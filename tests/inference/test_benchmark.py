@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clicklog.readers.stream import stream_rows
+from clicklog.readers.stream import stream_unparsed
 from inference import Predictor
 from inference.__main__ import main
-from inference.benchmark import to_dicts
+from inference.inputs.samples import rows_as_dicts
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts, read_dicts
 
@@ -46,8 +46,8 @@ def test_the_rows_it_measures_with(
         (trained.raw / "day_2", predictor, criteo_dicts(trained.days[2])),
     ):
         expected = expected or read_dicts(path, opened.spec)
-        ((_, rows),) = stream_rows(str(path), opened.spec, block_bytes=1 << 24)
-        got = to_dicts(rows, opened.spec, limit=150)
+        (piece,) = stream_unparsed(str(path), opened.spec, block_bytes=1 << 24)
+        got = rows_as_dicts(piece, 150)
         assert len(got) == 150
         for row, other in zip(got, expected, strict=False):
             assert row == {name: other[name] or None if other[name] == "" else other[name]

@@ -10,6 +10,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from clicklog.hashing import murmur3_int, murmur3_string
+from clicklog.missing import add_missing, empty_mask, is_missing
 from clicklog.rows import Jagged, RawRows, dense_dtype
 from clicklog.spec.feature_spec import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn, FeatureSpec
 
@@ -49,7 +50,8 @@ def feature_specs(draw: st.DrawFn) -> FeatureSpec:
     for i in range(draw(st.integers(0, 3))):
         raw = draw(st.sampled_from(["int32", "float"]))
         fill = draw(st.sampled_from([0, -1, 7] if raw == "int32" else [0, 0.25]))
-        dense.append(DenseColumn(f"d{i}", fill=fill, raw=raw))
+        own = draw(st.sampled_from(["", *DENSE_TRANSFORMS]))
+        dense.append(DenseColumn(f"d{i}", fill=fill, raw=raw, transform=own))
     transform = draw(st.sampled_from(DENSE_TRANSFORMS))
     order = draw(st.permutations(categorical))
     return FeatureSpec("label", tuple(dense), tuple(order), transform)
@@ -58,7 +60,7 @@ def feature_specs(draw: st.DrawFn) -> FeatureSpec:
 def random_raw_rows(spec: FeatureSpec, rows: int, seed: int) -> RawRows:
     """Rows in which some columns are missing throughout, some lists all empty, some values rare."""
     rng = np.random.default_rng(seed)
-    columns, missing = [], np.zeros(rows, np.uint64)
+    columns, missing = [], empty_mask(len(spec.categorical), rows)
     for j, column in enumerate(spec.categorical):
         absent = rng.random(rows) < rng.choice([0.0, 0.2, 1.0], p=[0.3, 0.6, 0.1])
         if column.multi_hot:
@@ -68,15 +70,18 @@ def random_raw_rows(spec: FeatureSpec, rows: int, seed: int) -> RawRows:
             absent = lengths == 0
         else:
             columns.append(_values(column, rows, rng))
-        missing |= absent.astype(np.uint64) << np.uint64(j)
+        add_missing(missing, j, absent)
     dense = rng.integers(-6, 50, (len(spec.dense), rows)).astype(dense_dtype(spec))
     for values, column in zip(dense, spec.dense, strict=True):
         if column.raw == "float":
             values += rng.random(rows)
+    dense_missing = empty_mask(len(spec.dense), rows)
+    for j in range(len(spec.dense)):
+        add_missing(dense_missing, j, rng.random(rows) < 0.5)
     return RawRows(
         label=rng.integers(0, 2, rows).astype(np.uint8),
         dense=dense,
-        dense_missing=rng.integers(0, 2 ** len(spec.dense), rows).astype(np.uint64),
+        dense_missing=dense_missing,
         categorical=columns,
         categorical_missing=missing,
         line=np.arange(rows),
@@ -141,7 +146,7 @@ class Oracle:
                 flat, at = values.values.tolist(), values.offsets.tolist()
                 result.append([flat[at[i] : at[i + 1]] for i in range(len(values))])
             else:
-                absent = (rows.categorical_missing >> np.uint64(j)) & np.uint64(1) != 0
+                absent = is_missing(rows.categorical_missing, j)
                 result.append(
                     [None if a else v for v, a in zip(values.tolist(), absent, strict=True)]
                 )
@@ -151,9 +156,9 @@ class Oracle:
         """By column, the values before normalization."""
         result = []
         for j, column in enumerate(self.spec.dense):
-            absent = (rows.dense_missing >> np.uint64(j)) & np.uint64(1) != 0
+            absent = is_missing(rows.dense_missing, j)
             x = np.where(absent, column.fill, rows.dense[j].astype(np.float64))
-            if self.spec.dense_transform != "normalize":
+            if self.spec.transform_of(column) != "normalize":
                 x = np.log(np.maximum(x, -2) + 3)
             result.append(x)
         return result
@@ -162,7 +167,7 @@ class Oracle:
         """By column: ids, lists of ids, floats."""
         result = {self.spec.label: rows.label.tolist()}
         for j, (column, x) in enumerate(zip(self.spec.dense, self.dense(rows), strict=True)):
-            if self.spec.dense_transform != "log":
+            if self.spec.transform_of(column) != "log":
                 x = (x - self.mean[j]) / (self.std[j] or 1.0)
             result[column.name] = x.tolist()
         for column, cells in zip(self.spec.categorical, self.cells(rows), strict=True):

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import workflows
+from clicklog.missing import is_missing
 from clicklog.rows import RawRows, empty_rows
 from clicklog.spec.feature_spec import FeatureSpec
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
@@ -239,7 +240,7 @@ def test_frames_hold_what_was_read(spec: FeatureSpec, rows: int, seed: int) -> N
         plain = pa.string() if column.raw == "string" else pa.int64()
         assert table[column.name].type == (pa.list_(plain) if column.multi_hot else plain)
     for j, name in enumerate(spec.dense_names):
-        absent = (raw.dense_missing >> np.uint64(j)) & np.uint64(1) != 0
+        absent = is_missing(raw.dense_missing, j)
         expected = [None if a else x for x, a in zip(raw.dense[j].tolist(), absent, strict=True)]
         assert table[name].to_pylist() == expected
         assert [None if math.isnan(x) else x for x in frame[name]] == expected

@@ -20,6 +20,7 @@ import pytest
 
 import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.missing import empty_mask
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from clicklog.spec.toml_file import load_spec
 from clicklog.text.line_layout import plain_layout
@@ -180,13 +181,13 @@ def parse_text(path: Path, lines: list[str]):
         workflows_empty(path),
         label=np.zeros(n, np.uint8),
         dense=np.empty((0, n), np.int32),
-        dense_missing=np.zeros(n, np.uint64),
+        dense_missing=empty_mask(0, n),
         categorical=[
             np.array([int(f[0], 16) for f in fields], np.uint32),
             np.array([int(f[1]) for f in fields]),
             pa.array([f[2] for f in fields], pa.string()),
         ],
-        categorical_missing=np.zeros(n, np.uint64),
+        categorical_missing=empty_mask(3, n),
     )
 
 

@@ -262,7 +262,7 @@ def encode_hex(values, missing, bit, words, place, out, tally):
                types.Array(types.int32, 2, "C"), types.Array(types.int64, 2, "C")),
 )  # fmt: skip
 def encode_hex_columns(values, missing, words, places, out, tallies):
-    """:func:`encode_hex` of all columns [columns, n] at once; column j is bit j."""
+    """:func:`encode_hex` of up to 64 columns [columns, n] at once; column j is bit j."""
     bits = np.ascontiguousarray(missing)
     for j in range(values.shape[0]):
         column = np.ascontiguousarray(values[j])  # copying makes the rest much faster

@@ -13,6 +13,7 @@ import pyarrow as pa
 from clicklog.arrays import rows_to_arrow, to_arrow
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.files.mapping import MappedArray
+from clicklog.missing import WORD_BITS, bit_of, word_of
 from clicklog.rows import CategoryValues, Jagged, RawRows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
@@ -101,12 +102,15 @@ class CompiledWorkflow:
         ids: np.ndarray | list[Ids]
         if isinstance(rows.categorical, np.ndarray):
             ids = np.empty(rows.categorical.shape, np.int32)
-            tables.encode_hex_columns(
-                rows.categorical, missing, self._words, self._places, ids, tallies
-            )
+            for word, begin in zip(missing, range(0, len(ids), WORD_BITS), strict=False):
+                own = slice(begin, begin + WORD_BITS)
+                tables.encode_hex_columns(
+                    rows.categorical[own], word, self._words, self._places[own], ids[own],
+                    tallies[own],
+                )  # fmt: skip
         else:
             ids = [
-                self._encode(j, column, rows.categorical[j], missing, tallies[j])
+                self._encode(j, column, rows.categorical[j], word_of(missing, j), tallies[j])
                 for j, column in enumerate(self.spec.categorical)
             ]
             if not self.schema.multi_hot:
@@ -150,20 +154,20 @@ class CompiledWorkflow:
     ) -> Ids:
         if isinstance(values, Jagged):
             ids = self._encode(j, column, values.values, _NO_BITS, tally)
-            tally[0] += np.count_nonzero((missing >> np.uint64(j)) & np.uint64(1))
+            tally[0] += np.count_nonzero((missing >> bit_of(j)) & np.uint64(1))
             return Jagged(values.offsets.astype(np.int32), ids)
         ids = np.empty(len(values), np.int32)
-        place = self._places[j]
+        place, bit = self._places[j], int(bit_of(j))
         if column.raw == "string":
             begins, data = string_parts(values)
             texts = self._text_begins, self._text
             text_tables.encode_text(
-                begins, data, missing, j, self._words, place, *texts, ids, tally
+                begins, data, missing, bit, self._words, place, *texts, ids, tally
             )
         elif column.raw == "int":
-            tables.encode_int(values, missing, j, self._words, place, ids, tally)
+            tables.encode_int(values, missing, bit, self._words, place, ids, tally)
         else:
-            tables.encode_hex(values, missing, j, self._words, place, ids, tally)
+            tables.encode_hex(values, missing, bit, self._words, place, ids, tally)
         return ids
 
 

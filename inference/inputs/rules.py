@@ -1,0 +1,190 @@
+"""Python values of columns that a spec reads by rules: null texts, trimming, times and the like.
+
+Strings are parsed as fields of text, and numbers and times as columns of parquet, so that a value
+means the same in a request as in a log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from clicklog.arrays import to_arrow
+from clicklog.errors import BadInputError
+from clicklog.readers.parquet_rows import convert_column
+from clicklog.spec.raw_types import NOT_UTF8, RAW_TYPES
+from clicklog.spec.reading import Read
+from clicklog.text.convert import Converted, Fields, convert, of_items
+from clicklog.text.field_errors import EMPTY_ITEM
+from inference.inputs.values import InvalidRowError, is_missing, parser
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+#: Raw types whose values are mostly written as text.
+_TEXTS = ("string", "time")
+
+
+def has_rules(read: Read) -> bool:
+    """Whether a column is read by rules, so that strings are taken as fields of text."""
+    ruled = read.nulls or read.trim or read.lenient or read.thousands
+    return bool(ruled) or read.raw == "time"
+
+
+def read_as_text(reads: Sequence[Read]) -> set[str]:
+    """Return the sources whose strings are taken as fields of text in all that is read from them.
+
+    A source may be read as text and as a number: otherwise no value would suit both.
+    """
+    return {
+        read.source
+        for read in reads
+        if has_rules(read)
+        or (
+            read.raw in _TEXTS
+            and any(other.source == read.source and other.raw != read.raw for other in reads)
+        )
+    }
+
+
+def convert_by_rules(values: list, read: Read) -> Converted:
+    """Check and convert a column of Python values [n] as a log's are.
+
+    Raises:
+        InvalidRowError: A value is of a type that the column does not hold.
+    """
+    return _lists(values, read) if read.multi_hot else _values(values, read)
+
+
+def _lists(values: list, read: Read) -> Converted:
+    lists = []
+    for row, value in enumerate(values):
+        if is_missing(value):
+            lists.append([])
+        elif isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            reason = f"{value!r:.60}: expected a list or a missing value"
+            raise InvalidRowError(row, read.source, reason)
+        else:
+            lists.append(list(value))
+    offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    try:
+        flat = list(itertools.chain.from_iterable(lists))
+        items = _values(flat, dataclasses.replace(read, multi_hot=False))
+    except InvalidRowError as error:
+        row = int(np.searchsorted(offsets, error.row, side="right")) - 1
+        raise InvalidRowError(row, read.source, error.reason) from None
+    items.code[items.missing & (items.code == 0)] = EMPTY_ITEM
+    return dataclasses.replace(of_items(offsets, items), show=lambda row: f"{values[row]!r:.60}")
+
+
+def _values(values: list, read: Read) -> Converted:
+    kinds = np.array([_kind(value, read) for value in values], np.uint8)
+    result = np.zeros(len(values), RAW_TYPES[read.raw].dtype) if read.raw != "string" else None
+    strings, order = [], []
+    missing, code = np.ones(len(values), bool), np.zeros(len(values), np.uint8)
+    for kind in (_MISSING, _TEXT, *_ARRAYS):
+        rows = np.flatnonzero(kinds == kind)
+        if kind == _MISSING and read.raw != "string":
+            continue
+        if not len(rows) and kind != _MISSING:
+            continue
+        some = [values[row] for row in rows.tolist()]
+        if kind in _ARRAYS:
+            part = _of_array(_array(some, rows, kind, read), some, rows, read)
+        else:
+            part = _of_texts(["" for _ in some] if kind == _MISSING else some, rows, read)
+        missing[rows], code[rows] = part.missing, part.code
+        if result is None:
+            strings.append(part.values)
+            order.append(rows)
+        else:
+            result[rows] = part.values
+    if result is None:
+        place = np.argsort(np.concatenate(order), kind="stable")
+        result = pa.concat_arrays(strings).take(to_arrow(place))
+    return Converted(result, missing, code, lambda row: f"{values[row]!r:.60}")
+
+
+_MISSING, _TEXT, _INTEGERS, _FLOATS, _TIMES = range(5)
+_ARRAYS = (_INTEGERS, _FLOATS, _TIMES)
+
+
+def _kind(value: Any, read: Read) -> int:
+    if isinstance(value, np.datetime64):
+        return _MISSING if np.isnat(value) else _TIMES
+    if isinstance(value, str | bytes):
+        return _TEXT
+    if is_missing(value):
+        return _MISSING
+    if isinstance(value, datetime.date):  # also datetime.datetime and pandas' Timestamp
+        return _TIMES
+    floats = isinstance(value, float | np.floating) or read.raw == "float"
+    return _FLOATS if floats else _INTEGERS
+
+
+def _of_texts(values: list[str | bytes], rows: np.ndarray, read: Read) -> Converted:
+    encoded = []
+    for row, value in zip(rows.tolist(), values, strict=True):
+        try:
+            encoded.append(value if isinstance(value, bytes) else value.encode())
+        except UnicodeEncodeError:
+            raise InvalidRowError(row, read.source, f"{value!r:.60}: {NOT_UTF8}") from None
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    data = np.frombuffer(b"".join(encoded), np.uint8)
+    return convert(Fields(data, ends[:-1].copy(), ends[1:]), read)
+
+
+def _array(values: list, rows: np.ndarray, kind: int, read: Read) -> pa.Array:
+    """Return values of one kind as an array."""
+    if kind == _TIMES:
+        return times_to_arrow(np.array([_microseconds(value) for value in values], "M8[us]"))
+    numbers: list[int | float] = []
+    for row, value in zip(rows.tolist(), values, strict=True):
+        try:
+            numbers.append(_number(value, read) if read.raw in _TEXTS else parser(read.raw)(value))
+        except ValueError as error:
+            raise InvalidRowError(row, read.source, f"{value!r:.60}: {error}") from None
+    integers = all(type(number) is int for number in numbers)
+    return to_arrow(np.array(numbers, np.int64 if integers else np.float64))
+
+
+def _number(value: Any, read: Read) -> int | float:
+    """Return a number that stands for a text or a time. Raises :class:`ValueError`."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if whole and -(2**63) <= int(value) < 2**63:
+        return int(value)
+    if isinstance(value, float | np.floating) and read.raw == "time":
+        return float(value)
+    raise ValueError(RAW_TYPES[read.raw].syntax)
+
+
+def _of_array(array: pa.Array, values: list, rows: np.ndarray, read: Read) -> Converted:
+    try:
+        return convert_column(array, read, "the rows")
+    except BadInputError:
+        reason = f"{values[0]!r:.60}: {RAW_TYPES[read.raw].syntax}"
+        raise InvalidRowError(int(rows[0]), read.source, reason) from None
+
+
+def _microseconds(value: Any) -> int:
+    """Return microseconds since 1970 UTC of a time or a date; UTC where it has no time zone."""
+    if isinstance(value, np.datetime64):
+        return value.astype("M8[us]").astype(np.int64)
+    if not isinstance(value, datetime.datetime):
+        value = datetime.datetime(value.year, value.month, value.day)
+    if value.tzinfo is None:
+        value = value.replace(tzinfo=datetime.UTC)
+    return int((value - _EPOCH) // _MICROSECOND)
+
+
+def times_to_arrow(times: np.ndarray) -> pa.Array:
+    """Convert NumPy's times [n] to Arrow's, in microseconds; NaT becomes null."""
+    numbers = times.astype("M8[us]").astype(np.int64)
+    valid = np.packbits(~np.isnat(times), bitorder="little")
+    buffers = [pa.py_buffer(valid), pa.py_buffer(numbers)]
+    return pa.Array.from_buffers(pa.timestamp("us"), len(numbers), buffers)

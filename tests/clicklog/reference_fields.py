@@ -1,0 +1,90 @@
+"""What one field becomes by the rules of its column, in plain Python: re, decimal, datetime."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import re
+
+from clicklog.spec.labels import LabelRule
+from clicklog.spec.reading import Read
+from clicklog.spec.times import EPOCHS
+
+#: Of float32.
+LARGEST = (2 - 2**-23) * 2.0**127
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+MICROSECOND = datetime.timedelta(microseconds=1)
+_LIMITS = {"int32": (-(2**31), 2**31 - 1), "int": (-(2**53), 2**53)}
+_NUMBER = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
+BAD = "malformed"
+
+
+def expected(text: str, read: Read):
+    """One value in plain Python."""
+    strip = (lambda one: one.strip(" \t")) if read.trim else (lambda one: one)
+    text = strip(text)
+    if text in map(strip, read.nulls):
+        text = ""
+    if read.raw == "label":
+        return _label(text, read.label, strip)
+    if text == "":
+        return BAD if read.raw == "weight" else None
+    if read.raw == "string":
+        return text
+    if read.raw == "hex32":
+        return int(text, 16) if re.fullmatch("[0-9a-fA-F]{1,8}", text) else BAD
+    if read.raw == "time":
+        return time_of(text, read.time_format)
+    if read.thousands and read.thousands in text and read.raw != "weight":
+        sep = re.escape(read.thousands)
+        if not re.fullmatch(rf"[+-]?[1-9][0-9]{{0,2}}({sep}[0-9]{{3}})+(?![0-9])[^{sep}]*", text):
+            return BAD
+        text = text.replace(read.thousands, "")
+    sign = "[+-]?" if read.lenient else "-?"
+    if read.raw in _LIMITS:
+        if not re.fullmatch(sign + (_NUMBER if read.lenient else "[0-9]+"), text):
+            return BAD
+        with decimal.localcontext(prec=1000):
+            number = decimal.Decimal(text)
+            low, high = _LIMITS[read.raw]
+            fits = low <= number <= high and number == int(number)
+        return int(number) if fits else BAD
+    if not re.fullmatch(sign + _NUMBER, text) or not abs(float(text)) <= LARGEST:
+        return BAD
+    return BAD if read.raw == "weight" and float(text) < 0 else float(text)
+
+
+def _label(text: str, rule: LabelRule, strip):
+    if rule.positive:
+        if text in map(strip, rule.positive):
+            return 1 if text else BAD
+        return BAD if not text or (rule.negative and text not in map(strip, rule.negative)) else 0
+    if rule.threshold is not None:
+        good = re.fullmatch("-?" + _NUMBER, text) and abs(float(text)) <= LARGEST
+        return int(float(text) >= rule.threshold) if good else BAD
+    return {"0": 0, "1": 1, "0.0": 0, "1.0": 1}.get(text, BAD)
+
+
+def time_of(text: str, time_format: str):
+    """A time as microseconds since 1970 UTC, or BAD."""
+    if time_format in EPOCHS:
+        if not re.fullmatch("[+-]?" + _NUMBER, text):
+            return BAD
+        with decimal.localcontext(prec=1000):
+            value = int(decimal.Decimal(text) * EPOCHS[time_format])
+        fits = -62_135_596_800_000_000 <= value <= 253_402_300_799_999_999
+        return value if fits else BAD
+    try:
+        if time_format == "":
+            day = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+            clock = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-5][0-9])?"
+            assert re.fullmatch(rf"{day}([T ]{clock})?", text)
+            time = datetime.datetime.fromisoformat(text)
+        else:
+            time = datetime.datetime.strptime(text, time_format)
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=datetime.UTC)
+    except (AssertionError, ValueError):
+        return BAD
+    value = (time - EPOCH) // MICROSECOND
+    return value if value >= -62_135_596_800_000_000 else BAD

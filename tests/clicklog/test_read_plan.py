@@ -1,0 +1,216 @@
+"""Logs of random specs become rows as in plain Python: rules, derived columns, labels, keys."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clicklog.derive.columns import derive
+from clicklog.derive.keys import hash_texts
+from clicklog.errors import BadInputError, BadRowError
+from clicklog.rows import empty_rows
+from clicklog.spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.labels import LabelRule
+from clicklog.spec.reading import Derivation, Reading
+from clicklog.spec.split import Split
+from clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
+from clicklog.text.parse import parse_rows
+from tests.clicklog.random_logs import random_logs, random_rows
+from tests.clicklog.reference_reader import (
+    BadFieldError,
+    as_lists,
+    derived,
+    key_of,
+    parse,
+    split,
+)
+
+
+def line_of(fields: list[str], spec: FeatureSpec) -> str:
+    """A line of text; fields of csv are quoted where they must be."""
+    if spec.input.format == "csv":
+        first = spec.input.delimiter[0]
+        fields = [f'"{text}"' if first in text or '"' in text else text for text in fields]
+    return spec.input.delimiter.join(fields)
+
+
+def check(lines: list[str], spec: FeatureSpec, layout, *, label: bool) -> None:
+    rows = parse_rows("".join(f"{line}\n" for line in lines).encode(), spec, layout, reject=True)
+    good, bad = [], []
+    for number, line in enumerate(lines):
+        try:
+            good.append(parse(split(line, spec), spec, list(layout.fields), label=label))
+        except (BadFieldError, csv.Error):
+            bad.append(number)
+    assert as_lists(rows, spec) == good
+    assert [one.line for one in rows.bad] == bad
+    assert all(one.column in ("", *spec.sources(label=label)) for one in rows.bad)
+    like = empty_rows(spec, label=label)
+    for name in ("label", "more_labels", "weight", "key"):
+        one, other = getattr(rows, name), getattr(like, name)
+        assert (one is None) == (other is None)
+        assert one is None or (one.dtype, one.shape[:-1]) == (other.dtype, other.shape[:-1])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_text_is_read_as_the_spec_says(data) -> None:
+    log = data.draw(random_logs())
+    spec = log.spec
+    rows = data.draw(random_rows(log))
+    lines = [line_of(row, spec) for row in rows]
+    if not spec.input.header:
+        layout = plain_layout(spec, label=True)
+        check(lines, spec, layout, label=True)
+    else:
+        head = line_of(log.names, spec).encode() + b"\n"
+        layout = layout_of(head, "x", spec)
+        assert layout.label
+        check(lines, spec, layout, label=True)
+    # the same without what only training reads, which is not checked either
+    check(lines, spec, layout.without_label(), label=False)
+    if not spec.input.header:
+        shorter = plain_layouts(spec)[-1]
+        kept = [i for i, name in enumerate(log.names) if name in ("", *spec.sources(label=False))]
+        lines = [line_of([row[i] for i in kept], spec) for row in rows]
+        if not shorter.label:
+            check(lines, spec, shorter, label=False)
+
+
+_TIMES = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(_TIMES, _TIMES, st.booleans()), max_size=20))
+def test_parts_of_times_and_ages(rows) -> None:
+    first, second = (np.array([row[i] for row in rows], np.int64) for i in (0, 1))
+    missing = np.array([row[2] for row in rows], bool)
+    for how in [
+        *map(Derivation, ("hour", "weekday", "day", "month")),
+        Derivation("age"),
+        Derivation("age", reference="1969-12-31T23:59:59.5"),
+    ]:
+        sources = [first, second][: 1 if how.reference or how.kind != "age" else 2]
+        values = derive(how, sources, missing)
+        assert values.dtype == (np.float64 if how.kind == "age" else np.int64)
+        given_values = zip(*(one.tolist() for one in sources), strict=True)
+        expected = [
+            0 if absent else derived(how, list(one))
+            for one, absent in zip(given_values, missing, strict=True)
+        ]
+        assert values.tolist() == expected
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.tuples(st.floats(-3.4e38, 3.4e38) | st.integers(-9, 9), st.booleans())),
+    st.lists(st.integers(-9, 9) | st.floats(-1e3, 1e3), min_size=1, unique=True).map(sorted),
+)
+def test_buckets_and_logarithms(rows, boundaries) -> None:
+    numbers = np.array([row[0] for row in rows], np.float64)
+    missing = np.array([row[1] for row in rows], bool)
+    for how in (Derivation("log_square"), Derivation("bucket", boundaries=tuple(boundaries))):
+        expected = [0 if absent else derived(how, [float(x)]) for x, absent in rows]
+        assert derive(how, [numbers], missing).tolist() == expected
+
+
+def test_logarithms_of_small_numbers_as_the_benchmarks_have_them() -> None:
+    numbers = np.array([-2.0, -0.5, 0, 1, 2, 2.5, 3, 4, 5, 100, 65_000])
+    found = derive(Derivation("log_square"), [numbers], np.zeros(len(numbers), bool))
+    assert found.tolist() == [-2, 0, 0, 1, 2, 0, 1, 1, 2, 21, 122]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4), st.booleans()), max_size=9))
+def test_crosses_and_keys(rows) -> None:
+    missing = np.array([row[2] for row in rows], bool)
+    texts = [["" if row[2] and i else row[i] for row in rows] for i in (0, 1)]
+    first, second = (pa.array(one, pa.string()) for one in texts)
+    crossed = derive(Derivation("cross"), [first, second], missing)
+    crossed.validate(full=True)
+    assert crossed.null_count == 0
+    assert crossed.to_pylist() == [
+        "" if absent else f"{a}\x1f{b}" for a, b, absent in zip(*texts, missing, strict=True)
+    ]
+    assert hash_texts(first).tolist() == [key_of(text) for text in texts[0]]
+
+
+def test_the_hash_of_a_key_stays() -> None:
+    assert hash_texts(pa.array(["", "u1", "été"])).tolist() == [
+        key_of(t) for t in ("", "u1", "été")
+    ]
+    assert key_of("u1") == 7185976944083972785  # a row must not change its split
+
+
+SHOP = FeatureSpec(
+    "click",
+    (DenseColumn("age"),),
+    (
+        CategoricalColumn("user", raw="string"),
+        CategoricalColumn(
+            "hour", raw="int", reading=Reading(("time",)), derive=Derivation("hour", "epoch_s")
+        ),
+    ),
+    input=InputFormat("csv", columns=("user", "", "time", "clicked", "age", "w", "session")),
+    label_rules=(LabelRule("click", "clicked"),),
+    weight="w",
+    split=Split("column", column="session", valid=0.1, test=0.1),
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "fields"),
+    [
+        ("u,x,7200,1,30,2,s", ("user", "", "time", "clicked", "age", "w", "session")),
+        ("u,x,7200,30,2,s", ("user", "", "time", "age", "w", "session")),
+        ("u,x,7200,30,s", ("user", "", "time", "age", "session")),
+        ("u,x,7200,30", ("user", "", "time", "age")),
+    ],
+)
+def test_positions_with_and_without_what_training_reads(line, fields) -> None:
+    layout = layout_of(f"{line}\n{line}\n".encode(), "x", SHOP)
+    assert layout.fields == fields
+    assert layout.label == ("clicked" in fields)
+    rows = parse_rows(f"{line}\n".encode(), SHOP, layout.without_label())
+    assert as_lists(rows, SHOP) == [[30, "u", 2]]
+    if layout.label:
+        rows = parse_rows(f"{line}\n".encode(), SHOP, layout)
+        assert as_lists(rows, SHOP) == [[1, 2.0, key_of("s"), 30, "u", 2]]
+
+
+def test_other_numbers_of_fields() -> None:
+    with pytest.raises(BadRowError, match=r"x, line 1: 3 comma-separated fields") as error:
+        layout_of(b"1,2,3\n", "x", SHOP)
+    assert '7 are needed (6 or 5 or 4 without the label): user, "" … session' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "what"),
+    [
+        ("u,x,7200,1,30,2,", "session", "'': the column by which rows are split must not be"),
+        ("u,x,7200,1,30,,s", "w", "'': expected a weight"),
+        ("u,x,7200,,30,1,s", "clicked", "'': expected a label"),
+        ("u,x,noon,1,30,1,s", "time", "'noon': expected a time"),
+    ],
+)
+def test_what_a_training_row_must_have(line, column, what) -> None:
+    rows = parse_rows(f"{line}\n".encode(), SHOP, plain_layout(SHOP, label=True))
+    (bad,) = rows.bad
+    assert bad.column == column
+    assert f"column {column}: {what}" in bad.what
+
+
+def test_a_header_lacks_a_source() -> None:
+    spec = FeatureSpec(
+        "click", SHOP.dense, SHOP.categorical, input=InputFormat("csv", header=True), weight="w"
+    )
+    with pytest.raises(BadInputError, match="x: column time is not in the header"):
+        layout_of(b"user,age,click,hour\n", "x", spec)
+    assert layout_of(b"age,time,click,w,user\n", "x", spec).label
+    assert not layout_of(b"age,time,click,user\n", "x", spec).label  # without its weight
