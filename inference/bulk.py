@@ -152,7 +152,11 @@ def _describe(piece: UnparsedRows, rows: RawRows) -> bytes:
     begin = piece.first + 1 + header_lines(piece.spec, piece.path)
     return b"".join(
         b"%d\t%s\t%s\n"
-        % (begin + bad.line, bad.what.encode(), bad.text.replace(b"\r", b"").replace(b"\n", b"\\n"))
+        % (
+            begin + bad.line,
+            bad.reason.encode(),
+            bad.text.replace(b"\r", b"").replace(b"\n", b"\\n"),
+        )
         for bad in rows.bad
     )
 

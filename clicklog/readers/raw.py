@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from clicklog.errors import BadRowError
 from clicklog.readers.days import DayFile, find_days, parse_days
 from clicklog.readers.lines import (
+    BYTE_ORDER_MARK,
     count_lines,
     cut_lines,
     offset_of_line,
@@ -208,6 +209,8 @@ def first_line(block: Block, spec: FeatureSpec) -> int:
         begin = text_begin(block.path, *skipped)
         rows = count_quoted_rows(block.path, begin, block.begin, *_quoting(spec))
         return 1 + preamble_lines(block.path, *skipped) + rows
+    if block.begin == len(BYTE_ORDER_MARK) and text_begin(block.path, 0):
+        return 1
     return 1 + count_lines(block.path, 0, block.begin)
 
 
