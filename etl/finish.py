@@ -135,7 +135,7 @@ def check_splits(results: list[UnitResult], spec: FeatureSpec) -> None:
     """Check that a division of rows leaves rows in each split. Raises :class:`BadInputError`."""
     if spec.split.by == "days":
         return
-    rows = {split: 0 for split in SPLITS}
+    rows = dict.fromkeys(SPLITS, 0)
     for result in results:
         rows[result.unit.split] += result.rows
     empty = [split for split, count in rows.items() if not count]

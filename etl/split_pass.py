@@ -22,8 +22,7 @@ import numpy as np
 from clicklog.errors import BadInputError
 from clicklog.files.atomic import atomic_path, read_json, write_json
 from clicklog.files.validation import parse
-from clicklog.readers.lines import count_lines
-from clicklog.readers.raw import Block, read_block_chunks
+from clicklog.readers.raw import Block, count_rows, read_block_chunks
 from clicklog.spec.feature_spec import FeatureSpec
 from etl.output import TIMES
 from etl.plan import DividedBlock, Plan
@@ -67,15 +66,15 @@ def prepared(
         cuts = _time_cuts(plan, spec, work / TIMES, threads, reject, report)
         return plan.with_blocks(lambda block: _with_cuts(block, cuts))
     if split.by in ("share", "files") and spec.input.format != "parquet":
-        return _with_row_numbers(plan, threads)
+        return _with_row_numbers(plan, spec, threads)
     return plan
 
 
-def _with_row_numbers(plan: Plan, threads: int) -> Plan:
+def _with_row_numbers(plan: Plan, spec: FeatureSpec, threads: int) -> Plan:
     """Count the rows of each divided block; note how many are before it in its file."""
     blocks = [block for block in plan.blocks if isinstance(block, DividedBlock)]
     with _threads(threads) as pool:
-        counts = pool.map(lambda block: count_lines(block.path, block.begin, block.end), blocks)
+        counts = pool.map(lambda block: count_rows(block, spec), blocks)
         first: dict[Block, int] = {}
         for _, own in itertools.groupby(zip(blocks, counts, strict=True), lambda b: b[0].source):
             rows = 0
