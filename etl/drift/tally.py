@@ -139,7 +139,7 @@ class _Tally:
         spec = self._workflow.spec
         self.rows = self.malformed = 0
         self._positives: int | None = 0
-        self._missing = np.zeros(len(spec.columns) - 1, np.int64)
+        self._missing = np.zeros(len(spec.feature_names), np.int64)
         self._bins = np.zeros_like(baseline.dense.counts)
         self._sampled: list[np.ndarray] = []
         self._samples: list[np.ndarray] = []
