@@ -12,8 +12,10 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.keyed import CombinedOptimizer
 
+from dlrm.alignment import align_inputs
 from dlrm.config import ModelConfig
 from dlrm.graphs import can_capture, replay_dense
+from dlrm.interaction import Interaction, choose_kernel
 from dlrm.launch.distributed import Group
 from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
 from dlrm.optim.optimizers import combine_optimizers, fuse_table_optimizer
@@ -53,16 +55,24 @@ def build(
 
 
 def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
-    """Apply ``allow_tf32``, ``compile_dense`` and ``cuda_graphs`` to the dense layers.
+    """Apply the settings that say how the dense layers are computed.
 
     :func:`dlrm.graphs.replay_dense` says when it may be called with CUDA graphs.
+
+    Raises:
+        SettingsError: ``interaction_kernel`` asks for a kernel that cannot be used.
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
+    device = next(dlrm.over_arch.parameters()).device
+    if isinstance(dlrm.inter_arch, Interaction):
+        choose_kernel(dlrm.inter_arch, settings.interaction_kernel, device)
+    on_tensor_cores = device.type == "cuda" and (settings.amp or settings.allow_tf32)
+    padding = settings.pad_inputs
+    align_inputs(dlrm, aligned=padding == "always" or (padding == "auto" and on_tensor_cores))
     for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
         vars(part).pop("forward", None)  # set by an earlier call
         if settings.compile_dense:
             part.forward = torch.compile(part.forward, dynamic=False)
-    device = next(dlrm.over_arch.parameters()).device
     if settings.cuda_graphs and settings.mode == "train" and can_capture(device):
         replay_dense(dlrm, settings.batch_size, amp=settings.amp)
 

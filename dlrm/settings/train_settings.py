@@ -32,6 +32,7 @@ class TrainSettings(TrainFields):
         _check_schedule(self)
         _check_run(self)
         _check_days(self)
+        _check_speed(self)
 
     @property
     def table_optimizer(self) -> str:
@@ -162,6 +163,14 @@ def _check_run(settings: TrainSettings) -> None:
         raise SettingsError(
             "--plan_only and --dataset_type synthetic",
             "give the sizes by --num_embeddings_per_feature",
+        )
+
+
+def _check_speed(settings: TrainSettings) -> None:
+    if settings.interaction_kernel == "triton" and settings.interaction_type != "original":
+        raise SettingsError(
+            f"--interaction_kernel triton and --interaction_type {settings.interaction_type}",
+            "the kernel computes the dot products of --interaction_type original",
         )
 
 
