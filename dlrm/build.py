@@ -43,10 +43,18 @@ def build(
         for name in ("allow_tf32", "cuda_graphs"):
             if getattr(settings, name):
                 log.warning("--%s has no effect on a CPU", name)
+        if settings.lookup_precision == "bf16":
+            log.warning("--lookup_precision bf16 has no effect on a CPU")
+        if settings.table_precision == "fp16":
+            log.warning(
+                "--table_precision fp16 on a CPU: FBGEMM rounds to the nearest number there, so "
+                "small updates are lost; on GPUs it rounds stochastically"
+            )
     unused = not config.dense and settings.dense_arch_layer_sizes != DENSE_LAYERS
     if unused and group.rank == 0:
         log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
-    dlrm = build_dlrm(config, seed=settings.seed, device=group.device)
+    precision = settings.table_precision
+    dlrm = build_dlrm(config, seed=settings.seed, device=group.device, tables=precision)
     model = TrainModel(dlrm, group.world_size, amp=settings.amp)
     fuse_table_optimizer(model, settings)
     set_up_dense(dlrm, settings)

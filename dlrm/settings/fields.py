@@ -224,6 +224,19 @@ class TrainFields(Settings):
         "pad the inputs of dense and top layers to multiples of 8; checkpoints stay as they are "
         "(auto: on GPUs with --amp or --allow_tf32)", "auto", choices=PADDINGS
     )
+    table_precision: str = _speed(
+        "type of the tables' weights; fp16 is rounded stochastically (on GPUs) and halves their "
+        "memory; optimizer state stays fp32", "fp32", choices=TABLE_PRECISIONS
+    )
+    lookup_precision: str = _speed(
+        "type of the lookups' output, with --amp on GPUs (auto: bf16 where the dot products round "
+        "it anyway, on one rank)", "auto", choices=LOOKUP_PRECISIONS
+    )
+    index_type: str = _speed(
+        "type of the ids that FBGEMM gets (auto: int32, unless the tables have 2³¹ rows or are "
+        "cached on a GPU)", "auto", choices=INDEX_TYPES
+    )
+    bounds_check: bool = _speed("let FBGEMM check the ids again that the loader checked", False)
     bind_cpus: bool = _speed(
         "keep each rank on CPU cores of its own, on the NUMA node of its GPU", False
     )

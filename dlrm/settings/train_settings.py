@@ -172,6 +172,11 @@ def _check_speed(settings: TrainSettings) -> None:
             f"--interaction_kernel triton and --interaction_type {settings.interaction_type}",
             "the kernel computes the dot products of --interaction_type original",
         )
+    if settings.lookup_precision == "bf16" and not settings.amp:
+        raise SettingsError(
+            "--lookup_precision bf16 without --amp",
+            "add --amp: the dense layers compute in float32 otherwise",
+        )
 
 
 def _check_days(settings: TrainSettings) -> None:

@@ -61,7 +61,7 @@ def shard_model(
         device=group.device,
         env=ShardingEnv.from_process_group(world),
         plan=plan,
-        sharders=[sharder(settings)],
+        sharders=[sharder(settings, config, plan)],
         init_data_parallel=group.world_size > 1,  # DDP for the dense layers
     )
     _fill_tables(sharded, config, settings.seed)
