@@ -29,6 +29,13 @@ DECODE_BYTES, LEAST_DECODE_ROWS = 2560 << 10, 1024
 #: Decoded chunks of a virtual shard: one in use, one ahead.
 HELD_CHUNKS = 2
 
+#: Blocks whose row groups libcudf decodes ahead of the one in the making; so each virtual shard has
+#: at most so many row groups besides the one in use.
+READ_AHEAD = 2
+
+#: Most bytes that RMM's pool for libcudf keeps between calls.
+POOL_BYTES = 1 << 30
+
 #: Blocks made ahead of the one in use. One more may be in the making.
 PREFETCH_BLOCKS = 2
 HELD_BLOCKS = PREFETCH_BLOCKS + 2

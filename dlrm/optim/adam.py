@@ -147,6 +147,8 @@ _Shard = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _zeros_like(weight: ShardedTensor) -> ShardedTensor:
     moment = copy.copy(weight)
+    moment._metadata = copy.deepcopy(weight.metadata())
+    moment._metadata.tensor_properties.dtype = torch.float32  # of float16 tables, too
     moment._local_shards = [
         Shard(torch.zeros_like(shard.tensor, dtype=torch.float32), shard.metadata)
         for shard in weight.local_shards()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import importlib.util
 import sys
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from clicklog.errors import BadInputError
 from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader
 from nvt_loader.cpu.builder import CpuBuilder
@@ -85,11 +87,82 @@ def test_other_types(tmp_path, monkeypatch, ids, floats):
 
 
 def test_row_groups_that_a_block_needs_are_read_in_one_call(tmp_path, libcudf, monkeypatch):
-    """Of all virtual shards and files; and each when it is needed, not before."""
+    """Of all virtual shards and files."""
     write_split(tmp_path, {"train": [1000, 1000, 400]}, row_group_rows=100)
     limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=80)
     list(KJTLoader(tmp_path / "train", 80, device="cpu"))
     assert [len(sum_lists(call)) for call in libcudf.calls] == [8, 8, 8]
+
+
+def test_the_next_blocks_are_read_while_a_block_is_built(tmp_path, libcudf, monkeypatch):
+    """In other threads, and no more than two blocks ahead."""
+    write_split(tmp_path, {"train": [6400]}, row_group_rows=100)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=800)
+    threads, begun, read, build = set(), [], fake_libcudf.read_parquet, gpu.build_on_device
+
+    def reading(*given, **options):
+        threads.add(threading.current_thread().name.rsplit("_", 1)[0])
+        return read(*given, **options)
+
+    def building(*given):
+        ahead = given[2][0].reader.peek(0)  # of the first virtual shard
+        begun.append(sum(part.group.reading is not None for part in ahead))
+        return build(*given)
+
+    monkeypatch.setattr(libcudf.io.parquet, "read_parquet", reading)
+    monkeypatch.setattr(gpu, "build_on_device", building)
+    rows = rows_of(KJTLoader(tmp_path / "train", 800, device="cpu"))
+    assert sorted(rows) == list(range(6400))
+    assert threads == {"nvt_loader_read"}
+    assert begun == [2, 2, 2, 2, 2, 2, 1, 0]
+
+
+def test_an_error_ahead_is_raised_where_its_rows_come(tmp_path, libcudf, monkeypatch):
+    """With the batches before it, as without reading ahead."""
+    write_split(tmp_path, {"train": [300]}, row_group_rows=100)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=100)
+    read = fake_libcudf.read_parquet
+
+    def failing(options, *given, **named):
+        if options.groups == [[2]]:
+            raise RuntimeError("a page is damaged")
+        return read(options, *given, **named)
+
+    monkeypatch.setattr(libcudf.io.parquet, "read_parquet", failing)
+    batches = iter(KJTLoader(tmp_path / "train", 50, device="cpu", virtual_shards=1))
+    assert [len(next(batches).labels) for _ in range(4)] == [50] * 4
+    for _ in range(2):
+        with pytest.raises(BadInputError, match="a page is damaged"):
+            next(batches)
+
+
+@pytest.mark.parametrize("lists", [(), LISTS])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("step", [0, 7])
+def test_the_cpu_decodes_the_first_block(tmp_path, monkeypatch, lists, shuffle, step):
+    """Its batches, and all others, are the same, also from the middle of an epoch on."""
+    write_split(tmp_path, {"train": [3000, 0, 300]}, row_group_rows=100, multi_hot=lists)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=640, BLOCK=640)
+    monkeypatch.setattr("nvt_loader.memory.FIRST_ROWS", 320)
+    options = {"shuffle": shuffle, "device": "cpu", "shuffle_window": 640}
+
+    def batches():
+        loader = KJTLoader(tmp_path / "train", 64, **options)
+        if step:
+            state = {**loader.state_dict(), "step": step}
+            loader.load_state_dict(state)
+        return list(loader)
+
+    expected = batches()
+    fake_libcudf.install(monkeypatch)
+    monkeypatch.setattr(fake_libcudf.Blocks, "starts_on_cpu", True)
+    built, build = [], fake_libcudf.Blocks.build
+    monkeypatch.setattr(
+        fake_libcudf.Blocks, "build", lambda *given: built.append(given[1]) or build(*given)
+    )
+    found = batches()
+    assert_same(found, expected)
+    assert 0 < sum(built) < len(found), "the first steps are another's"
 
 
 def test_a_row_group_that_two_shards_share_is_decoded_once_for_a_block(tmp_path, libcudf):
