@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from dlrm.alignment import align_inputs
 from dlrm.config import ModelConfig
+from dlrm.data import Loader
 from dlrm.graphs import can_capture, replay_dense
 from dlrm.interaction import Interaction, choose_kernel
 from dlrm.launch.distributed import Group
@@ -28,9 +29,14 @@ DENSE_LAYERS = TrainSettings.dense_arch_layer_sizes  # the default
 
 
 def build(
-    settings: TrainSettings, config: ModelConfig, group: Group
+    settings: TrainSettings,
+    config: ModelConfig,
+    group: Group,
+    loaders: Mapping[str, Loader] | None = None,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer, dict[str, Any]]:
     """Build and shard the model (collective).
+
+    ``loaders`` of the splits share the ranks' GPUs with the tables.
 
     Returns:
         The sharded model, its optimizer, and on rank 0 the plan (:func:`shard_model`).
@@ -58,8 +64,15 @@ def build(
     model = TrainModel(dlrm, group.world_size, amp=settings.amp)
     fuse_table_optimizer(model, settings)
     set_up_dense(dlrm, settings)
-    sharded, plan = shard_model(model, config, settings, group)
+    held = _bytes_of(loaders or {})
+    sharded, plan = shard_model(model, config, settings, group, held)
     return sharded, combine_optimizers(sharded, settings), plan
+
+
+def _bytes_of(loaders: Mapping[str, Loader]) -> int:
+    """Return the bytes of a GPU that the loaders take: train's, and the one that is evaluated."""
+    sizes = {split: loader.device_bytes for split, loader in loaders.items()}
+    return sizes.pop("train", 0) + max(sizes.values(), default=0)
 
 
 def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:

@@ -121,6 +121,18 @@ def held_rows(demand: Demand, budget: Budget, *, whole: bool) -> float:
     )
 
 
+def device_bytes(dataset: Dataset, demand: Demand, budget: Budget, *, on_device: bool) -> int:
+    """Return the most bytes of a GPU that a loader takes while it is iterated.
+
+    Where libcudf decodes (``on_device``), row groups and its own memory count, too.
+    """
+    width = row_bytes(dataset)
+    if not on_device:
+        return int(width * HELD_BLOCKS * max(budget.block_rows, demand.window))
+    groups = (1 + READ_AHEAD) * demand.shards * int(dataset.rows.max(initial=0))
+    return int(width * (held_rows(demand, budget, whole=True) + groups)) + POOL_BYTES
+
+
 def divide_memory(
     dataset: Dataset, memory: int | None, demand: Demand, *, on_device: bool = False
 ) -> Budget:

@@ -17,7 +17,7 @@ from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader
 from nvt_loader.cpu.builder import CpuBuilder
 from nvt_loader.cuda import builders as gpu
-from nvt_loader.memory import row_bytes
+from nvt_loader.memory import HELD_BLOCKS, device_bytes, row_bytes
 from nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
@@ -115,6 +115,35 @@ def test_the_next_blocks_are_read_while_a_block_is_built(tmp_path, libcudf, monk
     assert sorted(rows) == list(range(6400))
     assert threads == {"nvt_loader_read"}
     assert begun == [2, 2, 2, 2, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_row_groups_on_the_device_are_within_the_budget(tmp_path, libcudf, monkeypatch, shuffle):
+    """Counted while the next blocks are read; what a plan of the tables leaves to the loader."""
+    write_split(tmp_path, {"train": [6400]}, row_group_rows=100)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=800)
+    held = []
+
+    def counting(ahead, *given):
+        wait(ahead, *given)
+        groups = ahead.decode.__self__._groups.values()
+        held.append(100 * sum(group.reading is not None for group in groups))
+
+    ahead = sys.modules["nvt_loader.cuda.read_ahead"].ReadAhead
+    wait = ahead.finish
+    monkeypatch.setattr(ahead, "finish", counting)
+    monkeypatch.setattr("nvt_loader.memory.POOL_BYTES", 0)
+    options = {"shuffle": shuffle, "shuffle_window": 800, "device": "cpu"}
+    loader = KJTLoader(tmp_path / "train", 400, **options)
+    list(loader)
+    width = row_bytes(read_dataset(tmp_path / "train"))
+    demand, on_device = loader._demand()
+    assert on_device
+    most = device_bytes(loader._dataset, demand, loader._budget(), on_device=True)
+    blocks = HELD_BLOCKS * loader._budget().block_rows
+    assert max(held) >= 1600
+    assert width * (max(held) + blocks) <= most
+    assert loader.device_bytes == 0, "it is on a CPU"
 
 
 def test_an_error_ahead_is_raised_where_its_rows_come(tmp_path, libcudf, monkeypatch):
