@@ -22,6 +22,7 @@ from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
 from dlrm.optim.optimizers import combine_optimizers, fuse_table_optimizer
 from dlrm.settings.train_settings import TrainSettings
 from dlrm.sharding.distribute import shard_model
+from dlrm.sharding.lookups import asked_output_type
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +93,12 @@ def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
     align_inputs(dlrm, aligned=padding == "always" or (padding == "auto" and on_tensor_cores))
     for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
         vars(part).pop("forward", None)  # set by an earlier call
-        if settings.compile_dense:
+        fused = part is dlrm.inter_arch and getattr(part, "kernel", "torch") != "torch"
+        if settings.compile_dense and not fused:
             part.forward = torch.compile(part.forward, dynamic=False)
     if settings.cuda_graphs and settings.mode == "train" and can_capture(device):
-        replay_dense(dlrm, settings.batch_size, amp=settings.amp)
+        lookups = asked_output_type(settings, device.type)
+        replay_dense(dlrm, settings.batch_size, amp=settings.amp, lookups=lookups)
 
 
 class OneRankPipeline:

@@ -177,6 +177,11 @@ def _check_speed(settings: TrainSettings) -> None:
             "--lookup_precision bf16 without --amp",
             "add --amp: the dense layers compute in float32 otherwise",
         )
+    if settings.lookup_precision == "bf16" and settings.comm_precision != "fp32":
+        raise SettingsError(
+            f"--lookup_precision bf16 and --comm_precision {settings.comm_precision}",
+            "leave --comm_precision out: ranks send what the lookups give, in bfloat16",
+        )
 
 
 def _check_days(settings: TrainSettings) -> None:

@@ -11,7 +11,7 @@ import torch
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.types import ShardingOption, Storage
 from torchrec.distributed.types import BoundsCheckMode
-from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_configs import DataType, data_type_to_dtype
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm.config import ModelConfig
@@ -60,6 +60,17 @@ def output_type(
         if half is not None:
             return half
     return DataType.FP32 if settings.table_precision == "fp16" else None
+
+
+def asked_output_type(settings: TrainSettings, device: str) -> torch.dtype:
+    """Return the type of the lookups' output where layers with weights read it.
+
+    That is in other interactions than dot products, where it is float32 by default.
+    """
+    half = HALF_LOOKUPS.get(device)
+    if half is None or not settings.amp or settings.lookup_precision != "bf16":
+        return torch.float32
+    return data_type_to_dtype(half)
 
 
 class StorageEstimator(EmbeddingStorageEstimator):

@@ -100,6 +100,20 @@ def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, in
     assert tuple(first.shape) == (16, 3)
 
 
+def test_the_kernel_is_not_compiled_again(monkeypatch, inductor):
+    """torch.compile leaves the interaction alone if a kernel computes it."""
+    dlrm = build_dlrm(MLPERF)
+    settings = parse_settings(["--compile_dense"])
+    set_up_dense(dlrm, settings)
+    assert "forward" in vars(dlrm.inter_arch)
+    monkeypatch.setattr(
+        "dlrm.build.choose_kernel", lambda layer, *_: setattr(layer, "kernel", "triton")
+    )
+    set_up_dense(dlrm, settings)
+    assert "forward" not in vars(dlrm.inter_arch)
+    assert "forward" in vars(dlrm.over_arch)
+
+
 def test_the_kernel_is_of_the_dot_products():
     with pytest.raises(SettingsError, match="--interaction_kernel triton and --interaction_type"):
         parse_settings(["--interaction_kernel=triton", "--interaction_type=dcn"])

@@ -12,16 +12,18 @@ from torchrec.distributed.types import BoundsCheckMode
 from torchrec.modules.embedding_configs import DataType
 
 from clicklog.errors import SettingsError
-from dlrm.build import build
+from dlrm.build import build, set_up_dense
 from dlrm.checkpoint.store import load_model
 from dlrm.checkpoint.tensors import read_tensors
 from dlrm.config import ModelConfig, model_config
 from dlrm.data import read_schema
 from dlrm.launch.distributed import process_group
+from dlrm.model import build_dlrm
 from dlrm.optim.adam import lookups_of
 from dlrm.settings.flags import parse_settings
 from dlrm.sharding import lookups
 from dlrm.sharding.planning import plan_only
+from tests.dlrm import fake_graphs
 from tests.dlrm.runs import MODEL, events, losses, train_here
 
 SIZES = ModelConfig(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1))
@@ -109,6 +111,24 @@ def test_lookups_of_16_bits_train(data, tmp_path, monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("wanted", ["bf16", "fp32"])
+def test_replays_read_lookups_of_their_type(monkeypatch, wanted):
+    """Graphs are captured for the type that the lookups have: others would be launched."""
+    monkeypatch.setattr(lookups, "HALF_LOOKUPS", {"cpu": DataType.BF16})
+    counts = fake_graphs.install(monkeypatch)
+    dlrm = build_dlrm(CROSSED)
+    given = ["--amp", f"--lookup_precision={wanted}", "--cuda_graphs", "--batch_size=4"]
+    set_up_dense(dlrm, parse_settings([*given, "--interaction_type=dcn"]))
+    types = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    for name, dtype in types.items():
+        vectors = torch.randn(4, 1, 8, dtype=dtype, requires_grad=True)
+        before = counts["forward"]
+        with torch.autocast("cpu", torch.bfloat16):
+            bottom = dlrm.dense_arch(torch.randn(4, 1))
+            dlrm.inter_arch(dense_features=bottom, sparse_features=vectors)
+        assert counts["forward"] - before == (2 if name == wanted else 1)
+
+
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "adam"])
 def test_tables_in_float16(data, tmp_path, optimizer, caplog):
     """They are trained, saved, resumed bit by bit and served; optimizer state is float32."""
@@ -164,3 +184,5 @@ def test_the_plan_knows_how_much_they_take(optimizer, state):
 def test_settings_that_contradict_each_other():
     with pytest.raises(SettingsError, match="--lookup_precision bf16 without --amp"):
         parse_settings(["--lookup_precision=bf16"])
+    with pytest.raises(SettingsError, match="bf16 and --comm_precision fp16"):
+        parse_settings(["--amp", "--lookup_precision=bf16", "--comm_precision=fp16"])
