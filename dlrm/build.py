@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,13 +12,17 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.keyed import CombinedOptimizer
 
+from dlrm.alignment import align_inputs
 from dlrm.config import ModelConfig
+from dlrm.data import Loader
 from dlrm.graphs import can_capture, replay_dense
+from dlrm.interaction import Interaction, choose_kernel
 from dlrm.launch.distributed import Group
 from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
 from dlrm.optim.optimizers import combine_optimizers, fuse_table_optimizer
 from dlrm.settings.train_settings import TrainSettings
 from dlrm.sharding.distribute import shard_model
+from dlrm.sharding.lookups import asked_output_type
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +30,14 @@ DENSE_LAYERS = TrainSettings.dense_arch_layer_sizes  # the default
 
 
 def build(
-    settings: TrainSettings, config: ModelConfig, group: Group
+    settings: TrainSettings,
+    config: ModelConfig,
+    group: Group,
+    loaders: Mapping[str, Loader] | None = None,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer, dict[str, Any]]:
     """Build and shard the model (collective).
+
+    ``loaders`` of the splits share the ranks' GPUs with the tables.
 
     Returns:
         The sharded model, its optimizer, and on rank 0 the plan (:func:`shard_model`).
@@ -41,30 +50,55 @@ def build(
         for name in ("allow_tf32", "cuda_graphs"):
             if getattr(settings, name):
                 log.warning("--%s has no effect on a CPU", name)
+        if settings.lookup_precision == "bf16":
+            log.warning("--lookup_precision bf16 has no effect on a CPU")
+        if settings.table_precision == "fp16":
+            log.warning(
+                "--table_precision fp16 on a CPU: FBGEMM rounds to the nearest number there, so "
+                "small updates are lost; on GPUs it rounds stochastically"
+            )
     unused = not config.dense and settings.dense_arch_layer_sizes != DENSE_LAYERS
     if unused and group.rank == 0:
         log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
-    dlrm = build_dlrm(config, seed=settings.seed, device=group.device)
+    precision = settings.table_precision
+    dlrm = build_dlrm(config, seed=settings.seed, device=group.device, tables=precision)
     model = TrainModel(dlrm, group.world_size, amp=settings.amp)
     fuse_table_optimizer(model, settings)
     set_up_dense(dlrm, settings)
-    sharded, plan = shard_model(model, config, settings, group)
+    held = _bytes_of(loaders or {})
+    sharded, plan = shard_model(model, config, settings, group, held)
     return sharded, combine_optimizers(sharded, settings), plan
 
 
+def _bytes_of(loaders: Mapping[str, Loader]) -> int:
+    """Return the bytes of a GPU that the loaders take: train's, and the one that is evaluated."""
+    sizes = {split: loader.device_bytes for split, loader in loaders.items()}
+    return sizes.pop("train", 0) + max(sizes.values(), default=0)
+
+
 def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
-    """Apply ``allow_tf32``, ``compile_dense`` and ``cuda_graphs`` to the dense layers.
+    """Apply the settings that say how the dense layers are computed.
 
     :func:`dlrm.graphs.replay_dense` says when it may be called with CUDA graphs.
+
+    Raises:
+        SettingsError: ``interaction_kernel`` asks for a kernel that cannot be used.
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
+    device = next(dlrm.over_arch.parameters()).device
+    if isinstance(dlrm.inter_arch, Interaction):
+        choose_kernel(dlrm.inter_arch, settings.interaction_kernel, device)
+    on_tensor_cores = device.type == "cuda" and (settings.amp or settings.allow_tf32)
+    padding = settings.pad_inputs
+    align_inputs(dlrm, aligned=padding == "always" or (padding == "auto" and on_tensor_cores))
     for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
         vars(part).pop("forward", None)  # set by an earlier call
-        if settings.compile_dense:
+        fused = part is dlrm.inter_arch and getattr(part, "kernel", "torch") != "torch"
+        if settings.compile_dense and not fused:
             part.forward = torch.compile(part.forward, dynamic=False)
-    device = next(dlrm.over_arch.parameters()).device
     if settings.cuda_graphs and settings.mode == "train" and can_capture(device):
-        replay_dense(dlrm, settings.batch_size, amp=settings.amp)
+        lookups = asked_output_type(settings, device.type)
+        replay_dense(dlrm, settings.batch_size, amp=settings.amp, lookups=lookups)
 
 
 class OneRankPipeline:

@@ -21,7 +21,9 @@ def can_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def replay_dense(dlrm: DLRM, batch_size: int, *, amp: bool) -> None:
+def replay_dense(
+    dlrm: DLRM, batch_size: int, *, amp: bool, lookups: torch.dtype = torch.float32
+) -> None:
     """Make training steps of ``batch_size`` samples replay the dense layers as CUDA graphs.
 
     Evaluation and smaller batches launch their kernels as before, and so do the parts without
@@ -37,12 +39,13 @@ def replay_dense(dlrm: DLRM, batch_size: int, *, amp: bool) -> None:
         dlrm: The model; its dense layers are on a device for which :func:`can_capture` is true.
         batch_size: The samples of a step on this rank.
         amp: Whether the steps run under autocast to bfloat16.
+        lookups: The type of the pooled vectors that layers with weights read.
     """
     device = next(dlrm.over_arch.parameters()).device
     weight = next(dlrm.dense_arch.parameters(), None)
     dense_features = 0 if weight is None else weight.shape[1]
     with torch.autocast(device.type, torch.bfloat16, enabled=amp, cache_enabled=False):
-        parts = _parts(dlrm, torch.zeros(batch_size, dense_features, device=device))
+        parts = _parts(dlrm, torch.zeros(batch_size, dense_features, device=device), lookups)
         _warm_up(parts)
         with _capturing(device):
             graphed = torch.cuda.make_graphed_callables(
@@ -55,7 +58,9 @@ def replay_dense(dlrm: DLRM, batch_size: int, *, amp: bool) -> None:
 
 
 @torch.no_grad()
-def _parts(dlrm: DLRM, dense: torch.Tensor) -> list[tuple[nn.Module, tuple[torch.Tensor, ...]]]:
+def _parts(
+    dlrm: DLRM, dense: torch.Tensor, lookups: torch.dtype
+) -> list[tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     """The parts that are captured, with inputs of the shapes that they get in training."""
 
     def output_of(part: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
@@ -63,7 +68,8 @@ def _parts(dlrm: DLRM, dense: torch.Tensor) -> list[tuple[nn.Module, tuple[torch
         return type(part).forward(part, *inputs).requires_grad_()
 
     sparse = dlrm.sparse_arch
-    vectors = torch.zeros(len(dense), sparse.F, sparse.D, device=dense.device, requires_grad=True)
+    shape = (len(dense), sparse.F, sparse.D)
+    vectors = torch.zeros(shape, device=dense.device, dtype=lookups, requires_grad=True)
     parts, bottom = [], dense
     if list(dlrm.dense_arch.parameters()):
         parts, bottom = [(dlrm.dense_arch, (dense,))], output_of(dlrm.dense_arch, dense)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import nn
 from torchrec.models.dlrm import SparseArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from clicklog.errors import SettingsError
+
+log = logging.getLogger(__name__)
+
+#: Tensor cores take rows of so many numbers, and multiples of it, at full speed.
+ALIGNMENT = 8
+#: The width of the vectors on which :func:`choose_kernel` tries the kernel.
+_TRIED_DIM = 32
 
 
 class Interaction(nn.Module):
@@ -15,7 +26,11 @@ class Interaction(nn.Module):
     ``torchrec.models.dlrm.InteractionArch`` computes the same. It selects the pairs from all
     products with two index tensors, whose gradient is a scatter, element by element. Here whole
     columns are selected, and the gradient is one product of matrices, of the pairs' gradients and
-    the vectors.
+    the vectors. On a GPU one kernel may do both (:func:`choose_kernel`).
+
+    Attributes:
+        aligned: Whether zeros follow the products up to a multiple of :data:`ALIGNMENT` columns.
+        kernel: What computes, see :func:`choose_kernel`.
 
     Args:
         num_sparse_features: The number of categorical features, F.
@@ -24,8 +39,9 @@ class Interaction(nn.Module):
 
     def __init__(self, num_sparse_features: int, *, dense: bool = True) -> None:
         super().__init__()
+        self.aligned, self.kernel = False, "torch"
         self._dense = dense
-        vectors = num_sparse_features + dense
+        self.vectors = vectors = num_sparse_features + dense
         low, high = torch.triu_indices(vectors, vectors, offset=1)
         self.register_buffer("pairs", low * vectors + high, persistent=False)
         # the pair of each product; a product of a vector with itself gets the pair after the last
@@ -43,13 +59,83 @@ class Interaction(nn.Module):
         Returns:
             [B, D + F (F + 1) / 2]: The dense vector, then the products of vectors i < j by rising
             i, then j, in the dense vector's dtype; vector 0 is the dense one. Without a dense
-            vector, [B, F (F - 1) / 2]: the products alone.
+            vector, [B, F (F - 1) / 2]: the products alone. With ``aligned``, then zeros.
         """
-        if not self._dense:
-            return _Pairs.apply(sparse_features, self.pairs, self.of_pair)
-        sparse_features = sparse_features.to(dense_features.dtype)  # which autocast chose
-        vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
-        return torch.cat((dense_features, _Pairs.apply(vectors, self.pairs, self.of_pair)), dim=1)
+        width = len(self.pairs) + self._dense * dense_features.shape[1]
+        more = -width % ALIGNMENT if self.aligned else 0
+        if self.kernel == "triton":
+            from dlrm.fused_pairs import fused_pairs
+
+            dense = dense_features if self._dense else None
+            return fused_pairs(dense, sparse_features, width + more)
+        if self._dense:
+            sparse_features = sparse_features.to(dense_features.dtype)  # which autocast chose
+            vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
+            pairs = _Pairs.apply(vectors, self.pairs, self.of_pair)
+            parts = [dense_features, pairs]
+        else:
+            pairs = _Pairs.apply(sparse_features, self.pairs, self.of_pair)
+            parts = [pairs]
+        if more:
+            parts.append(pairs.new_zeros(len(pairs), more))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else pairs
+
+
+def choose_kernel(interaction: Interaction, wanted: str, device: torch.device) -> None:
+    """Choose what computes the products.
+
+    Args:
+        interaction: The layer, on ``device``.
+        wanted: "torch": PyTorch's operators; "triton": one kernel (:mod:`dlrm.fused_pairs`);
+            "auto": the kernel on a GPU, if it gives there what the operators give.
+        device: The device.
+
+    Raises:
+        SettingsError: The kernel is wanted and cannot be used.
+    """
+    interaction.kernel = "torch"
+    if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
+        return
+    reason = _refusal(interaction, device)
+    if reason is None:
+        interaction.kernel = "triton"
+    elif wanted == "triton":
+        raise SettingsError(f"--interaction_kernel triton: {reason}", "give torch or auto")
+    else:
+        log.warning("PyTorch's operators compute the dot products: Triton's kernel %s", reason)
+
+
+def _refusal(interaction: Interaction, device: torch.device) -> str | None:
+    """Return why the kernel cannot be used, after a trial on a few samples."""
+    try:
+        from dlrm.fused_pairs import MOST_VECTORS, fused_pairs
+    except ImportError as error:
+        return f"needs Triton, which comes with PyTorch for CUDA ({error})"
+    if interaction.vectors > MOST_VECTORS:
+        return f"takes {MOST_VECTORS} vectors at most, and there are {interaction.vectors}"
+    random = torch.Generator().manual_seed(0)
+    vectors = torch.randn(3, interaction.vectors, _TRIED_DIM, generator=random)
+    vectors = vectors.to(device).requires_grad_()
+    weights = torch.linspace(-1, 1, 3 * len(interaction.pairs), device=device).view(3, -1)
+    tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    try:
+        expected = _Pairs.apply(vectors, interaction.pairs, interaction.of_pair)
+        found = fused_pairs(None, vectors, len(interaction.pairs))
+        for mine, theirs in (
+            (found, expected),
+            *zip(
+                torch.autograd.grad(found, vectors, weights),
+                torch.autograd.grad(expected, vectors, weights),
+                strict=True,
+            ),
+        ):
+            if not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3):
+                return f"differs from them by {(mine - theirs).abs().max():g} on {device}"
+    except Exception as error:  # whatever Triton, its compiler or its launcher raise
+        return f"fails on {device}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+    return None
 
 
 class EmbeddingsCross(nn.Module):

@@ -20,7 +20,7 @@ from torch import fx, nn
 from torchrec.datasets.utils import Batch
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DenseArch, DLRM_Projection, OverArch
 from torchrec.modules.crossnet import LowRankCrossNet
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -199,25 +199,32 @@ class Scorer(nn.Module):
         return self.dlrm(dense_features, sparse_features).squeeze(-1)
 
 
-def build_dlrm(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> DLRM:
+def build_dlrm(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    tables: str = "fp32",
+) -> DLRM:
     """Build a DLRM whose dense layers are initialized, on ``device``, and whose tables are not.
 
     The tables are on the meta device: sharding or :class:`Scorer` allocates them. With
-    ``device="meta"`` nothing is allocated.
+    ``device="meta"`` nothing is allocated. ``tables`` is their precision, "fp32" or "fp16".
     """
     meta = torch.device("meta")
-    tables = [
+    configs = [
         EmbeddingBagConfig(
             name=table,
             embedding_dim=config.embedding_dim,
             num_embeddings=rows,
             feature_names=[feature],
+            data_type=DataType(tables.upper()),
         )
         for table, feature, rows in zip(
             config.table_names, config.categorical, config.num_embeddings, strict=True
         )
     ]
-    collection = EmbeddingBagCollection(tables=tables, device=meta)
+    collection = EmbeddingBagCollection(tables=configs, device=meta)
     initial_device = meta if torch.device(device) == meta else torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

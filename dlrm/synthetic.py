@@ -81,6 +81,16 @@ class SyntheticLoader:
         self._pool = [function(batch) for batch in self._pool]
         return self
 
+    @property
+    def device_bytes(self) -> int:
+        """The bytes of a GPU that the batches take; 0 on a CPU."""
+        tensors = [
+            tensor
+            for batch in self._pool
+            for tensor in (batch.dense_features, batch.labels, batch.sparse_features.values())
+        ]
+        return sum(tensor.nbytes for tensor in tensors if tensor.is_cuda)
+
     def __len__(self) -> int:
         """Return the steps of an epoch."""
         return self._steps

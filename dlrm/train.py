@@ -108,7 +108,7 @@ class Trainer:
             learnable=settings.dataset_type == "parquet",
         )
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
-        self.model, self.optimizer, plan = build(settings, config, group)
+        self.model, self.optimizer, plan = build(settings, config, group, self.loaders)
         if settings.load_checkpoint_path:
             load_weights(Path(settings.load_checkpoint_path), self.model, config, group)
         self.pipeline = make_pipeline(self.model, self.optimizer, group)

@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +14,9 @@ from nvt_loader import plan as planning
 from nvt_loader.batch import LoaderBatch
 from nvt_loader.blocks import BatchFactory, Source
 from nvt_loader.cpu.builder import CpuBuilder
-from nvt_loader.memory import PREFETCH_BLOCKS, Budget
+from nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_loader.parquet.dataset import Dataset
+from nvt_loader.parquet.row_chunks import Decoder
 from nvt_loader.parquet.shard_reader import ShardReader
 from nvt_loader.plan import Plan
 
@@ -79,29 +81,30 @@ def produce_blocks(
     starts = planning.stream_starts(rows, groups)
     assigned = planning.assign_rows(plan, starts, planning.find_remainder(plan, **where))
 
-    def read(ranges: list[planning.Range]) -> ShardReader:
+    def read(ranges: list[planning.Range], decode: Decoder = builder.decode) -> ShardReader:
         slices = (
             dataset.locate(part)
             for ends in ranges
             for part in planning.row_group_slices(starts, groups, *ends)
         )
         first = min(budget.first_rows, budget.decode_rows)
-        return ShardReader(builder.decode, slices, first, budget.decode_rows)
+        return ShardReader(decode, slices, first, budget.decode_rows)
 
     batch = plan.global_batch // world_size
     spans = plan.spans(rank, world_size)
-    readers: list[ShardReader] = []
-    for window, begin, end in _extents(plan, order.shuffle, first_step, batch, budget):
-        if begin >= plan.steps:
-            break
-        if not readers:
-            readers = [
-                read(assigned.shard_ranges(span.shard, begin * span.width)) for span in spans
-            ]
+
+    def readers_from(step: int, decode: Decoder = builder.decode) -> list[ShardReader]:
+        return [
+            read(assigned.shard_ranges(span.shard, step * span.width), decode) for span in spans
+        ]
+
+    def sources_of(
+        readers: list[ShardReader], window: int = 0, begin: int = 0, end: int = 0
+    ) -> list[Source]:
         sources, place = [], 0
         for span, reader in zip(spans, readers, strict=True):
             permutation = None
-            if order.shuffle == "rows":
+            if order.shuffle == "rows" and end > begin:
                 permutation = functools.partial(
                     planning.window_order,
                     (end - begin) * span.width,
@@ -112,13 +115,40 @@ def produce_blocks(
                 )
             sources.append(Source(reader, span.width, span.begin, span.end, place, permutation))
             place += span.end - span.begin
+        return sources
+
+    extents = _extents(plan, order.shuffle, first_step, batch, budget)
+    extents = itertools.takewhile(lambda extent: extent[1] < plan.steps, extents)
+    readers: list[ShardReader] = []
+    for number, ((window, begin, end), *others) in enumerate(_with_next(extents, READ_AHEAD)):
+        following = [later_end - later_begin for _, later_begin, later_end in others]
         wanted = slice(max(first_step - begin, 0), plan.steps - begin)
-        yield wanted, builder.build(end - begin, batch, sources)
+        if number == 0 and builder.starter is not None:
+            readers = readers_from(end)
+            builder.read_ahead(sources_of(readers), following)
+            now, own = builder.starter, readers_from(begin, builder.starter.decode)
+        else:
+            readers = readers or readers_from(begin)
+            now, own = builder, readers
+        sources = sources_of(own, window, begin, end)
+        yield wanted, now.build(end - begin, batch, sources, following)
     if plan.steps > plan.full_steps:
         first, last = (assigned.remainder[0] + row for row in plan.last_step(rank, world_size))
         size = last - first
         sources = [Source(read([(first, last)]), size, 0, size, 0)] if size else []
         yield slice(0, 1), builder.build(1, size, sources)
+
+
+def _with_next(items: Iterator[Any], more: int) -> Iterator[tuple[Any, ...]]:
+    """Yield each item with those that follow it, at most ``more``."""
+    held: collections.deque[Any] = collections.deque(itertools.islice(items, more))
+    for item in items:
+        held.append(item)
+        yield tuple(held)
+        held.popleft()
+    while held:
+        yield tuple(held)
+        held.popleft()
 
 
 def _extents(

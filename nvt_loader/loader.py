@@ -28,7 +28,7 @@ from nvt_loader.batch import LoaderBatch
 from nvt_loader.blocks import BatchFactory
 from nvt_loader.cuda.builders import choose_builder
 from nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
-from nvt_loader.memory import Budget, Demand, divide_memory
+from nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
 from nvt_loader.parquet.arrow_reader import count_kept
 from nvt_loader.parquet.dataset import Dataset, read_dataset
 from nvt_loader.plan import SHUFFLES, WINDOW_ROWS, Plan, default_virtual_shards
@@ -326,7 +326,16 @@ class KJTLoader:
         )
         accounting.check_rank(position.rows, expected, order.rank, position.epoch)
 
-    def _budget(self) -> Budget:
+    @property
+    def device_bytes(self) -> int:
+        """The most bytes of a GPU that an iterator takes; 0 on a CPU."""
+        if self._device.type == "cpu":
+            return 0
+        demand, on_device = self._demand()
+        return device_bytes(self._dataset, demand, self._budget(), on_device=on_device)
+
+    def _demand(self) -> tuple[Demand, bool]:
+        """Return what this rank has to hold, and whether row groups are decoded on its device."""
         order = self._order
         demand = Demand.of_rank(
             self._plan,
@@ -335,7 +344,10 @@ class KJTLoader:
             shuffled=order.shuffle == "rows",
             threads=self._threads,
         )
-        on_device = choose_builder(self._dataset, self._device).on_device
+        return demand, choose_builder(self._dataset, self._device).on_device
+
+    def _budget(self) -> Budget:
+        demand, on_device = self._demand()
         return divide_memory(self._dataset, self._memory, demand, on_device=on_device)
 
     def _identity(self) -> dict[str, Any]:

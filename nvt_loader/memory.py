@@ -29,6 +29,13 @@ DECODE_BYTES, LEAST_DECODE_ROWS = 2560 << 10, 1024
 #: Decoded chunks of a virtual shard: one in use, one ahead.
 HELD_CHUNKS = 2
 
+#: Blocks whose row groups libcudf decodes ahead of the one in the making; so each virtual shard has
+#: at most so many row groups besides the one in use.
+READ_AHEAD = 2
+
+#: Most bytes that RMM's pool for libcudf keeps between calls.
+POOL_BYTES = 1 << 30
+
 #: Blocks made ahead of the one in use. One more may be in the making.
 PREFETCH_BLOCKS = 2
 HELD_BLOCKS = PREFETCH_BLOCKS + 2
@@ -112,6 +119,18 @@ def held_rows(demand: Demand, budget: Budget, *, whole: bool) -> float:
         + demand.window * max(1.0, share * (1 + demand.read))
         + HELD_CHUNKS * demand.shards * budget.decode_rows
     )
+
+
+def device_bytes(dataset: Dataset, demand: Demand, budget: Budget, *, on_device: bool) -> int:
+    """Return the most bytes of a GPU that a loader takes while it is iterated.
+
+    Where libcudf decodes (``on_device``), row groups and its own memory count, too.
+    """
+    width = row_bytes(dataset)
+    if not on_device:
+        return int(width * HELD_BLOCKS * max(budget.block_rows, demand.window))
+    groups = (1 + READ_AHEAD) * demand.shards * int(dataset.rows.max(initial=0))
+    return int(width * (held_rows(demand, budget, whole=True) + groups)) + POOL_BYTES
 
 
 def divide_memory(

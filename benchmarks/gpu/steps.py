@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from benchmarks.gpu.worker import GpuSettings
 
 ROOT = Path(__file__).parents[2]
+#: What makes a training step faster, alone and left out; ``training.WAYS`` explains the names.
+SINGLE = (
+    *("bf16 plain + kernel", "bf16 plain + padding", "bf16 plain + bf16 lookups"),
+    *("bf16 plain + int32 ids", "bf16 plain + no bounds check"),
+    *("bf16 without kernel", "bf16 without padding", "bf16 without bf16 lookups"),
+)
 LOG, PARQUET = "log", "parquet"
 
 
@@ -54,6 +60,7 @@ def all_steps(settings: GpuSettings) -> list[Step]:
         Step("doctor", ("etl", "doctor"), 90),
         _part("smoke/dlpack", settings, 60, rapids=True),
         _part("smoke/fbgemm", settings, 60),
+        _part("smoke/interaction", settings, 60),
         _part("smoke/encode", settings, 90, rapids=True),
         _part("smoke/cluster", settings, 120),
         _part("copies", settings, 60),
@@ -66,10 +73,13 @@ def all_steps(settings: GpuSettings) -> list[Step]:
         _training("tf32", large, settings),
         _training("fp32", large, settings),
         _part("loader", settings, 120, PARQUET, batch_sizes=(large,)),
+        _training("bf16 plain", large, settings),
+        _training("bf16 fp16 tables", large, settings),
         _part("engine/cpu", settings, 240, LOG),
         _part("engine/dask", settings, 240, LOG),
         _part("scoring", settings, 120, LOG),
         *_tests(),
+        *(_training(way, large, settings) for way in SINGLE),
         _part("profile", settings, 180, PARQUET, batch_sizes=(large,)),
     ]
 

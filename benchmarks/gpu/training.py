@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import threading
 import time
@@ -31,7 +32,17 @@ from dlrm.settings.train_settings import TrainSettings
 from dlrm.train import train
 from nvt_loader import KJTLoader
 
-#: How the dense layers are computed: the settings that this changes.
+#: What makes a step faster, each switched off: what is left is what it is worth beside the others.
+_OFF = {
+    "kernel": {"interaction_kernel": "torch"},
+    "padding": {"pad_inputs": "never"},
+    "bf16 lookups": {"lookup_precision": "fp32"},
+    "int32 ids": {"index_type": "int64"},
+    "no bounds check": {"bounds_check": True},
+}
+_ALL_OFF = {name: value for change in _OFF.values() for name, value in change.items()}
+#: How a step is computed: the settings that this changes. "plain" has none of :data:`_OFF`,
+#: "plain + X" has X alone, and "without X" all others.
 WAYS = {
     "fp32": {},
     "tf32": {"allow_tf32": True},
@@ -39,7 +50,19 @@ WAYS = {
     "bf16 graphs": {"amp": True, "cuda_graphs": True},
     "bf16 compiled": {"amp": True, "compile_dense": True},
     "bf16 compiled graphs": {"amp": True, "compile_dense": True, "cuda_graphs": True},
+    "bf16 plain": {"amp": True, **_ALL_OFF},
+    **{
+        f"bf16 plain + {name}": {
+            "amp": True,
+            **{key: value for key, value in _ALL_OFF.items() if key not in change},
+        }
+        for name, change in _OFF.items()
+    },
+    **{f"bf16 without {name}": {"amp": True, **change} for name, change in _OFF.items()},
+    "bf16 fp16 tables": {"amp": True, "table_precision": "fp16"},
 }
+#: The settings of the tables: a model of its own is built for each combination.
+_OF_TABLES = ("table_precision", "lookup_precision", "index_type", "bounds_check")
 #: Steps that are not timed: kernels are chosen, pipelines filled.
 _WARM = 20
 _READY = 8
@@ -54,15 +77,23 @@ def training(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     settings, split = _settings(args)
     with process_group() as group:
         config = model_config(settings, read_schema(settings))
-        with drawn_on_device():
-            model, optimizer, plan = build(settings, config, group)
-        gib = sum(plan["gib_per_rank"])
-        for way in args.ways or WAYS:
-            chosen = dataclasses.replace(settings, **WAYS[way])
-            for size in args.batch_sizes:
-                _set_up(model, dataclasses.replace(chosen, batch_size=size), device)
+        ways = {way: dataclasses.replace(settings, **WAYS[way]) for way in args.ways or WAYS}
+        alike: dict[tuple, list[str]] = {}
+        for way, chosen in ways.items():
+            # the lookups' type also depends on --amp
+            tables = (chosen.amp, *(getattr(chosen, name) for name in _OF_TABLES))
+            alike.setdefault(tables, []).append(way)
+        for names in alike.values():
+            with drawn_on_device():  # not captured yet: _set_up does that for each batch size
+                first = dataclasses.replace(ways[names[0]], cuda_graphs=False)
+                model, optimizer, plan = build(first, config, group)
+            gib = sum(plan["gib_per_rank"])
+            for way, size in itertools.product(names, args.batch_sizes):
+                _set_up(model, dataclasses.replace(ways[way], batch_size=size), device)
                 for result in _from_each(model, optimizer, split, size, device, args.seconds):
                     yield {"case": f"train {way} B={size}", "table_gib": gib, **result}
+            del model, optimizer
+            gc.collect()  # before the next tables are made
 
 
 def profile(args: GpuSettings, device: torch.device) -> Iterator[Result]:

@@ -17,6 +17,7 @@ PARTS = {
     "data": "benchmarks.gpu.data:make_all",
     "smoke/dlpack": "benchmarks.gpu.smokes:dlpack",
     "smoke/fbgemm": "benchmarks.gpu.smokes:fbgemm",
+    "smoke/interaction": "benchmarks.gpu.smokes:interaction",
     "smoke/encode": "benchmarks.gpu.smokes:encode",
     "smoke/cluster": "benchmarks.gpu.smokes:cluster",
     "copies": "benchmarks.gpu.etl:copies",

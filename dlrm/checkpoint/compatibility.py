@@ -147,6 +147,7 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     fixed = {name: settings.get(name) for name in _MUST_STAY}
     fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
     adagrad, optimizer = settings.get("adagrad"), settings.get("optimizer")
+    fixed["table_precision"] = settings.get("table_precision", "fp32")
     return {"optimizer": table_optimizer(optimizer, adagrad), **fixed}
 
 

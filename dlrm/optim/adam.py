@@ -123,7 +123,12 @@ class TableAdam(KeyedOptimizer):
         first[rows], second[rows] = moment, square
         corrections = [1 - beta**self.steps for beta in _BETAS]
         root = square.sqrt_().div_(math.sqrt(corrections[1])).add_(group["eps"])
-        weight.index_add_(0, rows, moment.div_(root), alpha=-group["lr"] / corrections[0])
+        rate = -group["lr"] / corrections[0]
+        if weight.dtype == torch.float32:
+            weight.index_add_(0, rows, moment.div_(root), alpha=rate)
+        else:  # added before it is rounded
+            moved = weight[rows].float().add_(moment.div_(root), alpha=rate)
+            weight[rows] = moved.to(weight.dtype)
 
     def _after_forward(
         self, shards: list[_Shard], lookup: Lookup, args: Any, inputs: Any, output: torch.Tensor
@@ -142,7 +147,10 @@ _Shard = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _zeros_like(weight: ShardedTensor) -> ShardedTensor:
     moment = copy.copy(weight)
+    moment._metadata = copy.deepcopy(weight.metadata())
+    moment._metadata.tensor_properties.dtype = torch.float32  # of float16 tables, too
     moment._local_shards = [
-        Shard(torch.zeros_like(shard.tensor), shard.metadata) for shard in weight.local_shards()
+        Shard(torch.zeros_like(shard.tensor, dtype=torch.float32), shard.metadata)
+        for shard in weight.local_shards()
     ]
     return moment

@@ -20,6 +20,12 @@ MODES = ("train", "test", "inference_benchmark")
 PRECISIONS = ("fp32", "fp16", "bf16")
 INTERACTIONS = ("original", "dcn", "projection")
 DATASETS = ("parquet", "synthetic")
+#: What computes the dot products; where inputs are padded; precisions of tables and of lookups.
+INTERACTION_KERNELS = ("auto", "torch", "triton")
+PADDINGS = ("auto", "always", "never")
+TABLE_PRECISIONS = ("fp32", "fp16")
+LOOKUP_PRECISIONS = ("auto", "fp32", "bf16")
+INDEX_TYPES = ("auto", "int32", "int64")
 DISTRIBUTIONS = ("uniform", "pareto")
 #: Directory of the logs of runs without --log_path and --checkpoint_dir, a subdirectory for each.
 LOGS = "training_log"
@@ -214,6 +220,27 @@ class TrainFields(Settings):
     allow_tf32: bool = _speed("TensorFloat-32 for matrix products (GPUs)", False)
     compile_dense: bool = _speed("torch.compile for the dense layers", False)
     cuda_graphs: bool = _speed("CUDA graphs for the dense layers' steps (GPUs)", False)
+    interaction_kernel: str = _speed(
+        "what computes the dot products: PyTorch's operators, or one Triton kernel (auto: the "
+        "kernel on GPUs, if a trial gives the same)", "auto", choices=INTERACTION_KERNELS
+    )
+    pad_inputs: str = _speed(
+        "pad the inputs of dense and top layers to multiples of 8; checkpoints stay as they are "
+        "(auto: on GPUs with --amp or --allow_tf32)", "auto", choices=PADDINGS
+    )
+    table_precision: str = _speed(
+        "type of the tables' weights; fp16 is rounded stochastically (on GPUs) and halves their "
+        "memory; optimizer state stays fp32", "fp32", choices=TABLE_PRECISIONS
+    )
+    lookup_precision: str = _speed(
+        "type of the lookups' output, with --amp on GPUs (auto: bf16 where the dot products round "
+        "it anyway, on one rank)", "auto", choices=LOOKUP_PRECISIONS
+    )
+    index_type: str = _speed(
+        "type of the ids that FBGEMM gets (auto: int32, unless the tables have 2³¹ rows or are "
+        "cached on a GPU)", "auto", choices=INDEX_TYPES
+    )
+    bounds_check: bool = _speed("let FBGEMM check the ids again that the loader checked", False)
     bind_cpus: bool = _speed(
         "keep each rank on CPU cores of its own, on the NUMA node of its GPU", False
     )

@@ -32,6 +32,7 @@ class TrainSettings(TrainFields):
         _check_schedule(self)
         _check_run(self)
         _check_days(self)
+        _check_speed(self)
 
     @property
     def table_optimizer(self) -> str:
@@ -162,6 +163,24 @@ def _check_run(settings: TrainSettings) -> None:
         raise SettingsError(
             "--plan_only and --dataset_type synthetic",
             "give the sizes by --num_embeddings_per_feature",
+        )
+
+
+def _check_speed(settings: TrainSettings) -> None:
+    if settings.interaction_kernel == "triton" and settings.interaction_type != "original":
+        raise SettingsError(
+            f"--interaction_kernel triton and --interaction_type {settings.interaction_type}",
+            "the kernel computes the dot products of --interaction_type original",
+        )
+    if settings.lookup_precision == "bf16" and not settings.amp:
+        raise SettingsError(
+            "--lookup_precision bf16 without --amp",
+            "add --amp: the dense layers compute in float32 otherwise",
+        )
+    if settings.lookup_precision == "bf16" and settings.comm_precision != "fp32":
+        raise SettingsError(
+            f"--lookup_precision bf16 and --comm_precision {settings.comm_precision}",
+            "leave --comm_precision out: ranks send what the lookups give, in bfloat16",
         )
 
 

@@ -13,6 +13,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
+from clicklog.errors import SettingsError
 from dlrm.config import ModelConfig
 from dlrm.launch.distributed import Group
 from dlrm.model import TrainModel, fill_table
@@ -34,9 +35,16 @@ log = logging.getLogger(__name__)
 
 
 def shard_model(
-    model: TrainModel, config: ModelConfig, settings: TrainSettings, group: Group
+    model: TrainModel,
+    config: ModelConfig,
+    settings: TrainSettings,
+    group: Group,
+    held: int = 0,
 ) -> tuple[DistributedModelParallel, dict[str, Any]]:
     """Plan, shard and initialize the model on all ranks (collective).
+
+    ``held`` are the bytes of each GPU that loaders take; a plan for ``--hbm_gib`` leaves it to the
+    caller to subtract them.
 
     The tables of ``model`` must be on the meta device, with their optimizer
     (:func:`dlrm.optim.optimizers.fuse_table_optimizer`).
@@ -50,7 +58,7 @@ def shard_model(
             is invalid.
     """
     world = torch.distributed.GroupMember.WORLD
-    hardware = _hardware(settings, group)
+    hardware = _hardware(settings, group, held)
     plan, tables = make_plan(model, config, settings, hardware, group=world)
     if group.rank == 0:
         _log_plan(tables, hardware, settings)
@@ -61,7 +69,7 @@ def shard_model(
         device=group.device,
         env=ShardingEnv.from_process_group(world),
         plan=plan,
-        sharders=[sharder(settings)],
+        sharders=[sharder(settings, config, plan)],
         init_data_parallel=group.world_size > 1,  # DDP for the dense layers
     )
     _fill_tables(sharded, config, settings.seed)
@@ -73,11 +81,19 @@ def shard_model(
     return sharded, described
 
 
-def _hardware(settings: TrainSettings, group: Group) -> Hardware:
+def _hardware(settings: TrainSettings, group: Group, held: int) -> Hardware:
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // group.local_world_size
     memory = host
     if group.device.type == "cuda":
         memory = torch.cuda.get_device_properties(group.device).total_memory
+        if held >= memory:
+            raise SettingsError(
+                f"the loaders take {held / GIB:.1f} GiB of a GPU of {memory / GIB:.1f} GiB",
+                "give --loader_memory, or row groups of fewer rows",
+            )
+        if group.rank == 0 and settings.hbm_gib is None:
+            log.info("%.1f GiB of each GPU are for the loaders", held / GIB)
+        memory -= held
     if settings.hbm_gib is not None:
         memory = int(settings.hbm_gib * GIB)
     return Hardware(group.world_size, group.local_world_size, group.device.type, memory, host)

@@ -22,6 +22,8 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs_registry,
 )
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
@@ -41,6 +43,7 @@ from dlrm.optim.default_rates import with_default_rates
 from dlrm.optim.optimizers import fuse_table_optimizer
 from dlrm.settings.fields import SHARDINGS
 from dlrm.settings.train_settings import TrainSettings
+from dlrm.sharding.lookups import StorageEstimator, fused_params, output_type
 
 GIB = 1024**3
 
@@ -116,13 +119,25 @@ class Sharder(EmbeddingBagCollectionSharder):
         return [*_AUTO, ShardingType.COLUMN_WISE.value]
 
 
-def sharder(settings: TrainSettings) -> Sharder:
-    """Return the sharder, with codecs for the messages between ranks."""
+def sharder(
+    settings: TrainSettings, config: ModelConfig, plan: ShardingPlan | None = None
+) -> Sharder:
+    """Return the sharder: how tables are read, and codecs for the messages between ranks.
+
+    Args:
+        settings: The settings of the run.
+        config: The model's shape.
+        plan: The plan, once there is one.
+    """
+    tables = [table for part in plan.plan.values() for table in part.values()] if plan else []
+    cached = any(table.compute_kernel == _UVM for table in tables)
+    lookups = fused_params(settings, config, cached=cached)
     if settings.comm_precision == "fp32":
-        return Sharder()
+        return Sharder(fused_params=lookups)
     precision = CommType(settings.comm_precision)
-    config = QCommsConfig(forward_precision=precision, backward_precision=precision)
-    return Sharder(qcomm_codecs_registry=get_qcomm_codecs_registry(config))
+    codecs = QCommsConfig(forward_precision=precision, backward_precision=precision)
+    registry = get_qcomm_codecs_registry(codecs)
+    return Sharder(fused_params=lookups, qcomm_codecs_registry=registry)
 
 
 def make_plan(
@@ -152,27 +167,30 @@ def make_plan(
     """
     constraints = _constraints(config, settings, hardware)
     kept = _KeepPlan()
+    topology = _topology(hardware)
     planner = EmbeddingShardingPlanner(
-        topology=_topology(hardware),
+        topology=topology,
+        enumerator=_enumerator(topology, constraints, settings),
         batch_size=settings.batch_size,
         storage_reservation=FixedPercentageStorageReservation(percentage=_RESERVED),
         constraints=constraints,
         stats=kept,
     )
-    sharders = [sharder(settings)]
+    sharders = [sharder(settings, config)]
     try:
         if group is None:
             plan = planner.plan(model, sharders)
         else:
             plan = planner.collective_plan(model, sharders, group)
     except PlannerError as error:
-        gib = sum(config.num_embeddings) * config.embedding_dim * 4 / GIB
+        width = 2 if settings.table_precision == "fp16" else 4
+        gib = sum(config.num_embeddings) * config.embedding_dim * width / GIB
         reason = str(error).strip().splitlines()[0]
         raise SettingsError(
             f"no plan puts the {len(config.table_names)} tables ({gib:.1f} GiB of weights) on "
             f"{hardware.world_size} rank(s) with {hardware.memory / GIB:.1f} GiB each: {reason}",
-            "use more ranks, a smaller --embedding_dim, or smaller tables (the ETL's "
-            "--max_table_size and --freq_threshold)",
+            "use more ranks, --table_precision fp16, a smaller --embedding_dim, or smaller tables "
+            "(the ETL's --max_table_size and --freq_threshold)",
         ) from error
     return plan, [_table_plan(option) for option in kept.options]
 
@@ -234,6 +252,20 @@ def _table_plan(option: ShardingOption) -> TablePlan:
     )
 
 
+def _enumerator(
+    topology: Topology, constraints: dict[str, ParameterConstraints], settings: TrainSettings
+) -> EmbeddingEnumerator | None:
+    """Return what lists the possible plans with their costs; None: the planner's own."""
+    if settings.table_precision == "fp32":
+        return None
+    return EmbeddingEnumerator(
+        topology,
+        settings.batch_size,
+        constraints,
+        [EmbeddingPerfEstimator(topology, constraints), StorageEstimator(topology, constraints)],
+    )
+
+
 def _topology(hardware: Hardware) -> Topology:
     cuda = hardware.device == "cuda"
     trainer = TrainerConfig(
@@ -251,6 +283,7 @@ def _constraints(
     config: ModelConfig, settings: TrainSettings, hardware: Hardware
 ) -> dict[str, ParameterConstraints]:
     chosen = _read_file(settings.sharding_file, config) if settings.sharding_file else {}
+    output = output_type(settings, config, hardware.device, hardware.world_size)
     constraints = {}
     for feature, table, rows in zip(
         config.categorical, config.table_names, config.num_embeddings, strict=True
@@ -275,6 +308,7 @@ def _constraints(
             sharding_types=auto if sharding == "auto" else [sharding],
             compute_kernels=kernels,
             min_partition=width if sharding == "column_wise" else None,
+            output_dtype=output,
         )
     return constraints
 
@@ -331,7 +365,7 @@ def plan_only(settings: TrainSettings) -> str:
     ranks = settings.world_size or 1
     memory = int((settings.hbm_gib or DEFAULT_HBM_GIB) * GIB)
     hardware = Hardware(ranks, min(ranks, GPUS_PER_MACHINE), "cuda", memory, memory)
-    model = TrainModel(build_dlrm(config), ranks)
+    model = TrainModel(build_dlrm(config, tables=settings.table_precision), ranks)
     settings = with_default_rates(settings, config, ranks * settings.batch_size, 1)
     fuse_table_optimizer(model, settings)
     _, tables = make_plan(model, config, settings, hardware)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ class CpuBuilder:
 
     #: Whether row groups are decoded on the device, whole.
     on_device = False
+    #: What builds the first block instead, so that the first batch comes soon.
+    starter: CpuBuilder | None = None
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         self._dataset = dataset
@@ -41,8 +43,13 @@ class CpuBuilder:
             else None
         )
 
-    def build(self, steps: int, batch: int, sources: list[Source]) -> FlatBlock | JaggedBlock:
-        """Build the block of ``steps`` batches of ``batch`` rows from the rows of all sources."""
+    def build(
+        self, steps: int, batch: int, sources: list[Source], following: Sequence[int] = ()
+    ) -> FlatBlock | JaggedBlock:
+        """Build the block of ``steps`` batches of ``batch`` rows from the rows of all sources.
+
+        ``following`` are the steps of the next blocks from these sources.
+        """
         if not sources:
             return empty_block(self._dataset, steps, torch.device("cpu"))
         if not self._dataset.jagged:
@@ -135,6 +142,9 @@ class CpuBuilder:
     def receive(self, steps: slice, block: FlatBlock) -> tuple[slice, FlatBlock]:
         """Make the block usable by the caller; ``steps`` are those that it draws."""
         return steps, block
+
+    def read_ahead(self, sources: list[Source], following: Sequence[int]) -> None:
+        """Begin to read the next blocks, before the first one is built."""
 
     def close(self) -> None:
         """End the decoding threads. No block may be built after that."""

@@ -1,25 +1,28 @@
 """Build blocks on a GPU: decoded there by libcudf, or decoded on the CPU and copied.
 
-All work for a block runs on a stream of the loader's own, launched by the loader's thread. The
-training thread never waits for the host: its stream waits for the event after a block, once per
-block. Blocks are in torch's memory; libcudf's memory is used on the loader's stream only.
+A block is put in order on a stream of the loader's own, launched by the loader's thread, while
+other threads decode the row groups of the next ones on streams of theirs. The training thread never
+waits for the host: its stream waits for the event after a block, once per block. Blocks and decoded
+row groups are in torch's memory; libcudf's memory is used only on the stream on which it decodes.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from nvt_loader.blocks import FlatBlock, JaggedBlock, Source, take_weights
 from nvt_loader.cpu.builder import CpuBuilder
 from nvt_loader.cuda.device_rows import build_on_device, decoded_rows
+from nvt_loader.memory import POOL_BYTES
 from nvt_loader.parquet.dataset import Dataset
 
-#: Most bytes that RMM's pool for libcudf keeps between calls.
-POOL_BYTES = 1 << 30
+#: Threads that decode row groups.
+READERS = 2
 
 
 def choose_builder(dataset: Dataset, device: torch.device) -> type[CpuBuilder]:
@@ -68,25 +71,52 @@ class PinnedBuilder(CpuBuilder):
 
 
 class CudfBuilder(PinnedBuilder):
-    """Builds blocks on the device, decoded by libcudf; no column passes through the host."""
+    """Builds blocks on the device, decoded by libcudf; no column passes through the host.
+
+    Except for the first block's: libcudf decodes whole row groups, one of each virtual shard, and
+    the first batch would wait for them. The CPU decodes its few rows meanwhile.
+    """
 
     on_device = True
 
-    def __init__(self, dataset: Dataset, device: torch.device, _threads: int = 1) -> None:
+    def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         super().__init__(dataset, device)
         from nvt_loader.cuda.cudf_reader import CudfReader
+        from nvt_loader.cuda.read_ahead import ReadAhead
 
         use_pool(device)
-        self._reader = CudfReader(dataset, self._stream)
-        self.decode = self._reader.decode
+        streams = [reading_stream(device, number) for number in range(READERS)]
+        self.reading = ReadAhead([(CudfReader(dataset, one), one) for one in streams])
+        self.decode = self.reading.decode
+        self.starter = PinnedBuilder(dataset, device, threads)
 
-    def build(self, steps: int, batch: int, sources: list[Source]) -> FlatBlock | JaggedBlock:
+    def build(
+        self, steps: int, batch: int, sources: list[Source], following: Sequence[int] = ()
+    ) -> FlatBlock | JaggedBlock:
         """Build a block as :meth:`CpuBuilder.build` does, on the device."""
         rows = [part for source in sources for part in source.reader.take(steps * source.width)]
-        self._reader.read([part.group for part in rows])
+        groups = [part.group for part in rows]
+        self.reading.begin(groups)
+        self.read_ahead(sources, following)
+        self.reading.finish(groups, self._stream)
         return build_on_device(
             self._dataset, decoded_rows(rows), sources, steps, batch, self._device
         )
+
+    def read_ahead(self, sources: list[Source], following: Sequence[int]) -> None:
+        """Begin to decode the next blocks, a call of libcudf for each."""
+        for steps in itertools.accumulate(following):
+            parts = [
+                part for source in sources for part in source.reader.peek(steps * source.width)
+            ]
+            self.reading.begin([part.group for part in parts])
+
+    def close(self) -> None:
+        """End the threads. No block may be built after that."""
+        self.reading.close()
+        if self.starter is not None:
+            self.starter.close()
+        super().close()
 
 
 @functools.cache
@@ -97,6 +127,12 @@ def loader_stream(device: torch.device) -> torch.cuda.Stream:
     epoch, each epoch would allocate its own. Loaders launch little work and training waits for it,
     so the stream has a high priority.
     """
+    return torch.cuda.Stream(device, priority=-1)
+
+
+@functools.cache
+def reading_stream(device: torch.device, _number: int) -> torch.cuda.Stream:
+    """Return a stream on which a thread of every loader on a device decodes."""
     return torch.cuda.Stream(device, priority=-1)
 
 

@@ -76,17 +76,19 @@ class CudfReader:
             yield own
 
     def _read_call(self, numbers: list[int]) -> list[DeviceRows]:
+        sizes = [self._dataset.row_groups[number].rows for number in numbers]
         if len(numbers) == 1:
-            return [self._read_together(numbers)]
+            # a copy in torch's memory: another stream may use it, which libcudf's does not know
+            return self._read_together(numbers).split(sizes)
         try:
             rows = self._read_together(numbers)
         except ClickLogError:
             # Read them one by one, so that the error names the file and row group. If none fails
             # alone, the files' types differ, which libcudf refuses in one call.
-            found = [self._read_together([number]) for number in numbers]
+            found = [self._read_call([number])[0] for number in numbers]
             self._together = False
             return found
-        return rows.split([self._dataset.row_groups[number].rows for number in numbers])
+        return rows.split(sizes)
 
     def _read_together(self, numbers: list[int]) -> DeviceRows:
         """Decode row groups into consecutive rows; ``numbers`` are ascending."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -30,6 +31,12 @@ class DeviceRows:
     floats: torch.Tensor
     ids: torch.Tensor
     lists: tuple[ListColumn, ...]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors on the device."""
+        of_lists = [tensor for parts in self.lists for tensor in parts if tensor is not None]
+        return [self.floats, self.ids, *of_lists]
 
     def slice(self, begin: int, end: int, ends: Sequence[tuple[int, int]]) -> DeviceRows:
         """Return rows [begin, end), on the same memory; ``ends`` say where their elements begin and
@@ -84,10 +91,12 @@ class DeviceRowGroup:
     Attributes:
         number: its number in file order.
         decoded: its rows, once they are decoded.
+        reading: the task that decodes it, once there is one.
     """
 
     number: int
     decoded: DeviceRows | None = None
+    reading: concurrent.futures.Future | None = None
 
 
 @dataclasses.dataclass(frozen=True)

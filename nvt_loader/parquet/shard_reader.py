@@ -50,6 +50,17 @@ class ShardReader:
             rows -= taken
             yield chunk if whole else chunk.slice(0, taken)
 
+    def peek(self, rows: int) -> list[Rows]:
+        """Return the parts that the next ``rows`` rows begin or end in, or all that are left.
+
+        They stay to be taken. An error is raised where the rows are taken.
+        """
+        while self.left < rows and self._error is None:
+            with self._decoding:
+                self._decode_next()
+        rest = [] if self._rest is None else [self._rest]
+        return [*rest, *self._ready]
+
     @property
     def left(self) -> int:
         """Rows that are there to be taken."""

@@ -38,6 +38,26 @@ def test_the_loaders_at_a_small_size(tmp_path: Path) -> None:
     assert all(one["rows_per_s"] > 0 for one in results)
 
 
+def test_training_in_several_ways(tmp_path: Path) -> None:
+    """Tables of another type are another model."""
+    file = tmp_path / "results"
+    command = [sys.executable, "-m", "benchmarks.gpu.worker", "training", f"--results={file}"]
+    command += ["--device=cpu", f"--data={tmp_path / 'data'}", "--rows=3000", "--seconds=0.05"]
+    command += [
+        "--max_table_rows=1000",
+        "--batch_sizes=64",
+        "--ways=bf16 plain,bf16,bf16 fp16 tables",
+    ]
+    command += ["--model=--embedding_dim=8 --dense_arch_layer_sizes=8 --over_arch_layer_sizes=8,1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in file.read_text().splitlines()]
+    gib = {one["case"]: one["table_gib"] for one in results}
+    assert gib["train bf16 plain B=64"] == gib["train bf16 B=64"]
+    assert gib["train bf16 fp16 tables B=64"] < 0.8 * gib["train bf16 B=64"]
+    assert all(one["rows_per_s"] > 0 for one in results)
+
+
 def test_without_a_gpu_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.gpu import report, runner
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.runner import FAILED, OK, SKIPPED, read_records, run_steps
-from benchmarks.gpu.steps import Step, all_steps, chosen
+from benchmarks.gpu.steps import SINGLE, Step, all_steps, chosen
+from benchmarks.gpu.training import WAYS
 from benchmarks.gpu.worker import PARTS, GpuSettings
 from clicklog.errors import BadInputError, SettingsError
 
@@ -43,6 +44,9 @@ def test_what_comes_first_tells_most(small: GpuSettings) -> None:
         "tests/tests/gpu/test_etl.py", "profile",
     ]  # fmt: skip
     assert [name for name in names if name in order] == order
+    ways = {name.split("/")[1] for name in names if name.startswith("training/")}
+    assert ways <= WAYS.keys()
+    assert ways >= {"bf16 plain", "bf16 fp16 tables", *SINGLE}
     files = {name for name in names if name.startswith("tests/")}
     assert "tests/tests/nvt_loader/test_gpu.py" in files
     parts = {step.command[1] for step in all_steps(small) if step.part}

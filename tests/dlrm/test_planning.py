@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from clicklog.errors import BadInputError, SettingsError
+from dlrm.build import _bytes_of
+from dlrm.launch.distributed import Group
 from dlrm.settings.flags import parse_settings
+from dlrm.sharding.distribute import _hardware
 from dlrm.sharding.planning import plan_only
 from tests.dlrm.runs import MODEL, ROOT, losses, run_command, train_many
 
@@ -31,6 +36,27 @@ def _plan(*flags: str) -> str:
 def _per_rank(text: str) -> list[float]:
     line = re.search(r"GiB per rank: ([\d. ]+);", text)
     return [float(gib) for gib in line[1].split()]
+
+
+def test_loaders_share_a_gpu_with_the_tables(monkeypatch):
+    """A plan has the rest, unless it is told how much memory there is."""
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=8 << 30)
+    )
+    group = Group(0, 1, 1, torch.device("cuda", 0), None)
+    settings = parse_settings([])
+    assert _hardware(settings, group, 0).memory == 8 << 30
+    assert _hardware(settings, group, 3 << 30).memory == 5 << 30
+    assert _hardware(parse_settings(["--hbm_gib=4"]), group, 3 << 30).memory == 4 << 30
+    with pytest.raises(SettingsError, match=r"loaders take 9\.0 GiB of a GPU of 8\.0 GiB"):
+        _hardware(settings, group, 9 << 30)
+
+
+def test_the_loaders_that_are_iterated_at_a_time():
+    loaders = {"train": 5, "valid": 3, "test": 4}
+    sizes = {split: SimpleNamespace(device_bytes=size) for split, size in loaders.items()}
+    assert _bytes_of(sizes) == 9
+    assert _bytes_of({}) == 0
 
 
 def test_mlperf_fits_on_eight_gpus():

@@ -67,15 +67,35 @@ def test_losses_are_those_of_the_cpu(device, data: Path, tmp_path: Path, optimiz
     assert start["device"].startswith(device.type)
 
 
-@pytest.mark.parametrize("speed", ["--amp", "--allow_tf32"])
+@pytest.mark.parametrize(
+    "speed",
+    [
+        "--amp",
+        "--allow_tf32",
+        "--amp --lookup_precision=fp32 --interaction_kernel=torch --pad_inputs=never",
+        "--amp --lookup_precision=bf16 --pad_inputs=always --compile_dense",
+        "--table_precision=fp16",
+        "--table_precision=fp16 --amp",
+        "--index_type=int64 --bounds_check",
+    ],
+)
 def test_faster_arithmetic_trains_alike(device, data: Path, tmp_path: Path, speed: str) -> None:
     """bfloat16 has 8 bits, TF32 has 10: the losses of a batch of 32 rows are near."""
     flags = ["--adagrad", "--learning_rate=0.1"]
     reference = expected(data, *flags)
-    found = train(data, tmp_path / "log", *flags, speed)
+    found = train(data, tmp_path / "log", *flags, *speed.split())
     difference = np.abs(np.subtract(found, reference))
     assert difference[0] < 0.02  # before anything was trained
     assert difference.mean() < 0.03
+
+
+def test_the_kernel_of_the_dot_products(device, data: Path, tmp_path: Path) -> None:
+    """By default, in float32 and without a warning; a rehearsal has the operators."""
+    flags = ["--adagrad", "--learning_rate=0.1"]
+    if device.type == "cuda":
+        flags.append("--interaction_kernel=triton")
+    found = train(data, tmp_path / "log", *flags)
+    np.testing.assert_allclose(found, expected(data, *flags), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -112,14 +112,26 @@ class Blocks(CpuBuilder):
     """What :class:`nvt_loader.cuda.builders.CudfBuilder` does, in CPU memory."""
 
     on_device = gpu.CudfBuilder.on_device
+    _stream = None
+    #: Whether the CPU decodes the first block: a whole epoch of most tests.
+    starts_on_cpu = False
 
     def __init__(self, dataset, device, threads=1):
         super().__init__(dataset, device, threads)
         stream = SimpleNamespace(device=self._device, cuda_stream=0)
-        self._reader = sys.modules["nvt_loader.cuda.cudf_reader"].CudfReader(dataset, stream)
-        self.decode = self._reader.decode
+        reader = sys.modules["nvt_loader.cuda.cudf_reader"].CudfReader
+        ahead = importlib.import_module("nvt_loader.cuda.read_ahead")
+        self.reading = ahead.ReadAhead([(reader(dataset, stream), None) for _ in range(2)])
+        self.decode = self.reading.decode
+        self.starter = CpuBuilder(dataset, device, threads) if self.starts_on_cpu else None
 
-    build = gpu.CudfBuilder.build
+    build, read_ahead = gpu.CudfBuilder.build, gpu.CudfBuilder.read_ahead
+
+    def close(self):
+        self.reading.close()
+        if self.starter:
+            self.starter.close()
+        super().close()
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
@@ -127,9 +139,11 @@ def install(patch: pytest.MonkeyPatch) -> None:
     choose = gpu.choose_builder
     calls.clear()
     patch.setitem(sys.modules, "pylibcudf", sys.modules[__name__])
-    patch.setitem(sys.modules, "nvt_loader.cuda.cudf_reader", None)  # and back at the end
-    del sys.modules["nvt_loader.cuda.cudf_reader"]
-    importlib.import_module("nvt_loader.cuda.cudf_reader")
+    for name in ("cudf_reader", "read_ahead"):
+        patch.setitem(sys.modules, f"nvt_loader.cuda.{name}", None)  # and back at the end
+        del sys.modules[f"nvt_loader.cuda.{name}"]
+    for name in ("cudf_reader", "read_ahead"):
+        importlib.import_module(f"nvt_loader.cuda.{name}")
     patch.setattr(
         "nvt_loader.loader.choose_builder",
         lambda dataset, device: choose(dataset, device) if dataset.undersampling else Blocks,

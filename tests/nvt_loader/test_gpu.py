@@ -5,17 +5,19 @@ from __future__ import annotations
 import concurrent.futures
 import importlib.util
 import sys
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from clicklog.errors import BadInputError
 from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader
 from nvt_loader.cpu.builder import CpuBuilder
 from nvt_loader.cuda import builders as gpu
-from nvt_loader.memory import row_bytes
+from nvt_loader.memory import HELD_BLOCKS, device_bytes, row_bytes
 from nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
@@ -85,11 +87,111 @@ def test_other_types(tmp_path, monkeypatch, ids, floats):
 
 
 def test_row_groups_that_a_block_needs_are_read_in_one_call(tmp_path, libcudf, monkeypatch):
-    """Of all virtual shards and files; and each when it is needed, not before."""
+    """Of all virtual shards and files."""
     write_split(tmp_path, {"train": [1000, 1000, 400]}, row_group_rows=100)
     limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=80)
     list(KJTLoader(tmp_path / "train", 80, device="cpu"))
     assert [len(sum_lists(call)) for call in libcudf.calls] == [8, 8, 8]
+
+
+def test_the_next_blocks_are_read_while_a_block_is_built(tmp_path, libcudf, monkeypatch):
+    """In other threads, and no more than two blocks ahead."""
+    write_split(tmp_path, {"train": [6400]}, row_group_rows=100)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=800)
+    threads, begun, read, build = set(), [], fake_libcudf.read_parquet, gpu.build_on_device
+
+    def reading(*given, **options):
+        threads.add(threading.current_thread().name.rsplit("_", 1)[0])
+        return read(*given, **options)
+
+    def building(*given):
+        ahead = given[2][0].reader.peek(0)  # of the first virtual shard
+        begun.append(sum(part.group.reading is not None for part in ahead))
+        return build(*given)
+
+    monkeypatch.setattr(libcudf.io.parquet, "read_parquet", reading)
+    monkeypatch.setattr(gpu, "build_on_device", building)
+    rows = rows_of(KJTLoader(tmp_path / "train", 800, device="cpu"))
+    assert sorted(rows) == list(range(6400))
+    assert threads == {"nvt_loader_read"}
+    assert begun == [2, 2, 2, 2, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_row_groups_on_the_device_are_within_the_budget(tmp_path, libcudf, monkeypatch, shuffle):
+    """Counted while the next blocks are read; what a plan of the tables leaves to the loader."""
+    write_split(tmp_path, {"train": [6400]}, row_group_rows=100)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=800)
+    held = []
+
+    def counting(ahead, *given):
+        wait(ahead, *given)
+        groups = ahead.decode.__self__._groups.values()
+        held.append(100 * sum(group.reading is not None for group in groups))
+
+    ahead = sys.modules["nvt_loader.cuda.read_ahead"].ReadAhead
+    wait = ahead.finish
+    monkeypatch.setattr(ahead, "finish", counting)
+    monkeypatch.setattr("nvt_loader.memory.POOL_BYTES", 0)
+    options = {"shuffle": shuffle, "shuffle_window": 800, "device": "cpu"}
+    loader = KJTLoader(tmp_path / "train", 400, **options)
+    list(loader)
+    width = row_bytes(read_dataset(tmp_path / "train"))
+    demand, on_device = loader._demand()
+    assert on_device
+    most = device_bytes(loader._dataset, demand, loader._budget(), on_device=True)
+    blocks = HELD_BLOCKS * loader._budget().block_rows
+    assert max(held) >= 1600
+    assert width * (max(held) + blocks) <= most
+    assert loader.device_bytes == 0, "it is on a CPU"
+
+
+def test_an_error_ahead_is_raised_where_its_rows_come(tmp_path, libcudf, monkeypatch):
+    """With the batches before it, as without reading ahead."""
+    write_split(tmp_path, {"train": [300]}, row_group_rows=100)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=100)
+    read = fake_libcudf.read_parquet
+
+    def failing(options, *given, **named):
+        if options.groups == [[2]]:
+            raise RuntimeError("a page is damaged")
+        return read(options, *given, **named)
+
+    monkeypatch.setattr(libcudf.io.parquet, "read_parquet", failing)
+    batches = iter(KJTLoader(tmp_path / "train", 50, device="cpu", virtual_shards=1))
+    assert [len(next(batches).labels) for _ in range(4)] == [50] * 4
+    for _ in range(2):
+        with pytest.raises(BadInputError, match="a page is damaged"):
+            next(batches)
+
+
+@pytest.mark.parametrize("lists", [(), LISTS])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("step", [0, 7])
+def test_the_cpu_decodes_the_first_block(tmp_path, monkeypatch, lists, shuffle, step):
+    """Its batches, and all others, are the same, also from the middle of an epoch on."""
+    write_split(tmp_path, {"train": [3000, 0, 300]}, row_group_rows=100, multi_hot=lists)
+    limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=640, BLOCK=640)
+    monkeypatch.setattr("nvt_loader.memory.FIRST_ROWS", 320)
+    options = {"shuffle": shuffle, "device": "cpu", "shuffle_window": 640}
+
+    def batches():
+        loader = KJTLoader(tmp_path / "train", 64, **options)
+        if step:
+            state = {**loader.state_dict(), "step": step}
+            loader.load_state_dict(state)
+        return list(loader)
+
+    expected = batches()
+    fake_libcudf.install(monkeypatch)
+    monkeypatch.setattr(fake_libcudf.Blocks, "starts_on_cpu", True)
+    built, build = [], fake_libcudf.Blocks.build
+    monkeypatch.setattr(
+        fake_libcudf.Blocks, "build", lambda *given: built.append(given[1]) or build(*given)
+    )
+    found = batches()
+    assert_same(found, expected)
+    assert 0 < sum(built) < len(found), "the first steps are another's"
 
 
 def test_a_row_group_that_two_shards_share_is_decoded_once_for_a_block(tmp_path, libcudf):

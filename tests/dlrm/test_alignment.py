@@ -1,0 +1,119 @@
+"""Inputs padded to multiples of 8: what is computed, and what stays as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from clicklog.errors import SettingsError
+from dlrm.alignment import align_inputs
+from dlrm.build import set_up_dense
+from dlrm.checkpoint.store import load_model
+from dlrm.config import ModelConfig
+from dlrm.model import build_dlrm
+from dlrm.settings.flags import parse_settings
+from tests.dlrm import fake_graphs
+from tests.dlrm.runs import losses, train_here
+
+NAMES = tuple(f"c{i}" for i in range(26))
+MLPERF = ModelConfig(
+    dense=tuple(f"i{i}" for i in range(13)),
+    categorical=NAMES,
+    num_embeddings=(5,) * 26,
+    embedding_dim=128,
+    dense_arch_layer_sizes=(32, 128),
+    over_arch_layer_sizes=(64, 1),
+)
+
+
+def test_the_layers_of_mlperfs_model(monkeypatch):
+    """13 and 479 inputs become 16 and 480; the gradients are those of the weights."""
+    torch.manual_seed(0)
+    dlrm = build_dlrm(MLPERF)
+    before = {name: tensor.clone() for name, tensor in dlrm.state_dict().items()}
+    dense, sparse = torch.randn(6, 13), torch.randn(6, 26, 128)
+
+    def step():
+        dlrm.zero_grad()
+        logits = dlrm.over_arch(dlrm.inter_arch(dlrm.dense_arch(dense), sparse))
+        logits.square().sum().backward()
+        parts = (*dlrm.dense_arch.parameters(), *dlrm.over_arch.parameters())
+        return [logits.detach(), *(parameter.grad.clone() for parameter in parts)]
+
+    expected = step()
+    align_inputs(dlrm, aligned=True)
+    widths, linear = [], nn.functional.linear
+    monkeypatch.setattr(
+        nn.functional, "linear", lambda x, *a: widths.append(x.shape[1]) or linear(x, *a)
+    )
+    found = step()
+    assert widths == [16, 32, 480, 64]
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
+    after = dlrm.state_dict()
+    assert all(
+        torch.equal(after[name], tensor) for name, tensor in before.items() if not tensor.is_meta
+    )
+    assert list(after) == list(before)
+    align_inputs(dlrm, aligned=False)
+    widths.clear()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(step(), expected, strict=True))
+    assert widths == [13, 32, 479, 64]
+
+
+@pytest.mark.parametrize(
+    ("flags", "padded"),
+    [([], False), (["--amp"], False), (["--pad_inputs=always"], True)],
+)
+def test_by_default_a_cpu_pads_nothing(flags, padded):
+    dlrm = build_dlrm(MLPERF)
+    set_up_dense(dlrm, parse_settings(flags))
+    assert dlrm.inter_arch.aligned == padded
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--cuda_graphs"],
+        ["--compile_dense"],
+        ["--interaction_type=dcn", "--dcn_num_layers=1", "--dcn_low_rank_dim=4"],
+    ],
+    ids=" ".join,
+)
+def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, inductor, flags):
+    """Also one that is resumed without padding."""
+    common = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1", "--adagrad"]
+    common += [flag for flag in flags if flag.startswith(("--inter", "--dcn"))]
+    train_here(*common, f"--log_path={tmp_path / 'a'}")
+    counts = fake_graphs.install(monkeypatch)
+    kept = [f"--checkpoint_dir={tmp_path / 'c'}", "--checkpoint_freq=15"]
+    run = [*common, *flags, *kept, "--pad_inputs=always"]
+    train_here(*dict.fromkeys(run), "--max_steps=15", f"--log_path={tmp_path / 'b'}")
+    assert bool(counts["forward"]) == ("--cuda_graphs" in flags)
+    train_here(*common, *kept, "--resume", f"--log_path={tmp_path / 'b'}")
+    np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a"), rtol=0, atol=1e-5)
+    model, _ = load_model(tmp_path / "c" / "step_00000030")
+    first = next(model.dlrm.dense_arch.parameters())
+    assert tuple(first.shape) == (16, 3)
+
+
+def test_the_kernel_is_not_compiled_again(monkeypatch, inductor):
+    """torch.compile leaves the interaction alone if a kernel computes it."""
+    dlrm = build_dlrm(MLPERF)
+    settings = parse_settings(["--compile_dense"])
+    set_up_dense(dlrm, settings)
+    assert "forward" in vars(dlrm.inter_arch)
+    monkeypatch.setattr(
+        "dlrm.build.choose_kernel", lambda layer, *_: setattr(layer, "kernel", "triton")
+    )
+    set_up_dense(dlrm, settings)
+    assert "forward" not in vars(dlrm.inter_arch)
+    assert "forward" in vars(dlrm.over_arch)
+
+
+def test_the_kernel_is_of_the_dot_products():
+    with pytest.raises(SettingsError, match="--interaction_kernel triton and --interaction_type"):
+        parse_settings(["--interaction_kernel=triton", "--interaction_type=dcn"])

@@ -1,0 +1,157 @@
+"""The interaction as one Triton kernel, run by Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from clicklog.errors import SettingsError
+from dlrm.interaction import Interaction, choose_kernel
+from tests.dlrm.runs import ROOT
+
+CPU = torch.device("cpu")
+#: Triton reads it when it is imported, so it is set for a process of its own.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(
+    not INTERPRETED, reason="runs in test_under_tritons_interpreter's process"
+)
+
+
+in_this_process = pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="Triton is not installed: it comes with PyTorch for CUDA",
+)
+
+
+@in_this_process
+@needs_triton
+def test_under_tritons_interpreter():
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+@in_this_process
+@needs_triton
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_it_compiles_for_nvidias_cards(architecture, precision):
+    """Which needs no card: the kernels for MLPerf's model, as far as machine code."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from dlrm import fused_pairs
+
+    shape = {"vectors": 27, "dim": 128, "has_dense": 1, "height": 32, "block": 128}
+    constants = {**shape, "precision": precision}
+    target = GPUTarget("cuda", architecture, 32)
+    for kernel in (fused_pairs._forward, fused_pairs._backward):
+        pointers = {
+            name: "*fp32" if name.startswith("sparse") else "*bf16"
+            for name in kernel.arg_names
+            if name not in {"width", *constants}
+        }
+        types = {**pointers, "width": "i32", **dict.fromkeys(constants, "constexpr")}
+        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(kernel, types, places)
+        code = triton.compile(source, target=target).asm["ptx"]
+        assert ("mma.sync" in code) == (precision == "tf32")
+        assert "st.local" not in code, "it spills registers"
+
+
+def results(
+    interaction: Interaction, dense: torch.Tensor, sparse: torch.Tensor, **autocast: object
+) -> tuple[torch.Tensor, ...]:
+    """The output and the gradients of some function of it."""
+    given = [one for one in (dense, sparse) if one.requires_grad]
+    with torch.autocast("cpu", torch.bfloat16, **autocast):
+        out = interaction(dense, sparse)
+    weights = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype)
+    return (out, *torch.autograd.grad(out, given, weights))
+
+
+@interpreted
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("has_dense", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "features", "dim"), [(3, 26, 128), (2, 2, 4), (2, 19, 20), (1, 40, 132), (0, 5, 8)]
+)
+def test_the_kernel_computes_what_the_operators_compute(rows, features, dim, has_dense, aligned):
+    torch.manual_seed(0)
+    dense = torch.randn(rows, dim if has_dense else 0, requires_grad=has_dense)
+    sparse = torch.randn(rows, features, dim, requires_grad=True)
+    interaction = Interaction(features, dense=has_dense)
+    interaction.aligned = aligned
+    expected = results(interaction, dense, sparse, enabled=False)
+    interaction.kernel = "triton"
+    found = results(interaction, dense, sparse, enabled=False)
+    assert found[0].shape[1] % 8 == 0 or not aligned
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
+
+
+@interpreted
+@pytest.mark.parametrize("lookup", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_dense", [True, False])
+def test_the_kernel_in_bfloat16(has_dense, lookup):
+    """It reads the lookup's output in its own type, and rounds once."""
+    torch.manual_seed(0)
+    dense = torch.randn(4, 32 if has_dense else 0).bfloat16().requires_grad_(has_dense)
+    sparse = torch.randn(4, 6, 32).to(lookup).requires_grad_()
+    interaction = Interaction(6, dense=has_dense)
+    expected = results(interaction, dense, sparse, enabled=True)
+    interaction.kernel = "triton"
+    found = results(interaction, dense, sparse, enabled=True)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.02, atol=0.05)
+
+
+@interpreted
+def test_it_is_chosen_if_it_computes_the_same(monkeypatch, caplog):
+    from dlrm import fused_pairs
+
+    interaction = Interaction(3)
+    choose_kernel(interaction, "triton", CPU)
+    assert interaction.kernel == "triton"
+    choose_kernel(interaction, "auto", CPU)
+    assert interaction.kernel == "torch", "the interpreter is slow"
+    right = fused_pairs.fused_pairs
+    monkeypatch.setattr(fused_pairs, "fused_pairs", lambda *given: right(*given) + 0.1)
+    with pytest.raises(SettingsError, match=r"triton: differs from them by 0\.1"):
+        choose_kernel(interaction, "triton", CPU)
+    monkeypatch.setattr(fused_pairs, "fused_pairs", lambda *given: 1 / 0)
+    with pytest.raises(SettingsError, match="fails on cpu: ZeroDivisionError"):
+        choose_kernel(interaction, "triton", CPU)
+
+
+@interpreted
+def test_too_many_vectors():
+    with pytest.raises(SettingsError, match="takes 64 vectors at most, and there are 65"):
+        choose_kernel(Interaction(64), "triton", CPU)
+
+
+def test_without_triton():
+    """In a process of its own, which has none."""
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch; from dlrm.interaction import Interaction, choose_kernel\n"
+        "one = Interaction(3); choose_kernel(one, 'auto', torch.device('cpu')); print(one.kernel)\n"
+        "choose_kernel(one, 'triton', torch.device('cpu'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "torch"
+    assert "SettingsError: --interaction_kernel triton: needs Triton" in done.stderr
