@@ -88,7 +88,7 @@ def type_remedy(held: pa.DataType, read: Read) -> str:
         keys = [f'time_format = "{name}"' for name in EPOCHS]
         if fits(held, dataclasses.replace(read, time_format="epoch_s")):
             change = f"set {' or '.join(keys)} for column {read.source} in the spec, or "
-    elif pa.types.is_temporal(held):
+    elif pa.types.is_timestamp(held) or pa.types.is_date(held):
         change = 'add derive = "hour", "weekday" … or "age" to the column, or '
     elif fits(held, dataclasses.replace(read, multi_hot=not read.multi_hot)):
         flag = str(not read.multi_hot).lower()
@@ -198,8 +198,9 @@ def _as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np
     numbers = np.where(null, 0, to_numpy(array))  # Arrow's fill_null imports pandas
     if numbers.dtype == np.float64:
         null = null | np.isnan(numbers)
-    for number in filter(None.__ne__, map(_number, nulls)):
-        null = null | (numbers == number)
+    for number in map(_number, nulls):
+        if number is not None:
+            null = null | (numbers == number)
     return np.where(null, numbers.dtype.type(0), numbers), null
 
 

@@ -73,7 +73,8 @@ def header_remedy(head: bytes, spec: FeatureSpec, columns: Iterable[str]) -> str
                 both = [keys] * bool(keys) + [f"skip_lines = {more}"] * bool(skipped)
                 return f"set {' and '.join(both)} in [input] of the spec" if both else ""
     names = header_names(head, spec)
-    if len(names) == len(wanted) and not set(names) & set(wanted):
+    # the label may be among the names that are wanted, or not
+    if 0 <= len(names) - len(wanted) <= 1 and not set(names) & set(wanted):
         return (
             f"it begins with {', '.join(names[:3])} …; name its columns in the spec as in the "
             "header, or, if it has none, set header = false in [input] of the spec"

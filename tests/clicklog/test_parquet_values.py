@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
 from pathlib import Path
 
 import numpy as np
@@ -145,7 +146,7 @@ def test_other_times() -> None:
     wanted = [datetime.datetime(2014, 10, 21, 23), datetime.datetime(2009, 1, 2, 3)]
     assert found == [*map(_micros, wanted), None, BAD]
     seconds = Read("t", "time", time_format="epoch_s")
-    far = pa.array([2**62, 1.5e18, -1e300, 0.25])
+    far = pa.array([2.0**62, 1.5e18, -1e300, 0.25])
     assert as_list(convert_array(far, seconds)) == [BAD, BAD, BAD, 250_000]
     far = pa.array([2**62, -(2**62)], pa.timestamp("s"))
     assert as_list(convert_array(far, Read("t", "time"))) == [BAD, BAD]
@@ -159,13 +160,11 @@ def test_other_times() -> None:
         (pa.timestamp("us"), Read("x", "string"), 'add derive = "hour"'),
         (pa.list_(pa.string()), Read("x", "string"), "set multi_hot = true for column x"),
         (pa.struct([]), Read("x", "int"), "change the column's raw type"),
-        (pa.time32("s"), Read("x", "int"), "derive"),
+        (pa.time32("s"), Read("x", "int"), "change the column's raw type"),
     ],
 )
 def test_what_would_lose_information_is_refused(held, read, remedy) -> None:
     assert not fits(held, read)
-    import re
-
     assert re.match(remedy, type_remedy(held, read))
 
 

@@ -360,8 +360,7 @@ def test_a_stray_quote_and_a_long_row_spoil_one_row_each(tmp_path: Path, block_b
     assert found[100:299] == [str(i) for i in range(101, 300)]
     with pytest.raises(BadRowError, match=r"row 102: a quote in the row from byte 1,096"):
         [list(read_block_chunks(block, spec)) for block in day.cut(day.begin, day.end, 10**6)]
-    (last,) = [what for _, what, _ in bad if "after the closing quote" in what]
-    assert last == "field 2: text after the closing quote"
+    assert "field 2: text after the closing quote" in [what for _, what, _ in bad]
     streamed = stream_rows(str(path), spec, block_bytes=block_bytes, reject=True)
     assert [row[2] for _, part in streamed for row in _values(part)] == found
 
