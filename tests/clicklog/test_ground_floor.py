@@ -69,7 +69,10 @@ def test_spec_file(tmp_path: Path) -> None:
         ("label = 'x'\n[[categorical]]\nnames = 'x'", "not a feature spec"),
         ("[[categorical]]\nnames = 'x'\nfreq_threshold = '5'", "freq_threshold = '5'"),
         ("[[dense]]\nnames = 'd'\nfill = 'a'\n[[categorical]]\nnames = 'x'", "fill = 'a'"),
-        ("[[dense]]\nnames = 'd{0..64}'\n[[categorical]]\nnames = 'x'", "has 65 dense columns"),
+        (
+            "[[dense]]\nnames = 'd{0..999}'\n[[dense]]\nnames = 'e'\n[[categorical]]\nnames = 'x'",
+            "has 1001 dense columns",
+        ),
         ("dense_transform = 'sqrt'\n[[categorical]]\nnames = 'x'", "'sqrt' is unknown"),
     ],
 )
