@@ -197,6 +197,11 @@ class FeatureSpec:
         return [column.name for column in self.categorical]
 
     @property
+    def feature_names(self) -> list[str]:
+        """Names of the dense columns, then of the categorical ones."""
+        return [*self.dense_names, *self.categorical_names]
+
+    @property
     def vocabularies(self) -> dict[str, tuple[CategoricalColumn, ...]]:
         """The columns of each vocabulary, in spec order; hashed columns have empty ones."""
         groups: dict[str, tuple[CategoricalColumn, ...]] = {}

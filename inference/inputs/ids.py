@@ -92,8 +92,9 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
         SchemaError: The file has no such column.
         SettingsError: A name occurs twice, or is one of the output's own.
     """
+    taken = ("row", "probability", "label", *(["weight"] if spec.weight else []))
     for name in names:
-        if name in ("row", "probability", "label") or names.count(name) > 1:
+        if name in taken or names.count(name) > 1:
             raise SettingsError(
                 f"--id_columns {','.join(names)}: {name!r} is in the output already",
                 "leave it out",
