@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from fractions import Fraction
+
+import numpy as np
+
 SPLITS = ("train", "valid", "test")
 
 
@@ -19,3 +24,38 @@ def cut_last_day(rows: int, *, only_day: bool = False) -> dict[str, tuple[int, i
     train = rows - rows // 5 if only_day else 0
     valid = train + (rows - train + 1) // 2
     return {"train": (0, train), "valid": (train, valid), "test": (valid, rows)}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRule:
+    """Decides by a value of each row which split the row is in.
+
+    Attributes:
+        by: ``share``: the value is a hash of the row's place; ``column``: a hash of its key;
+            ``time``: its time, in microseconds since 1970.
+        cuts: ascending: rows whose value is below the first are train, below the second valid, all
+            others test. With one cut there are no test rows.
+        seed: of the hash.
+    """
+
+    by: str
+    cuts: tuple[int, ...]
+    seed: int = 0
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that there are."""
+        return SPLITS[: len(self.cuts) + 1]
+
+    def choose(self, values: np.ndarray) -> np.ndarray:
+        """Return the index in :attr:`splits` for each value: int64 or uint64 [n] → uint8 [n]."""
+        chosen = np.zeros(len(values), np.uint8)
+        for cut in self.cuts:
+            chosen += values >= values.dtype.type(cut)
+        return chosen
+
+
+def cuts_of_hash(valid: float, test: float) -> tuple[int, ...]:
+    """Return the cuts of a 64-bit hash for shares of the rows; without ``test``, one cut."""
+    shares = [Fraction(share) for share in ((valid, test) if test else (valid,))]
+    return tuple(int((1 - sum(shares[i:])) * 2**64) for i in range(len(shares)))

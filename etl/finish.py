@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadRowError
+from clicklog.errors import BadInputError, BadRowError
 from clicklog.files.atomic import atomic_path, fsync_directory
 from clicklog.readers.raw import first_line
 from clicklog.spec.feature_spec import FeatureSpec
@@ -46,10 +48,15 @@ def quarantine(
         OutputError: the directory cannot be written.
     """
     shutil.rmtree(directory, ignore_errors=True)
-    for source, own in by_source(results).items():
+    sources = by_source(results)
+    names = Counter(Path(source).name for source in sources)
+    for source, own in sources.items():
         if any(result.bad_count for result in own):
             first = first_line(own[0].unit.block, spec)
-            _merge_rejected(directory / f"{Path(source).name}.tsv", first, own, work)
+            name = Path(source).name
+            if names[name] > 1:  # files of several directories
+                name = f"{own[0].unit.day}.{name}"
+            _merge_rejected(directory / f"{name}.tsv", first, own, work)
     bad = sum(result.bad_count for result in results)
     lines = sum(result.lines for result in results)
     if bad:
@@ -67,13 +74,19 @@ def _merge_rejected(path: Path, first: int, results: list[UnitResult], work: Pat
     source = results[0].unit.block.source.encode()
     with atomic_path(path) as temporary, open(temporary, "wb") as out:
         out.write(b"file\tline\treason\traw\n")
-        for result in results:
-            if result.bad_count:
-                with open(rejected_file(work, result.unit), "rb") as lines:
-                    for line in lines:
-                        number, rest = line.split(b"\t", 1)
-                        out.write(b"%s\t%d\t%s" % (source, first + int(number), rest))
-            first += result.lines
+        for own in _by_block(results):
+            for result in own:
+                if result.bad_count:
+                    with open(rejected_file(work, result.unit), "rb") as lines:
+                        for line in lines:
+                            number, rest = line.split(b"\t", 1)
+                            out.write(b"%s\t%d\t%s" % (source, first + int(number), rest))
+            first += sum(result.lines for result in own)
+
+
+def _by_block(results: list[UnitResult]) -> list[list[UnitResult]]:
+    """The results of each block together; ``results`` are in the order of the blocks."""
+    return [list(own) for _, own in itertools.groupby(results, lambda result: result.unit.block)]
 
 
 def _worst(results: list[UnitResult], spec: FeatureSpec) -> str:
@@ -83,23 +96,90 @@ def _worst(results: list[UnitResult], spec: FeatureSpec) -> str:
     lines = sum(result.lines for result in own)
     source = own[0].unit.block.source
     reasons, first = [], first_line(own[0].unit.block, spec)
-    for result in own:
-        reasons += [f"\n  line {first + line}: {what}" for line, what in result.bad]
-        first += result.lines
+    for of_block in _by_block(own):
+        for result in of_block:
+            reasons += [f"\n  line {first + line}: {what}" for line, what in result.bad]
+        first += sum(result.lines for result in of_block)
     return f"most in {source}, {bad} of {lines}:{''.join(reasons[:5])}"
 
 
-def move_parts(parts: Path, split_root: Path, files: list[str]) -> None:
+def without_empty_parts(
+    plan: Plan, results: list[UnitResult]
+) -> tuple[Plan, list[UnitResult], dict[str, str]]:
+    """Number the parts that there are; a divided block has none for a split without rows.
+
+    Args:
+        plan: All units.
+        results: Of all units, in the order of the plan.
+
+    Returns:
+        The plan and the results with these numbers, and the new name of each part by its old one.
+    """
+    _check_units(plan, results)
+    next_parts = dict.fromkeys(SPLITS, 0)
+    units, names = [], {}
+    for result in results:
+        unit = result.unit
+        if result.has_part:
+            unit = dataclasses.replace(unit, part=next_parts[unit.split])
+            next_parts[unit.split] += 1
+            names[result.unit.file] = unit.file
+        units.append(unit)
+    numbered = [
+        dataclasses.replace(result, unit=unit) for result, unit in zip(results, units, strict=True)
+    ]
+    return dataclasses.replace(plan, units=units), numbered, names
+
+
+def check_splits(results: list[UnitResult], spec: FeatureSpec) -> None:
+    """Check that a division of rows leaves rows in each split. Raises :class:`BadInputError`."""
+    if spec.split.by == "days":
+        return
+    rows = dict.fromkeys(SPLITS, 0)
+    for result in results:
+        rows[result.unit.split] += result.rows
+    empty = [split for split, count in rows.items() if not count]
+    if empty:
+        raise BadInputError(
+            f"split by {spec.split.by}: no row for {', '.join(empty)}; "
+            + ", ".join(f"{split} has {count:,}" for split, count in rows.items()),
+            f"{_EMPTY[spec.split.by]}, and begin again with --restart",
+        )
+    log.info(
+        "split by %s: %s",
+        spec.split.by,
+        ", ".join(
+            f"{split} {count:,} rows ({count / sum(rows.values()):.2%})"
+            for split, count in rows.items()
+        ),
+    )
+
+
+#: What to do about a split without rows.
+_EMPTY = {
+    "share": "use larger shares in the spec's [split]",
+    "column": "use larger shares, or a column with more values, in the spec's [split]",
+    "time": "choose other times or shares in the spec's [split]; check its time_format",
+    "files": "use a larger share or other files in the spec's [split]",
+}
+
+
+def move_parts(parts: Path, split_root: Path, names: dict[str, str]) -> None:
     """Move all parts into the directory of the splits; those that are there already stay.
+
+    Args:
+        parts: Where they are.
+        split_root: Where they go.
+        names: Their names there, by their names here.
 
     Raises:
         OSError: the directory cannot be written.
     """
     for split in SPLITS:
         (split_root / split).mkdir(parents=True, exist_ok=True)
-    for file in files:
+    for file, name in names.items():
         with contextlib.suppress(FileNotFoundError):  # moved by an earlier process
-            os.replace(parts / file, split_root / file)
+            os.replace(parts / file, split_root / name)
     for split in SPLITS:
         fsync_directory(split_root / split)
 
@@ -113,10 +193,11 @@ def check_rows(plan: Plan, results: list[UnitResult], split_root: Path) -> dict[
     Raises:
         LostRowsError: a line is not accounted for.
     """
-    if [result.unit for result in results] != plan.units:
-        raise LostRowsError(f"{len(results)} of {len(plan.units)} units are done", _REMEDY)
+    _check_units(plan, results)
     sizes = {}
     for result in results:
+        if not result.has_part and not result.rows:
+            continue
         path = split_root / result.unit.file
         try:
             rows = pq.read_metadata(path).num_rows
@@ -130,12 +211,16 @@ def check_rows(plan: Plan, results: list[UnitResult], split_root: Path) -> dict[
     return sizes
 
 
+def _check_units(plan: Plan, results: list[UnitResult]) -> None:
+    if [result.unit for result in results] != plan.units:
+        raise LostRowsError(f"{len(results)} of {len(plan.units)} units are done", _REMEDY)
+
+
 def _check_tiling(source: str, units: list[Unit]) -> None:
-    for before, after in itertools.pairwise(units):
-        if before.block.end != after.block.begin:
-            raise LostRowsError(
-                f"{source}: a gap between {before.block.end} and {after.block.begin}", _REMEDY
-            )
+    blocks = list(dict.fromkeys(unit.block for unit in units))
+    for before, after in itertools.pairwise(blocks):
+        if before.end != after.begin:
+            raise LostRowsError(f"{source}: a gap between {before.end} and {after.begin}", _REMEDY)
 
 
 _REMEDY = "begin again with --restart; if the error repeats, it is a defect of this program"

@@ -32,6 +32,7 @@ def make_manifest(
     results: list[UnitResult],
     sizes: dict[str, int],
     description: WorkflowDescription,
+    split: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The manifest of a run; ``python -m etl extend`` adds days to it.
 
@@ -47,6 +48,8 @@ def make_manifest(
         results: of all units, in order.
         sizes: bytes of each part.
         description: of the saved workflow.
+        split: the rule by which rows were divided, with its cuts; None by days, and then there is
+            no such key.
     """
     by_day_and_split = day_counts(results, description.spec)
     return {
@@ -65,8 +68,9 @@ def make_manifest(
         "versions": description.versions,
         "files": file_entries(results, sizes, generation=0),
         "next_parts": {
-            split: sum(result.unit.split == split for result in results) for split in SPLITS
+            name: sum(r.unit.split == name and r.has_part for r in results) for name in SPLITS
         },
+        **({"split": split} if split else {}),
     }
 
 
@@ -99,6 +103,7 @@ def file_entries(
             "generation": generation,
         }
         for result in results
+        if result.has_part
     ]
 
 
@@ -144,6 +149,7 @@ class _Manifest:
     days: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     by_day_and_split: dict[str, dict[str, dict[str, Any]]] = dataclasses.field(default_factory=dict)
     next_parts: dict[str, int] = dataclasses.field(default_factory=dict)
+    split: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for rows in (self.rows, *(file.rows for file in self.inputs)):
@@ -171,7 +177,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     content = written.read(_Manifest, path, copy, other_version=remedy)
     if version == MANIFEST_VERSION and not content.names_days():
         raise BadInputError(f"{path}: damaged: it does not say which days the splits have", copy)
-    return {written.version_key: written.version, **dataclasses.asdict(content)}
+    found = {written.version_key: written.version, **dataclasses.asdict(content)}
+    if content.split is None:
+        del found["split"]
+    return found
 
 
 def inputs_of(manifest: dict[str, Any]) -> dict[str, Any]:

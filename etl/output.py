@@ -40,9 +40,11 @@ COPIES, FIT, CATEGORIES, COUNTS, FITTED_FILE, CUTS_FILE = (
     "decompressed", "fit", "categories", "counts", "fit.json", "cuts.json",
 )  # fmt: skip
 PARTS, REJECTED, SHUFFLE, DASK = "parts", "rejected", "shuffle", "dask"
+#: The times by which a log is split, counted; and the cuts that follow from them.
+TIMES = "times"
 #: What a resumed run need not do again. Decompressed days are not worth their room once the input
 #: has turned out to be wrong: it will be another one, or none.
-_DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json")
+_DONE = (FITTED_FILE, f"{FIT}/*.npz", f"{UNITS}/*.json", f"{TIMES}/*")
 
 
 def check_output(output: Path, *, resume: bool = False, restart: bool = False) -> set[str]:

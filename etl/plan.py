@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
 
 from clicklog.errors import BadInputError
 from clicklog.readers.lines import read_bytes
 from clicklog.readers.raw import Block, DayFile, OpenDay, check_label, open_day
 from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.splits import SPLITS, cut_last_day
+from clicklog.spec.split import Split
+from clicklog.spec.times import parse_iso
+from clicklog.splits import SPLITS, RowRule, cut_last_day, cuts_of_hash
+
+#: About how many rows are in each split where nothing else is known: for progress only.
+_USUAL_SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}
+
+
+@dataclasses.dataclass(frozen=True)
+class DividedBlock(Block):
+    """A block whose rows go to several splits.
+
+    Attributes:
+        rule: Decides which.
+        file: The number of the file.
+        first_row: The number of the block's first row in its file, from 0; known where the rule
+            needs it.
+    """
+
+    rule: RowRule
+    file: int
+    first_row: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A unit of work: a block of rows, which becomes ``<split>/part.<part>.parquet``."""
+    """A unit of work: rows of a block, which become ``<split>/part.<part>.parquet``.
+
+    They are all rows of the block, or those of the split if it is a :class:`DividedBlock`.
+    """
 
     split: str
     part: int
@@ -37,12 +62,14 @@ class Plan:
         rows_per_step: Rows per step, estimated from the first rows. A step is what a block's begin
             and end count: a byte of text, or a row of parquet.
         bytes_per_step: Bytes of the files per step.
+        shares: About which share of the rows of a divided block is in each split.
     """
 
     days: list[DayFile]
     units: list[Unit]
     rows_per_step: float
     bytes_per_step: float
+    shares: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def train_blocks(self) -> list[Block]:
@@ -54,9 +81,24 @@ class Plan:
         """The days of these blocks, increasing."""
         return sorted({unit.day for unit in self.units if unit.split == "train"})
 
-    def _steps(self, split: str | None) -> int:
-        blocks = [unit.block for unit in self.units if split in (None, unit.split)]
-        return sum(block.end - block.begin for block in blocks)
+    @property
+    def blocks(self) -> list[Block]:
+        """All blocks, each once."""
+        return list(dict.fromkeys(unit.block for unit in self.units))
+
+    def with_blocks(self, change: Callable[[Block], Block]) -> Plan:
+        """Return the plan with other blocks for the same units."""
+        changed = {block: change(block) for block in self.blocks}
+        units = [dataclasses.replace(unit, block=changed[unit.block]) for unit in self.units]
+        return dataclasses.replace(self, units=units)
+
+    def _steps(self, split: str | None) -> float:
+        return sum(
+            (unit.block.end - unit.block.begin)
+            * (self.shares[unit.split] if isinstance(unit.block, DividedBlock) else 1)
+            for unit in self.units
+            if split in (None, unit.split)
+        )
 
     def text_bytes(self, split: str | None = None) -> int:
         """Return the bytes of decompressed input in one split, or in all; estimated for parquet."""
@@ -70,9 +112,10 @@ class Plan:
 def make_plan(
     days: list[DayFile], spec: FeatureSpec, *, block_bytes: int, limit_rows: int | None = None
 ) -> Plan:
-    """Cut the days into units; the last day becomes valid and test.
+    """Cut the days into units; by the spec's split, the last day becomes valid and test.
 
-    The cuts depend only on the data and ``block_bytes``, not on the engine or its workers.
+    The cuts depend only on the data and ``block_bytes``, not on the engine or its workers. What a
+    division of rows needs to know beyond the files is added by :func:`etl.split_pass.prepared`.
 
     Args:
         days: The uncompressed files; see :func:`etl.staging.staged`.
@@ -84,6 +127,8 @@ def make_plan(
         BadRowError: The rows have no label, or another number of fields than the spec.
         BadInputError: A file lacks a column, or a split would get no row.
     """
+    if spec.split.by != "days":
+        return _make_plan_of_rows(days, spec, block_bytes, limit_rows)
     units = _Units(dict.fromkeys(SPLITS, 0), block_bytes)
     for file in days:
         day, end = _opened(file, spec, limit_rows)
@@ -164,6 +209,61 @@ class _Units:
                     place[row] = day.find_row(row, end)
             if cut[0] < cut[1]:
                 self.add(day, split, place[cut[0]], place[cut[1]])
+
+
+def _make_plan_of_rows(
+    files: list[DayFile], spec: FeatureSpec, block_bytes: int, limit_rows: int | None
+) -> Plan:
+    """Cut files into blocks, whose rows are divided unless the whole file is in one split."""
+    found: list[Unit] = []
+    next_parts = dict.fromkeys(SPLITS, 0)
+    for file in files:
+        day, end = _opened(file, spec, limit_rows)
+        rule = _rule(file, spec.split)
+        for block in day.cut(day.begin, end, block_bytes):
+            if rule is not None:
+                first = block.begin if spec.input.format == "parquet" else 0
+                own = dataclasses.asdict(block)
+                block = DividedBlock(**own, rule=rule, file=file.day, first_row=first)
+            for split in rule.splits if rule else (file.split,):
+                found.append(Unit(split, next_parts[split], file.day, block))
+                next_parts[split] += 1
+    empty = [split for split in SPLITS if not next_parts[split]]
+    if empty:
+        source = files[0].source if spec.split.by != "files" else "split by files"
+        raise BadInputError(f"{source}: no rows for {', '.join(empty)}", "use longer files")
+    found.sort(key=lambda unit: SPLITS.index(unit.split))
+    units = _Units(next_parts, block_bytes, found)
+    return dataclasses.replace(_plan(files, units, day, spec), shares=_shares(spec.split))
+
+
+def _rule(file: DayFile, split: Split) -> RowRule | None:
+    """Return the rule by which the rows of a file are divided; None if they are all in one split.
+
+    Cuts by time are 0 where they follow from shares, as long as the times were not counted.
+    """
+    if split.by == "files":
+        if file.split != "train" or not split.valid:
+            return None
+        return RowRule("share", cuts_of_hash(split.valid, 0), split.seed)
+    if split.by == "time":
+        cuts = (split.valid_from, split.test_from)
+        return RowRule("time", tuple(parse_iso(cut, "split") if cut else 0 for cut in cuts))
+    return RowRule(split.by, cuts_of_hash(split.valid, split.test), split.seed)
+
+
+def _shares(split: Split) -> dict[str, float]:
+    if split.valid_from:
+        return _USUAL_SHARES
+    return {"train": 1 - split.valid - split.test, "valid": split.valid, "test": split.test}
+
+
+def by_block(units: Iterable[Unit]) -> list[tuple[Unit, ...]]:
+    """Return the units of each block together, in the order of each block's first unit."""
+    found: dict[Block, list[Unit]] = {}
+    for unit in units:
+        found.setdefault(unit.block, []).append(unit)
+    return [tuple(own) for own in found.values()]
 
 
 def _opened(file: DayFile, spec: FeatureSpec, limit_rows: int | None) -> tuple[OpenDay, int]:

@@ -51,6 +51,11 @@ class UnitResult:
         """Rows read."""
         return self.rows + self.bad_count
 
+    @property
+    def has_part(self) -> bool:
+        """Whether there is a file; a divided block has none for a split without rows."""
+        return self.size > 0
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, without the unit; :class:`UnitRecord` reads it."""
         return {
@@ -88,11 +93,11 @@ class UnitRecord:
 
 
 def by_source(results: list[UnitResult]) -> dict[str, list[UnitResult]]:
-    """The results of each input file, in the order of its lines."""
+    """The results of each input file, in the order of its blocks."""
     own: dict[str, list[UnitResult]] = {}
-    for result in results:
+    for result in sorted(results, key=lambda result: result.unit.block.begin):
         own.setdefault(result.unit.block.source, []).append(result)
-    return own
+    return {result.unit.block.source: own[result.unit.block.source] for result in results}
 
 
 def count_missing(mask: np.ndarray, columns: int) -> np.ndarray:

@@ -17,11 +17,12 @@ from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json
 from clicklog.files.journal import Journal, refuse_changes
 from clicklog.readers.raw import DayFile, find_days
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
-from etl import fitted, output, staging
+from etl import fitted, output, split_pass, staging
 from etl.engines import choice
 from etl.engines.hardware import cores
-from etl.finish import check_rows, move_parts, quarantine
+from etl.finish import check_rows, check_splits, move_parts, quarantine, without_empty_parts
 from etl.labels import ONE_LABEL_REMEDY, one_label_splits
 from etl.manifest import inputs_of, read_manifest, without_extensions
 from etl.plan import Plan, make_plan
@@ -45,7 +46,7 @@ def run(settings: EtlSettings) -> dict[str, Any]:
         OutputError: The output directory holds something else, or cannot be written.
     """
     settings = choice.resolve(settings)
-    days = find_days(settings.input_path, settings.days)
+    days = _files(settings)
     now = plan_record(settings.to_dict(), days)
     with output.claimed(
         settings.output_path, resume=settings.resume, restart=settings.restart
@@ -54,6 +55,10 @@ def run(settings: EtlSettings) -> dict[str, Any]:
             return _already_finished(settings.output_path, now)
         resumed = begin_or_resume(work, now, settings.output_path)
         return _Run(settings, days, work, now, resumed).execute()
+
+
+def _files(settings: EtlSettings) -> list[DayFile]:
+    return find_days(settings.input_path, settings.days, split=settings.spec.split)
 
 
 def _already_finished(path: Path, now: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +100,8 @@ class _Run:
                 block_bytes=self.settings.block_mb << 20,
                 limit_rows=self.settings.limit_rows,
             )
-        _log_plan(plan)
+        _log_plan(plan, self.settings.spec)
+        plan = self._prepared(plan)
         check_cuts(self.work, plan.units, self.settings.input_path)
         done = self._fit_and_transform(plan)
         quarantine(
@@ -105,10 +111,31 @@ class _Run:
             self.paths.rejected,
             self.settings.max_bad_fraction,
         )
+        check_splits(done, self.settings.spec)
         if self.settings.shuffle != "none":
             with self.stage("shuffle"):
                 self._shuffle(done)
         return self._finish(plan, done)
+
+    def _prepared(self, plan: Plan) -> Plan:
+        """Return the plan with what the division of rows needs; nothing is read by days."""
+        if self.settings.spec.split.by == "days":
+            return plan
+        with self.stage("split"), RowsBar("split", plan) as bar:
+            plan = split_pass.prepared(
+                plan,
+                self.settings.spec,
+                self.work,
+                threads=self.settings.workers or cores(),
+                reject=self.settings.reject,
+                report=bar.update,
+            )
+        rule = split_pass.describe(plan, self.settings.spec)
+        if self.settings.spec.split.by == "time":
+            log.info(
+                "valid from %s on, test from %s on (UTC)", rule["valid_from"], rule["test_from"]
+            )
+        return plan
 
     def _fit_and_transform(self, plan: Plan) -> list[UnitResult]:
         """Return the results of all units, in the order of the plan."""
@@ -160,7 +187,7 @@ class _Run:
     def _shuffle(self, results: list[UnitResult]) -> None:
         from etl.shuffle.training_rows import Part, shuffle
 
-        train = [result for result in results if result.unit.split == "train"]
+        train = [result for result in results if result.unit.split == "train" and result.has_part]
         total = sum(result.rows for result in train)
         with tqdm(desc="shuffle", total=total, unit=" rows", unit_scale=True, disable=None) as bar:
             shuffle(
@@ -182,20 +209,21 @@ class _Run:
 
         description = inspect(self.workflow)
         with self.stage("describe"):
-            files = [result.unit.file for result in results]
+            plan, results, names = without_empty_parts(plan, results)
+            files = list(names.values())
             with output.named_errors(self.split_root):
-                move_parts(self.parts, self.split_root, files)
+                move_parts(self.parts, self.split_root, names)
             sizes = check_rows(plan, results, self.split_root)
             write_descriptions(self.split_root, files, description.table_schema)
         refuse_changes(
             self.record,
-            plan_record(
-                self.settings.to_dict(), find_days(self.settings.input_path, self.settings.days)
-            ),
+            plan_record(self.settings.to_dict(), _files(self.settings)),
             self.output,
             "the inputs were changed during the run; begin again with --restart",
         )
-        manifest = make_manifest(self.record, self.days, results, sizes, description)
+        spec = self.settings.spec
+        rule = None if spec.split.by == "days" else split_pass.describe(plan, spec)
+        manifest = make_manifest(self.record, self.days, results, sizes, description, rule)
         timings = self.stage.timings(
             resumed=self.resumed, rows=manifest["rows"]["in"], text_bytes=plan.text_bytes()
         )
@@ -209,16 +237,35 @@ class _Run:
         return manifest
 
 
-def _log_plan(plan: Plan) -> None:
+def _log_plan(plan: Plan, spec: FeatureSpec) -> None:
+    if spec.split.by not in ("days", "files"):
+        log.info(
+            "rows of %d files (%.1f MB in %d blocks) are divided by %s",
+            len(plan.days),
+            plan.text_bytes() / 1e6,
+            len(plan.blocks),
+            spec.split.by,
+        )
+        return
+    titles = {day.day: day.name for day in plan.days}
     for split in SPLITS:
         units = [unit for unit in plan.units if unit.split == split]
-        days = sorted({unit.day for unit in units})
+        days = [titles[day] for day in sorted({unit.day for unit in units})]
         log.info(
-            "%-5s day %s: %.1f MB in %d parts",
+            "%-5s %s: %.1f MB in %d parts",
             split,
-            f"{days[0]}-{days[-1]}" if len(days) > 1 else days[0],
+            _range(days),
             plan.text_bytes(split) / 1e6,
             len(units),
         )
-    if len(plan.days) == 1:
+    if len(plan.days) == 1 and spec.split.by == "days":
         log.info("one day only: 80 % for training, 10 % each for validation and test")
+
+
+def _range(names: list[str]) -> str:
+    """``day 0-22``, or the first and the last name."""
+    if len(names) == 1:
+        return names[0]
+    if all(name.startswith("day ") for name in names):
+        return f"{names[0]}-{names[-1].removeprefix('day ')}"
+    return f"{names[0]} to {names[-1]}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from clicklog.command_line import Settings, flag
 from clicklog.errors import SettingsError
+from clicklog.readers.day_names import OpenDays, parse_days
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.toml_file import load_spec
 
@@ -28,9 +29,11 @@ threads_flag = functools.partial(
 
 
 def _days(text: str) -> frozenset[int]:
-    from clicklog.readers.days import parse_days  # imports Numba, which takes seconds
+    return parse_days(text)
 
-    return frozenset(parse_days(text))
+
+def _days_or_since(text: str) -> frozenset[int]:
+    return parse_days(text, may_be_open=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +45,18 @@ class EtlSettings(Settings):
     """
 
     # fmt: off
-    input_path: str = flag("directory of day_0, day_1 …, or one file; local or URL", metavar="RAW")
+    input_path: str = flag(
+        "directory of day_0, day_1 … or of other numbered or dated files, a glob, or one file; "
+        "local or URL", metavar="RAW"
+    )
     output_path: Path = flag("local directory, absent or empty", metavar="OUT")
     spec: FeatureSpec = flag(
         "feature spec, a file or a name (default: that of Criteo's log)", load_spec,
         parse=load_spec, metavar="TOML"
     )
     days: frozenset[int] | None = flag(
-        "use these days only, for example 0-3,7 (default: all, which must have no gap)", None,
-        parse=_days, metavar="LIST"
+        "use these days only, for example 0-3,7 or 2024-10-28..2024-10-31 or 2024-10-28.. "
+        "(default: all, which must have no gap)", None, parse=_days_or_since, metavar="LIST"
     )
     limit_rows: int | None = flag("use the first N rows of each day only", None, least=1)
     block_mb: int = flag("MiB of text per unit of work", 64, least=1)
@@ -105,7 +111,7 @@ class EtlSettings(Settings):
         """Return a JSON-ready form, without settings that cannot change the result."""
         return {
             "spec": self.spec.to_dict(),
-            "days": None if self.days is None else sorted(self.days),
+            "days": _listed(self.days),
             "limit_rows": self.limit_rows,
             "block_mb": self.block_mb,
             "engine": self.engine,
@@ -113,6 +119,14 @@ class EtlSettings(Settings):
             "shuffle": self.shuffle,
             "seed": self.seed,
         }
+
+
+def _listed(days: frozenset[int] | None) -> list[int | str] | None:
+    """Return days for JSON; a range without an end is a string."""
+    if days is None:
+        return None
+    since = [f"{days.since}.."] if isinstance(days, OpenDays) else []
+    return [*sorted(days), *since]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,12 +140,12 @@ class ExtendSettings(Settings):
     # fmt: off
     output_path: Path = flag("the OUT of a finished `python -m etl run`", metavar="OUT")
     input_path: str = flag(
-        "the new day, a file day_24; or a directory, of which all days are taken that are newer "
-        "than those in OUT; local or URL", metavar="RAW"
+        "the new day, a file day_24 or of another number or date; or a directory, of which all "
+        "days are taken that are newer than those in OUT; local or URL", metavar="RAW"
     )
     days: frozenset[int] | None = flag(
         "add these days only, for example 24-26; days between that are not named may be missing",
-        None, parse=_days, metavar="LIST"
+        None, parse=_days_or_since, metavar="LIST"
     )
     valid_days: frozenset[int] | None = flag(
         "the days for validation, from now on (default: the first half of the newest day); all "

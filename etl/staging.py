@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
@@ -66,12 +67,18 @@ def staged(days: list[DayFile], settings: EtlSettings, work: Path, threads: int)
         BadRowError: its first rows break the spec, or a line does not end.
         OutputError: there is too little room, or the directory cannot be written.
     """
-    copies = {day: _copy(day, work / COPIES) for day in days if day.compressed}
+    names = Counter(Path(day.path).name for day in days)
+    copies = {day: _copy(day, work / COPIES, names) for day in days if day.compressed}
     left = [day for day, copy in copies.items() if not copy.exists()]
     if left:
         for day in left:
             check_first_rows(day, settings.spec, reject=settings.reject)
-        packed = [estimate(day, work / COPIES, settings.max_decompressed_gb) for day in left]
+        packed = [
+            dataclasses.replace(
+                estimate(day, work / COPIES, settings.max_decompressed_gb), copy=copies[day]
+            )
+            for day in left
+        ]
         _check_room(packed, work)
         _decompress_all(packed, settings, min(threads, len(packed)))
     return [_copied(day, copies[day]) if day in copies else day for day in days]
@@ -91,8 +98,11 @@ def estimate(day: DayFile, directory: Path, max_gb: float | None = None) -> Comp
     return CompressedDay(day, _copy(day, directory), min(size, limit), limit)
 
 
-def _copy(day: DayFile, directory: Path) -> Path:
-    return directory / Path(day.path).name.rsplit(".", 1)[0]
+def _copy(day: DayFile, directory: Path, names: Mapping[str, int] | None = None) -> Path:
+    """Return the path of a day's copy; ``names`` counts those of all days."""
+    name = Path(day.path).name
+    several = names is not None and names[name] > 1  # files of several directories
+    return directory / f"{f'{day.day}.' if several else ''}{name.rsplit('.', 1)[0]}"
 
 
 def _check_room(packed: list[CompressedDay], work: Path) -> None:
@@ -176,7 +186,7 @@ def decompress(
             size += len(chunk)
             report(len(chunk))
         if not size:
-            raise BadInputError(f"{day.source}: empty file", f"fetch day {day.day} again")
+            raise BadInputError(f"{day.source}: empty file", f"fetch {day.name} again")
 
 
 def _too_large(packed: CompressedDay) -> BadInputError:

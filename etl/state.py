@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,8 +28,9 @@ from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
 from etl.output import CUTS_FILE, REJECTED
 from etl.parquet import write_tables
-from etl.plan import Unit
-from etl.results import LostRowsError, UnitRecord, UnitResult, count_missing
+from etl.plan import DividedBlock, Unit
+from etl.results import UnitRecord, UnitResult, count_missing
+from etl.row_split import check_lines, divided
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +86,12 @@ def write_unit(
             tally = _tally(unit, rows, oov)
             tallies.append(tally)
             bad.extend(dataclasses.replace(row, line=lines + row.line) for row in rows.bad)
-            lines += tally.lines
-            yield table
+            lines += rows.lines
+            if len(table) or not isinstance(unit.block, DividedBlock):
+                yield table
 
     with deferred() as written:
-        size = write_tables(tables(), parts / unit.file)
+        size = _write_part(tables(), parts / unit.file)
         if bad:
             _write_rejected(rejected_file(work, unit), bad)
     result = UnitResult(
@@ -99,13 +103,55 @@ def write_unit(
     return result, written
 
 
+def write_units(
+    units: Sequence[Unit],
+    pieces: Iterable[RawRows],
+    encode: Callable[[RawRows], Piece],
+    parts: Path,
+    work: Path,
+) -> tuple[list[UnitResult], list[Written]]:
+    """Write the units of one block, which is read once; see :func:`write_unit`.
+
+    Args:
+        units: Some or all units of the block.
+        pieces: All rows of the block in their order.
+        encode: Encodes rows of one split.
+        parts: As in :func:`write_unit`.
+        work: As in :func:`write_unit`.
+    """
+    waiting: list[deque[Piece]] = [deque() for _ in units[1:]]
+
+    def of_first() -> Iterator[Piece]:
+        """Yield the pieces of the first unit as they are read; keep those of the others."""
+        for first, *others in divided(pieces, units[0].block, [unit.split for unit in units]):
+            for kept, rows in zip(waiting, others, strict=True):
+                kept.append(encode(rows))
+            yield encode(first)
+
+    results, files = [], []
+    for unit, own in zip(units, [of_first(), *map(_consumed, waiting)], strict=True):
+        result, written = write_unit(unit, own, parts, work)
+        results.append(result)
+        files += written
+    return results, files
+
+
+def _consumed(pieces: deque[Piece]) -> Iterator[Piece]:
+    """Yield the pieces, and keep none of those that were yielded."""
+    while pieces:
+        yield pieces.popleft()
+
+
+def _write_part(tables: Iterator[pa.Table], path: Path) -> int:
+    """Write a part unless there are no tables; bytes written."""
+    for first in tables:
+        return write_tables(itertools.chain([first], tables), path)
+    return 0
+
+
 def _tally(unit: Unit, rows: RawRows, oov: np.ndarray) -> UnitResult:
-    if rows.lines != len(rows) + rows.bad_count:
-        raise LostRowsError(
-            f"{unit.block.source}, bytes {unit.block.begin} to {unit.block.end}: {rows.lines} "
-            f"lines, but {len(rows)} rows and {rows.bad_count} rejected ones",
-            "this is a defect; nothing was written for them",
-        )
+    if not isinstance(unit.block, DividedBlock):  # else checked before it was divided
+        check_lines(rows, unit.block)
     return UnitResult(
         unit=unit,
         rows=len(rows),
@@ -187,7 +233,7 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
 
 def check_cuts(work: Path, units: Iterable[Unit], input_path: str) -> None:
     """Refuse to resume a job if its input would be cut into other units than before."""
-    cuts = [[u.file, u.block.source, u.block.begin, u.block.end] for u in units]
+    cuts = [[u.file, u.block.source, u.block.begin, u.block.end, *_rule(u)] for u in units]
     path = work / CUTS_FILE
     if path.exists() and read_json(path, "the cuts of an unfinished run") != cuts:
         raise BadInputError(
@@ -196,6 +242,12 @@ def check_cuts(work: Path, units: Iterable[Unit], input_path: str) -> None:
             "begin again with --restart",
         )
     write_json(path, cuts)
+
+
+def _rule(unit: Unit) -> list[Any]:
+    """What decides which rows of a divided block are in which split, JSON-ready."""
+    block = unit.block
+    return [block.first_row, *block.rule.cuts] if isinstance(block, DividedBlock) else []
 
 
 def with_defaults(plan: dict[str, Any]) -> dict[str, Any]:

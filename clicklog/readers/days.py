@@ -1,29 +1,49 @@
-"""Find the days of a log: files ``day_0``, ``day_1`` … of a directory, local or remote."""
+"""Find the files of a log: ``day_0``, numbered or dated files of a directory, or those of a glob.
+
+Paths may be local or remote.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from clicklog.errors import BadInputError, SettingsError
+from clicklog.readers.day_names import (
+    DayName,
+    OpenDays,
+    name_of,
+    natural_order,
+    parse_days,
+    partition_name,
+)
 from clicklog.readers.lines import filesystem_of
+from clicklog.spec.split import BY_DAYS, Split
+from clicklog.splits import SPLITS
 
-_DAY_NAME = re.compile(r"day_(\d+)(\.tsv|\.txt|\.csv|\.parquet)?(\.(?:gz|bz2|xz|zst))?")
+__all__ = ["DayFile", "OpenDays", "find_days", "parse_days"]
+
 _COMPRESSED = re.compile(r".*\.(?:gz|bz2|xz|zst)")
+#: Files, and missing days, that an error lists.
+_SHOWN = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class DayFile:
-    """One day of a log.
+    """One file of a log: a day, unless rows are split otherwise.
 
     Attributes:
-        day: its number, from the name ``day_<number>``.
+        day: its number, from its name; of a dated file, the days since 1970-01-01.
         path: where its bytes are.
         size: bytes of the file as it is stored.
         source: the file as the user knows it; ``path`` may be a decompressed copy.
         modified: seconds since 1970, or None if the file system does not report it.
         compressed: whether the file must be decompressed before it can be cut into blocks.
+        title: how the user knows the day: its date, or the name of a numbered file; "" for others.
+        split: with a split by files, the one that this file is for.
     """
 
     day: int
@@ -32,79 +52,258 @@ class DayFile:
     source: str
     modified: float | None = None
     compressed: bool = False
+    title: str = ""
+    split: str = ""
+
+    @property
+    def name(self) -> str:
+        """The day as messages name it."""
+        return self.title or f"day {self.day}"
 
 
-def parse_days(text: str) -> set[int]:
-    """``"0-3,7"`` → {0, 1, 2, 3, 7}. Raises :class:`SettingsError`."""
-    days: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not match:
-            raise SettingsError(f"days {text!r}: cannot read {part!r}", "write for example 0-3,7")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise SettingsError(f"days {text!r}: {part!r} ends before it begins", "write 0-3")
-        days.update(range(first, last + 1))
-    return days
+def day_title(path: str) -> str:
+    """Return how the user knows the day of a file, by its path; "" for files of other names."""
+    name = name_of(path)
+    if name is None or name.kind == "day":
+        return ""
+    if name.kind == "date":
+        return name.other(name.number)
+    return "/".join(path.split("/")[-2:]) if name.prefix.endswith("=") else path.split("/")[-1]
 
 
 def find_days(
-    input_path: str, days: Collection[int] | None = None, *, after: int | None = None
+    input_path: str,
+    days: Collection[int] | None = None,
+    *,
+    after: int | None = None,
+    split: Split = BY_DAYS,
 ) -> list[DayFile]:
-    """Return the days of a log in a directory, by number; one file is a log of one day.
+    """Return the files of a log by number; one file is a log of one day.
+
+    The files of a directory are ``day_0``, ``day_1.tsv``, ``day_2.csv.gz``, ``day_3.parquet`` …;
+    or else numbered or dated: names with the same beginning, then a number or a date, such as
+    ``part-00017.csv`` or ``clicks-20241030.parquet``; or directories ``date=2024-10-30`` of one
+    file each.
 
     Args:
-        input_path: a directory with ``day_0``, ``day_1.tsv``, ``day_2.csv.gz``, ``day_3.parquet``
-            …; or a file of any name, which is day 0 unless its name says otherwise.
+        input_path: a directory, a glob such as ``RAW/part-*.csv``, or a file of any name, which is
+            day 0 unless its name says otherwise.
         days: the days to take; None: all, between which no day may be missing.
         after: of a directory, take only later days than this one, of which there may be none; the
             next day must be the first of them. None: any days.
+        split: how the rows are split. If by files, only those that it names are taken, in natural
+            order. If not by days, the files of a glob may have any names, and are numbered in
+            natural order where these tell no number.
 
     Raises:
-        BadInputError: there is no such directory, it has no days, or a day is missing, empty or
-            there twice.
+        BadInputError: there is no such directory, it has no days, their names are of several kinds,
+            or a day is missing, empty or there twice.
     """
+    if split.by == "files":
+        return _files_of_splits(str(input_path), days, split)
     filesystem, root = filesystem_of(str(input_path))
-    if not filesystem.exists(root):
+    is_glob = _is_glob(root) and not filesystem.exists(root)
+    if not is_glob and not filesystem.exists(root):
         raise BadInputError(f"{input_path}: no such directory", "pass the directory of day_0 …")
-    one_file = filesystem.isfile(root)
-    listed = [filesystem.info(root)] if one_file else filesystem.ls(root, detail=True)
+    one_file = not is_glob and filesystem.isfile(root)
+    if one_file:
+        named = [(filesystem.info(root), name_of(root) or DayName("day", "day_", 0))]
+    elif is_glob:
+        named = _named(_glob(filesystem, root), str(input_path), split)
+    else:
+        named = _listed(filesystem, root, str(input_path))
     found: dict[int, DayFile] = {}
-    for info in listed:
-        name = info["name"].rstrip("/").rsplit("/", 1)[-1]
-        match = _DAY_NAME.fullmatch(name)
-        if info["type"] == "directory" or not (match or one_file):  # links are files too
+    for info, name in named:
+        if days is not None and name.number not in days:
             continue
-        day = int(match[1]) if match else 0
-        if days is not None and day not in days:
+        if after is not None and name.number <= after and not one_file:
             continue
-        if after is not None and day <= after and not one_file:
-            continue
-        path = filesystem.unstrip_protocol(info["name"]).removeprefix("file://")
-        if day in found:
+        file = _day_file(filesystem, info, name)
+        if file.day in found:
             raise BadInputError(
-                f"day {day} is there twice: {found[day].path}, {path}", "remove one"
+                f"{file.name} is there twice: {found[file.day].path}, {file.path}", "remove one"
             )
-        info = filesystem.info(info["name"])  # of the target, if it is a link
-        if not info["size"]:
-            raise BadInputError(f"{path}: empty file", f"fetch day {day} again, or leave it out")
-        packed = _COMPRESSED.fullmatch(name) is not None
-        found[day] = DayFile(day, path, info["size"], path, info.get("mtime"), packed)
+        found[file.day] = file
     if not found and not days and after is not None:
         return []
     if not found and not days:
         raise BadInputError(
-            f"{input_path}: no files day_0, day_1 … in it",
-            "make a log with `python -m etl synthesize`, or see README.md for the real one",
+            f"{input_path}: no files day_0, day_1 … in it, and no numbered or dated ones",
+            "make a log with `python -m etl synthesize`, or see README.md for the real one; name "
+            "files such as part-0.csv or 2024-10-30.csv, or pass one file",
         )
-    first = min(found, default=0) if after is None else after + 1
-    wanted = set(range(first, max(found) + 1)) if days is None else set(days)
-    missing = sorted(wanted - found.keys())
-    if missing:
-        present = ",".join(map(str, sorted(found)))
-        choose = f", or choose what is there with --days {present}" if found else ""
-        raise BadInputError(
-            f"{input_path}: missing {', '.join(f'day_{day}' for day in missing)}",
-            f"add the files{choose}",
-        )
+    _check_gaps(found, named[0][1] if named else None, days, after, str(input_path))
     return [found[day] for day in sorted(found)]
+
+
+def _day_file(filesystem: Any, info: dict[str, Any], name: DayName) -> DayFile:
+    path = filesystem.unstrip_protocol(info["name"]).removeprefix("file://")
+    info = filesystem.info(info["name"])  # of the target, if it is a link
+    title = name.prefix if name.kind == "natural" else day_title(path)
+    packed = _COMPRESSED.fullmatch(path) is not None
+    file = DayFile(name.number, path, info["size"], path, info.get("mtime"), packed, title)
+    if not info["size"]:
+        raise BadInputError(f"{path}: empty file", f"fetch {file.name} again, or leave it out")
+    return file
+
+
+def _check_gaps(
+    found: dict[int, DayFile],
+    name: DayName | None,
+    days: Collection[int] | None,
+    after: int | None,
+    input_path: str,
+) -> None:
+    """Check that no day is missing."""
+    name = name or DayName("day", "day_", 0)
+    wanted: Iterable[int]
+    if days is None:
+        wanted = range(min(found, default=0) if after is None else after + 1, max(found) + 1)
+    else:
+        wanted = sorted(days)
+        if isinstance(days, OpenDays):
+            last = max(found, default=days.since)
+            wanted = sorted({*days, *range(days.since, last + 1)})
+    # a number too many in a name may leave a gap of millions
+    missing = list(itertools.islice((day for day in wanted if day not in found), _SHOWN + 1))
+    if missing:
+        listed = ", ".join(name.other(day) for day in missing[:_SHOWN])
+        more = " …" if len(missing) > _SHOWN else ""
+        choose = f", or choose what is there with --days {name.flag(found)}" if found else ""
+        raise BadInputError(f"{input_path}: missing {listed}{more}", f"add the files{choose}")
+
+
+def _is_glob(path: str) -> bool:
+    return any(character in path for character in "*?[")
+
+
+def _glob(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
+    """Return the files that a glob matches, in natural order."""
+    found = [filesystem.info(path) for path in filesystem.glob(pattern)]
+    files = [info for info in found if info["type"] != "directory"]
+    return sorted(files, key=lambda info: natural_order(info["name"]))
+
+
+def _listed(filesystem: Any, root: str, input_path: str) -> list[tuple[dict[str, Any], DayName]]:
+    """Return the files of a directory that are days, with their names."""
+    days, others = [], []
+    for info in filesystem.ls(root, detail=True):
+        last = info["name"].rstrip("/").rsplit("/", 1)[-1]
+        if info["type"] == "directory":
+            partition = partition_name(last)
+            if partition:
+                others.append((_only_file(filesystem, info["name"]), partition))
+            continue
+        name = name_of(last)  # links are files too
+        if name:
+            (days if name.kind == "day" else others).append((info, name))
+    if not days:
+        _check_alike(others, input_path)
+    return days or others
+
+
+def _only_file(filesystem: Any, directory: str) -> dict[str, Any]:
+    """Return the file in a directory such as ``date=2024-10-30``."""
+    hidden = ("_", ".")  # _SUCCESS, .crc
+    found = [
+        info
+        for info in filesystem.ls(directory, detail=True)
+        if info["type"] != "directory" and not info["name"].rsplit("/", 1)[-1].startswith(hidden)
+    ]
+    if len(found) != 1:
+        raise BadInputError(
+            f"{directory}: {len(found)} files, where a day is one file",
+            "join them; or split by share, column, time or files, and pass a glob such as "
+            "'RAW/*/*.parquet'",
+        )
+    return found[0]
+
+
+def _named(
+    files: list[dict[str, Any]], input_path: str, split: Split
+) -> list[tuple[dict[str, Any], DayName]]:
+    """Return the files of a glob with what their names say."""
+    if not files:
+        raise BadInputError(f"{input_path}: no file matches", "check the directory and the pattern")
+    names = [name_of(info["name"]) for info in files]
+    known = [(info, name) for info, name in zip(files, names, strict=True) if name]
+    numbers = {(name.kind, name.prefix, name.number) for _, name in known}
+    alike = len({(name.kind, name.prefix) for _, name in known}) == 1
+    if len(known) == len(files) and alike and (len(numbers) == len(files) or split.by == "days"):
+        return known
+    if split.by == "days":
+        unknown = [info["name"] for info, name in zip(files, names, strict=True) if not name]
+        if unknown:
+            raise BadInputError(
+                f"{input_path}: no number or date in {_shown(unknown)}",
+                "days need one; narrow the pattern, or split by share, column, time or files",
+            )
+        _check_alike(known, input_path)
+    return [
+        (info, DayName("natural", info["name"].rsplit("/", 1)[-1], i))
+        for i, info in enumerate(files)
+    ]
+
+
+def _check_alike(named: list[tuple[dict[str, Any], DayName]], input_path: str) -> None:
+    """Refuse names of several kinds."""
+    first: dict[tuple[str, str], str] = {}
+    for info, name in named:
+        first.setdefault((name.kind, name.prefix), info["name"].rsplit("/", 1)[-1])
+    if len(first) > 1:
+        raise BadInputError(
+            f"{input_path}: names of several kinds: {_shown(list(first.values()))}",
+            "pass a glob that matches those to read, such as 'RAW/part-*.csv'",
+        )
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+
+
+def _files_of_splits(input_path: str, days: Collection[int] | None, split: Split) -> list[DayFile]:
+    """Return the files that a split by files names, those for training first."""
+    if days is not None:
+        raise SettingsError(
+            "--days with a split by files", "name the files in the [split] of the spec"
+        )
+    filesystem, root = filesystem_of(input_path)
+    if not filesystem.isdir(root):
+        raise BadInputError(
+            f"{input_path}: no directory, and the spec's split names files in one",
+            "pass the directory of these files",
+        )
+    found: list[DayFile] = []
+    owner: dict[str, str] = {}
+    for name in SPLITS:
+        for pattern in getattr(split, f"{name}_files"):
+            matched = _glob(filesystem, f"{root.rstrip('/')}/{pattern}")
+            if not matched:
+                there = [
+                    info["name"].rsplit("/", 1)[-1] for info in filesystem.ls(root, detail=True)
+                ]
+                raise BadInputError(
+                    f"{input_path}: {name} = {pattern!r} matches no file; there are "
+                    f"{_shown(sorted(there, key=natural_order))}",
+                    "correct the [split] of the spec",
+                )
+            for info in matched:
+                own = info["name"]
+                if owner.setdefault(own, name) != name:
+                    raise BadInputError(
+                        f"{own}: is for {owner[own]} and for {name}",
+                        "make the patterns in the [split] of the spec exclude each other",
+                    )
+                if own in {file.title for file in found}:
+                    continue
+                day = DayName("natural", own, len(found))
+                found.append(dataclasses.replace(_day_file(filesystem, info, day), split=name))
+    return [
+        dataclasses.replace(file, title=file.path.rsplit("/", 1)[-1]) for file in _in_order(found)
+    ]
+
+
+def _in_order(files: list[DayFile]) -> list[DayFile]:
+    """Number files by split and natural order, however many patterns matched them."""
+    ordered = sorted(files, key=lambda file: (SPLITS.index(file.split), natural_order(file.path)))
+    return [dataclasses.replace(file, day=i) for i, file in enumerate(ordered)]

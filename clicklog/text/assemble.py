@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -136,3 +137,23 @@ def _take(values: CategoryValues, good: np.ndarray) -> CategoryValues:
         kept = _take(values.values, np.repeat(good, lengths))
         return Jagged(np.concatenate([[0], np.cumsum(lengths[good])]), kept)
     return values.filter(mask_to_arrow(good)) if isinstance(values, pa.Array) else values[good]
+
+
+def take(rows: RawRows, mask: np.ndarray) -> RawRows:
+    """Return the rows where ``mask``, bool [n], is set, without the bad rows; lines are kept."""
+    # indexing by a mask would give arrays that are not contiguous; see assemble
+    of_rows = {
+        name: None if values is None else np.compress(mask, values, axis=-1)
+        for name in ("label", "dense", "dense_missing", "categorical_missing", "line", *_OPTIONAL)
+        for values in [getattr(rows, name)]
+    }
+    categorical = rows.categorical
+    if isinstance(categorical, np.ndarray):
+        categorical = np.compress(mask, categorical, axis=1)
+    else:
+        categorical = [_take(values, mask) for values in categorical]
+    return dataclasses.replace(rows, categorical=categorical, bad=[], bad_count=0, **of_rows)
+
+
+#: Fields of rows that only some specs have: [n] or [.., n].
+_OPTIONAL = tuple(field.name for field in dataclasses.fields(RawRows) if field.default is None)

@@ -15,6 +15,7 @@ from clicklog.readers.lines import unpacked_head
 from clicklog.readers.raw import DayFile, find_days
 from clicklog.readers.text_rows import end_of_rows
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.split import BY_DAYS
 from clicklog.splits import SPLITS
 from etl.engines.choice import resolve
 from etl.engines.hardware import BLOCKS_AT_ONCE, cores, gpu_count
@@ -71,7 +72,7 @@ def dry_run(settings: EtlSettings) -> str:
         ClickLogError: What the run would raise at its start, or in its first rows.
     """
     settings = resolve(settings)
-    days = find_days(settings.input_path, settings.days)
+    days = find_days(settings.input_path, settings.days, split=settings.spec.split)
     check_output(settings.output_path, resume=settings.resume, restart=settings.restart)
     with tempfile.TemporaryDirectory() as directory:
         sample = _sample(settings, days, Path(directory))
@@ -98,15 +99,28 @@ def dry_run(settings: EtlSettings) -> str:
 
 
 def _sample(settings: EtlSettings, days: list[DayFile], directory: Path) -> EtlSettings:
-    """Return settings of a run over the first rows of the first and the last day."""
+    """Return settings of a run over the first rows of the first and the last day.
+
+    By another split than by days, it is one file, of which rows are split like those of a day: the
+    first rows may all be of one time.
+    """
     plain = [day for day in days if not day.compressed]
     path = settings.input_path if plain else str(_unpacked_head(days[0], directory, settings.spec))
     rows = SAMPLE_ROWS[settings.engine] // 2
+    spec = settings.spec
+    if spec.split.by != "days":
+        columns = spec.input.columns
+        if spec.input.format != "parquet" and not spec.input.header:
+            columns = tuple(spec.file_columns(label=True))
+        reading = dataclasses.replace(spec.input, columns=columns)
+        spec = dataclasses.replace(spec, split=BY_DAYS, input=reading)
+        path, plain = (plain[0].path if plain else path), plain[:1]
     return dataclasses.replace(
         settings,
+        spec=spec,
         input_path=path,
         output_path=directory / "out",
-        days=frozenset({plain[0].day, plain[-1].day}) if plain else None,
+        days=frozenset({plain[0].day, plain[-1].day}) if plain and spec is settings.spec else None,
         limit_rows=min(rows, settings.limit_rows or rows) if plain else rows,
         workers=1,
         scheduler=None,  # its workers need not see this directory
@@ -129,6 +143,10 @@ def _planned(settings: EtlSettings, days: list[DayFile]) -> Size:
     plan = make_plan(
         days, settings.spec, block_bytes=settings.block_mb << 20, limit_rows=settings.limit_rows
     )
+    if settings.spec.split.by not in ("days", "files"):
+        line = f"  {plan.text_bytes() / 1e6:.1f} MB in {len(plan.blocks)} blocks, whose rows are "
+        line += f"divided by {settings.spec.split.by}"
+        return Size(plan.estimated_rows(), plan.text_bytes(), 0, [line])
     parts = {split: sum(unit.split == split for unit in plan.units) for split in SPLITS}
     lines = [
         f"  {split:6}: {plan.text_bytes(split) / 1e6:10.1f} MB of text in {parts[split]} parts"
@@ -141,7 +159,7 @@ def _estimated(settings: EtlSettings, days: list[DayFile], sample: EtlSettings) 
     """Estimate the size from the first bytes of each compressed day."""
     plan = make_plan(
         find_days(sample.input_path, sample.days),
-        settings.spec,
+        sample.spec,
         block_bytes=1 << 30,
         limit_rows=sample.limit_rows,
     )

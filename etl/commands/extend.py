@@ -21,13 +21,15 @@ def run(settings: ExtendSettings) -> None:
     Raises:
         ClickLogError: A setting is not allowed, or what :func:`etl.extend.run.extend` raises.
     """
+    from clicklog.readers.days import day_title
     from etl.extend.run import extend
 
     manifest = extend(settings)
     rows = manifest["rows"]
+    titles = {file["day"]: day_title(file["path"]) for file in manifest["inputs"]}
     print(f"generation {manifest['generation']}")
     for split in SPLITS:
-        days = ",".join(map(str, manifest["days"][split]))
+        days = ",".join(titles[day] or str(day) for day in manifest["days"][split])
         print(f"{split}: {manifest['splits'][split]['rows']} rows of days {days}")
     print(f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected, over all days")
     print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 from clicklog.files.artifact import Format
+from clicklog.readers.day_names import name_of
 
 FORMAT = Format("nvt-torchrec drift", 1, "a result of `python -m etl drift`")
 
@@ -173,6 +175,18 @@ class Drift:
     def column(self, name: str) -> ColumnDrift | None:
         """Return the drift of a column; None for a column that was not there."""
         return next((column for column in self.columns if column.name == name), None)
+
+
+def result_name(path: str) -> str:
+    """Return the name of the result for a raw file.
+
+    It is ``day_24``, the date of a dated file, the name up to its number, or that of another file.
+    """
+    name = re.split(r"[/\\]", path)[-1]
+    found = name_of(path)
+    if found is None:
+        return name.split(".")[0] or "day"
+    return name.split(".")[0] if found.kind == "day" else found.other(found.number)
 
 
 def write_drift(file: Path, drift: Drift) -> None:

@@ -20,7 +20,7 @@ from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.etl_output import EtlOutput
 from clicklog.spec.feature_spec import FIRST_OOV_ID
-from etl.drift.artifact import read_drift
+from etl.drift.artifact import read_drift, result_name
 from etl.drift.bins import DenseBins
 from etl.manifest import read_manifest
 from workflows.description import WorkflowDescription, inspect
@@ -192,7 +192,8 @@ def _unseen(
     columns = [c for c in description.spec.categorical if not c.hash_buckets]
     if manifest["generation"]:
         newest = max(map(int, manifest["by_day"]))
-        file = output.drift / f"day_{newest}.json"
+        (path,) = (file["path"] for file in manifest["inputs"] if file["day"] == newest)
+        file = output.drift / f"{result_name(path)}.json"
         before = read_drift(file) if file.is_file() else None
         if before is None or before.workflow_digest != description.parent:
             return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_text
 from clicklog.readers.days import DayFile, find_days
 from clicklog.readers.lines import filesystem_of
-from etl.drift.artifact import Drift, write_drift
+from etl.drift.artifact import Drift, result_name, write_drift
 from etl.drift.baseline import read_baseline
 from etl.drift.compare import compare
 from etl.drift.page import page
@@ -55,10 +54,8 @@ def measure_drift(
 
 
 def name_of(day: DayFile) -> str:
-    """Return the name of the result of a day: ``day_24``, or that of a file of another name."""
-    name = re.split(r"[/\\]", day.source)[-1]
-    match = re.match(r"day_\d+(?![^.])", name)
-    return match[0] if match else name.split(".")[0] or "day"
+    """Return the name of the result of a day; see :func:`etl.drift.artifact.result_name`."""
+    return result_name(day.source)
 
 
 def write_result(directory: Path, drift: Drift) -> tuple[Path, Path]:
@@ -109,7 +106,7 @@ def check_not_added(output: EtlOutput, day: DayFile) -> None:
     added = {extension["day"] for extension in read_manifest(output.manifest)["extensions"]}
     if day.day in added:
         raise SettingsError(
-            f"{output.root} was extended by day {day.day}, so {day.source} would be compared with "
+            f"{output.root} was extended by {day.name}, so {day.source} would be compared with "
             f"itself; what was measured before is in {output.drift}",
             "to compare it all the same, choose another directory for the result with --output",
         )

@@ -31,9 +31,10 @@ from etl.engines.counting import Counts, count, merge
 from etl.engines.cpu_runs import Run, RunFile, Runs
 from etl.engines.moments import moments
 from etl.engines.syncing import Syncer
-from etl.plan import Unit
+from etl.plan import Unit, by_block
 from etl.results import UnitResult, count_missing
-from etl.state import Piece, record, write_unit
+from etl.row_split import training_rows
+from etl.state import Piece, record, write_units
 from workflows import compiled
 from workflows.extension.workflow import DayCounts
 from workflows.moments import merge_moments, normalized, statistics
@@ -178,9 +179,12 @@ def runs_of(
 
 
 def count_block(block: Block, spec: FeatureSpec, reject: bool) -> Run:
-    """Count the categories of a block, and compute the moments of its dense columns."""
+    """Count the categories of a block, and compute the moments of its dense columns.
+
+    Of a divided block, only the rows for training are counted.
+    """
     pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=PIECE_BYTES)
-    return count_pieces(pieces, spec, set(spec.vocabularies))
+    return count_pieces(training_rows(pieces, block), spec, set(spec.vocabularies))
 
 
 def count_pieces(pieces: Iterable[RawRows], spec: FeatureSpec, counted: set[str]) -> Run:
@@ -234,6 +238,11 @@ def finish_runs(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecuto
         SettingsError: A column has strings of more than 2 GiB in all.
     """
     rows = sum(int(file.array("rows")) for file in files)
+    if not rows and spec.split.by != "days":
+        raise BadInputError(
+            f"split by {spec.split.by}: no well-formed row is for training",
+            "change the split in the spec, or look at the first line of the files",
+        )
     if not rows:
         raise BadInputError("the training days have no well-formed row", "look at their first line")
     files = sorted(
@@ -318,11 +327,12 @@ def transform(
         workflow_path: The path of the saved workflow, which inference loads as well.
         parts: The directory of the splits' parts.
         work: The directory of the run's state; see :func:`etl.state.write_unit`.
-        workers: The number of threads; each does whole units.
+        workers: The number of threads; each does all units of a block.
         reject: Whether to leave malformed rows out instead of raising.
 
     Yields:
-        The results in the order of ``units``. After the last one, all units are durable.
+        The results in the order of ``units``, those of one block together. After the last one, all
+        units are durable.
 
     Raises:
         BadRowError: A row is malformed. Of several errors the first is raised, and units that have
@@ -331,25 +341,34 @@ def transform(
         OutputError: A part cannot be written.
     """
     workflow = compiled.load(workflow_path)
-    blocks = [unit.block for unit in units]
+    groups = by_block(units)
+    blocks = [own[0].block for own in groups]
 
-    def transform_unit(turn: int, unit: Unit) -> UnitResult:
-        log.debug("begin %s", unit.file)
+    def transform_block(turn: int, own: tuple[Unit, ...]) -> list[UnitResult]:
+        log.debug("begin %s", own[0].file)
         _read_ahead(blocks, turn, workers, workflow.spec)
-        result, written = write_unit(unit, encode(unit.block, workflow, reject), parts, work)
-        syncer.add(written, result)
-        return result
+        pieces = read_block_chunks(
+            blocks[turn], workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES
+        )
+        encode_rows = functools.partial(_encode_rows, workflow)
+        results, written = write_units(own, pieces, encode_rows, parts, work)
+        syncer.add(written, results)
+        return results
 
-    with (
-        Syncer(functools.partial(record, work), workers) as syncer,
-        _threads(workers) as pool,
-    ):
-        for future in [pool.submit(transform_unit, *item) for item in enumerate(units)]:
-            yield future.result()
+    def note(durable: list[list[UnitResult]]) -> None:
+        record(work, [result for results in durable for result in results])
+
+    with Syncer(note, workers) as syncer, _threads(workers) as pool:
+        for future in [pool.submit(transform_block, *item) for item in enumerate(groups)]:
+            yield from future.result()
 
 
 def encode(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
     """Read and encode a block in pieces; see :func:`etl.state.write_unit`."""
     for rows in read_block_chunks(block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES):
-        encoded = workflow.transform(rows)
-        yield rows, compiled.to_table(encoded, workflow.schema), encoded.oov
+        yield _encode_rows(workflow, rows)
+
+
+def _encode_rows(workflow: CompiledWorkflow, rows: RawRows) -> Piece:
+    encoded = workflow.transform(rows)
+    return rows, compiled.to_table(encoded, workflow.schema), encoded.oov

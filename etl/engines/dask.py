@@ -37,8 +37,9 @@ from etl.engines.cluster import readable_errors
 from etl.engines.cpu_runs import run_name, write_run
 from etl.engines.hardware import BLOCKS_AT_ONCE, cores
 from etl.output import CATEGORIES, COUNTS
-from etl.plan import Unit
+from etl.plan import Unit, by_block
 from etl.results import UnitResult
+from etl.row_split import divided, training_rows
 from etl.state import finish_unit
 from workflows import inspect, to_frame
 from workflows.description import METADATA_FILE
@@ -172,7 +173,8 @@ def _read_frame(
         number, block = numbered
         # in the pieces of the cpu engine, which give the same moments
         size = cpu.PIECE_BYTES if runs else None
-        pieces = list(read_block_chunks(block, spec, reject=reject, chunk_bytes=size))
+        read_pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=size)
+        pieces = list(training_rows(read_pieces, block))
         if runs:
             run = cpu.count_pieces(pieces, spec, counted)
             write_run(
@@ -187,16 +189,18 @@ def _read_frame(
 
 
 def _read(
-    blocks: Sequence[Block], spec: FeatureSpec, *, gpu: bool, reject: bool
+    groups: Sequence[tuple[Unit, ...]], spec: FeatureSpec, *, gpu: bool, reject: bool
 ) -> tuple[list[RawRows], Any]:
-    """Read blocks; return the rows of each, and one frame of all of them."""
+    """Read the units of some blocks; return the rows of each unit, and one frame of all of them."""
     make = to_table if gpu else to_frame
 
-    def read(block: Block) -> tuple[RawRows, Any]:
-        rows = read_block(block, spec, reject=reject)
-        return rows, make(rows, spec)
+    def read(units: tuple[Unit, ...]) -> list[tuple[RawRows, Any]]:
+        rows = read_block(units[0].block, spec, reject=reject)
+        (own,) = divided([rows], units[0].block, [unit.split for unit in units])
+        return [(rows, make(rows, spec)) for rows in own]
 
-    rows, parts = zip(*_map_in_threads(read, blocks), strict=True)
+    found = [pair for pairs in _map_in_threads(read, groups) for pair in pairs]
+    rows, parts = zip(*found, strict=True)
     return list(rows), joined(parts, gpu=gpu)
 
 
@@ -246,10 +250,11 @@ def transform(
     """
     # fewer at once where workers would otherwise have nothing to do
     workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-    at_once = max(1, min(BLOCKS_AT_ONCE[gpu], len(units) // workers))
+    groups = by_block(units)
+    at_once = max(1, min(BLOCKS_AT_ONCE[gpu], len(groups) // workers))
     futures = client.map(
         transform_units,
-        _batches(units, at_once),
+        _batches(groups, at_once),
         workflow_path=str(workflow_path),
         digest=FileEntry.of(workflow_path / METADATA_FILE).sha256,
         parts=parts,
@@ -270,7 +275,7 @@ def transform(
 
 
 def transform_units(
-    units: Sequence[Unit],
+    groups: Sequence[tuple[Unit, ...]],
     *,
     workflow_path: str,
     digest: str,
@@ -279,14 +284,15 @@ def transform_units(
     gpu: bool,
     reject: bool,
 ) -> list[UnitResult]:
-    """Transform units in a worker; write their parts and records.
+    """Transform the units of some blocks in a worker; write their parts and records.
 
     ``digest`` is that of the workflow's description, see :func:`_load_once`.
     """
+    units = [unit for own in groups for unit in own]
     for unit in units:
         log.debug("begin %s", unit.file)
     workflow, schema, spec = _load_once(workflow_path, digest, gpu)
-    rows, frame = _read([unit.block for unit in units], spec, gpu=gpu, reject=reject)
+    rows, frame = _read(groups, spec, gpu=gpu, reject=reject)
     whole = transform_frame(frame, workflow, schema, gpu=gpu)
     del frame
     ends = np.cumsum([0, *map(len, rows)]).tolist()

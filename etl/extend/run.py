@@ -13,10 +13,12 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from clicklog.errors import BadInputError, OutputError, SchemaError
+from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json
 from clicklog.files.journal import refuse_changes
+from clicklog.readers import day_names
+from clicklog.readers.days import day_title
 from clicklog.readers.raw import DayFile, find_days
 from etl import fitted, staging
 from etl.engines import day_engine
@@ -94,6 +96,14 @@ def _check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> None:
             _FIT_AGAIN,
         )
     description = inspect(paths.workflow)
+    split = description.spec.split
+    if split.by != "days":
+        raise SettingsError(
+            f"{paths.root}: its rows are split by {split.by}, and an extension adds a day as a "
+            "whole to one split, or halves it",
+            "run the ETL again over all files; or, to add days from now on, with "
+            '[split] by = "days" in the spec',
+        )
     check_extensible(paths.workflow, description)
     if description.digest != manifest["workflow_digest"]:
         raise BadInputError(
@@ -126,31 +136,39 @@ def _new_days(settings: ExtendSettings, manifest: dict[str, Any]) -> list[DayFil
         if day.day in inputs:
             if not settings.resume:
                 raise BadInputError(
-                    f"{day.path}: day {day.day} is in {settings.output_path} already",
-                    "give a later day, in a file named day_<number>; a day cannot be replaced: for "
+                    f"{day.path}: {day.name} is in {settings.output_path} already",
+                    f"give a later day, such as {_following(inputs)}; a day cannot be replaced: for "
                     "that, run the ETL again",
                 )
             if inputs[day.day]["fingerprint"] != fingerprint(day):
                 raise BadInputError(
-                    f"{day.path}: changed since day {day.day} was added to "
+                    f"{day.path}: changed since {day.name} was added to "
                     f"{settings.output_path} as {inputs[day.day]['path']}",
                     "a day cannot be replaced: leave it out, or run the ETL again",
                 )
         elif day.day < newest:
             raise BadInputError(
-                f"{day.path}: day {day.day} is older than the newest day of "
-                f"{settings.output_path}, {newest}",
+                f"{day.path}: {day.name} is older than the newest day of "
+                f"{settings.output_path}, {day_title(inputs[newest]['path']) or newest}",
                 "days are added in the order of time; to include it, run the ETL again",
             )
         else:
             days.append(day)
     if not found and not settings.resume:
         raise BadInputError(
-            f"{settings.input_path}: no day that is newer than day {newest}, the newest of "
+            f"{settings.input_path}: no day that is newer than "
+            f"{day_title(inputs[newest]['path']) or f'day {newest}'}, the newest of "
             f"{settings.output_path}",
-            f"add the file day_{newest + 1}",
+            f"add the file {_following(inputs)}",
         )
     return days
+
+
+def _following(inputs: dict[int, dict[str, Any]]) -> str:
+    """Return how the file of the next day would be called, without its ending."""
+    newest = max(inputs)
+    name = day_names.name_of(inputs[newest]["path"])
+    return name.other(newest + 1) if name else f"day_{newest + 1}"
 
 
 def _check_unfinished(claim: Claim, days: Sequence[DayFile]) -> None:
@@ -196,8 +214,8 @@ class _Day:
             (file,) = staging.staged([self.day], self.reading, self.work, 1)
             plan, renamed = self._plan(file)
         log.info(
-            "day %d: %.1f MB in %d parts for %s",
-            self.day.day,
+            "%s: %.1f MB in %d parts for %s",
+            self.day.name,
             plan.text_bytes() / 1e6,
             len(plan.units),
             " and ".join(self.assignment[self.day.day]),
@@ -222,7 +240,7 @@ class _Day:
             planned_switch(self.output, self.work, generation, renamed, new),
         )
         self.claim.end()
-        log.info("%s: day %d is generation %d", self.output, self.day.day, generation)
+        log.info("%s: %s is generation %d", self.output, self.day.name, generation)
 
     def _described(self) -> dict[str, Any]:
         """Return what the result depends on beside the input, JSON-ready."""
@@ -336,8 +354,8 @@ class _Day:
         write_result(self.next.drift, drift)
         if drift.flags:
             log.warning(
-                "warning: day %d differs from the days before: %s\n  -> look at %s",
-                self.day.day,
+                "warning: %s differs from the days before: %s\n  -> look at %s",
+                self.day.name,
                 ", ".join(drift.flags),
                 self.paths.drift / f"{drift.name}.html",
             )

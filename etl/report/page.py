@@ -51,6 +51,7 @@ def page(
     days = sorted(map(int, manifest["by_day"]))
     by_day = [manifest["by_day"][str(day)] for day in days]
     columns = [*data.dense, *data.categorical]
+    titles = {file["day"]: _title(file["path"]) for file in manifest["inputs"]}
     return render(
         Path(__file__).with_name("report.html"),
         manifest=manifest,
@@ -65,8 +66,11 @@ def page(
         },
         warnings=one_label_splits(manifest["splits"]),
         remedy=ONE_LABEL_REMEDY,
-        days=days,
-        evaluated=len({*manifest["days"]["valid"], *manifest["days"]["test"]}),
+        days=[titles[day] or day for day in days],
+        split=_split_text(manifest),
+        evaluated=0
+        if manifest.get("split")
+        else len({*manifest["days"]["valid"], *manifest["days"]["test"]}),
         by_day=by_day,
         click_rate=_click_rate,
         click_rates=list(map(_click_rate, by_day)),
@@ -82,6 +86,24 @@ def page(
         formula=_by_transform(description.spec, _FORMULAS),
         versions=description.versions,
         digest=description.digest,
+    )
+
+
+def _title(path: str) -> str:
+    from clicklog.readers.days import day_title
+
+    return day_title(path)
+
+
+def _split_text(manifest: dict[str, Any]) -> str:
+    """Describe a division of rows; "" by days."""
+    rule = dict(manifest.get("split") or {})
+    if not rule:
+        return ""
+    by = rule.pop("by")
+    return f"Rows are split by {by}: " + ", ".join(
+        f"{key} {', '.join(value) if isinstance(value, list) else value}"
+        for key, value in rule.items()
     )
 
 

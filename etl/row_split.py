@@ -1,0 +1,110 @@
+"""Division of the rows of a block into the splits, by a rule that looks at each row alone.
+
+So the division depends neither on the engine nor on how the log is cut into blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from clicklog.errors import BadInputError
+from clicklog.kernels import compiled
+from clicklog.readers.raw import Block
+from clicklog.rows import RawRows
+from clicklog.splits import SPLITS
+from clicklog.text.assemble import take
+from etl.plan import DividedBlock
+from etl.results import LostRowsError
+from etl.shuffle.permutation import mix, round_keys
+
+
+def hashes(values: np.ndarray, *seed: int) -> np.ndarray:
+    """Hash int64 [n] with a seed of non-negative integers; uint64 [n]."""
+    return _hashes(np.ascontiguousarray(values), *round_keys(*seed)[:2])
+
+
+@compiled()
+def _hashes(values, first, second):
+    found = np.empty(len(values), np.uint64)
+    for i in range(len(values)):
+        found[i] = mix(mix(np.uint64(values[i]) ^ first) + second)
+    return found
+
+
+def choose(rows: RawRows, block: DividedBlock, lines_before: int) -> np.ndarray:
+    """Return the index of each row's split in ``block.rule.splits``; uint8 [n].
+
+    Args:
+        rows: Rows of the block.
+        block: The block.
+        lines_before: The number of the block's lines before those of ``rows``.
+    """
+    rule = block.rule
+    if rule.by == "share":
+        return rule.choose(
+            hashes(block.first_row + lines_before + rows.line, rule.seed, block.file)
+        )
+    if rows.key is None:
+        raise BadInputError(
+            f"{block.source}: the column by which rows are split was not read",
+            "this is a defect; nothing was written",
+        )
+    return rule.choose(rows.key if rule.by == "time" else hashes(rows.key, rule.seed))
+
+
+def training_rows(pieces: Iterable[RawRows], block: Block) -> Iterator[RawRows]:
+    """Yield the rows for training; of a block that is not divided, these are all."""
+    if not isinstance(block, DividedBlock):
+        yield from pieces
+        return
+    lines = 0
+    for rows in pieces:
+        yield take(rows, choose(rows, block, lines) == 0)
+        lines += rows.lines
+
+
+def divided(
+    pieces: Iterable[RawRows], block: Block, splits: Iterable[str]
+) -> Iterator[tuple[RawRows, ...]]:
+    """Divide rows of a block into those of each split.
+
+    Bad rows go to the first split of the block, so that each is rejected once. ``lines`` of all
+    results is that of the piece.
+
+    Args:
+        pieces: All rows of the block, in their order.
+        block: The block; if it is not divided, there is one split.
+        splits: The splits to yield, of those of the block.
+
+    Raises:
+        LostRowsError: The reader lost rows.
+    """
+    wanted = list(splits)
+    lines = 0
+    for rows in pieces:
+        check_lines(rows, block)
+        if not isinstance(block, DividedBlock):
+            yield (rows,)
+            continue
+        chosen = choose(rows, block, lines)
+        found = []
+        for split in wanted:
+            own = take(rows, chosen == SPLITS.index(split))
+            if split == block.rule.splits[0]:
+                own = dataclasses.replace(own, bad=rows.bad, bad_count=rows.bad_count)
+            found.append(own)
+        yield tuple(found)
+        lines += rows.lines
+
+
+def check_lines(rows: RawRows, block: Block) -> None:
+    """Check that every line is a row or a bad row. Raises :class:`LostRowsError`."""
+    if rows.lines != len(rows) + rows.bad_count:
+        raise LostRowsError(
+            f"{block.source}, bytes {block.begin} to {block.end}: {rows.lines} "
+            f"lines, but {len(rows)} rows and {rows.bad_count} rejected ones",
+            "this is a defect; nothing was written for them",
+        )
