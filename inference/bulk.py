@@ -149,7 +149,7 @@ def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bo
 
 def _describe(piece: UnparsedRows, rows: RawRows) -> bytes:
     """Return line (from 1), reason and raw text of a piece's malformed rows."""
-    begin = piece.first + 1 + header_lines(piece.spec)
+    begin = piece.first + 1 + header_lines(piece.spec, piece.path)
     return b"".join(
         b"%d\t%s\t%s\n"
         % (

@@ -53,7 +53,14 @@ _ADDED = {
     "": ("label_rules", "weight", "split"),
     "dense": ("transform", "reading", "derive"),
     "categorical": ("reading", "derive"),
-    "input": ("columns", "encoding", "skip_lines", "quoted_newlines"),
+    "input": (
+        "columns",
+        "encoding",
+        "skip_lines",
+        "quoted_newlines",
+        "comment",
+        "skip_empty_lines",
+    ),
 }
 
 
