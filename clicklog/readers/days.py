@@ -248,7 +248,7 @@ def _named(
 def _check_alike(named: list[tuple[dict[str, Any], DayName]], input_path: str) -> None:
     """Refuse names of several kinds."""
     first: dict[tuple[str, str], str] = {}
-    for info, name in named:
+    for info, name in sorted(named, key=lambda pair: natural_order(pair[0]["name"])):
         first.setdefault((name.kind, name.prefix), info["name"].rsplit("/", 1)[-1])
     if len(first) > 1:
         raise BadInputError(
