@@ -186,7 +186,8 @@ def _glob(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
 
 def _listed(filesystem: Any, root: str, input_path: str) -> list[tuple[dict[str, Any], DayName]]:
     """Return the files of a directory that are days, with their names."""
-    days, others = [], []
+    days: list[tuple[dict[str, Any], DayName]] = []
+    others: list[tuple[dict[str, Any], DayName]] = []
     for info in filesystem.ls(root, detail=True):
         last = info["name"].rstrip("/").rsplit("/", 1)[-1]
         if info["type"] == "directory":

@@ -110,7 +110,7 @@ def test_other_files_beside_days_are_ignored(tmp_path: Path) -> None:
 
 def test_globs(tmp_path: Path) -> None:
     raw = _write(tmp_path, "b.csv", "a10.csv", "a9.csv")
-    with pytest.raises(BadInputError, match="no number or date in .*a9.csv"):
+    with pytest.raises(BadInputError, match=r"no number or date in .*a9\.csv"):
         find_days(f"{raw}/*.csv")
     assert _found(f"{raw}/*.csv", split=SHARE) == [(0, "a9.csv"), (1, "a10.csv"), (2, "b.csv")]
     with pytest.raises(BadInputError, match="no file matches"):
