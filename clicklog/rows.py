@@ -57,6 +57,11 @@ class BadRow:
     text: bytes = b""
     remedy: str = ""
 
+    @property
+    def reason(self) -> str:
+        """What is wrong, and what to do about it, in one line."""
+        return f"{self.what} -> {self.remedy}" if self.remedy else self.what
+
 
 @dataclasses.dataclass
 class RawRows:

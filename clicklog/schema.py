@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA_FILE = Path(".merlin") / "schema.json"
+#: The tag of the column with the weights of the rows; Merlin has no tag of its own for it.
+WEIGHT_TAG = "sample_weight"
 #: Rows of a table, at most: ids are int32.
 LARGEST_TABLE = 2**31 - 1
 
@@ -27,11 +29,13 @@ class TableSchema:
     """Columns of the training parquet, in order, and the rows each embedding table needs.
 
     Attributes:
-        label: name of the label column (float32).
+        label: name of the main label's column (float32).
         dense: names of the dense columns (float32).
         categorical: names of the id columns (int32).
         table_sizes: per categorical column, 1 + its largest possible id.
         multi_hot: the categorical columns that hold a list of ids in each row (list<int32>).
+        more_labels: names of the columns of further labels (float32).
+        weight: name of the column with the weights of the rows (float32); "" for none.
     """
 
     label: str
@@ -39,6 +43,8 @@ class TableSchema:
     categorical: tuple[str, ...]
     table_sizes: tuple[int, ...]
     multi_hot: tuple[str, ...] = ()
+    more_labels: tuple[str, ...] = ()
+    weight: str = ""
 
     def __post_init__(self) -> None:
         if len(self.categorical) != len(self.table_sizes):
@@ -52,16 +58,24 @@ class TableSchema:
     @property
     def columns(self) -> list[str]:
         """All columns in the order of the parquet files."""
-        return [self.label, *self.dense, *self.categorical]
+        return [*self.floats, *self.categorical]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label columns, the main one first."""
+        return (self.label, *self.more_labels)
+
+    @property
+    def floats(self) -> list[str]:
+        """The float32 columns, which come first: labels, weight, dense."""
+        return [*self.labels, *([self.weight] if self.weight else []), *self.dense]
 
     @functools.cached_property
     def arrow(self) -> pa.Schema:
-        """Schema of the parquet: label and dense float32, ids int32 or lists of int32; no nulls."""
+        """Schema of the parquet: floats float32, ids int32 or lists of int32; no nulls."""
         import pyarrow as pa  # takes 100 ms, and readers of table sizes do not need it
 
-        fields = [
-            pa.field(name, pa.float32(), nullable=False) for name in (self.label, *self.dense)
-        ]
+        fields = [pa.field(name, pa.float32(), nullable=False) for name in self.floats]
         ids = pa.field("element", pa.int32(), nullable=False)
         for name in self.categorical:
             kind = pa.list_(ids) if name in self.multi_hot else pa.int32()
@@ -75,7 +89,10 @@ class TableSchema:
 
     def write(self, directory: Path | str) -> None:
         """Write ``directory/.merlin/schema.json``."""
-        features = [_feature(self.label, "FLOAT", ["target", "binary_classification"])]
+        targets = ["target", "binary_classification"]
+        features = [_feature(name, "FLOAT", targets) for name in self.labels]
+        if self.weight:
+            features.append(_feature(self.weight, "FLOAT", [WEIGHT_TAG]))
         features += [_feature(name, "FLOAT", ["continuous"]) for name in self.dense]
         for name, size in zip(self.categorical, self.table_sizes, strict=True):
             feature = _feature(name, "INT", ["categorical"])
@@ -110,16 +127,24 @@ class TableSchema:
 
     @classmethod
     def _of(cls, value: Any, path: Path) -> TableSchema:
-        label, sizes, multi_hot = "", [], []
+        weight, sizes, multi_hot = "", [], []
+        labels: list[str] = []
         dense: list[str] = []
         categorical: list[str] = []
         for feature in value.get("feature", []):
             tags = feature.get("annotation", {}).get("tag", [])
             name = feature["name"]
-            if not isinstance(name, str) or name in (label, *dense, *categorical):
+            if not isinstance(name, str) or name in (*labels, weight, *dense, *categorical):
                 raise ValueError(f"column name {name!r:.60} is not text or occurs twice")
             if "target" in tags:
-                label = name
+                labels.append(name)
+            elif WEIGHT_TAG in tags:
+                if weight:
+                    raise SchemaError(
+                        f"{path}: {weight} and {name} are both tagged {WEIGHT_TAG}",
+                        "a row has one weight: remove the tag of one of them",
+                    )
+                weight = name
             elif "continuous" in tags:
                 dense.append(name)
             elif "categorical" in tags:
@@ -131,9 +156,17 @@ class TableSchema:
                 properties = feature["annotation"].get("extraMetadata") or [{}]
                 if properties[0].get("is_list"):
                     multi_hot.append(name)
-        if not label or not categorical:
+        if not labels or not categorical:
             raise SchemaError(f"{path}: no label or no categorical column", "run the ETL again")
-        return cls(label, tuple(dense), tuple(categorical), tuple(sizes), tuple(multi_hot))
+        return cls(
+            labels[0],
+            tuple(dense),
+            tuple(categorical),
+            tuple(sizes),
+            tuple(multi_hot),
+            tuple(labels[1:]),
+            weight,
+        )
 
 
 def _feature(name: str, kind: str, tags: list[str]) -> dict:

@@ -25,6 +25,7 @@ from dlrm.multi_hot import MultiHot
 from dlrm.settings.train_settings import TrainSettings
 from dlrm.synthetic import SyntheticLoader, synthetic_schema
 from nvt_loader import KJTLoader
+from nvt_loader.batch import LoaderBatch
 from nvt_loader.selection import Selection
 
 Loader = KJTLoader | SyntheticLoader
@@ -128,6 +129,7 @@ def make_loader(
             undersampling_rate=settings.undersampling_rate if training else None,
             loader_memory=None if memory is None else memory << 20,
             selection=selection,
+            label=settings.label,
             **this_rank,
         )
     limits = {
@@ -183,7 +185,7 @@ def training_batch(
     return TrainBatch.of(batch, size, global_size)
 
 
-def shuffled(batch: Batch, seed: int) -> Batch:
+def shuffled(batch: Batch, seed: int) -> LoaderBatch:
     """Return the rows of ``batch`` in a random order that follows from ``seed``."""
     rows, ids = len(batch.labels), batch.sparse_features
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
@@ -196,12 +198,14 @@ def shuffled(batch: Batch, seed: int) -> Batch:
         ids.weights_or_none(),
         ids.values().numel(),
     )
-    return Batch(
+    row_weights = getattr(batch, "weights", None)
+    return LoaderBatch(
         dense_features=batch.dense_features[order],
         sparse_features=KeyedJaggedTensor(
             keys=ids.keys(), values=values, weights=weights, lengths=lengths, stride=rows
         ),
         labels=batch.labels[order],
+        weights=None if row_weights is None else row_weights[order],
     )
 
 

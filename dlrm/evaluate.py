@@ -44,7 +44,7 @@ def evaluate(
     if pipeline.batches:
         raise RuntimeError("evaluation would take batches that the pipeline fetched for training")
     model.eval()
-    logits, labels = [], []
+    found: list[list[torch.Tensor]] = []
     batches = _batches(loader, batch_size, group)
     with torch.no_grad():
         while True:
@@ -52,13 +52,13 @@ def evaluate(
                 output = pipeline.progress(batches)
             except StopIteration:
                 break
-            logits.append(output.logits)
-            labels.append(output.labels.float())
+            more = [] if output.weights is None else [output.weights]
+            found.append([output.logits, output.labels.float(), *more])
             after_step()
     model.train()
     rows = torch.zeros(0, 2)
-    if logits:
-        rows = torch.stack([torch.cat(logits), torch.cat(labels)], dim=1)
+    if found:
+        rows = torch.stack([torch.cat(parts) for parts in zip(*found, strict=True)], dim=1)
     all_rows = gather_rows(group, rows.cpu().numpy())
     if all_rows is None:
         return None
@@ -68,7 +68,7 @@ def evaluate(
             f"{bad} of {len(all_rows)} predictions are not finite",
             "training diverged: lower --learning_rate; or the data hold values that are not finite",
         )
-    return compute_metrics(all_rows[:, 0], all_rows[:, 1])
+    return compute_metrics(*all_rows.T)
 
 
 def _batches(loader: KJTLoader, batch_size: int, group: Group) -> Iterator[TrainBatch]:

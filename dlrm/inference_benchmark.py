@@ -22,6 +22,7 @@ from dlrm.build import set_up_dense
 from dlrm.checkpoint.store import load_model
 from dlrm.config import ModelConfig, model_config
 from dlrm.data import Loader, make_loader, read_schema
+from dlrm.labels import choose_label
 from dlrm.launch.distributed import Group
 from dlrm.metrics import auroc
 from dlrm.model import Scorer, build_dlrm, fill_table
@@ -70,6 +71,7 @@ def benchmark_inference(settings: TrainSettings, group: Group) -> list[Latency]:
             f"--mode inference_benchmark in {group.world_size} processes", "start it alone"
         )
     schema = read_schema(settings)
+    settings = choose_label(settings, schema)
     scorer, config = _model(settings, schema, group.device)
     set_up_dense(scorer.dlrm, settings)
     events = MetricsLog(settings.log_directory())
@@ -107,7 +109,7 @@ def _model(
 
 @torch.inference_mode()
 def _measure(scorer: Scorer, loader: Loader, size: int, settings: TrainSettings) -> Latency:
-    seconds, logits, labels = [], [], []
+    seconds, logits, rows = [], [], []
     # each batch size is compiled for
     warm_up = max(settings.benchmark_warmup_steps, int(settings.compile_dense))
     steps = settings.inference_benchmark_steps
@@ -120,7 +122,9 @@ def _measure(scorer: Scorer, loader: Loader, size: int, settings: TrainSettings)
         if i >= warm_up:
             seconds.append(end - begin)
             logits.append(output.float().cpu().numpy())
-            labels.append(batch.labels.cpu().numpy())
+            weights = getattr(batch, "weights", None)
+            parts = [batch.labels] if weights is None else [batch.labels, weights]
+            rows.append([part.cpu().numpy() for part in parts])
     p50, p95, p99 = 1e3 * np.percentile(seconds, [50, 95, 99])
     return Latency(
         batch_size=size,
@@ -129,8 +133,8 @@ def _measure(scorer: Scorer, loader: Loader, size: int, settings: TrainSettings)
         p50_ms=float(p50),
         p95_ms=float(p95),
         p99_ms=float(p99),
-        samples_per_s=sum(map(len, labels)) / sum(seconds),
-        auroc=auroc(np.concatenate(logits), np.concatenate(labels)),
+        samples_per_s=sum(map(len, logits)) / sum(seconds),
+        auroc=auroc(np.concatenate(logits), *map(np.concatenate, zip(*rows, strict=True))),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """The metrics of an evaluation.
+    """The metrics of an evaluation; if rows have weights, all means and AUROC are weighted.
 
     Attributes:
         samples: The number of evaluated rows.
@@ -25,6 +25,9 @@ class Metrics:
         mean_prediction: The mean probability; None without samples.
         calibration: The mean prediction over the mean label (ibid.): above 1, too many clicks are
             predicted. None without a positive label.
+        total_weight: The sum of the rows' weights; None if they have none. Rows of weight 0 count
+            for nothing: where one of these metrics is None without rows or without positives, it is
+            without those of a positive weight.
     """
 
     samples: int
@@ -36,25 +39,35 @@ class Metrics:
     positive_rate: float | None
     mean_prediction: float | None
     calibration: float | None
+    total_weight: float | None = None
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """Return a JSON-ready dict."""
-        return dataclasses.asdict(self)
+        """Return a JSON-ready dict, without ``total_weight`` if there are no weights."""
+        value = dataclasses.asdict(self)
+        if self.total_weight is None:
+            del value["total_weight"]
+        return value
 
 
-def auroc(scores: np.ndarray, labels: np.ndarray) -> float | None:
+def auroc(
+    scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+) -> float | None:
     """Compute the exact area under the ROC curve; pairs of equal scores count half.
 
     It is the Mann-Whitney statistic: the share of pairs (positive, negative) in which the positive
-    has the higher score. The sums are integers, so it is exact up to 2**62 pairs.
+    has the higher score. The sums are integers, so it is exact up to 2**62 pairs. With weights, a
+    pair counts as the product of its weights, and the sums are float64.
 
     Args:
         scores: Any monotone scores [N], such as logits.
         labels: The labels [N], 0 or 1.
+        weights: The weights [N], 0 or more; None if all rows count alike.
 
     Returns:
         The area; None if there is no positive or no negative.
     """
+    if weights is not None:
+        return _weighted_auroc(scores, labels, weights)
     order = np.argsort(scores)
     scores = scores[order]
     positive = labels[order] > 0.5
@@ -70,8 +83,30 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     return won / (2 * int(positives_up_to[-1]) * int(negatives_up_to[-1]))
 
 
-def compute_metrics(logits: np.ndarray, labels: np.ndarray) -> Metrics:
-    """Compute all metrics of ``logits`` [N] and ``labels`` [N] (0 or 1), summed in float64."""
+def _weighted_auroc(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float | None:
+    order = np.argsort(scores)
+    scores, weights = scores[order], weights[order].astype(np.float64)
+    positive = labels[order] > 0.5
+    total = float(weights[positive].sum()), float(weights[~positive].sum())
+    if not all(total):
+        return None
+    first_of_group = np.flatnonzero(np.append(True, scores[1:] != scores[:-1]))
+    positives = np.add.reduceat(np.where(positive, weights, 0.0), first_of_group)
+    negatives = np.add.reduceat(np.where(positive, 0.0, weights), first_of_group)
+    lower = np.cumsum(negatives) - negatives
+    return float(np.sum(positives * (lower + negatives / 2))) / total[0] / total[1]
+
+
+def compute_metrics(
+    logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+) -> Metrics:
+    """Compute all metrics, summed in float64.
+
+    Args:
+        logits: The logits [N].
+        labels: The labels [N], 0 or 1.
+        weights: The weights [N], 0 or more; None if all rows count alike.
+    """
     logits = np.asarray(logits)
     labels = np.asarray(labels)
     samples = len(labels)
@@ -79,23 +114,33 @@ def compute_metrics(logits: np.ndarray, labels: np.ndarray) -> Metrics:
         return Metrics(0, 0, *[None] * 7)
     x = logits.astype(np.float64)
     y = labels.astype(np.float64)
+    w = None if weights is None else weights.astype(np.float64)
+    total = None if w is None else float(w.sum())
+    positives = int(np.count_nonzero(y > 0.5))
+    if total == 0.0:
+        return Metrics(samples, positives, *[None] * 7, total_weight=total)
+
+    def mean(values: np.ndarray) -> float:
+        return float(np.mean(values)) if w is None else float(np.sum(w * values)) / total
+
     # -y log σ(x) - (1-y) log(1-σ(x)) = max(x, 0) - xy + log(1 + exp(-|x|)), without overflow
-    log_loss = float(np.mean(np.maximum(x, 0) - x * y + np.log1p(np.exp(-np.abs(x)))))
-    rate = float(y.mean())
+    log_loss = mean(np.maximum(x, 0) - x * y + np.log1p(np.exp(-np.abs(x))))
+    rate = mean(y)
     normalized = None
     if 0 < rate < 1:
         normalized = log_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
-    prediction = float(np.mean(_sigmoid(x)))
+    prediction = mean(_sigmoid(x))
     return Metrics(
         samples=samples,
-        positives=int(np.count_nonzero(y > 0.5)),
-        auroc=auroc(logits, labels),
+        positives=positives,
+        auroc=auroc(logits, labels, w),
         log_loss=log_loss,
         normalized_entropy=normalized,
-        accuracy=float(np.mean((x >= 0) == (y > 0.5))),
+        accuracy=mean((x >= 0) == (y > 0.5)),
         positive_rate=rate,
         mean_prediction=prediction,
         calibration=prediction / rate if rate else None,
+        total_weight=total,
     )
 
 

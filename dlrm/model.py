@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import fx, nn
 from torchrec.datasets.utils import Batch
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DenseArch, DLRM_Projection, OverArch
 from torchrec.modules.crossnet import LowRankCrossNet
@@ -26,6 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm.config import INTERACTION_SIZES, ModelConfig
 from dlrm.interaction import EmbeddingsCross, EmbeddingsProjection, Interaction, PooledVectors
 from dlrm.multi_hot import MultiHot
+from nvt_loader.batch import LoaderBatch
 
 #: The rows of a table that one generator initializes. The initial weights depend on it.
 BLOCK_ROWS = 65536
@@ -38,7 +40,7 @@ _CLASSES = {"original": DLRM, "dcn": DLRM_DCN, "projection": DLRM_Projection}
 
 
 @dataclasses.dataclass
-class TrainBatch(Batch):
+class TrainBatch(LoaderBatch):
     """One rank's batch of a step.
 
     Attributes:
@@ -56,9 +58,10 @@ class TrainBatch(Batch):
         Row-wise sharded tables scatter their sums in equal parts. A padding row has no ids, so it
         reads no table; :class:`TrainModel` leaves it out of the loss.
         """
-        rows = len(batch.labels)
+        rows, weights = len(batch.labels), getattr(batch, "weights", None)
+        counts = rows, global_size
         if rows == size:
-            return cls(batch.dense_features, batch.sparse_features, batch.labels, rows, global_size)
+            return cls(batch.dense_features, batch.sparse_features, batch.labels, weights, *counts)
         ids = batch.sparse_features
         more = size - rows
         pad = nn.functional.pad
@@ -70,38 +73,35 @@ class TrainBatch(Batch):
             stride=size,
         )
         dense = pad(batch.dense_features, (0, 0, 0, more))
-        return cls(dense, padded, pad(batch.labels, (0, more)), rows, global_size)
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> TrainBatch:
-        """Copy the batch to ``device``."""
-        return self._with(super().to(device, non_blocking))
-
-    def pin_memory(self) -> TrainBatch:
-        """Copy the batch to page-locked memory."""
-        return self._with(super().pin_memory())
-
-    def _with(self, batch: Batch) -> TrainBatch:
-        return TrainBatch(
-            batch.dense_features,
-            batch.sparse_features,
-            batch.labels,
-            self.rows,
-            self.global_size,
-        )
+        if weights is not None:
+            weights = pad(weights, (0, more))
+        return cls(dense, padded, pad(batch.labels, (0, more)), weights, *counts)
 
 
 @dataclasses.dataclass
 class StepOutput:
-    """The results of one step, detached: the scaled loss, and logits and labels [rows]."""
+    """The results of one step, detached.
+
+    Attributes:
+        loss: The scaled loss, a scalar.
+        logits, labels: Those of this rank's samples [rows].
+        global_size: The number of samples of all ranks together.
+        weights: The weights of this rank's samples [rows], in training scaled so that those of the
+            global batch have a mean of 1; None if samples have none.
+    """
 
     loss: torch.Tensor
     logits: torch.Tensor
     labels: torch.Tensor
     global_size: int
+    weights: torch.Tensor | None = None
 
 
 class TrainModel(nn.Module):
     """A DLRM with its loss: binary cross-entropy, mean over the global batch.
+
+    Where samples have weights it is their weighted mean, Σ w·l / Σ w. The sum of the weights of all
+    ranks is one more number that the ranks exchange in each step.
 
     DDP and TorchRec average gradients over the ranks, as if all had equally many samples. The sum
     of a rank's losses is therefore scaled with world size / global batch size: then that average
@@ -123,10 +123,42 @@ class TrainModel(nn.Module):
             logits = self.dlrm(batch.dense_features, batch.sparse_features)
         logits = logits.squeeze(-1)[: batch.rows].float()
         labels = batch.labels[: batch.rows].float()
-        total = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        weights = batch.weights
+        if self.training:
+            weights = _with_mean_1(weights, batch.global_size, self.world_size)
+        total, weights = _sum_losses(logits, labels, weights)
         loss = total * (self.world_size / batch.global_size)
-        output = StepOutput(loss.detach(), logits.detach(), labels.detach(), batch.global_size)
+        output = StepOutput(
+            loss.detach(), logits.detach(), labels.detach(), batch.global_size, weights
+        )
         return loss, output
+
+
+@fx.wrap  # TorchRec's pipeline traces the model once, without a batch
+def _with_mean_1(
+    weights: torch.Tensor | None, global_size: int, world_size: int
+) -> torch.Tensor | None:
+    """Scale weights so that those of the global batch have a mean of 1 (collective).
+
+    Padding rows have weight 0. If all weights of the global batch are 0, they stay 0.
+    """
+    if weights is None:
+        return None
+    total = weights.sum()
+    if world_size > 1:
+        dist.all_reduce(total)
+    return weights * (global_size / torch.where(total > 0, total, 1.0))
+
+
+@fx.wrap
+def _sum_losses(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the sum of the (weighted) losses, and the weights without those of padding rows."""
+    if weights is not None:
+        weights = weights[: len(logits)]
+    total = nn.functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
+    return total, weights
 
 
 class Scorer(nn.Module):

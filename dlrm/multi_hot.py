@@ -7,6 +7,8 @@ and every rank, epoch, evaluation and loaded model gets the same ids.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -37,7 +39,7 @@ class MultiHot:
 
     def batch(self, batch: Batch) -> Batch:
         """Return the batch with all ids; it must have one id per feature and row."""
-        return Batch(batch.dense_features, self.ids(batch.sparse_features), batch.labels)
+        return dataclasses.replace(batch, sparse_features=self.ids(batch.sparse_features))
 
     def ids(self, one_hot: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Return all ids of all features, on the device and in the dtype of ``one_hot``."""

@@ -23,6 +23,7 @@ from dlrm.config import ModelConfig, model_config
 from dlrm.data import check_length, make_loaders, read_oracle, read_schema, training_batch
 from dlrm.days import choose_days, log_days
 from dlrm.evaluate import evaluate
+from dlrm.labels import choose_label
 from dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
 from dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from dlrm.metrics import Metrics
@@ -70,6 +71,7 @@ def train(settings: TrainSettings, group: Group) -> TrainResult:
         SystemExit: SIGTERM stopped the run; a checkpoint of its last step is written.
     """
     schema = read_schema(settings)
+    settings = choose_label(settings, schema)
     if settings.save_checkpoint_path:
         check_destination(settings.save_checkpoint_path)
     with claimed(lock_files(settings), group):

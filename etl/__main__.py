@@ -14,6 +14,7 @@ from clicklog.errors import run_command
 #: Subcommand → its module and its help.
 COMMANDS = {
     "synthesize": ("etl.commands.synthesize", "make a synthetic click log with a known best AUROC"),
+    "guess": ("etl.commands.guess", "a first feature spec from the head of a file"),
     "run": ("etl.commands.run", "days of a raw log → saved NVTabular Workflow + parquet"),
     "extend": ("etl.commands.extend", "add new days to a finished output; its ids stay"),
     "check": (

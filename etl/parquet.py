@@ -132,7 +132,7 @@ def _write_hugectr(
             "file_stats": [
                 {"file_name": name, "num_rows": n} for name, n in zip(names, rows, strict=True)
             ],
-            "labels": described([schema.label]),
+            "labels": described(schema.labels),
             "conts": described(schema.dense),
             "cats": described(schema.categorical),
         },

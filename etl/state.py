@@ -96,7 +96,7 @@ def write_unit(
             _write_rejected(rejected_file(work, unit), bad)
     result = UnitResult(
         unit=unit,
-        bad=[(row.line, row.what) for row in bad[:DESCRIBED]],
+        bad=[(row.line, row.reason) for row in bad[:DESCRIBED]],
         size=size,
         **{name: sum(getattr(tally, name) for tally in tallies) for name in _SUMS},
     )
@@ -185,7 +185,7 @@ def _write_rejected(path: Path, rows: list[BadRow]) -> None:
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         for bad in rows:
             text = bad.text.replace(b"\r", b"").replace(b"\n", b"\\n")
-            file.write(b"%d\t%s\t%s\n" % (bad.line, bad.what.encode(), text))
+            file.write(b"%d\t%s\t%s\n" % (bad.line, bad.reason.encode(), text))
 
 
 def plan_record(settings: dict[str, Any], days: list[DayFile]) -> dict[str, Any]:

@@ -34,11 +34,35 @@ class Accuracy:
     largest_change: float
 
 
-def metrics_of(probabilities: np.ndarray, labels: np.ndarray) -> Metrics:
-    """Return the metrics of probabilities float32 [n] and labels [n]."""
+@dataclasses.dataclass(frozen=True)
+class LabelledScores:
+    """Scores of the same labelled rows by several models.
+
+    Attributes:
+        labels: The labels [n].
+        weights: The weights float32 [n]; None if the rows have none.
+        scores: By the name of the model, the probabilities float32 [n].
+    """
+
+    labels: np.ndarray
+    weights: np.ndarray | None
+    scores: dict[str, np.ndarray]
+
+    def metrics(self) -> dict[str, Metrics]:
+        """Return the metrics of each model by its name."""
+        return {
+            name: metrics_of(values, self.labels, self.weights)
+            for name, values in self.scores.items()
+        }
+
+
+def metrics_of(
+    probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+) -> Metrics:
+    """Return the metrics of probabilities float32 [n], labels [n] and perhaps weights [n]."""
     # clip to the smallest and largest float32 between 0 and 1
     x = probabilities.astype(np.float64).clip(1e-38, 1 - 2**-25)
-    return compute_metrics(np.log(x) - np.log1p(-x), labels)
+    return compute_metrics(np.log(x) - np.log1p(-x), labels, weights)
 
 
 def score_labelled(
@@ -46,8 +70,8 @@ def score_labelled(
     path: str,
     file_format: str | None = None,
     most: int | None = None,
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Score the same labelled rows with several predictors.
+) -> LabelledScores:
+    """Score the same labelled rows with several predictors of one label.
 
     Args:
         predictors: Predictors of the same columns, by name.
@@ -55,15 +79,20 @@ def score_labelled(
         file_format: Its format; None for that of the training log, or parquet if the path ends so.
         most: The number of rows to read, from the first on; None for all.
 
-    Returns:
-        The labels [n], and by name the probabilities float32 [n].
-
     Raises:
-        SchemaError: The log has no labels.
+        SchemaError: The log has no labels, or the predictors predict different ones.
         BadInputError, BadRowError: It has no rows, or malformed ones.
     """
-    spec = input_spec(next(iter(predictors.values())).spec, path, file_format)
+    first = next(iter(predictors.values()))
+    for name, predictor in predictors.items():
+        if predictor.label != first.label:
+            raise SchemaError(
+                f"model {name} predicts label {predictor.label}, the first one {first.label}",
+                "compare models of the same label",
+            )
+    spec = input_spec(first.spec, path, file_format)
     labels: list[np.ndarray] = []
+    weights: list[np.ndarray] = []
     scores: dict[str, list[np.ndarray]] = {name: [] for name in predictors}
     left = most
     with tqdm(desc="evaluate", unit="rows", unit_scale=True, disable=None) as bar:
@@ -72,7 +101,9 @@ def score_labelled(
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
             rows = piece.parse()
             count = len(rows) if left is None else min(left, len(rows))
-            labels.append(rows.label[:count])
+            labels.append(first.labels_of(rows)[:count])
+            if rows.weight is not None:
+                weights.append(rows.weight[:count])
             encoded: dict[str, EncodedRows] = {}  # by workflow: they may have the same
             for name, predictor in predictors.items():
                 workflow = predictor.workflow
@@ -89,7 +120,11 @@ def score_labelled(
     truth = np.concatenate(labels or [np.empty(0)])
     if not len(truth):
         raise BadInputError(f"{path}: no rows", "pass rows with labels")
-    return truth, {name: np.concatenate(parts) for name, parts in scores.items()}
+    return LabelledScores(
+        truth,
+        np.concatenate(weights) if weights else None,
+        {name: np.concatenate(parts) for name, parts in scores.items()},
+    )
 
 
 def compare(
@@ -107,16 +142,16 @@ def compare(
         SchemaError: The log has no labels.
         BadInputError, BadRowError: It has no rows, or malformed ones.
     """
-    truth, joined = score_labelled(predictors, path, file_format)
-    first = next(iter(joined.values()))
+    scored = score_labelled(predictors, path, file_format)
+    first, metrics = next(iter(scored.scores.values())), scored.metrics()
     return [
         Accuracy(
             tables=kind,
             mebibytes=predictors[kind].model.table.nbytes / 2**20,
-            metrics=metrics_of(values, truth),
+            metrics=metrics[kind],
             largest_change=float(np.abs(values - first).max()),
         )
-        for kind, values in joined.items()
+        for kind, values in scored.scores.items()
     ]
 
 

@@ -76,7 +76,8 @@ def predict_file(
     """Score a raw log, with or without labels, in bounded memory.
 
     The output has a row for each row of the input, in its order: ``row`` int64 (from 0, without
-    the header), ``id_columns``, ``probability`` float32, and ``label`` uint8 if the input has it.
+    the header), ``id_columns``, ``probability`` float32, and, if the input has them, ``label``
+    uint8, the one that the model predicts, and ``weight`` float32.
 
     Args:
         predictor: The workflow and the model.
@@ -138,17 +139,24 @@ def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bo
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
     columns |= ids.read(piece, rows.line)
     columns["probability"] = to_arrow(predictor.predict_rows(rows))
-    if rows.label is not None:
-        columns["label"] = to_arrow(rows.label)
+    labels = predictor.labels_of(rows)
+    if labels is not None:
+        columns["label"] = to_arrow(labels)
+    if rows.weight is not None:
+        columns["weight"] = to_arrow(rows.weight)
     return _Result(pa.table(columns), _describe(piece, rows))
 
 
 def _describe(piece: UnparsedRows, rows: RawRows) -> bytes:
     """Return line (from 1), reason and raw text of a piece's malformed rows."""
-    begin = piece.first + 1 + header_lines(piece.spec)
+    begin = piece.first + 1 + header_lines(piece.spec, piece.path)
     return b"".join(
         b"%d\t%s\t%s\n"
-        % (begin + bad.line, bad.what.encode(), bad.text.replace(b"\r", b"").replace(b"\n", b"\\n"))
+        % (
+            begin + bad.line,
+            bad.reason.encode(),
+            bad.text.replace(b"\r", b"").replace(b"\n", b"\\n"),
+        )
         for bad in rows.bad
     )
 
@@ -210,8 +218,12 @@ def _digest(predictor: Predictor) -> str:
     return digest.hexdigest()
 
 
-def evaluate_file(path: Path) -> Metrics:
+def evaluate_file(path: Path, *, weighted: bool = False) -> Metrics:
     """Return the metrics of a file that :func:`predict_file` wrote, with 60 bytes of memory a row.
+
+    Args:
+        path: The file.
+        weighted: Whether its rows have weights.
 
     Raises:
         SettingsError: The file has no labels.
@@ -219,7 +231,7 @@ def evaluate_file(path: Path) -> Metrics:
     with pq.ParquetFile(path) as file:
         if "label" not in file.schema_arrow.names:
             raise SettingsError(f"{path}: no labels", "leave out --evaluate")
-        table = file.read(columns=["probability", "label"])
-    probabilities = np.concatenate([to_numpy(c) for c in table["probability"].chunks])
-    labels = np.concatenate([to_numpy(c) for c in table["label"].chunks])
-    return metrics_of(probabilities, labels)
+        names = ["probability", "label", *(["weight"] if weighted else [])]
+        table = file.read(columns=names)
+    columns = (np.concatenate([to_numpy(c) for c in table[name].chunks]) for name in names)
+    return metrics_of(*columns)

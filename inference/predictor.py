@@ -17,7 +17,7 @@ from clicklog.spec.columns import InputFormat
 from clicklog.spec.feature_spec import FeatureSpec
 from inference.inputs.frames import read_columns, read_dicts
 from inference.inputs.values import RowReader, reads_plainly
-from inference.model.bundle import is_bundle, read_bundle
+from inference.model.bundle import describe, is_bundle, read_bundle
 from inference.model.scoring import ServingModel
 from inference.model.tables import KINDS
 from inference.model.weights import check_pair, read_checkpoint, usable
@@ -40,10 +40,15 @@ class Predictor:
     Attributes:
         workflow: Encodes rows, on the CPU.
         model: Scores encoded rows.
+        label: The label whose probability it predicts.
     """
 
-    def __init__(self, workflow: compiled.CompiledWorkflow, model: ServingModel) -> None:
+    def __init__(
+        self, workflow: compiled.CompiledWorkflow, model: ServingModel, label: str = ""
+    ) -> None:
+        """Score with these; ``label`` is "" for the workflow's main one."""
         self.workflow, self.model = workflow, model
+        self.label = label or workflow.spec.label
         plainly = reads_plainly(workflow.spec)
         self._reader = RowReader(workflow.spec) if plainly else None
 
@@ -82,13 +87,14 @@ class Predictor:
                 raise BadInputError(
                     f"{path}: a saved workflow, not a bundle", "also pass a checkpoint"
                 )
-            return cls(*_with_tables(*read_bundle(path, device, check=check), tables))
+            opened = _with_tables(*read_bundle(path, device, check=check), tables)
+            return cls(*opened, describe(path).model.label)
         if check:
             verify(path, inspect(path))
         workflow = compiled.load(path, verify=check)
         model, shape = read_checkpoint(checkpoint, device)
         check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)
-        return cls(*_with_tables(workflow, model, tables))
+        return cls(*_with_tables(workflow, model, tables), shape.label)
 
     def on(self, device: torch.device | str) -> Predictor:
         """Return this predictor with its model on another device.
@@ -96,7 +102,7 @@ class Predictor:
         Raises:
             SettingsError: The device cannot be used.
         """
-        return Predictor(self.workflow, self.model.to(usable(device)))
+        return Predictor(self.workflow, self.model.to(usable(device)), self.label)
 
     @property
     def spec(self) -> FeatureSpec:
@@ -133,6 +139,13 @@ class Predictor:
                 return self._reader.read(rows)
             return read_dicts(rows, self.spec)
         return read_columns(rows, self.spec)
+
+    def labels_of(self, rows: RawRows) -> np.ndarray | None:
+        """Return the values uint8 [n] of the predicted label; None for rows without labels."""
+        number = self.spec.labels.index(self.label)
+        if not number or rows.more_labels is None:
+            return rows.label
+        return rows.more_labels[number - 1]
 
     def predict_rows(self, rows: RawRows) -> np.ndarray:
         """Return the probabilities float32 [n] of parsed rows, with or without labels."""

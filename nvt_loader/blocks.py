@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
-from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from clicklog.errors import SchemaError
+from nvt_loader.batch import LoaderBatch
 from nvt_loader.parquet.dataset import Dataset
 from nvt_loader.parquet.shard_reader import ShardReader
 
@@ -28,25 +30,32 @@ class FlatBlock:
         labels: float32 [steps, B].
         dense: float32 [steps, B, dense columns].
         ids: int32 or int64 [steps, categorical columns, B].
+        row_weights: float32 [steps, B]; None if the data have none, and before
+            :func:`take_weights`.
     """
 
     labels: torch.Tensor
     dense: torch.Tensor
     ids: torch.Tensor
+    row_weights: torch.Tensor | None = None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors on the device."""
-        return self.labels, self.dense, self.ids
+        more = () if self.row_weights is None else (self.row_weights,)
+        return self.labels, self.dense, self.ids, *more
 
     def to(self, device: torch.device) -> FlatBlock:
         """Copy the block to ``device``; from pinned memory, without waiting for the copy."""
         return FlatBlock(*(tensor.to(device, non_blocking=True) for tensor in self.tensors))
 
-    def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[Batch]:
+    def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of some of the block's steps."""
         ids = self.ids.view(self.ids.shape[0], self.ids.shape[1] * self.ids.shape[2])
-        return map(make_batch, self.labels[steps], self.dense[steps], ids[steps])
+        parts = [self.labels[steps], self.dense[steps], ids[steps]]
+        if self.row_weights is not None:
+            parts.append(self.row_weights[steps])
+        return map(make_batch, *parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +71,7 @@ class JaggedBlock:
         offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
         bounds: where the ids of each step and column begin in ``values``, and where the last ones
             end: steps · columns + 1 integers.
+        row_weights: as in :class:`FlatBlock`.
     """
 
     labels: torch.Tensor
@@ -71,12 +81,13 @@ class JaggedBlock:
     lengths: torch.Tensor
     offsets: torch.Tensor
     bounds: Sequence[int]
+    row_weights: torch.Tensor | None = None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The tensors on the device."""
-        found = (self.labels, self.dense, self.values, self.weights, self.lengths, self.offsets)
-        return tuple(tensor for tensor in found if tensor is not None)
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(value for value in values if isinstance(value, torch.Tensor))
 
     def to(self, device: torch.device) -> JaggedBlock:
         """Copy the block to ``device``; from pinned memory, without waiting for the copy."""
@@ -87,20 +98,22 @@ class JaggedBlock:
         }
         return dataclasses.replace(self, **changes)
 
-    def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[Batch]:
+    def batches(self, steps: slice, make_batch: BatchFactory) -> Iterator[LoaderBatch]:
         """Yield the batches of some of the block's steps."""
         size = self.labels.shape[1]
         columns = self.lengths.shape[1] // size if size else 0
         for step in range(self.labels.shape[0])[steps]:
             bounds = self.bounds[step * columns : (step + 1) * columns + 1]
             begin, end = bounds[0], bounds[-1]
+            row_weights = None if self.row_weights is None else self.row_weights[step]
             if size == 0:
-                yield make_batch(self.labels[step], self.dense[step], self.values)
+                yield make_batch(self.labels[step], self.dense[step], self.values, row_weights)
                 continue
             yield make_batch.jagged(
                 self.labels[step],
                 self.dense[step],
                 self.values[begin:end],
+                row_weights,
                 weights=None if self.weights is None else self.weights[begin:end],
                 lengths=self.lengths[step],
                 offsets=self.offsets[step],
@@ -158,8 +171,29 @@ def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock
     )
 
 
+Block = TypeVar("Block", FlatBlock, JaggedBlock)
+
+
+def take_weights(dataset: Dataset, block: Block) -> Block:
+    """Move the weights of the rows out of the dense features, of which they are the first column.
+
+    Raises:
+        SchemaError: a weight is negative.
+    """
+    if not dataset.weighted:
+        return block
+    weights, dense = block.dense[..., 0].contiguous(), block.dense[..., 1:].contiguous()
+    if (weights < 0).any():  # waits for the device, in the loader's thread
+        raise SchemaError(
+            f"{dataset.directory}: column {dataset.schema.dense[0]} holds a negative weight, "
+            f"{float(weights.min()):g}",
+            "weights are 0 or more: `python -m etl check` names the rows",
+        )
+    return dataclasses.replace(block, dense=dense, row_weights=weights)
+
+
 class BatchFactory:
-    """Makes :class:`Batch` objects from views; what depends on B alone is made once per B.
+    """Makes :class:`LoaderBatch` objects from views; what depends on B alone is made once per B.
 
     All batches of B rows share these constants, so they must not be written to.
     """
@@ -170,8 +204,14 @@ class BatchFactory:
         self._device = device
         self._samples: dict[int, KeyedJaggedTensor] = {}
 
-    def __call__(self, labels: torch.Tensor, dense: torch.Tensor, ids: torch.Tensor) -> Batch:
-        """Make a batch of labels [B], dense [B, columns] and ids [columns · B]."""
+    def __call__(
+        self,
+        labels: torch.Tensor,
+        dense: torch.Tensor,
+        ids: torch.Tensor,
+        row_weights: torch.Tensor | None = None,
+    ) -> LoaderBatch:
+        """Make a batch of labels [B], dense [B, columns], ids [columns · B] and weights [B]."""
         size = labels.shape[0]
         if size not in self._samples:
             self._samples[size] = KeyedJaggedTensor(
@@ -180,11 +220,16 @@ class BatchFactory:
         # A copy with other values: the constructor takes as long as 50 rows of a batch.
         sparse = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
         sparse.__dict__.update(self._samples[size].__dict__, _values=ids)
-        return Batch(dense_features=dense, sparse_features=sparse, labels=labels)
+        return LoaderBatch(dense, sparse, labels, row_weights)
 
     def jagged(
-        self, labels: torch.Tensor, dense: torch.Tensor, values: torch.Tensor, **parts: object
-    ) -> Batch:
+        self,
+        labels: torch.Tensor,
+        dense: torch.Tensor,
+        values: torch.Tensor,
+        row_weights: torch.Tensor | None,
+        **parts: object,
+    ) -> LoaderBatch:
         """Make a batch with any number of ids; ``parts`` are passed to KeyedJaggedTensor."""
         sparse = KeyedJaggedTensor(
             keys=self._keys,
@@ -193,7 +238,7 @@ class BatchFactory:
             index_per_key=self._index_per_key,
             **parts,
         )
-        return Batch(dense_features=dense, sparse_features=sparse, labels=labels)
+        return LoaderBatch(dense, sparse, labels, row_weights)
 
     def _constants(self, size: int) -> dict:
         """Return the arguments of a KeyedJaggedTensor of ``size`` rows with one id per key."""

@@ -9,9 +9,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torchrec.datasets.utils import Batch
-
 from nvt_loader import plan as planning
+from nvt_loader.batch import LoaderBatch
 from nvt_loader.blocks import BatchFactory, Source
 from nvt_loader.cpu.builder import CpuBuilder
 from nvt_loader.memory import PREFETCH_BLOCKS, Budget
@@ -141,7 +140,7 @@ def _extents(
         begin, length = end, max(1, budget.block_rows // batch)
 
 
-class EpochIterator(Iterator[Batch]):
+class EpochIterator(Iterator[LoaderBatch]):
     """Yields batches from blocks, which a thread of its own builds ahead.
 
     The thread runs one task per block and waits for nothing in between, so it can always end: at
@@ -162,14 +161,14 @@ class EpochIterator(Iterator[Batch]):
         self._produced, self._builder = produced, builder
         self._make_batch, self._finish = make_batch, finish
         self._position = position
-        self._batches: Iterator[Batch] = iter(())
+        self._batches: Iterator[LoaderBatch] = iter(())
         self._error: Exception | None = None
         self._executor = concurrent.futures.ThreadPoolExecutor(1, "nvt_loader")
         self._ahead: collections.deque[concurrent.futures.Future] = collections.deque()
         for _ in range(PREFETCH_BLOCKS):
             self._submit()
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> LoaderBatch:
         batch = next(self._batches, None)
         while batch is None:
             self._batches = iter(())  # releases the last block
@@ -182,7 +181,7 @@ class EpochIterator(Iterator[Batch]):
     def _submit(self) -> None:
         self._ahead.append(self._executor.submit(self._builder.produce, self._produced))
 
-    def _next_block(self) -> Iterator[Batch]:
+    def _next_block(self) -> Iterator[LoaderBatch]:
         if self._error is not None:
             raise self._error
         if not self._ahead:

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
-from torchrec.datasets.utils import Batch
 
 from clicklog.errors import SettingsError
 from clicklog.schema import TableSchema
 from nvt_loader import accounting
+from nvt_loader.batch import LoaderBatch
 from nvt_loader.blocks import BatchFactory
 from nvt_loader.cuda.builders import choose_builder
 from nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
@@ -40,14 +40,15 @@ class KJTLoader:
     """Batches for one rank from a split's parquet files.
 
     Every ``iter()`` returns a new iterator over one epoch. It yields
-    :class:`torchrec.datasets.utils.Batch` on ``device``:
+    :class:`nvt_loader.batch.LoaderBatch`, a :class:`torchrec.datasets.utils.Batch`, on ``device``:
 
     - ``dense_features``: float32 [B, dense columns];
     - ``sparse_features``: KeyedJaggedTensor with the categorical columns as keys, in the schema's
       order; values of ``id_dtype``, lengths and offsets int32, stride B. Without multi-hot columns
       there is one id per key and row. A multi-hot column has as many ids in a row as its list
       holds. If ``weights`` names columns with weights, ids have weights (float32), by default 1;
-    - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them).
+    - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them);
+    - ``weights``: float32 [B], the weights of the rows; None if the data have no such column.
 
     Over all ranks, an epoch yields every row exactly once, in the same number of steps on each
     rank. B is ``batch_size`` except in the last step: its rows are split evenly over the ranks, so
@@ -97,6 +98,7 @@ class KJTLoader:
         decode_threads: threads that decode; by default two where there are two processors.
         selection: the files of the split to read, and those to sample; by default all files.
         transforms: functions of a batch, applied in order before those of :meth:`map`.
+        label: the label that ``labels`` holds, if the data have several; by default the main one.
 
     Raises:
         BadInputError: a missing directory, file or schema, or a file that cannot be read.
@@ -129,6 +131,7 @@ class KJTLoader:
         decode_threads: int | None = None,
         selection: Selection | None = None,
         transforms: Iterable[Callable[[Any], Any]] = (),
+        label: str | None = None,
     ) -> None:
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
@@ -149,14 +152,19 @@ class KJTLoader:
                 raise SettingsError(f"{name} = {value!r}", f"choose one of {', '.join(known)}")
         if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
             raise SettingsError(f"undersampling_rate = {undersampling_rate}", "choose 0 … 1")
+        dataset = read_dataset(path, schema, weights, label or "")
         self._dataset = _configured(
-            read_dataset(path, schema, weights),
+            dataset,
             selection=selection,
             table_sizes=table_sizes,
             id_dtype=np.dtype(id_dtype),
             hash_indices=hash_indices,
             undersampling=None if undersampling_rate is None else (undersampling_rate, seed),
         )
+        self._schema = schema or TableSchema.read(dataset.directory)
+        if table_sizes is not None:
+            sizes = self._dataset.schema.table_sizes
+            self._schema = dataclasses.replace(self._schema, table_sizes=sizes)
         self._fingerprint = self._dataset.fingerprint()
         self._order = Order(shuffle, seed, rank, world_size)
         self._device = _choose_device(device)
@@ -182,9 +190,14 @@ class KJTLoader:
     @property
     def schema(self) -> TableSchema:
         """Columns and table sizes of the data."""
-        return self._dataset.schema
+        return self._schema
 
     input_schema = output_schema = schema
+
+    @property
+    def label(self) -> str:
+        """The label that the batches hold."""
+        return self._dataset.schema.label
 
     @property
     def num_rows(self) -> int:
@@ -229,7 +242,7 @@ class KJTLoader:
         """Make the next ``iter()`` epoch ``epoch``, from its first step."""
         self._next, self._current = Position(epoch), None
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[LoaderBatch]:
         """Return an iterator over the next epoch, or over the rest of a loaded state's epoch."""
         if get_worker_info() is not None:
             raise SettingsError(
@@ -244,7 +257,7 @@ class KJTLoader:
         produced = produce_blocks(
             self._dataset, self._plan, builder, position, self._order, self._budget()
         )
-        batches: Iterator[Batch] = EpochIterator(
+        batches: Iterator[LoaderBatch] = EpochIterator(
             produced, builder, self._make_batch, position, self._finish
         )
         for function in self._functions:

@@ -138,6 +138,8 @@ class WorkflowDescription:
             categorical=tuple(self.spec.categorical_names),
             table_sizes=tuple(self.vocabularies[c.name].table_size for c in columns),
             multi_hot=tuple(column.name for column in columns if column.multi_hot),
+            more_labels=tuple(self.spec.labels[1:]),
+            weight=self.spec.weight,
         )
 
     @property

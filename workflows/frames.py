@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 def to_frame(rows: RawRows, spec: FeatureSpec, *, gpu: bool = False) -> pd.DataFrame:
     """Return a frame of the raw columns, named and ordered as in the spec.
 
-    pandas: the label is float32. Numbers are float64, NaN where missing: all values that a spec
-    admits are exact in it, and NVTabular's pandas code does not support nullable integers. Strings
-    are object, None where missing. A list is an array (int64 or object) in each row, empty where
-    missing.
+    pandas: labels and weight are float32. Numbers are float64, NaN where missing: all values that a
+    spec admits are exact in it, and NVTabular's pandas code does not support nullable integers.
+    Strings are object, None where missing. A list is an array (int64 or object) in each row, empty
+    where missing.
 
-    cuDF: the label is float32. Integers are int64, floats float64, strings str, lists of int64 or
-    strings; missing values are null, missing lists empty.
+    cuDF: labels and weight are float32. Integers are int64, floats float64, strings str, lists of
+    int64 or strings; missing values are null, missing lists empty.
 
     Args:
-        rows: parsed rows; without labels the frame has no label column.
+        rows: parsed rows; without labels the frame has no columns of labels and weight.
         spec: the columns.
         gpu: return a ``cudf.DataFrame`` on the current device.
     """
@@ -60,6 +60,11 @@ def _columns(rows: RawRows, spec: FeatureSpec, convert: Callable) -> dict[str, A
     columns = {}
     if rows.label is not None:
         columns[spec.label] = rows.label.astype(np.float32)
+    if rows.more_labels is not None:
+        more = rows.more_labels.astype(np.float32)
+        columns |= dict(zip(spec.labels[1:], more, strict=True))
+    if rows.weight is not None:
+        columns[spec.weight] = rows.weight
     for names, values, missing in (
         (spec.dense_names, rows.dense, rows.dense_missing),
         (spec.categorical_names, rows.categorical, rows.categorical_missing),

@@ -26,7 +26,7 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Wo
     """Return an unfitted Workflow.
 
     Its output has ids as int32 (lists of int32 for multi-hot columns), dense columns as float32 and
-    the unchanged label. Select ``spec.columns`` for the order of the spec.
+    the unchanged labels and weight. Select ``spec.columns`` for the order of the spec.
 
     Hashed columns need no fitting: they get an empty vocabulary, a file below ``categories_path``.
 

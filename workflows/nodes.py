@@ -47,7 +47,7 @@ Record = dict[str, Any]
 def unfitted(spec: FeatureSpec) -> list[Record]:
     """Return the nodes without fitted state and schemas: parents before children, output last."""
     nodes = _Nodes()
-    ends = [*_categorical(spec, nodes), *_dense(spec, nodes), nodes.select([spec.label])]
+    ends = [*_categorical(spec, nodes), *_dense(spec, nodes), nodes.select(passed_through(spec))]
     nodes.add(CONCAT, {}, ends[:1], ends[1:])
     return nodes.records
 
@@ -86,6 +86,11 @@ def vocabulary_directories(spec: FeatureSpec) -> dict[str, str]:
         if record["op_class"] == CATEGORIFY
         for name in _vocabularies_of(record, spec)
     }
+
+
+def passed_through(spec: FeatureSpec) -> list[str]:
+    """Return the columns that the graph leaves unchanged: the labels and the weight."""
+    return [*spec.labels, *([spec.weight] if spec.weight else [])]
 
 
 class _Nodes:
@@ -268,7 +273,8 @@ def _input_schema(spec: FeatureSpec) -> list[Record]:
     categorical = [
         _column(column.name, raw_dtype(column), column.multi_hot) for column in spec.categorical
     ]
-    return [_column(spec.label, "float32"), *dense, *categorical]
+    unchanged = [_column(name, "float32") for name in passed_through(spec)]
+    return [*unchanged, *dense, *categorical]
 
 
 def raw_dtype(column: CategoricalColumn) -> str:

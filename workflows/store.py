@@ -42,7 +42,8 @@ def load(path: Path | str, *, label: bool = True) -> Workflow:
 
     Args:
         path: directory that :func:`save` wrote.
-        label: whether the label is passed through (training), or there is none (inference).
+        label: whether labels and weight are passed through (training), or there are none
+            (inference).
 
     Raises:
         BadInputError: there is no saved workflow, or one of its files is missing, damaged or
@@ -56,7 +57,7 @@ def load(path: Path | str, *, label: bool = True) -> Workflow:
     workflow = realize(records, path).fit_schema(_input_schema(records))
     # NVTabular caches vocabularies by path, which may have contained another workflow.
     clean_worker_cache()
-    return workflow if label else workflow.remove_inputs([description.spec.label])
+    return workflow if label else workflow.remove_inputs(nodes.passed_through(description.spec))
 
 
 def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:

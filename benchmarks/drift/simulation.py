@@ -71,7 +71,7 @@ class Draw:
 def draw(rng: np.random.Generator, train: int, rows: int) -> Draw:
     """Draw a log with this number of training rows, and of rows in the held-out and new day."""
     spec = spec_of(len(SHARES))
-    names = spec.columns[1:]
+    names = spec.feature_names
     rates = dict(zip(names, np.resize(MISSING, len(names)), strict=True))
     missing = {name: (int(rng.binomial(train, rate)), train) for name, rate in rates.items()}
     buckets, unseen, ids = {}, {}, []

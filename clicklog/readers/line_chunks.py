@@ -47,7 +47,8 @@ class LongLine:
     def __str__(self) -> str:
         if self.open_quote:
             return (
-                f"from byte {self.begin:,} on, a quote that is not closed in {self.limit:,} bytes"
+                f"a quote in the row from byte {self.begin:,} on is not closed within "
+                f"{self.limit:,} bytes"
             )
         return (
             f"a line of {self.size:,} bytes from byte {self.begin:,} on, "

@@ -166,49 +166,101 @@ def read_stream(path: str, chunk_bytes: int) -> Iterator[bytes]:
 
 
 def stream_chunks(
-    path: str, chunk_bytes: int, limit: int, skip_lines: int = 0, quotes: str = ""
+    path: str,
+    chunk_bytes: int,
+    limit: int,
+    skip_lines: int = 0,
+    quotes: str = "",
+    comment: str = "",
 ) -> Iterator[memoryview | LongLine]:
     """Read the lines of a file in chunks, decompressed; see :func:`.line_chunks.split_chunks`.
 
-    A byte order mark and the first ``skip_lines`` lines are left out.
+    A byte order mark, the first ``skip_lines`` lines and then those that begin with ``comment`` are
+    left out.
 
     Raises:
         BadInputError: as :func:`read_stream`.
     """
     with _stream(path) as (file, _):
-        read, begin = after_preamble(file, skip_lines)
+        read, begin, _ = after_preamble(file, skip_lines, comment)
         whole = _Joined(read, file)
         yield from split_chunks(whole, chunk_bytes, limit, begin=begin, quotes=quotes)
 
 
-def text_begin(path: str, skip_lines: int) -> int:
-    """Return the byte after a byte order mark and the first ``skip_lines`` lines.
+def text_begin(path: str, skip_lines: int, comment: str = "") -> int:
+    """Return the byte after a byte order mark, ``skip_lines`` lines and those with ``comment``.
 
     Raises:
         BadInputError: the file cannot be read.
     """
-    if not skip_lines:
+    if not skip_lines and not comment:
         return len(BYTE_ORDER_MARK) * (read_up_to(path, 0, 3) == BYTE_ORDER_MARK)
     with _opened(path) as file:
-        return after_preamble(file, skip_lines)[1]
+        return after_preamble(file, skip_lines, comment)[1]
 
 
-def after_preamble(file: IO[bytes], skip_lines: int) -> tuple[bytes, int]:
-    """Skip a byte order mark and lines: the bytes read beyond them, and how many came before."""
-    head, gone, at = b"", 0, 0
-    wanted = _LINE_BYTES if skip_lines else len(BYTE_ORDER_MARK)
+def text_end(path: str, begin: int, end: int) -> int:
+    """Return where the empty lines begin with which the bytes ``[begin, end)`` end.
+
+    Raises:
+        BadInputError: the file cannot be read.
+    """
+    while end > begin:
+        at = max(begin, end - _LINE_BYTES)
+        data = read_up_to(path, at, end)
+        kept = without_empty_lines(data)
+        if kept or at == begin:
+            return at + kept
+        end = at + len(data[:2]) - (not data.startswith(b"\r\n"))  # perhaps the end of a row
+    return end
+
+
+def without_empty_lines(text: bytes | memoryview) -> int:
+    """Return where the empty lines begin with which whole lines end."""
+    end = len(text)
+    while end and text[end - 1] == 10:
+        begin = end - 1
+        if begin and text[begin - 1] == 13:
+            begin -= 1
+        if begin and text[begin - 1] != 10:
+            break
+        end = begin
+    return end
+
+
+def preamble_lines(path: str, skip_lines: int, comment: str) -> int:
+    """Return how many lines :func:`stream_chunks` leaves out. Raises :class:`BadInputError`."""
+    if not comment:
+        return skip_lines
+    with _stream(path) as (file, _):
+        return after_preamble(file, skip_lines, comment)[2]
+
+
+def after_preamble(file: IO[bytes], skip_lines: int, comment: str = "") -> tuple[bytes, int, int]:
+    """Skip a byte order mark, ``skip_lines`` lines, and then those that begin with ``comment``.
+
+    Returns:
+        The bytes read beyond them, how many bytes came before, and how many lines were skipped.
+    """
+    head, gone, at, mark = b"", 0, 0, comment.encode()
+    wanted = _LINE_BYTES if skip_lines or comment else len(BYTE_ORDER_MARK)
     while len(head) < len(BYTE_ORDER_MARK) and (chunk := file.read(wanted - len(head))):
         head += chunk
     if head.startswith(BYTE_ORDER_MARK):
         at = len(BYTE_ORDER_MARK)
-    for _ in range(skip_lines):
+    lines = 0
+    while True:
+        if lines >= skip_lines:
+            while len(head) - at < len(mark) and (chunk := file.read(_LINE_BYTES)):
+                head += chunk
+            if not mark or not head.startswith(mark, at):
+                return head[at:], gone + at, lines
         while (newline := head.find(b"\n", at)) < 0:
             gone += len(head)
             head, at = file.read(_LINE_BYTES), 0
             if not head:
-                return b"", gone
-        at = newline + 1
-    return head[at:], gone + at
+                return b"", gone, lines
+        at, lines = newline + 1, lines + 1
 
 
 class _Joined(io.RawIOBase):

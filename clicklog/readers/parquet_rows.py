@@ -9,28 +9,17 @@ import itertools
 import json
 from collections.abc import Iterator
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from clicklog.arrays import null_mask, to_numpy
 from clicklog.errors import BadInputError
 from clicklog.readers.lines import filesystem_of
+from clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
 from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.spec.reading import Read
-from clicklog.strings import string_parts
 from clicklog.text.assemble import assemble
-from clicklog.text.convert import Converted, Fields, convert, of_items
-from clicklog.text.field_errors import (
-    BAD_INTEGER,
-    BAD_LABEL,
-    EMPTY_ITEM,
-    NULL_ITEM,
-    OUT_OF_RANGE,
-)
+from clicklog.text.convert import Converted
 
 #: The most bytes of a value in a typed column. Blocks are sized by it, because encoded pages may be
 #: far smaller.
@@ -129,8 +118,7 @@ def read_parquet(
 ) -> Iterator[RawRows]:
     """Read the rows ``[begin, end)`` in order, checking every value.
 
-    Integers may be of any integer type, or floats without a fraction, which pandas makes of
-    integers with missing values; NaN is a missing value. hex32 may be integers or hexadecimal text.
+    :mod:`.parquet_values` says which types a column may have.
 
     Args:
         path: of the file.
@@ -182,12 +170,8 @@ def _to_rows(table: pa.Table | pa.RecordBatch, spec: FeatureSpec, *, label: bool
         value = {name: column[row].as_py() for name, column in columns.items()}
         return json.dumps(value, default=_readable, ensure_ascii=False).encode()
 
-    converted = (_convert(columns[read.source], read) for read in plan.reads)
+    converted = (convert_array(columns[read.source], read) for read in plan.reads)
     return assemble(spec, converted, {}, text, rows=len(table), label=label, reject=reject)
-
-
-def _convert(array: pa.Array, read: Read) -> Converted:
-    return _lists(array, read.raw) if read.multi_hot else _values(array, read.raw)
 
 
 def convert_column(array: pa.Array, read: Read, source: str) -> Converted:
@@ -201,12 +185,12 @@ def convert_column(array: pa.Array, read: Read, source: str) -> Converted:
     Raises:
         BadInputError: the array is of another type.
     """
-    if not _fits(array.type, read.raw, read.multi_hot):
+    if not fits(array.type, read):
         raise BadInputError(
-            f"{source}: column {read.source} is of type {array.type}, not {_wanted(read)}",
+            f"{source}: column {read.source} is of type {array.type}, not {wanted(read)}",
             "convert it first",
         )
-    return _convert(array, read)
+    return convert_array(array, read)
 
 
 def _readable(value: object) -> str:
@@ -228,100 +212,14 @@ def _check(schema: pa.Schema, source: str, spec: FeatureSpec, *, label: bool) ->
             )
     for read in spec.read_plan(label=label).reads:
         held = schema.field(read.source).type
-        if not _fits(held, read.raw, read.multi_hot):
+        if not fits(held, read):
             raise BadInputError(
-                f"{source}: column {read.source} is of type {held}, not {_wanted(read)}",
-                "change the column's raw type or multi_hot in the spec, or rewrite the file",
+                f"{source}: column {read.source} is of type {held}, not {wanted(read)}",
+                type_remedy(held, read),
             )
     return names
-
-
-def _wanted(read: Read) -> str:
-    if read.raw == "label":
-        return "a label (0 or 1)"
-    return f"a list of raw type {read.raw}" if read.multi_hot else f"of raw type {read.raw}"
-
-
-def _fits(held: pa.DataType, raw: str, multi_hot: bool) -> bool:
-    types = pa.types
-    if multi_hot:
-        lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-        return types.is_null(held) or (
-            any(one(held) for one in lists) and _fits(held.value_type, raw, multi_hot=False)
-        )
-    if types.is_dictionary(held):
-        held = held.value_type
-    if types.is_null(held):
-        return True
-    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    views = (types.is_string_view, types.is_binary_view)
-    if any(one(held) for one in (*texts, *views)):
-        return raw in ("hex32", "string")
-    numeric = types.is_integer(held) or types.is_floating(held) or types.is_boolean(held)
-    return raw != "string" and (numeric or (raw == "float" and types.is_decimal(held)))
 
 
 def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """Return a column as one array."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    types = pa.types
-    if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if types.is_string_view(array.type):
-        return array.cast(pa.string())
-    if types.is_binary_view(array.type):
-        return array.cast(pa.binary())
-    if types.is_decimal(array.type):  # Arrow's cast to float64 can be off by one ulp
-        return array.cast(pa.string()).cast(pa.float64())
-    return array
-
-
-def _values(array: pa.Array, raw: str) -> Converted:
-    """Convert single values; :func:`read_parquet` says which types are accepted."""
-    array = _plain(array)
-    if pa.types.is_null(array.type):
-        array = array.cast(pa.string() if raw == "string" else pa.int64())
-    null = null_mask(array)
-    if array.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
-        offsets, data = string_parts(array)
-        begin = offsets[:-1].copy()  # writable like those of text, so that loops are compiled once
-        column = convert(Fields(data, begin, np.where(null, begin, offsets[1:])), Read("", raw))
-        return dataclasses.replace(
-            column, show=lambda row: "None" if null[row] else column.show(row)
-        )
-    if pa.types.is_boolean(array.type):
-        array = array.cast(pa.uint8())
-    if not pa.types.is_integer(array.type):
-        array = array.cast(pa.float64())
-    numbers = np.where(null, 0, to_numpy(array))  # Arrow's fill_null imports pandas
-    code = np.zeros(len(numbers), np.uint8)
-    if numbers.dtype == np.float64:
-        null = null | np.isnan(numbers)
-        numbers = np.where(null, 0.0, numbers)
-    kind = RAW_TYPES[raw]
-    wrong = (numbers < kind.least) | (numbers > kind.most)
-    code[wrong] = OUT_OF_RANGE[raw]
-    if raw != "float" and numbers.dtype == np.float64:
-        broken = ~wrong & (numbers != np.floor(numbers))
-        code[broken] = BAD_LABEL if raw == "label" else BAD_INTEGER
-        wrong |= broken
-    values = np.where(wrong, 0, numbers).astype(kind.dtype)
-    if raw == "label":
-        code[null] = BAD_LABEL
-    return Converted(values, null, code, lambda row: repr(array[row].as_py()))
-
-
-def _lists(array: pa.Array, raw: str) -> Converted:
-    """Convert lists; null and empty lists are missing values, a null in a list is an error."""
-    if pa.types.is_null(array.type):
-        array = array.cast(pa.list_(pa.string() if raw == "string" else pa.int64()))
-    lengths = np.where(null_mask(array), 0, to_numpy(pc.list_value_length(array)))
-    flat = _plain(array.flatten())
-    items = _values(flat, raw)
-    null = null_mask(flat)
-    items.code[items.missing & (items.code == 0)] = EMPTY_ITEM
-    items.code[null] = NULL_ITEM
-    return of_items(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), items)

@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from clicklog.errors import BadRowError
 from clicklog.readers.days import DayFile, find_days, parse_days
 from clicklog.readers.lines import (
+    BYTE_ORDER_MARK,
     count_lines,
     cut_lines,
     offset_of_line,
+    preamble_lines,
     read_bytes,
     text_begin,
+    text_end,
 )
 from clicklog.readers.quoted_rows import count_quoted_rows, cut_quoted_rows, offset_of_quoted_row
 from clicklog.readers.text_rows import block_layout, file_layout, line_limit, read_text
@@ -121,7 +124,10 @@ def open_day(day: DayFile, spec: FeatureSpec) -> OpenDay:
         there = parquet_layout(day.path, day.source, spec)
         return OpenDay(day, spec, there.label, 0, there.rows)
     layout = file_layout(day.path, day.size, day.source, spec)
-    return OpenDay(day, spec, layout.label, min(layout.begin, day.size), day.size)
+    begin, end = min(layout.begin, day.size), day.size
+    if spec.input.skip_empty_lines:
+        end = text_end(day.path, begin, end)
+    return OpenDay(day, spec, layout.label, begin, end)
 
 
 def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
@@ -199,9 +205,12 @@ def first_line(block: Block, spec: FeatureSpec) -> int:
     if spec.input.format == "parquet":
         return block.begin + 1
     if spec.input.quoted_newlines:
-        begin = text_begin(block.path, spec.input.skip_lines)
+        skipped = spec.input.skip_lines, spec.input.comment
+        begin = text_begin(block.path, *skipped)
         rows = count_quoted_rows(block.path, begin, block.begin, *_quoting(spec))
-        return 1 + spec.input.skip_lines + rows
+        return 1 + preamble_lines(block.path, *skipped) + rows
+    if block.begin == len(BYTE_ORDER_MARK) and text_begin(block.path, 0):
+        return 1
     return 1 + count_lines(block.path, 0, block.begin)
 
 

@@ -11,7 +11,12 @@ import numpy as np
 from clicklog.errors import BadInputError
 from clicklog.readers.days import DayFile
 from clicklog.readers.line_chunks import LongLine
-from clicklog.readers.lines import filesystem_of, read_stream, stream_chunks
+from clicklog.readers.lines import (
+    filesystem_of,
+    read_stream,
+    stream_chunks,
+    without_empty_lines,
+)
 from clicklog.readers.raw import Block, bad_row_error, check_label, read_block, unit_of
 from clicklog.readers.text_rows import (
     HEAD_BYTES,
@@ -69,7 +74,7 @@ class UnparsedRows:
         chunk = self.text if self.long is None else self.long
         rows = parse_chunks([chunk], self.spec, self.layout, reject=reject)
         if rows.bad_count and not reject:
-            first = self.first + 1 + header_lines(self.spec)
+            first = self.first + 1 + header_lines(self.spec, self.path)
             raise bad_row_error(rows, self.path, first, unit_of(self.spec))
         return rows
 
@@ -102,7 +107,9 @@ def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterat
         yield from _stream_parquet(path, spec, block_bytes)
         return
     limit, skip = line_limit(spec), spec.input.skip_lines
-    chunks = stream_chunks(path, block_bytes, limit, skip, quotes_of(spec))
+    chunks = stream_chunks(path, block_bytes, limit, skip, quotes_of(spec), spec.input.comment)
+    if spec.input.skip_empty_lines:
+        chunks = _without_empty_end(chunks)
     taken, layout = first_layout(chunks, path, spec)
     first, begin = 0, layout.begin
     for chunk in itertools.chain(taken, chunks):
@@ -113,6 +120,21 @@ def stream_unparsed(path: str, spec: FeatureSpec, *, block_bytes: int) -> Iterat
             yield UnparsedRows(path, spec, first, layout.label, text, layout)
             first += rows_in(text, spec)
         begin = 0  # the header is in the first chunk
+
+
+def _without_empty_end(
+    chunks: Iterator[memoryview | LongLine],
+) -> Iterator[memoryview | LongLine]:
+    """Yield chunks but for the empty lines at the end of the last one."""
+    held: list[memoryview] = []
+    for chunk in chunks:
+        end = 1 if isinstance(chunk, LongLine) else without_empty_lines(chunk)
+        if end:
+            yield from held
+            held.clear()
+            yield chunk if isinstance(chunk, LongLine) else chunk[:end]
+        if not isinstance(chunk, LongLine) and end < len(chunk):
+            held.append(memoryview(bytes(chunk[end:])))  # the buffer of chunks may be used again
 
 
 def _stream_parquet(path: str, spec: FeatureSpec, block_bytes: int) -> Iterator[UnparsedRows]:

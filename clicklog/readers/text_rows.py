@@ -14,6 +14,7 @@ from clicklog.readers.line_chunks import LongLine
 from clicklog.readers.lines import (
     BYTE_ORDER_MARK,
     after_preamble,
+    preamble_lines,
     read_chunks,
     read_up_to,
     text_begin,
@@ -53,9 +54,11 @@ def line_limit(spec: FeatureSpec) -> int:
     return spec.input.max_line_kb << 10
 
 
-def header_lines(spec: FeatureSpec) -> int:
-    """Lines of a text file before its first row."""
-    return int(bool(spec.input.header)) + spec.input.skip_lines
+def header_lines(spec: FeatureSpec, path: str = "") -> int:
+    """Lines of a text file before its first row; those with ``comment`` only if it is given."""
+    own = spec.input
+    skipped = preamble_lines(path, own.skip_lines, own.comment) if path else own.skip_lines
+    return int(bool(own.header)) + skipped
 
 
 def quotes_of(spec: FeatureSpec) -> str:
@@ -85,7 +88,7 @@ def file_layout(path: str, size: int, source: str, spec: FeatureSpec) -> LineLay
     """
     if spec.input.header:
         return _header_layout(path, source, spec)
-    begin = text_begin(path, spec.input.skip_lines)
+    begin = text_begin(path, spec.input.skip_lines, spec.input.comment)
     chunks = read_chunks(path, begin, size, HEAD_BYTES, line_limit(spec), quotes_of(spec))
     layout = first_layout(chunks, source, spec)[1]
     return dataclasses.replace(layout, begin=begin + layout.begin)
@@ -138,7 +141,10 @@ def block_layout(path: str, source: str, spec: FeatureSpec, label: bool) -> Line
 
 
 def _header_layout(path: str, source: str, spec: FeatureSpec) -> LineLayout:
-    begin = text_begin(path, spec.input.skip_lines) if spec.input.skip_lines else 0
+    own = spec.input
+    begin = 0
+    if own.skip_lines or own.comment:
+        begin = text_begin(path, own.skip_lines, own.comment)
     head = read_up_to(path, begin, begin + HEAD_BYTES)
     if len(first_line_of(head, spec)) == len(head) == HEAD_BYTES:
         head = read_up_to(path, begin, begin + line_limit(spec) + 1)
@@ -223,5 +229,5 @@ def end_of_rows(text: bytes, spec: FeatureSpec) -> int:
     """Return where the last whole row of a file's first bytes ends."""
     if not spec.input.quoted_newlines:
         return text.rfind(b"\n") + 1
-    _, begin = after_preamble(io.BytesIO(text), spec.input.skip_lines)
+    _, begin, _ = after_preamble(io.BytesIO(text), spec.input.skip_lines, spec.input.comment)
     return line_chunks.end_of_rows(text, begin, line_limit(spec), spec.input.delimiter)

@@ -41,6 +41,9 @@ class InputFormat:
         encoding: of text. A byte order mark is skipped.
         skip_lines: how many lines of each text file come before its header or first row.
         quoted_newlines: csv only: whether quoted fields may contain line breaks.
+        comment: of text, how lines begin that are neither header nor row. Such lines before the
+            header or the first row are skipped; "": there are none.
+        skip_empty_lines: of text, whether empty lines at the end of a file are no rows.
     """
 
     format: str = "tsv"
@@ -52,6 +55,8 @@ class InputFormat:
     encoding: str = "utf-8"
     skip_lines: int = 0
     quoted_newlines: bool = False
+    comment: str = ""
+    skip_empty_lines: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in INPUT_FORMATS:
@@ -90,20 +95,29 @@ class InputFormat:
             raise SettingsError(f"encoding = {self.encoding!r}", f"one of {', '.join(ENCODINGS)}")
         if not _is_int(self.skip_lines) or not 0 <= self.skip_lines <= MAX_SKIP_LINES:
             raise SettingsError(f"skip_lines = {self.skip_lines!r}", f"from 0 to {MAX_SKIP_LINES}")
-        if not isinstance(self.quoted_newlines, bool):
-            raise SettingsError(
-                f"quoted_newlines = {self.quoted_newlines!r}", "give true or false, without quotes"
-            )
+        for field in ("quoted_newlines", "skip_empty_lines"):
+            if not isinstance(getattr(self, field), bool):
+                raise SettingsError(
+                    f"{field} = {getattr(self, field)!r}", "give true or false, without quotes"
+                )
         if self.quoted_newlines and self.format != "csv":
             raise SettingsError(
                 f"quoted_newlines with format = {self.format!r}", 'only format = "csv" has quotes'
+            )
+        if (
+            not isinstance(self.comment, str)
+            or not self.comment.isascii()
+            or any(character in "\r\n" for character in self.comment)
+        ):
+            raise SettingsError(
+                f"comment = {self.comment!r}", 'give ASCII characters of one line, such as "#"'
             )
         if self.columns and self.header:
             raise SettingsError(
                 "both header = true and columns", "name the columns in one way: remove columns"
             )
         if self.format == "parquet":
-            for field in ("columns", "skip_lines", "encoding"):
+            for field in ("columns", "skip_lines", "encoding", "comment", "skip_empty_lines"):
                 if getattr(self, field) != type(self).__dataclass_fields__[field].default:
                     raise SettingsError(f"{field} with parquet", "remove it: only text has it")
         twice = sorted({name for name in self.columns if name and self.columns.count(name) > 1})

@@ -53,7 +53,14 @@ _ADDED = {
     "": ("label_rules", "weight", "split"),
     "dense": ("transform", "reading", "derive"),
     "categorical": ("reading", "derive"),
-    "input": ("columns", "encoding", "skip_lines", "quoted_newlines"),
+    "input": (
+        "columns",
+        "encoding",
+        "skip_lines",
+        "quoted_newlines",
+        "comment",
+        "skip_empty_lines",
+    ),
 }
 
 
@@ -195,6 +202,11 @@ class FeatureSpec:
     def categorical_names(self) -> list[str]:
         """Names of the categorical columns."""
         return [column.name for column in self.categorical]
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the dense columns, then of the categorical ones."""
+        return [*self.dense_names, *self.categorical_names]
 
     @property
     def vocabularies(self) -> dict[str, tuple[CategoricalColumn, ...]]:

@@ -14,6 +14,8 @@ All keys of a spec; those that are optional say so, or show their default::
     encoding = "latin-1"          # text only; default "utf-8"
     skip_lines = 1                # text only: lines before the header or the first row; default 0
     quoted_newlines = true        # csv only: quoted fields may contain line breaks; default false
+    comment = "|"                 # text only: lines before the first row that begin so are skipped
+    skip_empty_lines = true       # text only: empty lines at the end of a file are no rows
     nulls = ["NA", "?"]           # default of all columns, see [[dense]]
     trim = true                   # default of all columns, and of the labels
 
@@ -55,7 +57,7 @@ All keys of a spec; those that are optional say so, or show their default::
     # in [[dense]] and [[categorical]], all optional:
     from = "age"                  # the column of the file; default: the name
     nulls = ["?", "NA"]           # texts that mean a missing value
-    trim = true                   # remove spaces around values
+    trim = true                   # remove spaces and tabs around values
     lenient = true                # numbers also as +5, integers also as 260.0
     thousands = ","               # 1,000 is 1000
     derive = "hour"               # categorical: hour, weekday, day, month of a time; bucket,
@@ -64,6 +66,32 @@ All keys of a spec; those that are optional say so, or show their default::
     time_format = "%Y-%m-%d"      # of times: a pattern, epoch_s, epoch_ms, epoch_us; default ISO
     reference = "2024-01-01"      # of age: counted from then back
     boundaries = [18, 25, 40]     # of bucket
+
+How values are read, in text and in parquet's text columns:
+
+- ``trim`` removes spaces and tabs, around a list and around its values too. ``nulls`` are compared
+  after that; in a list, an empty value or one of them is malformed, a field that is one as a whole
+  is a missing list. Of parquet's numbers, those that a text in ``nulls`` stands for are missing.
+- ``lenient`` takes an integer in any form whose value is one (``260.0``, ``2.6e2``) and in range,
+  and a plus sign. ``thousands`` must stand between groups of three digits: with ``","``, 1,5 is
+  malformed. Neither matters for hex32, strings and times.
+- Labels are 0, 1, 0.0 or 1.0; with ``threshold`` any number. ``positive`` and ``negative`` are
+  compared with the text, after ``trim``; of parquet's numbers and booleans (``true``, ``false``)
+  with what they are. A label and a weight, a number of at least 0, may not be missing.
+- Times are UTC; what is beyond microseconds is left out. ISO 8601 is ``2014-10-30``, or with ``T``
+  or a space ``2014-10-30 12:00``, with or without seconds, their fraction, ``Z`` or ``+02:00``.
+  Numbers since 1970 may have a fraction. In a pattern, ``%Y`` has 4 and ``%y`` 2 digits (1969 to
+  2068), others one or more. A date that the calendar lacks is malformed.
+- Parquet's integers are read as strings by their digits, its timestamps and dates as times. Floats
+  with a fraction are no integers, and floats no strings.
+
+How text is read:
+
+- The names of a header count without the spaces around them. A byte order mark is skipped.
+- A row with ``quoted_newlines`` may have ``max_line_kb``; if a quote on its first line is not
+  closed within it, the row ends with this line and is malformed. Errors then count rows, not
+  lines; skipped lines and the header are rows.
+- Latin-1 becomes UTF-8, also in errors and quarantine files.
 
 Without a header and ``columns``, the fields of a line are labels, weight, the split's column, dense
 and categorical columns, in the order of the spec, those with the same ``from`` once. With a header,

@@ -39,11 +39,20 @@ from clicklog.synthetic.model import (
     weigh,
     zipf_ranks,
 )
+from clicklog.synthetic.sources import (
+    HUNDREDTHS,
+    NUMBER,
+    TIME,
+    Source,
+    categorical_feature,
+    day_begin,
+    dense_feature,
+    size_of,
+    sources_of,
+    times_of,
+)
 
 LONGEST_LIST = 8
-#: Numbers of the raw type float are drawn in hundredths, as prices are.
-HUNDREDTHS = 100
-
 #: Sizes of vocabularies without a bound, used in turn, before ``cardinality_scale``.
 _CARDINALITIES = (63, 7_122, 590_152, 155, 39_060, 3_067_956, 10, 1_543)
 #: How many times more values than its bound a vocabulary has, so that the bound takes effect.
@@ -52,7 +61,9 @@ _LARGEST = 40_000_000
 _MEDIANS = (5.0, 32.0, 1.5, 2_800.0)
 _MISSING_DENSE = (0.05, 0.0, 0.22, 0.45)
 _MISSING_CATEGORICAL = (0.0, 0.034, 0.12, 0.0, 0.44)
-_MISSING_LISTS = 0.1
+_MISSING_LISTS, _MISSING_TIMES = 0.1, 0.05
+#: In days, of ages; and the number of values of categories that only crosses read.
+_MEDIAN_AGE, _UNNAMED = 15_000.0, 155
 _PAIRS = 6
 
 
@@ -74,11 +85,17 @@ class SpecRows:
             missing.
         categorical: per column codes of values, unsigned 32 bit in int64 [n], ``MISSING_VALUE``
             where missing; or :class:`ItemLists`, empty where missing.
+        sources: by name, what was drawn for the columns of the file that features are read from.
+        further: by name, what was drawn for what only training reads besides the label.
+        day: the number of the day.
     """
 
     label: np.ndarray
     dense: list[np.ndarray]
     categorical: list[np.ndarray | ItemLists]
+    sources: dict[str, np.ndarray | ItemLists] = dataclasses.field(default_factory=dict)
+    further: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    day: int = 0
 
     def __len__(self) -> int:
         return len(self.label)
@@ -106,6 +123,11 @@ class SpecModel:
     def shares(self) -> dict[str, float]:
         """Share of each kind of signal in the variance of the logit."""
         return _shares({term.kind for term in self.terms})
+
+    @functools.cached_property
+    def sources(self) -> dict[str, Source]:
+        """The columns of the file from which features are read, by name."""
+        return {source.name: source for source in sources_of(self.spec)}
 
     @functools.cached_property
     def cardinalities(self) -> list[int]:
@@ -143,48 +165,70 @@ class SpecModel:
 
     def draw(self, day: int, block: int, rows: int) -> tuple[SpecRows, np.ndarray]:
         """Draw rows ``[block * BLOCK_ROWS, … + rows)`` of a day, with their log odds of a click."""
-        uniform, dense, categorical = self._draw_columns(day, block, rows)
+        draws, drawn, dense, categorical = self._draw_columns(day, block, rows)
         logits = self.logits(dense, categorical)
-        label = (uniform < sigmoid(logits)).astype(np.int64)
-        return SpecRows(label, dense, categorical), logits
+        probabilities = sigmoid(logits)
+        label = (draws[0] < probabilities).astype(np.int64)
+        further = dict(zip(_further(self.spec), draws[1:], strict=True))
+        for name in self.spec.labels[1:]:  # of the same probability, but of its own chance
+            further[name] = (further[name] < probabilities).astype(np.int64)
+        return SpecRows(label, dense, categorical, drawn, further, day), logits
 
     def _draw_columns(
         self, day: int, block: int, rows: int
-    ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray | ItemLists]]:
-        widths = [1 + column.multi_hot * LONGEST_LIST for column in self.spec.categorical]
-        fields = 1 + len(self.spec.dense) + sum(widths)
+    ) -> tuple[list[np.ndarray], dict, list[np.ndarray], list[np.ndarray | ItemLists]]:
+        lists = {
+            name
+            for column in self.spec.categorical
+            if column.multi_hot
+            for name in column.reading.sources or (column.name,)
+        }
+        further = len(_further(self.spec))
+        fields = 1 + len(self.sources) + LONGEST_LIST * len(lists) + further
         seed = np.random.SeedSequence(self.settings.seed, spawn_key=(day, block))
         # Row by row, so that a shorter block is a prefix of a longer one.
         uniforms = np.random.Generator(np.random.Philox(seed)).random((rows, fields))
         draws = iter(np.ascontiguousarray(uniforms.T))
         clicks = next(draws)
-        dense = [
-            _numbers(next(draws), column, index) for index, column in enumerate(self.spec.dense)
-        ]
-        categorical = []
-        for index, (column, width) in enumerate(zip(self.spec.categorical, widths, strict=True)):
-            share = _MISSING_LISTS if column.multi_hot else _in_turn(_MISSING_CATEGORICAL, index)
-            missing, uniform = split_missing(next(draws), share)
-            if not column.multi_hot:
-                codes = self._codes(uniform, index, day)
+        drawn: dict[str, np.ndarray | ItemLists] = {}
+        for name, source in self.sources.items():
+            if source.kind == TIME:
+                missing, uniform = split_missing(next(draws), _missing(source, _MISSING_TIMES))
+                begin = day_begin(self.spec, self.settings.days, day)
+                drawn[name] = times_of(source, uniform, begin, missing)
+            elif source.kind == NUMBER:
+                drawn[name] = _numbers(next(draws), source)
+            elif name in lists:
+                share = _missing(source, _MISSING_LISTS)
+                missing, uniform = split_missing(next(draws), share)
+                items = np.stack([next(draws) for _ in range(LONGEST_LIST)], axis=1)
+                lengths = 1 + (LONGEST_LIST * uniform * uniform).astype(np.int64)
+                lengths[missing] = 0
+                kept = np.arange(LONGEST_LIST) < lengths[:, None]
+                offsets = np.concatenate([[0], np.cumsum(lengths)])
+                drawn[name] = ItemLists(offsets, self._codes(items[kept], source, day))
+            else:
+                share = _missing(source, _in_turn(_MISSING_CATEGORICAL, max(source.column, 0)))
+                missing, uniform = split_missing(next(draws), share)
+                codes = self._codes(uniform, source, day)
                 codes[missing] = MISSING_VALUE
-                categorical.append(codes)
-                continue
-            items = np.stack([next(draws) for _ in range(width - 1)], axis=1)
-            lengths = 1 + (LONGEST_LIST * uniform * uniform).astype(np.int64)
-            lengths[missing] = 0
-            kept = np.arange(LONGEST_LIST) < lengths[:, None]
-            offsets = np.concatenate([[0], np.cumsum(lengths)])
-            categorical.append(ItemLists(offsets, self._codes(items[kept], index, day)))
-        return clicks, dense, categorical
+                drawn[name] = codes
+        dense = [dense_feature(column, drawn, self.sources) for column in self.spec.dense]
+        categorical = [
+            categorical_feature(column, drawn, self.sources) for column in self.spec.categorical
+        ]
+        return [clicks, *draws], drawn, dense, categorical
 
-    def _codes(self, uniform: np.ndarray, index: int, day: int) -> np.ndarray:
+    def _codes(self, uniform: np.ndarray, source: Source, day: int) -> np.ndarray:
         """Return codes of a vocabulary's values, which are the same for columns that share it."""
-        cardinality = self.cardinalities[index]
+        if source.column < 0:
+            cardinality, name = _UNNAMED, source.name
+        else:
+            cardinality = self.cardinalities[source.column]
+            name = self.spec.categorical[source.column].vocabulary_name
         ranks = zipf_ranks(uniform, cardinality)
         if cardinality > SMALL:
             ranks = replace_late(ranks, day)
-        name = self.spec.categorical[index].vocabulary_name
         return values_of(ranks, self.settings.seed, name)
 
 
@@ -205,8 +249,8 @@ def plant_spec(spec: FeatureSpec, settings: SyntheticSettings) -> SpecModel:
         model._draw_columns(day, CALIBRATION_BLOCK, CALIBRATION_ROWS)
         for day in range(CALENDAR_DAYS)
     ]
-    dense = [np.concatenate(parts) for parts in zip(*(block[1] for block in sample), strict=True)]
-    categorical = [_joined(parts) for parts in zip(*(block[2] for block in sample), strict=True)]
+    dense = [np.concatenate(parts) for parts in zip(*(block[2] for block in sample), strict=True)]
+    categorical = [_joined(parts) for parts in zip(*(block[3] for block in sample), strict=True)]
     planted = tuple(
         calibrated(term, [model.function(term, name, dense, categorical) for name in term.columns])
         for term in terms
@@ -222,23 +266,46 @@ def _shares(kinds: set[str]) -> dict[str, float]:
 
 
 def _cardinalities(spec: FeatureSpec, settings: SyntheticSettings) -> list[int]:
-    sizes = {}
+    sizes, direct = {}, {}
     for index, (name, columns) in enumerate(spec.vocabularies.items()):
         size = _bounded(columns[0]) or _in_turn(_CARDINALITIES, index)
         if size > SMALL:
             size = max(SMALL, round(min(size, _LARGEST) * settings.cardinality_scale))
         sizes[name] = size
-    return [sizes[column.vocabulary_name] for column in spec.categorical]
+        for column in columns:
+            if column.derive is None:
+                direct[(column.reading.sources or (column.name,))[0]] = size
+    return [
+        min(size_of(column, direct), _LARGEST) if column.derive else sizes[column.vocabulary_name]
+        for column in spec.categorical
+    ]
+
+
+def _further(spec: FeatureSpec) -> list[str]:
+    """Return what only training reads, besides the first label: labels, weight, the split's key."""
+    plan = spec.read_plan(label=True)
+    features = {read.source for read in spec.read_plan(label=False).reads}
+    key = [] if plan.key is None else [plan.reads[plan.key].source]
+    weight = [spec.weight] if spec.weight else []
+    return [*spec.labels[1:], *dict.fromkeys(n for n in (*weight, *key) if n not in features)]
 
 
 def _bounded(column: CategoricalColumn) -> int:
     return _BEYOND_BUCKETS * column.hash_buckets or _BEYOND_CAP * column.max_table_size
 
 
-def _numbers(uniform: np.ndarray, column: DenseColumn, index: int) -> np.ndarray:
-    missing, uniform = split_missing(uniform, _in_turn(_MISSING_DENSE, index))
-    factor = HUNDREDTHS if column.raw == "float" else 1
-    numbers = draw_counts(uniform, factor * _in_turn(_MEDIANS, index), 0)
+def _missing(source: Source, share: float) -> float:
+    return 0.0 if source.required else share
+
+
+def _numbers(uniform: np.ndarray, source: Source) -> np.ndarray:
+    share = _missing(source, _in_turn(_MISSING_DENSE, source.column))
+    missing, uniform = split_missing(uniform, share)
+    factor = HUNDREDTHS if source.hundredths else 1
+    numbers = draw_counts(uniform, factor * _in_turn(_MEDIANS, source.column), 0)
+    for text in {text for read in source.reads for text in read.nulls}:
+        if text.strip().isdecimal():
+            missing = missing | (numbers == factor * int(text))
     numbers[missing] = MISSING_COUNT
     return numbers
 
@@ -246,7 +313,7 @@ def _numbers(uniform: np.ndarray, column: DenseColumn, index: int) -> np.ndarray
 def _step(numbers: np.ndarray, column: DenseColumn, median: float) -> np.ndarray:
     factor = HUNDREDTHS if column.raw == "float" else 1
     values = np.where(numbers == MISSING_COUNT, column.fill, numbers / factor)
-    return soft_step(np.maximum(values, -2.0), median)
+    return soft_step(np.maximum(values, -2.0), _MEDIAN_AGE if column.derive else median)
 
 
 def _in_turn(values: tuple, index: int):

@@ -25,6 +25,8 @@ import numpy as np
 from clicklog.errors import OutputError, SettingsError
 from clicklog.files.atomic import TEMPORARY, atomic_path, locked, output_errors, write_json
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.split import BY_DAYS
+from clicklog.spec.times import parse_iso
 from clicklog.spec.toml_file import load_spec
 from clicklog.splits import SPLITS, cut_last_day
 from clicklog.synthetic.model import (
@@ -34,6 +36,7 @@ from clicklog.synthetic.model import (
     SyntheticSettings,
     plant,
 )
+from clicklog.synthetic.sources import day_begin
 from clicklog.synthetic.tsv import format_rows
 
 #: Written last, beside the days.
@@ -117,7 +120,8 @@ def synthesize(
     Returns:
         The content of ``synthetic.json``: settings, rows, positives, columns, the planted model,
         and the score of the oracle (:meth:`OracleScore.summary`) on each file and on each of
-        train, valid and test (:func:`clicklog.splits.cut_last_day`).
+        train, valid and test (:func:`clicklog.splits.cut_last_day`, or as the spec splits rows; of
+        splits by a hash or by shares of the time, each has the score of all rows).
 
     Raises:
         OutputError: the directory contains other files, or cannot be written.
@@ -129,7 +133,7 @@ def synthesize(
         raise SettingsError(f"workers = {workers}", "give at least 1")
     directory = Path(output_path)
     log = _log_of(spec, settings)
-    with _claimed(directory):
+    with _claimed(directory, log.names):
         total = settings.days * settings.rows_per_day
         stop = threading.Event()
         with (
@@ -161,6 +165,8 @@ class _Log:
         open: opens a file; yields a function that appends rows to it.
         shares: share of each kind of signal in the variance of the logit.
         cardinalities: number of values of each categorical column.
+        names: names of the files; () for ``day_N``.
+        spec: the spec, if it is not Criteo's.
     """
 
     model: Any
@@ -168,8 +174,37 @@ class _Log:
     open: Callable[[Path], contextlib.AbstractContextManager[Callable[[Any], object]]]
     shares: dict[str, float]
     cardinalities: list[int]
+    names: tuple[str, ...] = ()
+    spec: FeatureSpec | None = None
+
+    def ranges(self, day: int, rows: int) -> dict[str, tuple[int, int]]:
+        """Return which rows of a day are in which split, as far as that follows from the day."""
+        split = self.spec.split if self.spec else BY_DAYS
+        days = self.model.settings.days
+        if split.by == "days":
+            last, only = day == days - 1, days == 1
+            return cut_last_day(rows, only_day=only) if last else {"train": (0, rows)}
+        name = "train"
+        if split.by == "files":
+            tested = len(split.test_files)
+            valid = len(split.valid_files)
+            name = "test" if day >= days - tested else name
+            name = "valid" if days - tested - valid <= day < days - tested else name
+        elif split.test_from:
+            begin = day_begin(self.spec, days, day)
+            name = "valid" if begin >= parse_iso(split.valid_from, "valid_from") else name
+            name = "test" if begin >= parse_iso(split.test_from, "test_from") else name
+        return {name: (0, rows)}
+
+    @property
+    def random_split(self) -> bool:
+        """Whether the splits are parts of all days: each has about the score of all rows."""
+        split = self.spec.split if self.spec else BY_DAYS
+        return split.by in ("share", "column") or bool(split.by == "time" and not split.test_from)
 
     def file(self, day: int) -> str:
+        if self.names:
+            return self.names[day]
         return f"day_{day}{self.ending}"
 
 
@@ -182,8 +217,27 @@ def _log_of(spec: FeatureSpec | None, settings: SyntheticSettings) -> _Log:
 
     general = plant_spec(spec, settings)
     ending = "" if spec.input.format == "tsv" else f".{spec.input.format}"
-    opener = functools.partial(open_writer, spec=spec)
-    return _Log(general, ending, opener, general.shares, general.cardinalities)
+    opener = functools.partial(open_writer, spec=spec, days=settings.days)
+    names = _file_names(spec, settings.days)
+    return _Log(general, ending, opener, general.shares, general.cardinalities, names, spec)
+
+
+def _file_names(spec: FeatureSpec, days: int) -> tuple[str, ...]:
+    """Return the names of the files, if rows are split by them; else ()."""
+    split = spec.split
+    if split.by != "files":
+        return ()
+    evaluated = [name.replace("*", "0") for name in (*split.valid_files, *split.test_files)]
+    names = list(split.train_files)
+    if "*" in names[0]:
+        names = [names[0].replace("*", str(day)) for day in range(days - len(evaluated))]
+    names += evaluated
+    if len(names) != days or len(set(names)) != days:
+        raise SettingsError(
+            f"split by files names {len(set(names))} files, for {days} days",
+            f'give --days {len(set(names))}, or a pattern such as train = "part-*.csv"',
+        )
+    return tuple(names)
 
 
 def _file_columns(spec: FeatureSpec) -> tuple[bool, list[str], list[str]]:
@@ -203,8 +257,7 @@ def _write_day(
     """Write one file, block by block; return the oracle's score in each split."""
     model = log.model
     rows = model.settings.rows_per_day
-    last, only = day == model.settings.days - 1, model.settings.days == 1
-    ranges = cut_last_day(rows, only_day=only) if last else {"train": (0, rows)}
+    ranges = log.ranges(day, rows)
     scores = {split: OracleScore() for split in ranges}
     with atomic_path(path) as temporary, log.open(temporary) as write:
         for begin in range(0, rows, BLOCK_ROWS):
@@ -231,6 +284,8 @@ def _summary(log: _Log, days: list[dict[str, OracleScore]]) -> dict[str, Any]:
             oracle[split].merge(score)
             whole.merge(score)
         files.append({"file": log.file(day), **whole.summary()})
+    if log.random_split:
+        oracle = dict.fromkeys(SPLITS, oracle["train"])
     return {
         "version": SUMMARY_VERSION,
         "settings": dataclasses.asdict(model.settings),
@@ -263,7 +318,7 @@ def _rounded(value: float) -> float:
 
 
 @contextlib.contextmanager
-def _claimed(directory: Path) -> Iterator[None]:
+def _claimed(directory: Path, names: tuple[str, ...]) -> Iterator[None]:
     """Reserve a directory for writing; delete the files of an interrupted run.
 
     A marker file is there while a log is being written. Days beside it belong to an unfinished log;
@@ -277,7 +332,7 @@ def _claimed(directory: Path) -> Iterator[None]:
             fresh = not marker.exists()
             stack.enter_context(locked(marker, directory))
         try:
-            _clear(directory, days_are_ours=not fresh)
+            _clear(directory, names, days_are_ours=not fresh)
         except OutputError:
             if fresh:
                 marker.unlink()
@@ -286,12 +341,13 @@ def _claimed(directory: Path) -> Iterator[None]:
         marker.unlink()
 
 
-def _clear(directory: Path, *, days_are_ours: bool) -> None:
+def _clear(directory: Path, names: tuple[str, ...], *, days_are_ours: bool) -> None:
     """Delete unfinished files; raise an error before deleting any if there are other files."""
     ours: list[os.DirEntry[str]] = []
     others: list[os.DirEntry[str]] = []
     for entry in os.scandir(directory):
         is_day = re.fullmatch(r"day_\d+(\.csv|\.parquet)?", entry.name) is not None
+        is_day |= entry.name in names
         mine = entry.name.endswith(TEMPORARY) or (is_day and days_are_ours)
         (ours if mine and entry.is_file(follow_symlinks=False) else others).append(entry)
     if others:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,34 +14,53 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from clicklog.arrays import mask_to_arrow, to_arrow
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
 from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.strings import string_array
-from clicklog.synthetic.any_spec import HUNDREDTHS, ItemLists, SpecRows
+from clicklog.synthetic.any_spec import ItemLists, SpecRows
 from clicklog.synthetic.model import MISSING_COUNT, MISSING_VALUE
+from clicklog.synthetic.sources import HUNDREDTHS
+from clicklog.synthetic.write_sources import (
+    first_lines,
+    format_rows_of_sources,
+    prefix_of,
+    table_of_sources,
+)
 
 _ROW_GROUP_ROWS = 1 << 17
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 @contextlib.contextmanager
-def open_writer(path: Path, spec: FeatureSpec) -> Iterator[Callable[[SpecRows], object]]:
-    """Open a file for a day; yields a function that appends rows to it."""
+def open_writer(path: Path, spec: FeatureSpec, days: int) -> Iterator[Callable[[SpecRows], object]]:
+    """Open a file for one of ``days`` days; yields a function that appends rows to it."""
+    plain = _is_plain(spec)
     if spec.input.format == "parquet":
-        with _ParquetFile(path, spec) as file:
+        with _ParquetFile(path, spec, days) as file:
             yield file.write
         return
     with open(path, "wb") as file:
+        if not plain:
+            file.write(first_lines(spec))
+            yield lambda rows: file.write(format_rows_of_sources(rows, spec, days))
+            return
         if spec.input.header:
             file.write(_header(spec))
         yield lambda rows: file.write(format_spec_rows(rows, spec))
 
 
+def _is_plain(spec: FeatureSpec) -> bool:
+    """Whether :func:`format_spec_rows` can write the rows."""
+    own = spec.input
+    plain = InputFormat(own.format, own.header, own.delimiter, own.list_separator, own.max_line_kb)
+    return spec.is_plain and own == plain and len(own.delimiter) <= 1
+
+
 class _ParquetFile:
     """A parquet file that collects blocks into row groups."""
 
-    def __init__(self, path: Path, spec: FeatureSpec) -> None:
-        self._spec = spec
+    def __init__(self, path: Path, spec: FeatureSpec, days: int) -> None:
+        self._spec, self._days = spec, days
         self._blocks: list[pa.Table] = []
         self._writer: pq.ParquetWriter | None = None
         self._path = path
@@ -57,7 +75,10 @@ class _ParquetFile:
             self._writer.close()
 
     def write(self, rows: SpecRows) -> None:
-        self._blocks.append(pa.table(_typed_columns(rows, self._spec)))
+        if _is_plain(self._spec):
+            self._blocks.append(pa.table(_typed_columns(rows, self._spec)))
+        else:
+            self._blocks.append(table_of_sources(rows, self._spec, self._days))
         if sum(map(len, self._blocks)) >= _ROW_GROUP_ROWS:
             self._flush()
 
@@ -94,11 +115,6 @@ def _scalar(text: str) -> pa.StringScalar:
     """Make a scalar of a string; ``pa.scalar`` imports pandas."""
     data = np.frombuffer(text.encode(), np.uint8)
     return string_array(np.array([0, len(data)], np.int32), data)[0]
-
-
-def prefix_of(column: CategoricalColumn) -> str:
-    """Return what the strings of a vocabulary begin with; 8 hexadecimal digits follow."""
-    return re.sub("[^0-9A-Za-z]", "", column.vocabulary_name)
 
 
 def _header(spec: FeatureSpec) -> bytes:

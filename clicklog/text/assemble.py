@@ -22,8 +22,10 @@ from clicklog.rows import (
 )
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.reading import Read
 from clicklog.text.convert import Converted
 from clicklog.text.field_errors import describe_field_error
+from clicklog.text.remedies import remedy_of
 
 
 def assemble(
@@ -49,12 +51,14 @@ def assemble(
     """
     plan = spec.read_plan(label=label)
     errors: dict[int, tuple[str, str]] = {row: ("", what) for row, what in wrong.items()}
+    wrong_values: dict[int, tuple[Converted, Read]] = {}
     found: list[Converted] = []
     for index, (read, column) in enumerate(zip(plan.reads, columns, strict=True)):
         for row in np.flatnonzero(column.code).tolist():
             if row not in errors:  # the first wrong field of a row is described
                 what = describe_field_error(read.source, column.show(row), int(column.code[row]))
                 errors[row] = read.source, what
+                wrong_values[row] = column, read
         if index in (plan.weight, plan.key):
             role = "weight" if index == plan.weight else "column by which rows are split"
             for row in np.flatnonzero(column.missing).tolist():
@@ -87,6 +91,11 @@ def assemble(
         line = line[good]
         categorical = [_take(values, good) for values in categorical]
     shown = sorted(errors) if reject else sorted(errors)[:DESCRIBED_BAD_ROWS]
+    remedies = {  # of the first ones: it takes longer than to describe an error
+        row: remedy_of(*wrong_values[row], row)
+        for row in shown[:DESCRIBED_BAD_ROWS]
+        if row in wrong_values
+    }
     return RawRows(
         label=labels[0] if labels else None,
         dense=dense,
@@ -94,7 +103,10 @@ def assemble(
         categorical=np.stack(categorical) if spec.is_criteo_format else categorical,
         categorical_missing=missing[1],
         line=line,
-        bad=[BadRow(row, errors[row][1], errors[row][0], text(row)) for row in shown],
+        bad=[
+            BadRow(row, errors[row][1], errors[row][0], text(row), remedies.get(row, ""))
+            for row in shown
+        ],
         bad_count=len(errors),
         lines=rows,
         more_labels=np.stack(labels[1:]) if len(labels) > 1 else None,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from clicklog.errors import SettingsError
-from clicklog.rows import RawRows
+from clicklog.rows import DESCRIBED_BAD_ROWS, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.reading import Read
 from clicklog.text.assemble import assemble
@@ -13,6 +15,7 @@ from clicklog.text.convert import Converted, Fields, convert, convert_lists
 from clicklog.text.field_errors import FIELD_COUNT, MESSAGES
 from clicklog.text.fields import Lines, split_lines
 from clicklog.text.line_layout import LineLayout
+from clicklog.text.line_remedies import line_remedy
 
 
 def parse_delimited(
@@ -50,7 +53,7 @@ def parse_delimited(
     wrong = {
         line: _describe_line(lines, line, layout) for line in np.flatnonzero(lines.code).tolist()
     }
-    return assemble(
+    found = assemble(
         spec,
         (_convert(lines, slots[read.source], read, spec) for read in plan.reads),
         wrong,
@@ -59,6 +62,12 @@ def parse_delimited(
         label=layout.label,
         reject=reject,
     )
+    for index, bad in enumerate(found.bad[:DESCRIBED_BAD_ROWS]):
+        if code := int(lines.code[bad.line]):
+            hint = line_remedy(bad.text, spec, code, len(layout.fields))
+            if hint:
+                found.bad[index] = dataclasses.replace(bad, remedy=f"correct the file, or {hint}")
+    return found
 
 
 def _describe_line(lines: Lines, line: int, layout: LineLayout) -> str:

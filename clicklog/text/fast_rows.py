@@ -46,7 +46,7 @@ def longest_row(dense_count: int, categorical_count: int) -> int:
 
 
 @intrinsic
-def _load_word(typing, address):
+def load_word(typing, address):
     """Load the eight bytes at an address, which need not be aligned."""
 
     def generate(context, builder, signature, arguments):
@@ -78,7 +78,7 @@ def _store_word32(typing, address, value):
 
 
 @intrinsic
-def _trailing_zeros(typing, word):
+def trailing_zeros(typing, word):
     """64 for 0."""
 
     def generate(context, builder, signature, arguments):
@@ -93,7 +93,7 @@ def _digit_bits(word):
     other = word ^ np.uint64(0x3030303030303030)
     # bit 7 of each byte above 9; a byte receives a carry only from a byte that is above 9 itself
     above = ((other + np.uint64(0x7676767676767676)) | other) & np.uint64(0x8080808080808080)
-    return _trailing_zeros(above) & np.uint64(0x78)
+    return trailing_zeros(above) & np.uint64(0x78)
 
 
 @compiled()
@@ -154,13 +154,13 @@ def parse_row(at, has_label, dense, dense_step, dense_count, ids, ids_step, ids_
     dense_missing = none
     ids_missing = none
     if has_label:
-        word = _load_word(at)
+        word = load_word(at)
         label = (word & _BYTE) - np.uint64(48)
         if label > one or (word >> np.uint64(8)) & _BYTE != np.uint64(_TAB):
             return none, none, none, none
         at += np.uint64(2)
     for j in range(dense_count):
-        word = _load_word(at)
+        word = load_word(at)
         negative = np.uint64((word & _BYTE) == np.uint64(_MINUS))
         word >>= negative << np.uint64(3)
         at += negative
@@ -176,7 +176,7 @@ def parse_row(at, has_label, dense, dense_step, dense_count, ids, ids_step, ids_
         at += one
     last = ids_count - 1
     for j in range(ids_count):
-        word = _load_word(at)
+        word = load_word(at)
         value = _hexadecimal(word)
         if _not_hexadecimal(word) == none:
             at += np.uint64(8)

@@ -14,9 +14,11 @@ import numpy as np
 
 from clicklog.errors import SettingsError
 from clicklog.kernels import compiled
+from clicklog.text.fast_rows import load_word, trailing_zeros
 from clicklog.text.field_errors import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
 
 _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
+_EACH = np.uint64(0x0101010101010101)
 #: Positions within a block are 32-bit integers.
 MAX_BLOCK_BYTES = 2**31 - 2
 
@@ -103,10 +105,10 @@ def _matches(buffer, at, stop, delimiter):
     """Whether all of the delimiter is at ``at``, where its first byte is."""
     if at + len(delimiter) > stop:
         return False
+    same = True
     for i in range(1, len(delimiter)):
-        if buffer[at + i] != delimiter[i]:
-            return False
-    return True
+        same &= buffer[at + i] == delimiter[i]
+    return same
 
 
 @compiled()
@@ -201,42 +203,19 @@ def skip_rows(buffer, at, stop, final, limit, delimiter, most, until):
     Returns:
         Where the next row begins, the number of rows skipped, and why it stopped.
     """
-    first_byte = delimiter[0]
     width = len(delimiter)
     rows = 0
     start = at
     while start < stop and start < until and rows < most:
-        at = start
         last = min(stop, start + limit + 1)  # the line break may come after `limit` bytes
-        newline = -1  # the first one of the row
-        first_line = False  # whether the open quote is on the first line
-        at_field = True  # whether a field begins here
-        quoted = False
-        ended = False
-        while at < last:
-            byte = buffer[at]
-            if quoted:
-                if byte == _QUOTE:
-                    if at + 1 < stop and buffer[at + 1] == _QUOTE:
-                        at += 1
-                    else:
-                        quoted = False
-                elif byte == _NEWLINE and newline < 0:
-                    newline = at
-                at += 1
-            elif byte == _NEWLINE:
-                at += 1
-                ended = True
-                break
-            elif byte == first_byte and (width == 1 or _matches(buffer, at, stop, delimiter)):
-                at += width
-                at_field = True
-            else:
-                if at_field and byte == _QUOTE:
-                    quoted = True
-                    first_line = newline < 0
-                at_field = False
-                at += 1
+        if width == 1:
+            at, ended, quoted, first_line, newline = _end_of_row(
+                buffer, start, last, stop, delimiter[0]
+            )
+        else:
+            at, ended, quoted, first_line, newline = _end_of_wide_row(
+                buffer, start, last, stop, delimiter
+            )
         if not ended:
             # a doubled quote or a delimiter may go on in further text
             if not final and stop - start <= limit + 1 + width:
@@ -252,6 +231,94 @@ def skip_rows(buffer, at, stop, final, limit, delimiter, most, until):
     return start, rows, STOPPED
 
 
+@compiled()
+def _end_of_row(buffer, start, last, stop, delimiter):
+    """Find the end of the row that begins at ``start``, looking at the bytes before ``last``.
+
+    Returns:
+        The byte after the row's line break; whether there is one; otherwise whether a quote is
+        open, whether it is on the row's first line, and where this line ends, -1 if it does not.
+    """
+    newline = -1
+    first_line = False
+    quoted = False
+    at = start
+    while True:
+        at = _next_mark(buffer, at, last)
+        if at >= last:
+            return at, False, quoted, first_line, newline
+        if buffer[at] == _QUOTE:
+            if not quoted:
+                # outside of quotes every delimiter begins a field
+                if at == start or buffer[at - 1] == delimiter:
+                    quoted = True
+                    first_line = newline < 0
+            elif at + 1 < stop and buffer[at + 1] == _QUOTE:
+                at += 1
+            else:
+                quoted = False
+        elif not quoted:
+            return at + 1, True, False, False, newline
+        elif newline < 0:
+            newline = at
+        at += 1
+
+
+@compiled()
+def _end_of_wide_row(buffer, start, last, stop, delimiter):
+    """As :func:`_end_of_row`, with a delimiter of several characters.
+
+    Delimiters may overlap (``:::``), so they have to be found from the left.
+    """
+    newline = -1
+    first_line = False
+    at_field = True  # whether a field begins here
+    quoted = False
+    at = start
+    while at < last:
+        byte = buffer[at]
+        if quoted:
+            if byte == _QUOTE:
+                if at + 1 < stop and buffer[at + 1] == _QUOTE:
+                    at += 1
+                else:
+                    quoted = False
+            elif byte == _NEWLINE and newline < 0:
+                newline = at
+            at += 1
+        elif byte == _NEWLINE:
+            return at + 1, True, False, False, newline
+        elif byte == delimiter[0] and _matches(buffer, at, stop, delimiter):
+            at += len(delimiter)
+            at_field = True
+        else:
+            if at_field and byte == _QUOTE:
+                quoted = True
+                first_line = newline < 0
+            at_field = False
+            at += 1
+    return at, False, quoted, first_line, newline
+
+
+@compiled()
+def _next_mark(buffer, at, last):
+    """Return where the first quote or line break of ``[at, last)`` is, eight bytes at a time."""
+    begin = np.uint64(buffer.ctypes.data)
+    while at + 8 <= last:
+        word = load_word(begin + np.uint64(at))
+        quotes = word ^ (_EACH * np.uint64(_QUOTE))
+        newlines = word ^ (_EACH * np.uint64(_NEWLINE))
+        # the lowest bit that is set is bit 7 of the first byte that is zero in one of them
+        found = ((quotes - _EACH) & ~quotes) | ((newlines - _EACH) & ~newlines)
+        found &= _EACH << np.uint64(7)
+        if found:
+            return at + np.int64(trailing_zeros(found) >> np.uint64(3))
+        at += 8
+    while at < last and buffer[at] != _QUOTE and buffer[at] != _NEWLINE:
+        at += 1
+    return at
+
+
 def count_rows(text: bytes | memoryview, delimiter: str) -> int:
     """Count the rows of a text, whole ones with closed quotes; quotes may contain line breaks."""
     buffer = np.frombuffer(text, np.uint8)
@@ -262,13 +329,18 @@ def count_rows(text: bytes | memoryview, delimiter: str) -> int:
 @compiled()
 def _row_ends(buffer, delimiter):
     """Return int32 [rows], where each row's line break is; the text ends with one."""
+    size = len(buffer)
+    wide = len(delimiter) > 1
     ends = np.empty(64, np.int32)
     count = 0
     at = 0
-    while at < len(buffer):
-        at, rows, _ = skip_rows(buffer, at, len(buffer), True, NO_LIMIT, delimiter, 1, NO_LIMIT)
-        if rows == 0:  # a quote that is not closed: the rest is one row
-            at = len(buffer)
+    while at < size:
+        if wide:
+            at, ended, _, _, _ = _end_of_wide_row(buffer, at, size, size, delimiter)
+        else:
+            at, ended, _, _, _ = _end_of_row(buffer, at, size, size, delimiter[0])
+        if not ended:  # a quote that is not closed: the rest is one row
+            at = size
         if count == len(ends):
             ends = np.append(ends, np.empty(count, np.int32))
         ends[count] = at - 1

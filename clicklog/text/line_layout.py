@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
-from collections.abc import Iterator
-
-import numpy as np
 
 from clicklog.errors import BadInputError, BadRowError
 from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.fields import NO_LIMIT, delimiter_bytes, skip_rows
-
-#: How many lines decide whether there is a label, so that one malformed line does not.
-_LABEL_LINES = 100
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+from clicklog.text.first_lines import first_line_of, first_lines, header_names, split_line
+from clicklog.text.line_remedies import field_count_remedy, header_remedy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +79,8 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
         if names.count(name) != 1:
             problem = "twice" if name in names else "not"
             raise BadInputError(
-                f"{source}: column {name} is {problem} in the header", _where_else(name, names)
+                f"{source}: column {name} is {problem} in the header",
+                header_remedy(head, spec, columns) or _where_else(name, names),
             )
     return LineLayout(tuple(names), label, len(first_line_of(head, spec)) + 1)
 
@@ -98,60 +92,10 @@ def _where_else(name: str, names: list[str]) -> str:
     return f"{hint}it has {len(names)} columns: {listed}; name them in the spec as in the header"
 
 
-def first_line_of(head: bytes, spec: FeatureSpec) -> bytes:
-    """Return the first line (or row with quoted line breaks) of a text, without its newline."""
-    return next(_first_lines(head, spec), b"")
-
-
-def header_names(head: bytes, spec: FeatureSpec) -> list[str]:
-    """Return the names in the header with which a text begins, without spaces around them."""
-    first = first_line_of(head, spec).removeprefix(_BYTE_ORDER_MARK)
-    return [name.strip() for name in split_line(first, spec)]
-
-
-def _first_lines(head: bytes, spec: FeatureSpec) -> Iterator[bytes]:
-    """Yield the first :data:`_LABEL_LINES` lines of a text, then what follows them."""
-    if not spec.input.quoted_newlines:
-        yield from head.split(b"\n", _LABEL_LINES)
-        return
-    text, between = np.frombuffer(head, np.uint8), delimiter_bytes(spec.input.delimiter)
-    begin = len(_BYTE_ORDER_MARK) * head.startswith(_BYTE_ORDER_MARK)
-    first = 0
-    for _ in range(_LABEL_LINES):
-        limit = spec.input.max_line_kb << 10
-        at, rows, _ = skip_rows(text, begin, len(text), True, limit, between, 1, NO_LIMIT)
-        if not rows:  # too long, or a quote that is not closed
-            at = head.find(b"\n", begin) + 1 or len(head)
-        whole = head[first:at]
-        yield whole.removesuffix(b"\n")
-        first = begin = at
-        if not whole.endswith(b"\n"):
-            return
-    yield head[first:]
-
-
-def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
-    """Split one line, with or without its line end, into fields."""
-    text = line.removesuffix(b"\n").removesuffix(b"\r").decode(spec.input.encoding, "replace")
-    if spec.input.format != "csv":
-        return text.split(spec.input.delimiter)
-    fields = re.compile(
-        f'(?:"([^"]*(?:""[^"]*)*)"?)?(.*?)({re.escape(spec.input.delimiter)}|$)', re.DOTALL
-    )
-    found, at = [], 0
-    while True:
-        match = fields.match(text, at)
-        assert match is not None  # it matches anything
-        found.append((match[1] or "").replace('""', '"') + match[2])
-        at = match.end()
-        if not match[3]:
-            return found
-
-
 def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     """Return the layout whose number of fields most lines have."""
     layouts = plain_layouts(spec)
-    lines = list(_first_lines(head, spec))
+    lines = list(first_lines(head, spec))
     whole = lines[:-1] or lines  # the last one may be cut
     counts = [len(split_line(line, spec)) for line in whole]
     best = max(layouts, key=lambda layout: counts.count(len(layout.fields)))
@@ -160,10 +104,11 @@ def _layout_by_count(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     kind = {"\t": "tab-separated", ",": "comma-separated"}.get(
         spec.input.delimiter, f"{spec.input.delimiter!r}-separated"
     )
-    needed, *others = (str(len(layout.fields)) for layout in layouts)
+    needed, *others = (len(layout.fields) for layout in layouts)
     names = [name or '""' for name in spec.file_columns(label=True)]
-    less = f" ({' or '.join(others)} without the label)" if others else ""
+    less = f" ({' or '.join(map(str, others))} without the label)" if others else ""
     raise BadRowError(
         f"{source}, line 1: {counts[0]} {kind} fields",
-        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}",
+        f"{needed} are needed{less}: {', '.join(names[:2])} … {names[-1]}"
+        f"{field_count_remedy(whole, spec, needed)}",
     )

@@ -16,8 +16,8 @@ def parse_rows(
     """Parse whole lines of text, without a header line.
 
     Args:
-        data: lines, in the spec's encoding; the last one with or without its newline; ``\\r\\n`` ends
-            a line too. What bad rows quote is UTF-8.
+        data: lines, in the spec's encoding; the last one with or without its newline; ``\\r\\n``
+            ends a line too. What bad rows quote is UTF-8.
         spec: the columns; their raw types say what a field may hold.
         layout: which columns the fields of a line are.
         reject: describe every bad row in ``RawRows.bad``, not only the first ones.

@@ -158,7 +158,7 @@ def _parse_pattern(data, begin, end, steps, values, code):
                     value = value * 10 + np.int64(data[at] - 48)
                     at += 1
                 good = at > first
-                if part == _YEAR or part == _SHORT_YEAR:
+                if part <= _SHORT_YEAR:
                     good = at - first == _MOST_DIGITS[part]
                 if part == _SHORT_YEAR:
                     part, value = _YEAR, value + (1900 if value > 68 else 2000)

@@ -5,6 +5,8 @@ One compiled pass without the interpreter lock, so that threads parse in paralle
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from clicklog.kernels import compiled
@@ -21,6 +23,8 @@ from clicklog.text.field_errors import (
     describe_field_error,
     quote_field,
 )
+from clicklog.text.line_remedies import line_remedy
+from clicklog.text.remedies import remedy
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 #: Numbers stop growing here, however many digits follow.
@@ -60,6 +64,16 @@ def parse_criteo(
         _parse(buffer, label, longest, *columns, bad)
     names = spec.columns if label else spec.columns[1:]
     described = [_describe(buffer, names, *map(int, entry)) for entry in bad[:bad_count]]
+    reads = spec.read_plan(label=label).reads
+    for index, one in enumerate(described[:DESCRIBED_BAD_ROWS]):
+        code, column, begin, end = map(int, bad[index, 1:5])
+        if code == FIELD_COUNT:
+            hint = line_remedy(one.text, spec, code, len(names))
+        else:
+            text = _field(buffer, begin, end, last=column == len(names) - 1)
+            hint = remedy(text.decode("utf-8", "surrogateescape"), reads[column], code)
+        if hint:
+            described[index] = dataclasses.replace(one, remedy=f"correct the file, or {hint}")
     return RawRows(
         label=labels[:rows] if label else None,
         dense=dense[:, :rows],
@@ -71,6 +85,12 @@ def parse_criteo(
         bad_count=bad_count,
         lines=lines,
     )
+
+
+def _field(buffer: np.ndarray, begin: int, end: int, *, last: bool) -> bytes:
+    """Return a field, the last one without the ``\\r`` of the line's end."""
+    field = bytes(buffer[begin:end])
+    return field.removesuffix(b"\r") if last else field
 
 
 def _describe(
@@ -88,7 +108,7 @@ def _describe(
     if code == FIELD_COUNT:
         return BadRow(line, f"{column} fields instead of {len(names)}", "", text)
     name = names[column]
-    value = quote_field(bytes(buffer[begin:end]))
+    value = quote_field(_field(buffer, begin, end, last=column == len(names) - 1))
     return BadRow(line, describe_field_error(name, value, code), name, text)
 
 

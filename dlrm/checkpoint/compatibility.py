@@ -31,6 +31,7 @@ _MUST_STAY = (
     "shuffle_batches",
     "days",
     "replay",
+    "label",
 )
 #: Settings that also change what is trained, but may change when a run is resumed.
 _MAY_CHANGE = (

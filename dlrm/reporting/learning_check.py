@@ -67,15 +67,17 @@ class LearningCheck:
         self._sums = torch.zeros(2, dtype=torch.float64, device=group.device)
         self._begin = max(math.ceil(_SHARE * epoch_steps), warmup_steps)
         self._end = self._begin + math.ceil(_SAMPLES / global_batch)
-        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._seen: list[tuple[torch.Tensor, ...]] = []
 
     def add(self, step: int, output: StepOutput) -> None:
         """Add step ``step`` (from 1, over all epochs), and at some steps check (collective)."""
         self._samples += output.global_size
         self._sums[0] += output.loss * output.global_size
-        self._sums[1] += output.labels.sum()
+        labels, weights = output.labels, output.weights
+        self._sums[1] += (labels if weights is None else labels * weights).sum()
         if self._begin < step <= self._end and self._learnable:
-            self._seen.append((output.logits.clone(), output.labels))  # CUDA graphs reuse them
+            more = () if weights is None else (weights,)
+            self._seen.append((output.logits.clone(), labels, *more))  # CUDA graphs reuse them
         if step & (step - 1) == 0:
             self._check_loss(step, output)
         if step == self._end and self._learnable:
@@ -85,6 +87,8 @@ class LearningCheck:
         """Check an evaluation of valid; ``valid`` is None on ranks other than 0."""
         if valid is None or valid.auroc is None or not self._learnable or step <= self._begin:
             return
+        if valid.total_weight is not None:
+            return  # how much chance there is in it depends on all weights
         if _is_chance(valid.auroc, valid.positives, valid.samples):
             self._warn(
                 "chance",
@@ -133,9 +137,13 @@ class LearningCheck:
         rows = gather_rows(self._group, torch.cat(parts).float().cpu().numpy())
         if rows is None or not np.isfinite(rows).all():
             return
-        found = auroc(rows[:, 0], rows[:, 1])
-        clicks = int(np.count_nonzero(rows[:, 1] > 0.5))
-        if found is not None and _is_chance(found, clicks, len(rows)):
+        found = auroc(*rows.T)
+        positive, samples = rows[:, 1] > 0.5, float(len(rows))
+        clicks = float(np.count_nonzero(positive))
+        if rows.shape[1] > 2:
+            clicks = _effective(rows[positive, 2])
+            samples = clicks + _effective(rows[~positive, 2])
+        if found is not None and _is_chance(found, clicks, samples):
             self._warn(
                 "chance",
                 step,
@@ -151,7 +159,13 @@ class LearningCheck:
             self._events.write("warning", step=step, text=problem, remedy=remedy)
 
 
-def _is_chance(found: float, clicks: int, rows: int) -> bool:
+def _effective(weights: np.ndarray) -> float:
+    """Return how many samples of equal weight vary as much as these (Kish 1965)."""
+    squares = float(np.sum(np.square(weights, dtype=np.float64)))
+    return float(np.sum(weights, dtype=np.float64)) ** 2 / squares if squares else 0.0
+
+
+def _is_chance(found: float, clicks: float, rows: float) -> bool:
     """Return whether an AUROC shows that nothing is learned, with enough rows to be sure.
 
     Random scores have an AUROC of variance (rows + 1)/(12·clicks·rest) (Hanley & McNeil 1982).

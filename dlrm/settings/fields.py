@@ -104,6 +104,10 @@ class TrainFields(Settings):
         "distribution of the ids that --multi_hot_sizes adds (default: uniform)", None,
         choices=DISTRIBUTIONS, needs="--multi_hot_sizes"
     )
+    label: str | None = _data(
+        "label to train and evaluate, if the data have several (default: the main one)", None,
+        metavar="NAME", needs="--dataset_type parquet"
+    )
     seed: int = _data(
         "seed of the initial weights and of the shuffling", 0, least=0, most=2**63 - 1
     )

@@ -252,7 +252,7 @@ def _check_metadata_json(output: Output, path: Path, files: list[str]) -> None:
         return
     place = {name: i for i, name in enumerate(output.schema.columns)}
     for kind, names in (
-        ("labels", [output.schema.label]),
+        ("labels", output.schema.labels),
         ("conts", output.schema.dense),
         ("cats", output.schema.categorical),
     ):

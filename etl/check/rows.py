@@ -217,9 +217,10 @@ def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarra
             continue  # the type was reported already
         values = to_numpy(pc.fill_null(array, 0) if array.null_count else array)
         _fold(_bits(values), hashes)
-        if schema and name == schema.label:
-            scan.positives += int(np.count_nonzero(values == 1))
-            scan.negatives += int(np.count_nonzero(values == 0))
+        if schema and name in schema.labels:
+            if name == schema.label:
+                scan.positives += int(np.count_nonzero(values == 1))
+                scan.negatives += int(np.count_nonzero(values == 0))
             _first(
                 problem,
                 "labels",
@@ -231,6 +232,15 @@ def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarra
             _scan_ids(values, sizes[name], problem)
         elif values.dtype.kind == "f":
             _scan_finite(values, problem)
+            if schema and name == schema.weight:
+                _first(
+                    problem,
+                    "weights",
+                    values < 0,
+                    lambda i, values=values: f"weight {values[i]:g}",
+                    "weights are not negative: correct the column in the log, and run the ETL "
+                    "again",
+                )
     return hashes
 
 

@@ -111,7 +111,7 @@ def read_baseline(root: Path) -> Baseline:
             for column in spec.categorical
         },
         stored=stored,
-        missing={name: (train["missing"][name], train["rows"]) for name in spec.columns[1:]},
+        missing={name: (train["missing"][name], train["rows"]) for name in spec.feature_names},
         unseen=_unseen(output, manifest, description),
         days={
             int(day): (counts["positives"], counts["rows"])

@@ -139,7 +139,7 @@ class _Tally:
         spec = self._workflow.spec
         self.rows = self.malformed = 0
         self._positives: int | None = 0
-        self._missing = np.zeros(len(spec.columns) - 1, np.int64)
+        self._missing = np.zeros(len(spec.feature_names), np.int64)
         self._bins = np.zeros_like(baseline.dense.counts)
         self._sampled: list[np.ndarray] = []
         self._samples: list[np.ndarray] = []
@@ -274,6 +274,8 @@ def _first_rows(rows: RawRows, lines: int) -> RawRows:
         bad=bad,
         bad_count=lines - n,
         lines=lines,
+        more_labels=None if rows.more_labels is None else rows.more_labels[:, :n],
+        weight=None if rows.weight is None else rows.weight[:n],
     )
 
 

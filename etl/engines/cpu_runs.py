@@ -16,10 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
+import os
 import re
+import struct
 import threading
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -93,16 +97,23 @@ def run_name(begin: int, end: int) -> str:
     return f"{begin}-{end}.npz"
 
 
-def _read(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    file = io.BytesIO(archive.read(f"{name}.npy"))
-    np.lib.format.read_magic(file)
-    with _HEADERS:
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    return np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape)
+def _read_entry(path: Path, entry: zipfile.ZipInfo) -> bytes:
+    """Read a file in an archive; it is stored uncompressed."""
+    with path.open("rb") as file:
+        file.seek(entry.header_offset + 26)  # the lengths of the name and of what follows it
+        name, extra = struct.unpack("<HH", file.read(4))
+        file.seek(name + extra, os.SEEK_CUR)
+        data = file.read(entry.file_size)
+    if len(data) != entry.file_size or zlib.crc32(data) != entry.CRC:
+        raise ValueError(f"{entry.filename}: its checksum differs from the one in the archive")
+    return data
 
 
 class RunFile:
-    """A run on disk. Its methods raise :class:`BadInputError` if the file is damaged."""
+    """A run on disk. Its methods raise :class:`BadInputError` if the file is damaged.
+
+    They may be called by several threads.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,28 +123,40 @@ class RunFile:
         """Where it begins."""
         return int(self.path.name.split("-")[0])
 
+    @functools.cached_property
+    def _entries(self) -> dict[str, zipfile.ZipInfo]:
+        """What is where; read once, as a run of many vocabularies has thousands of entries."""
+        with zipfile.ZipFile(self.path) as archive:
+            return {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+
     @contextlib.contextmanager
-    def _open(self) -> Iterator[zipfile.ZipFile]:
+    def _damaged(self) -> Iterator[None]:
         try:
-            with zipfile.ZipFile(self.path) as archive:
-                yield archive
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            yield
+        except (OSError, ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile) as error:
             raise BadInputError(
                 f"{self.path}: damaged: {error}", "delete this file and run again with --resume"
             ) from error
 
+    def _read(self, name: str) -> np.ndarray:
+        file = io.BytesIO(_read_entry(self.path, self._entries[name]))
+        np.lib.format.read_magic(file)
+        with _HEADERS:
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        return np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape)
+
     def array(self, name: str) -> np.ndarray:
         """``rows``, ``nulls`` or ``moments``; see :class:`Run`."""
-        with self._open() as archive:
-            return _read(archive, name)
+        with self._damaged():
+            return self._read(name)
 
     def counts(self, vocabulary: int) -> Counts:
         """The counts of one vocabulary; the others are not read."""
-        with self._open() as archive:
-            counts = _read(archive, f"counts_{vocabulary}").astype(np.int64)
-            if f"values_{vocabulary}.npy" in archive.namelist():
-                return Counts(_read(archive, f"values_{vocabulary}"), counts)
-            buffers = [_read(archive, f"{name}_{vocabulary}") for name in ("offsets", "text")]
+        with self._damaged():
+            counts = self._read(f"counts_{vocabulary}").astype(np.int64)
+            if f"values_{vocabulary}" in self._entries:
+                return Counts(self._read(f"values_{vocabulary}"), counts)
+            buffers = [self._read(f"{name}_{vocabulary}") for name in ("offsets", "text")]
         values = pa.LargeStringArray.from_buffers(len(counts), *map(pa.py_buffer, buffers))
         return Counts(values, counts)
 

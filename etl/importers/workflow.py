@@ -14,6 +14,7 @@ import dataclasses
 import logging
 import math
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import nvt_compat  # noqa: F401
@@ -113,9 +114,14 @@ def _spec(workflow: nvtabular.Workflow, given: FeatureSpec | None) -> FeatureSpe
             f"columns {', '.join(labels)} pass through as they are; one of them is the label",
             _NOT_IMPORTED,
         )
-    if len(set(transforms.values())) > 1:
-        raise SchemaError(f"dense columns go through different chains: {transforms}", _NOT_IMPORTED)
-    transform = next(iter(transforms.values()), "log_normalize")
+    usual = Counter(transforms.values()).most_common(1)
+    transform = usual[0][0] if usual else "log_normalize"
+    dense = [
+        column
+        if transforms[column.name] == transform
+        else dataclasses.replace(column, transform=transforms[column.name])
+        for column in dense
+    ]
     if given is None:
         label = labels[0] if labels else "label"
         return FeatureSpec(label, tuple(dense), tuple(categorical), transform)
@@ -152,7 +158,10 @@ def _merged(
     return dataclasses.replace(
         given,
         dense=tuple(
-            dataclasses.replace(column, fill=found[column.name].fill) for column in given.dense
+            dataclasses.replace(
+                column, fill=found[column.name].fill, transform=found[column.name].transform
+            )
+            for column in given.dense
         ),
         categorical=tuple(
             dataclasses.replace(found[column.name], raw=column.raw) for column in given.categorical
@@ -285,7 +294,8 @@ def _compare(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path) -> Non
                 else f"column {column.name}: lists of other lengths",
                 _NOT_IMPORTED,
             )
-    for name in spec.dense_names:
+    for dense in spec.dense:
+        name = dense.name
         theirs, ours = (each[name].to_numpy().astype(np.float64) for each in (expected, found))
         wrong = np.isfinite(theirs) & ~np.isclose(theirs, ours, rtol=1e-4, atol=1e-5)
         if wrong.any() or not np.isfinite(theirs).any():
@@ -293,7 +303,7 @@ def _compare(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path) -> Non
             operators = " >> ".join(type(op).__name__ for op in _chain(workflow.output_node, name))
             raise SchemaError(
                 f"column {name}: {operators} makes {theirs[at]:g} of {frame[name][at]:g}, this "
-                f"project's {spec.dense_transform} makes {ours[at]:g}",
+                f"project's {spec.transform_of(dense)} makes {ours[at]:g}",
                 _NOT_IMPORTED,
             )
 

@@ -281,9 +281,9 @@ def undo_transform(values: np.ndarray, name: str, description: WorkflowDescripti
     if name in description.statistics:
         fitted = description.statistics[name]
         values = values * fitted["std"] + fitted["mean"]
-    if spec.dense_transform != "normalize":
+    column = spec.dense[spec.dense_names.index(name)]
+    if spec.transform_of(column) != "normalize":
         values = np.exp(values) - DENSE_SHIFT
-    column = next(column for column in spec.dense if column.name == name)
     return np.rint(values) if column.raw == "int32" else values
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json, write_text
 from clicklog.pages.render import render
+from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
 from etl.labels import ONE_LABEL_REMEDY, one_label_splits
 from etl.report.data import Categorical, ReportData, collect
@@ -80,8 +81,9 @@ def page(
         by_vocabulary=_grouped(data.categorical, "vocabulary"),
         by_policy=_grouped(data.categorical, "policy"),
         statistics=description.statistics,
-        transform=description.spec.dense_transform,
-        formula=_FORMULAS[description.spec.dense_transform],
+        transform=_by_transform(description.spec, {name: name for name in _FORMULAS}),
+        transforms={c.name: description.spec.transform_of(c) for c in description.spec.dense},
+        formula=_by_transform(description.spec, _FORMULAS),
         versions=description.versions,
         digest=description.digest,
     )
@@ -107,6 +109,20 @@ def _split_text(manifest: dict[str, Any]) -> str:
 
 def _click_rate(counts: dict[str, int]) -> float:
     return counts["positives"] / max(1, counts["rows"])
+
+
+def _by_transform(spec: FeatureSpec, texts: dict[str, str]) -> str:
+    """Return the text of the transform in use; of several ones, each with its columns."""
+    used: dict[str, list[str]] = {}
+    for column in spec.dense:
+        used.setdefault(spec.transform_of(column), []).append(column.name)
+    if len(used) < 2:
+        return texts[next(iter(used), spec.dense_transform)]
+    few = 4  # names that are listed
+    return "; ".join(
+        f"{texts[transform]}: {', '.join(names) if len(names) <= few else f'{len(names)} columns'}"
+        for transform, names in used.items()
+    )
 
 
 def _grouped(columns: list[Categorical], attribute: str) -> list[list[Categorical]]:

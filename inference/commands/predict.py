@@ -67,4 +67,5 @@ def run(model: ModelSettings, settings: PredictSettings) -> None:
     rejected = f", {scored.rejected} rejected" if scored.rejected else ""
     print(f"{scored.rows} rows scored{rejected} in {seconds:.1f} s: {settings.output}")
     if settings.evaluate:
-        print(json.dumps(dataclasses.asdict(evaluate_file(settings.output))))
+        found = evaluate_file(settings.output, weighted=bool(predictor.spec.weight))
+        print(json.dumps(found.to_dict()))

@@ -10,6 +10,8 @@ those of the workflow: dense ones are transformed; ids are 0 for padding, 1 for 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +25,8 @@ from clicklog.readers.stream import stream_unparsed
 from clicklog.schema import TableSchema
 from inference.predictor import Predictor, input_spec
 from workflows.compiled.workflow import EncodedRows
+
+log = logging.getLogger(__name__)
 
 SPEC_FILE = "feature_spec.yaml"
 MAPPINGS = ("train", "test")
@@ -52,7 +56,9 @@ def export_nvidia(
         OutputError: ``output`` exists or cannot be written.
     """
     predictor = Predictor.load(bundle, check=True)
-    schema = predictor.workflow.schema
+    schema = dataclasses.replace(predictor.workflow.schema, label=predictor.label)
+    if schema.weight:
+        log.warning("NVIDIA's format has no weights: %s is left out", schema.weight)
     if schema.multi_hot:
         raise SettingsError(
             f"lists in column {', '.join(schema.multi_hot)}",
@@ -124,8 +130,9 @@ def _write(predictor: Predictor, path: str, file_format: str | None, directory: 
         for piece in stream_unparsed(path, spec, block_bytes=_BLOCK_BYTES):
             if not piece.label:
                 raise SchemaError(f"{path}: no column {spec.label}", "pass rows with labels")
-            encoded = predictor.workflow.transform(piece.parse())
-            label.write((encoded.label > 0.5).tobytes())
+            parsed = piece.parse()
+            encoded = predictor.workflow.transform(parsed)
+            label.write(predictor.labels_of(parsed).astype(bool).tobytes())
             if numerical:
                 numerical.write(_halves(encoded, schema).tobytes())
             for file, column, size in zip(ids, encoded.ids, schema.table_sizes, strict=True):

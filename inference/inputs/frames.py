@@ -12,13 +12,14 @@ import pyarrow as pa
 from clicklog.arrays import null_mask, to_arrow, to_numpy
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.readers.parquet_rows import convert_column
+from clicklog.readers.parquet_values import wanted
 from clicklog.rows import RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.reading import Read
 from clicklog.text.assemble import assemble
 from clicklog.text.convert import Converted
 from inference.inputs.columns import convert_values
-from inference.inputs.rules import read_as_text, times_to_arrow
+from inference.inputs.rules import has_rules, read_as_text, times_to_arrow
 from inference.inputs.values import InvalidRowError, MissingColumnError, no_such_key
 
 #: By bytes of a float type, the largest integer up to which it holds all integers.
@@ -89,12 +90,30 @@ def _opened(columns: Any) -> tuple[Any, Any]:
 def _convert(array: pa.Array | list, read: Read, *, text: bool) -> Converted:
     if isinstance(array, list):
         return convert_values(array, read, text=text)
+    if text and read.raw == "string" and pa.types.is_floating(array.type):
+        return convert_values(array.to_pylist(), read, text=text)
     if pa.types.is_floating(array.type) and read.raw != "float":
         _check_exact(array, read.source)
+    if not (text or has_rules(read)):
+        _check_kind(array.type, read)
     try:
         return convert_column(array, read, "the rows")
     except BadInputError as error:
         raise SchemaError(error.what.removeprefix("the rows: "), error.remedy) from None
+
+
+def _check_kind(held: pa.DataType, read: Read) -> None:
+    """Refuse numbers as text and text as numbers, which in memory are mistakes of the caller."""
+    if pa.types.is_list(held) or pa.types.is_large_list(held):
+        held = held.value_type
+    if pa.types.is_dictionary(held):
+        held = held.value_type
+    text = pa.types.is_string(held) or pa.types.is_large_string(held)
+    wrong = text if read.raw in ("int32", "int", "float") else pa.types.is_integer(held)
+    if wrong and read.raw != "hex32":
+        raise SchemaError(
+            f"column {read.source} is of type {held}, not {wanted(read)}", "convert it first"
+        )
 
 
 def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:

@@ -59,7 +59,7 @@ class IdColumns:
             column = convert(fields, Read(name, "string"))
             if column.code.any():
                 row = int(column.code.argmax())
-                line = piece.first + int(lines[row]) + 1 + header_lines(piece.spec)
+                line = piece.first + int(lines[row]) + 1 + header_lines(piece.spec, piece.path)
                 raise BadRowError(
                     f"{piece.path}, line {line}: column {name}: {column.show(row)}: {NOT_UTF8}",
                     "correct the file, or leave that column out of --id_columns",
@@ -92,8 +92,9 @@ def find_id_columns(names: tuple[str, ...], path: str, spec: FeatureSpec, first:
         SchemaError: The file has no such column.
         SettingsError: A name occurs twice, or is one of the output's own.
     """
+    taken = ("row", "probability", "label", *(["weight"] if spec.weight else []))
     for name in names:
-        if name in ("row", "probability", "label") or names.count(name) > 1:
+        if name in taken or names.count(name) > 1:
             raise SettingsError(
                 f"--id_columns {','.join(names)}: {name!r} is in the output already",
                 "leave it out",
@@ -122,7 +123,12 @@ def names_of_file(path: str, spec: FeatureSpec, first: UnparsedRows) -> tuple[st
     if not spec.input.header:
         return first.layout.fields
     chunks = stream_chunks(
-        path, _READ_BYTES, _MAX_HEADER_BYTES, spec.input.skip_lines, quotes_of(spec)
+        path,
+        _READ_BYTES,
+        _MAX_HEADER_BYTES,
+        spec.input.skip_lines,
+        quotes_of(spec),
+        spec.input.comment,
     )
     head = next((chunk for chunk in chunks if not isinstance(chunk, LongLine)), b"")
     return tuple(header_names(bytes(head), spec))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,6 @@ from clicklog.errors import BadInputError
 from clicklog.readers.parquet_rows import convert_column
 from clicklog.spec.raw_types import NOT_UTF8, RAW_TYPES
 from clicklog.spec.reading import Read
-from clicklog.spec.times import DIRECTIVES, EPOCHS
 from clicklog.text.convert import Converted, Fields, convert, of_items
 from clicklog.text.field_errors import EMPTY_ITEM
 from inference.inputs.values import InvalidRowError, is_missing, parser
@@ -140,50 +140,35 @@ def _of_texts(values: list[str | bytes], rows: np.ndarray, read: Read) -> Conver
     return convert(Fields(data, ends[:-1].copy(), ends[1:]), read)
 
 
-def _array(values: list, rows: np.ndarray, kind: int, read: Read) -> pa.Array | list[str]:
-    """Return values of one kind as an array; numbers that stand for a text, as texts."""
+def _array(values: list, rows: np.ndarray, kind: int, read: Read) -> pa.Array:
+    """Return values of one kind as an array."""
     if kind == _TIMES:
         return times_to_arrow(np.array([_microseconds(value) for value in values], "M8[us]"))
-    if read.raw == "string" or read.raw == "time":
-        numbers = [
-            _number(value, row, read) for row, value in zip(rows.tolist(), values, strict=True)
-        ]
-        if kind == _INTEGERS and read.raw == "string":
-            return [str(number) for number in numbers]
-        if kind == _INTEGERS and read.time_format not in EPOCHS:
-            return [_as_pattern(number, read.time_format) for number in numbers]
-    else:
-        parse = parser(read.raw)
-        numbers = []
-        for row, value in zip(rows.tolist(), values, strict=True):
-            try:
-                numbers.append(parse(value))
-            except ValueError as error:
-                raise InvalidRowError(row, read.source, f"{value!r:.60}: {error}") from None
+    numbers: list[int | float] = []
+    parse = functools.partial(_number, read=read) if read.raw in _TEXTS else parser(read.raw)
+    for row, value in zip(rows.tolist(), values, strict=True):
+        try:
+            numbers.append(parse(value))
+        except ValueError as error:
+            raise InvalidRowError(row, read.source, f"{value!r:.60}: {error}") from None
     integers = all(type(number) is int for number in numbers)
     return to_arrow(np.array(numbers, np.int64 if integers else np.float64))
 
 
-def _number(value: Any, row: int, read: Read) -> int | float:
-    """Return a number that stands for a text or a time."""
+def _number(value: Any, read: Read) -> int | float:
+    """Return a number that stands for a text or a time. Raises :class:`ValueError`."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if whole and -(2**63) <= int(value) < 2**63:
         return int(value)
-    if isinstance(value, float | np.floating) and read.raw == "time" and read.time_format in EPOCHS:
-        return float(value)
-    raise InvalidRowError(row, read.source, f"{value!r:.60}: {RAW_TYPES[read.raw].syntax}")
+    if isinstance(value, float | np.floating):
+        if read.raw == "time":
+            return float(value)
+        if float(value).is_integer() and abs(value) <= RAW_TYPES["int"].most:
+            return int(value)  # pandas makes floats of integers with missing values
+    raise ValueError(RAW_TYPES[read.raw].syntax)
 
 
-def _as_pattern(number: int, time_format: str) -> str:
-    """Write 9010203 as 09010203, where the format is %y%m%d%H: digits without separators."""
-    names = time_format.split("%")[1:]
-    digits = sum(DIRECTIVES[name] for name in names) if all(map(DIRECTIVES.get, names)) else 0
-    return f"{number:0{digits}d}"
-
-
-def _of_array(array: pa.Array | list[str], values: list, rows: np.ndarray, read: Read) -> Converted:
-    if isinstance(array, list):
-        return _of_texts(array, rows, read)
+def _of_array(array: pa.Array, values: list, rows: np.ndarray, read: Read) -> Converted:
     try:
         return convert_column(array, read, "the rows")
     except BadInputError:

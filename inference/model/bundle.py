@@ -135,7 +135,7 @@ def save_bundle(
             "workflow_digest": opened.digest,
             "generation": generation,
             "origin": None if origin is None else dataclasses.asdict(origin),
-            "model": dataclasses.asdict(shape),
+            "model": shape.to_dict(),
             "tables": model.table.kind,
             "layers": {group: len(layers) for group, layers in model.layers.items()},
             "files": {

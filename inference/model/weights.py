@@ -28,16 +28,25 @@ class ModelShape:
         categorical: Names of the categorical features, in order.
         num_embeddings: Number of rows of each feature's table.
         workflow_digest: Digest of the workflow whose data the model was trained on; "" if unknown.
+        label: The label that it predicts; "" for the workflow's main one.
     """
 
     dense: tuple[str, ...]
     categorical: tuple[str, ...]
     num_embeddings: tuple[int, ...]
     workflow_digest: str
+    label: str = ""
 
     def __post_init__(self) -> None:
         if len(self.categorical) != len(self.num_embeddings):
             raise ValueError(f"{len(self.categorical)} columns, {len(self.num_embeddings)} tables")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready form, without the label if it is the main one."""
+        value = dataclasses.asdict(self)
+        if not self.label:
+            del value["label"]
+        return value
 
 
 def usable(device: torch.device | str) -> torch.device:
@@ -54,10 +63,12 @@ def usable(device: torch.device | str) -> torch.device:
 def shape_of_checkpoint(record: dict[str, Any]) -> ModelShape:
     """Return the shape that a checkpoint's ``model.json`` describes."""
     from dlrm.config import ModelConfig
+    from dlrm.labels import label_of
 
     config = ModelConfig.from_dict(record.get("model"))
-    digest = record["training"].get("workflow_digest") or ""
-    return ModelShape(config.dense, config.categorical, config.num_embeddings, str(digest))
+    training = record["training"]
+    digest, label = training.get("workflow_digest") or "", label_of(training) or ""
+    return ModelShape(config.dense, config.categorical, config.num_embeddings, str(digest), label)
 
 
 def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingModel, ModelShape]:
@@ -132,6 +143,11 @@ def check_pair(
             f"{model} was trained on data of another workflow (digest "
             f"{shape.workflow_digest[:12]}…) than {workflow} (digest {digest[:12]}…)",
             "pass the OUT/workflow beside the OUT/criteo_binary it was trained on",
+        )
+    if shape.label and shape.label not in schema.labels:
+        raise SchemaError(
+            f"{model} predicts label {shape.label}, {workflow} has {', '.join(schema.labels)}",
+            remedy,
         )
     for what, ours, theirs in (
         ("dense columns", schema.dense, shape.dense),

@@ -6,7 +6,7 @@ import dataclasses
 
 from clicklog.errors import BadInputError
 from dlrm.metrics import Metrics
-from inference.accuracy import metrics_of, score_labelled
+from inference.accuracy import score_labelled
 from inference.predictor import Predictor
 
 
@@ -96,12 +96,12 @@ def compare_bundles(
         most: The number of rows.
 
     Raises:
-        SchemaError: The log has no labels.
+        SchemaError: The log has no labels, or the bundles predict different ones.
         BadInputError, BadRowError: It has no rows, malformed ones, or only labels of one kind.
     """
     predictors = {"new": new} if served is None else {"new": new, "served": served}
-    labels, scores = score_labelled(predictors, path, file_format, most)
-    found = {name: metrics_of(values, labels) for name, values in scores.items()}
+    scored = score_labelled(predictors, path, file_format, most)
+    labels, found = scored.labels, scored.metrics()
     if found["new"].auroc is None:
         raise BadInputError(
             f"{path}: the label of its first {len(labels)} rows is {int(labels[0])}: they tell "

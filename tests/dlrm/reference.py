@@ -98,6 +98,7 @@ def reference_losses(
     rate: Callable[[int], float],
     optimizer: str = "sgd",
     seed: int = 0,
+    label: str | None = None,
 ) -> list[float]:
     """The loss of every step; ``rate`` gives a step's learning rate."""
     model = Reference(config, seed, sparse=optimizer == "adam")
@@ -113,15 +114,18 @@ def reference_losses(
         step, by_hand = torch.optim.Adagrad(dense, **eps), RowWiseAdagrad(tables)
     else:
         step, by_hand = torch.optim.Adam(dense, **eps), LazyAdam(tables)
-    loader = KJTLoader(path, batch_size, device="cpu")
+    loader = KJTLoader(path, batch_size, device="cpu", label=label)
     losses = []
     for _ in range(epochs):
         for batch in loader:
             lr = rate(len(losses))
             ids = batch.sparse_features.values().view(len(tables), -1).long()
-            loss = nn.functional.binary_cross_entropy_with_logits(
-                model(batch.dense_features, ids), batch.labels
+            each = nn.functional.binary_cross_entropy_with_logits(
+                model(batch.dense_features, ids), batch.labels, reduction="none"
             )
+            loss = each.mean()
+            if batch.weights is not None:
+                loss = (batch.weights * each).sum() / batch.weights.sum().clamp(min=1e-30)
             losses.append(loss.item())
             loss.backward()
             step.param_groups[0]["lr"] = lr

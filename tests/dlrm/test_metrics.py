@@ -80,3 +80,63 @@ def test_over_ranks_with_unequal_rows_and_ties(tmp_path):
     assert found["samples"] == len(labels) == sum(ROWS)
     assert found["auroc"] == pytest.approx(sklearn.roc_auc_score(labels, logits), abs=1e-12)
     assert found["log_loss"] == pytest.approx(sklearn.log_loss(labels, probabilities), abs=1e-9)
+
+
+weighted = st.lists(
+    st.tuples(st.integers(-3, 3), st.integers(0, 1), st.sampled_from([0.0, 0.3, 1.0, 7.5])),
+    max_size=40,
+)
+
+
+@given(weighted)
+def test_weighted_metrics_equal_brute_force(rows):
+    """Over all pairs; and for whole weights, as if each row were there so often."""
+    scores, labels, weights = np.array(rows, np.float64).reshape(-1, 3).T
+    found = compute_metrics(scores, labels, weights)
+    total = weights.sum()
+    if not len(rows):
+        assert found == compute_metrics(scores, labels)
+        return
+    assert (found.samples, found.positives) == (len(rows), labels.sum())
+    assert found.total_weight == pytest.approx(total)
+    won = possible = 0.0
+    for score, label, weight in rows:
+        for other, its_label, its_weight in rows:
+            if label > its_label:
+                won += weight * its_weight * ((score > other) + (score == other) / 2)
+                possible += weight * its_weight
+    assert found.auroc == (pytest.approx(won / possible, abs=1e-12) if possible else None)
+    if not total:
+        assert found.log_loss is found.accuracy is found.mean_prediction is None
+        return
+    p = 1 / (1 + np.exp(-scores))
+    losses = -np.log(np.where(labels == 1, p, 1 - p))
+    rate = (weights * labels).sum() / total
+    assert found.log_loss == pytest.approx((weights * losses).sum() / total, abs=1e-12)
+    assert found.positive_rate == pytest.approx(rate)
+    assert found.mean_prediction == pytest.approx((weights * p).sum() / total)
+    right = (scores >= 0) == (labels == 1)
+    assert found.accuracy == pytest.approx((weights * right).sum() / total)
+    if 0 < (weights * labels).sum() < total:
+        base = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+        assert found.normalized_entropy == pytest.approx(found.log_loss / base, abs=1e-9)
+        assert found.calibration == pytest.approx(found.mean_prediction / rate)
+    else:
+        assert found.normalized_entropy is None
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1), st.integers(0, 3)), min_size=1))
+def test_a_weight_counts_as_so_many_rows(rows):
+    scores, labels, weights = np.array(rows).T
+    often = [np.repeat(values, weights) for values in (scores, labels)]
+    found, expected = compute_metrics(scores, labels, weights), compute_metrics(*often)
+    for name, value in expected.to_dict().items():
+        if name not in ("samples", "positives"):
+            assert getattr(found, name) == (value if value is None else pytest.approx(value))
+
+
+def test_metrics_without_weights_say_nothing_of_them():
+    assert "total_weight" not in compute_metrics(np.ones(3), np.ones(3)).to_dict()
+    same = compute_metrics(np.arange(5.0), np.arange(5) % 2, np.full(5, 0.5)).to_dict()
+    assert same.pop("total_weight") == 2.5
+    assert same == pytest.approx(compute_metrics(np.arange(5.0), np.arange(5) % 2).to_dict())

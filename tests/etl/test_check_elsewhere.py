@@ -117,6 +117,30 @@ def test_ids_of_another_type(tmp_path: Path, ids: pa.Array) -> None:
     assert {one.kind for one in found} == {"columns", "nulls"}
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "kind", "what"),
+    [
+        ("bought", 0.5, "labels", "row 2, column bought: label 0.5"),
+        ("w", -0.25, "weights", "row 2, column w: weight -0.25"),
+        ("w", float("inf"), "not finite", "row 2, column w: inf"),
+        ("w", float("nan"), "not finite", "row 2, column w: nan"),
+    ],
+)
+def test_more_labels_and_a_weight(
+    tmp_path: Path, column: str, value: float, kind: str, what: str
+) -> None:
+    directory = tmp_path / "data" / "train"
+    schema = TableSchema("label", ("x",), ("item",), (10,), (), ("bought",), "w")
+    schema.write(directory)
+    row = {"label": 0.0, "bought": 1.0, "w": 0.0, "x": -1.0, "item": 1}
+    rows = [row, row | {"label": 1.0, "w": 2.5}, row | {"bought": 0.0}]
+    pq.write_table(pa.Table.from_pylist(rows, schema.arrow), directory / "0.parquet")
+    assert bad(directory) == []
+    rows[2] = rows[2] | {column: value}
+    pq.write_table(pa.Table.from_pylist(rows, schema.arrow), directory / "0.parquet")
+    assert what in only(directory, kind)
+
+
 def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
     directory = tmp_path / "data" / "train"
     TableSchema("label", ("x",), ("item",), (10,)).write(directory)

@@ -219,13 +219,6 @@ def _fill_first(directory: Path):
             lambda d: DENSE >> ops.FillMissing(0) >> ops.Clip(min_value=0) >> ops.LogOp(),
             r"column int_0: FillMissing >> Clip >> LogOp makes .*, this project's log makes",
         ),
-        (
-            lambda d: (
-                (["int_0"] >> ops.FillMissing(0) >> ops.Normalize())
-                + (["int_1"] >> ops.FillMissing(0) >> ops.LambdaOp(plus_two) >> ops.LogOp())
-            ),
-            "different chains",
-        ),
         (lambda d: ["int_0", "int_1"], "pass through as they are"),
     ],
 )

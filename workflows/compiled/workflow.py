@@ -50,6 +50,8 @@ class EncodedRows:
             becomes an empty one, any other missing value id 1).
         oov: int64 [categorical columns], how many ids stand for values outside of the vocabulary:
             for a hashed column all but the null ones.
+        more_labels: float32 [further labels, n], or None where the rows had none.
+        weight: float32 [n], or None where the rows had none.
     """
 
     label: np.ndarray | None
@@ -57,6 +59,8 @@ class EncodedRows:
     ids: np.ndarray | list[Ids]
     null: np.ndarray
     oov: np.ndarray
+    more_labels: np.ndarray | None = None
+    weight: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.dense.shape[1]
@@ -116,11 +120,13 @@ class CompiledWorkflow:
             if not self.schema.multi_hot:
                 ids = np.stack(ids)  # type: ignore[arg-type]
         return EncodedRows(
-            label=None if rows.label is None else rows.label.astype(np.float32),
+            label=_as_float32(rows.label),
             dense=dense,
             ids=ids,
             null=tallies[:, 0],
             oov=tallies[:, 1],
+            more_labels=_as_float32(rows.more_labels),
+            weight=rows.weight,
         )
 
     def find(self, column: str, values: np.ndarray | pa.StringArray) -> np.ndarray:
@@ -309,17 +315,29 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
     """The rows as a table of :attr:`TableSchema.arrow`, without a copy.
 
     Raises:
-        SchemaError: the rows have no label.
+        SchemaError: the rows lack a label or the weight.
     """
-    if rows.label is None:
-        raise SchemaError("rows without a label", "read them with their label to write them")
+    lacking = rows.label is None
+    lacking |= bool(schema.more_labels) and rows.more_labels is None
+    if lacking or (schema.weight and rows.weight is None):
+        what = f"rows without {'a label' if lacking else schema.weight}"
+        raise SchemaError(what, "read them with their label to write them")
     fields = schema.arrow
-    columns = [to_arrow(rows.label), *rows_to_arrow(rows.dense)]
+    columns = [to_arrow(rows.label)]
+    if schema.more_labels:
+        columns += rows_to_arrow(rows.more_labels)
+    if schema.weight:
+        columns.append(to_arrow(rows.weight))
+    columns += rows_to_arrow(rows.dense)
     if isinstance(rows.ids, np.ndarray):
         columns += rows_to_arrow(rows.ids)
     else:
         columns += map(_ids_to_arrow, rows.ids, fields.types[len(columns) :])
     return pa.Table.from_arrays(columns, schema=fields)
+
+
+def _as_float32(labels: np.ndarray | None) -> np.ndarray | None:
+    return None if labels is None else labels.astype(np.float32)
 
 
 def _ids_to_arrow(ids: Ids, kind: pa.DataType) -> pa.Array:

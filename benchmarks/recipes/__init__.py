@@ -1,0 +1,1 @@
+"""The recipes of docs/recipes on synthetic look-alikes of the public logs."""

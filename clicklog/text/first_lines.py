@@ -1,0 +1,65 @@
+"""The first lines of a text file: its header, and the fields of some rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.text.fields import NO_LIMIT, delimiter_bytes, skip_rows
+
+#: How many lines decide whether there is a label, so that one malformed line does not.
+MOST_LINES = 100
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def first_line_of(head: bytes, spec: FeatureSpec) -> bytes:
+    """Return the first line (or row with quoted line breaks) of a text, without its newline."""
+    return next(first_lines(head, spec), b"")
+
+
+def header_names(head: bytes, spec: FeatureSpec) -> list[str]:
+    """Return the names in the header with which a text begins, without spaces around them."""
+    first = first_line_of(head, spec).removeprefix(_BYTE_ORDER_MARK)
+    return [name.strip() for name in split_line(first, spec)]
+
+
+def first_lines(head: bytes, spec: FeatureSpec) -> Iterator[bytes]:
+    """Yield the first :data:`MOST_LINES` lines of a text, then what follows them."""
+    if not spec.input.quoted_newlines:
+        yield from head.split(b"\n", MOST_LINES)
+        return
+    text, between = np.frombuffer(head, np.uint8), delimiter_bytes(spec.input.delimiter)
+    begin = len(_BYTE_ORDER_MARK) * head.startswith(_BYTE_ORDER_MARK)
+    first = 0
+    for _ in range(MOST_LINES):
+        limit = spec.input.max_line_kb << 10
+        at, rows, _ = skip_rows(text, begin, len(text), True, limit, between, 1, NO_LIMIT)
+        if not rows:  # too long, or a quote that is not closed
+            at = head.find(b"\n", begin) + 1 or len(head)
+        whole = head[first:at]
+        yield whole.removesuffix(b"\n")
+        first = begin = at
+        if not whole.endswith(b"\n"):
+            return
+    yield head[first:]
+
+
+def split_line(line: bytes, spec: FeatureSpec) -> list[str]:
+    """Split one line, with or without its line end, into fields."""
+    text = line.removesuffix(b"\n").removesuffix(b"\r").decode(spec.input.encoding, "replace")
+    if spec.input.format != "csv":
+        return text.split(spec.input.delimiter)
+    fields = re.compile(
+        f'(?:"([^"]*(?:""[^"]*)*)"?)?(.*?)({re.escape(spec.input.delimiter)}|$)', re.DOTALL
+    )
+    found, at = [], 0
+    while True:
+        match = fields.match(text, at)
+        assert match is not None  # it matches anything
+        found.append((match[1] or "").replace('""', '"') + match[2])
+        at = match.end()
+        if not match[3]:
+            return found

@@ -1,0 +1,73 @@
+"""``python -m etl guess``: a first feature spec from the head of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+from clicklog.command_line import Settings, flag
+
+logger = logging.getLogger(__name__)
+
+#: For the command's help.
+DESCRIPTION = (
+    "Reads the head of a file (text, also compressed, or parquet), and writes a feature spec for "
+    "it: its format, the type of each column, a label, a split, and comments that say why. It runs "
+    "as it is, and is meant to be looked through; docs/specs.md explains the keys."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class GuessSettings(Settings):
+    """The settings of ``python -m etl guess``."""
+
+    # fmt: off
+    input_path: str = flag("one file of the log; local or URL", metavar="FILE", positional=True)
+    output: Path | None = flag(
+        "write the spec to this file (default: print it)", None, metavar="TOML"
+    )
+    label: str = flag(
+        "the label's column, by its name or, from 1 on, its number (default: find it)", "",
+        metavar="COLUMN"
+    )
+    delimiter: str = flag("what is between the fields of a row (default: find it)", "")
+    head_mb: int = flag("MiB of text to read from the beginning", 8, least=1, most=1024)
+    # fmt: on
+
+
+SETTINGS = (GuessSettings,)
+
+
+def run(settings: GuessSettings) -> None:
+    """Print or write the spec.
+
+    Raises:
+        BadInputError: The file cannot be read, or no column can be the label.
+        OutputError: The output is there already, or cannot be written.
+    """
+    from clicklog.errors import OutputError
+    from clicklog.files.atomic import output_errors, write_text
+    from etl.guess.run import guess
+
+    if settings.output and settings.output.exists():
+        raise OutputError(
+            f"{settings.output}: there already", "choose another --output, or delete it"
+        )
+    text = guess(
+        settings.input_path,
+        label=settings.label,
+        delimiter=settings.delimiter.replace("\\t", "\t"),
+        head_mb=settings.head_mb,
+    )
+    if settings.output is None:
+        print(text, end="")
+        return
+    with output_errors(settings.output):
+        write_text(settings.output, text)
+    logger.info("wrote %s; look through it, then:", settings.output)
+    logger.info(
+        "python -m etl run --spec %s --input_path %s --output_path OUT",
+        settings.output,
+        settings.input_path,
+    )

@@ -1,0 +1,1 @@
+"""A first feature spec from the head of a file."""

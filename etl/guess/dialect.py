@@ -1,0 +1,183 @@
+"""How a file of text is written: encoding, preamble, delimiter, quotes, header."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+from collections import Counter
+
+from clicklog.errors import BadInputError
+
+#: Delimiters, the more special first: of two that divide the lines equally well, the first is it.
+_DELIMITERS = ("\t", "::", "||", "\x01", ";", ",", "|", "^", "~", " ")
+_COMMENTS = "#|%!*"
+#: Lines by which the delimiter is found, and how many lines a preamble may have.
+_TRIED, _PREAMBLE = 2000, 50
+#: Stands for a delimiter of several characters: Python's csv module takes one.
+_STAND_IN = "\x1e"
+_ENOUGH = 0.9  # of the lines have the same number of fields
+
+
+@dataclasses.dataclass(frozen=True)
+class Dialect:
+    """How the rows of a text are written.
+
+    Attributes:
+        delimiter: between the fields of a row; "" if a row has one field.
+        fields: how many fields most rows have.
+        quoted: whether some fields are quoted.
+        quoted_newlines: whether quoted fields contain line breaks.
+        comment: the character that the lines before the first row begin with; "" for none.
+        skip_lines: the number of lines before the first row that begin otherwise.
+    """
+
+    delimiter: str
+    fields: int
+    quoted: bool = False
+    quoted_newlines: bool = False
+    comment: str = ""
+    skip_lines: int = 0
+
+
+def decode(data: bytes, path: str) -> tuple[str, str]:
+    """Return a text and its encoding; a byte order mark is removed.
+
+    Raises:
+        BadInputError: it is UTF-16, or not a text.
+    """
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise BadInputError(
+            f"{path}: UTF-16", f"convert it: iconv -f UTF-16 -t UTF-8 {path} > converted.csv"
+        )
+    if b"\0" in data:
+        raise BadInputError(
+            f"{path}: not a text: it contains bytes of 0",
+            "pass text, compressed text (.gz, .bz2, .xz, .zst) or parquet",
+        )
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return data.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        return data.decode("latin-1"), "latin-1"
+
+
+def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
+    """Return how a text of whole lines is written; ``delimiter`` is given, or found.
+
+    Raises:
+        BadInputError: the rows have one field only, or no common number of fields.
+    """
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    lines = [line for line in lines[: _TRIED + _PREAMBLE] if line][:_TRIED]
+    found = [_try(lines, each) for each in _candidates(text, delimiter)]
+    good = [(dialect, share) for dialect, share in found if dialect.fields > 1 and share >= _ENOUGH]
+    if not good and '"' in text:  # lines in the middle of a field
+        found = [_try_whole(text, each) for each in _candidates(text, delimiter)]
+        good = [(dialect, share) for dialect, share in found if dialect.fields > 1]
+        good = [(dialect, share) for dialect, share in good if share >= _ENOUGH]
+    if not good:
+        if len(lines) == 1:
+            good = [(dialect, 1.0) for dialect, _ in found if dialect.fields > 1]
+        if not good:
+            raise BadInputError(
+                f"{path}: one column, or rows with different numbers of fields: {lines[0]:.60}",
+                "a log has a label and at least one more column; name what is between them with "
+                "--delimiter",
+            )
+    best = max(good, key=lambda item: (item[1] >= 0.99, item[0].fields))[0]
+    return _with_preamble(best, text)
+
+
+def split_rows(text: str, dialect: Dialect) -> list[list[str]]:
+    """Return the fields of each row after the preamble, without quotes; empty lines are no rows."""
+    if dialect.skip_lines:
+        text = text.split("\n", dialect.skip_lines)[-1]
+    while dialect.comment and text.startswith(dialect.comment):
+        text = text.partition("\n")[2]
+    if dialect.quoted_newlines:
+        rows = _read(text, dialect.delimiter)
+    else:
+        rows = [_split(line.removesuffix("\r"), dialect.delimiter) for line in text.split("\n")]
+    return [row for row in rows if row not in ([], [""])]
+
+
+def has_header(rows: list[list[str]]) -> bool:
+    """Whether the first row names the columns: its fields are unlike those below them."""
+    first, below = [field.strip() for field in rows[0]], rows[1:]
+    if not any(first) or any(_is_value(field) for field in first):
+        return False
+    columns = [{row[j].strip() for row in below if j < len(row)} for j in range(len(first))]
+    if any(column and all(_is_value(value) for value in column if value) for column in columns):
+        return True  # words above numbers
+    named = all(re.fullmatch(r"[A-Za-z_][\w .:/()-]{0,60}", field) for field in first if field)
+    return named and not any(
+        name in column for name, column in zip(first, columns, strict=True) if name
+    )
+
+
+def _is_value(text: str) -> bool:
+    """Whether a text is a number, a time or a sign, but no name of a column."""
+    return bool(re.fullmatch(r"[-+]?[\d.,:/ TZ-]*\d[\d.,:/ TZ-]*([eE][-+]?\d+)?", text)) or (
+        text != "" and not any(character.isalnum() for character in text)
+    )
+
+
+def _candidates(text: str, delimiter: str) -> list[str]:
+    if delimiter:
+        return [delimiter]
+    runs = {len(run) for run in re.findall(r"\|+", text)}
+    without = {"|"} if runs == {2} else {"||"}
+    return [each for each in _DELIMITERS if each in text and each not in without]
+
+
+def _try(lines: list[str], delimiter: str) -> tuple[Dialect, float]:
+    counts = Counter(len(_split(line, delimiter)) for line in lines)
+    fields, often = max(counts.items(), key=lambda item: (item[1], item[0]))
+    quoted = any(line.startswith('"') or f'{delimiter}"' in line for line in lines)
+    return Dialect(delimiter, fields, quoted), often / len(lines)
+
+
+def _try_whole(text: str, delimiter: str) -> tuple[Dialect, float]:
+    rows = [row for row in _read(text, delimiter)[:_TRIED] if row not in ([], [""])]
+    counts = Counter(len(row) for row in rows)
+    fields, often = max(counts.items(), key=lambda item: (item[1], item[0]))
+    broken = any("\n" in field for row in rows for field in row)
+    return Dialect(delimiter, fields, True, broken), often / len(rows)
+
+
+def _with_preamble(dialect: Dialect, text: str) -> Dialect:
+    lines = [line.removesuffix("\r") for line in text.split("\n", _PREAMBLE + 1)]
+    before = 0
+    while before < min(_PREAMBLE, len(lines) - 1) and (
+        len(_split(lines[before], dialect.delimiter)) != dialect.fields
+    ):
+        before += 1
+    if not before or dialect.quoted_newlines or before == _PREAMBLE:
+        return dialect
+    begin = lines[0][:1]
+    same = begin and begin in _COMMENTS and all(line.startswith(begin) for line in lines[:before])
+    if same and not lines[before].startswith(begin):
+        return dataclasses.replace(dialect, comment=begin)
+    return dataclasses.replace(dialect, skip_lines=before)
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    if '"' not in line:
+        return line.split(delimiter)
+    return next(iter(_read(line, delimiter)), [""])
+
+
+def _read(text: str, delimiter: str) -> list[list[str]]:
+    several = len(delimiter) > 1
+    if several:
+        text = text.replace(delimiter, _STAND_IN)
+    try:
+        source = io.StringIO(text, newline="")
+        rows = list(csv.reader(source, delimiter=_STAND_IN if several else delimiter))
+    except csv.Error:  # a field longer than the module allows: an open quote, mostly
+        return [line.split(_STAND_IN if several else delimiter) for line in text.split("\n")]
+    if several:
+        rows = [[field.replace(_STAND_IN, delimiter) for field in row] for row in rows]
+    return rows

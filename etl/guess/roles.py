@@ -1,0 +1,452 @@
+"""Which columns are the label, the time, features, or nothing to learn from."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from typing import Any
+
+from clicklog.errors import BadInputError
+from etl.guess.sample import Sample
+from etl.guess.times import to_time
+from etl.guess.values import Profile, fits
+
+_LABEL_NAMES = re.compile(
+    r"^(is_?)?(label|labels|target|y|click|clicks|clicked|conversion|converted|convert|class|"
+    r"outcome|response|purchased?|bought|income|liked?|churn|fraud|default|survived|installed)s?$",
+    re.IGNORECASE,
+)
+_RATING_NAMES = re.compile(r"(^|_)(rating|ratings|stars|score|grade)$", re.IGNORECASE)
+_CODE_NAMES = re.compile(
+    r"((^|_)(id|ids|code|type|category|cat|class|kind|group|zip|zipcode|pos|position|version|"
+    r"user|item|movie|product|brand|device|site|app)(_|$))|Id$|ID$|^C\d+$",
+    re.IGNORECASE,
+)
+_MEASURES = re.compile(
+    r"(price|amount|value|revenue|duration|seconds|bytes|count|age$|size)", re.IGNORECASE
+)
+_TRUE = ("1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos", "won", "success")
+#: Rows from which on it means something that all values are different.
+_ENOUGH_ROWS = 100
+#: Buckets of values that never stop coming.
+_BUCKETS = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A column of the spec.
+
+    Attributes:
+        name: in the spec.
+        kind: "dense" or "categorical".
+        options: the keys of its block, but ``names``.
+        why: the comment.
+        source: the column of the file.
+    """
+
+    name: str
+    kind: str
+    options: dict[str, Any]
+    why: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """What becomes of the columns of a file.
+
+    Attributes:
+        label: the keys of ``[label]``, ``label_why`` its comment.
+        split: the keys of ``[split]``, ``split_why`` its comment.
+        features: the columns of the spec.
+        unread: the columns of the file that are not read, each with the reason.
+        names: of text without a header, the names of all columns of the file.
+    """
+
+    label: dict[str, Any]
+    label_why: str
+    split: dict[str, Any]
+    split_why: str
+    features: list[Feature]
+    unread: dict[str, str]
+    names: list[str]
+
+
+def assign(sample: Sample, path: str, label: str = "") -> Guess:
+    """Decide what becomes of each column.
+
+    Args:
+        sample: the rows.
+        path: names the file in errors.
+        label: the name of the label's column, or its number from 1 on; "": find it.
+
+    Raises:
+        BadInputError: no column looks like a label, or none is left for features.
+    """
+    at = _chosen(sample.columns, path, label) if label else _find_label(sample, path)
+    columns = _named(sample, at)
+    rule, label_why = _label_rule(columns[at], path)
+    features: list[Feature] = []
+    unread: dict[str, str] = {}
+    for j, column in enumerate(columns):
+        if j == at:
+            continue
+        own, reason = _features(column, columns, is_criteo=_is_criteo(sample, at))
+        features += own
+        if reason:
+            unread[column.name or f"column {j + 1}"] = reason
+    if not any(feature.kind == "categorical" for feature in features):
+        features, unread = _with_a_category(features, unread, columns, at, path)
+    features = _without_clashes(features, rule["name"])
+    split, split_why = _split(columns, at, sample)
+    return Guess(rule, label_why, split, split_why, features, unread, [c.name for c in columns])
+
+
+def _chosen(columns: list[Profile], path: str, label: str) -> int:
+    names = [column.name for column in columns]
+    if label in names:
+        return names.index(label)
+    if label.isdigit() and 1 <= int(label) <= len(columns):
+        return int(label) - 1
+    known = ", ".join(filter(None, names[:20])) or f"1 to {len(columns)}"
+    raise BadInputError(f"{path}: no column {label!r} for the label", f"it has {known}")
+
+
+def _find_label(sample: Sample, path: str) -> int:
+    scores = [_label_score(column, j, sample) for j, column in enumerate(sample.columns)]
+    best = max(range(len(scores)), key=lambda j: (scores[j], -j))
+    if not scores[best]:
+        raise BadInputError(
+            f"{path}: no column looks like a label: none has two values",
+            "name it with --label, by its name or, from 1 on, its number",
+        )
+    return best
+
+
+def _label_score(column: Profile, j: int, sample: Sample) -> int:
+    """How much a column looks like a label; 0: it is none."""
+    if column.kind in ("empty", "time") or column.multi_hot:
+        return 0
+    named = bool(_LABEL_NAMES.search(column.name))
+    at_an_end = j in (0, len(sample.columns) - 1)
+    if len(_canonical(column)) == 2:
+        score = 20 + 50 * named + 10 * at_an_end + 10 * (set(column.counts) <= _BINARY)
+    elif named and set(column.counts) <= _BINARY:
+        score = 45  # a file that is sorted by its label
+    elif _is_rating(column, sample.header):
+        score = 40 if sample.header else 8
+    else:
+        return 0
+    return max(score - 15 * bool(column.missing), 1)
+
+
+_BINARY = {"0", "1", "0.0", "1.0"}
+
+
+def _canonical(column: Profile) -> set[str]:
+    """Return the values without differences in how they are written."""
+    if column.distinct > 8:
+        return set(column.counts)
+    return {text.casefold().removesuffix(".").removesuffix(".0") for text in column.counts}
+
+
+def _is_rating(column: Profile, header: bool) -> bool:
+    if column.kind not in ("int", "float") or not 3 <= column.distinct <= 11:
+        return False
+    if column.least < 0 or column.most > 10 or column.most < 3:
+        return False
+    return bool(_RATING_NAMES.search(column.name)) if header else True
+
+
+def _label_rule(column: Profile, path: str) -> tuple[dict[str, Any], str]:
+    """Return the keys of ``[label]`` and why."""
+    share = {text: often / max(column.present, 1) for text, often in column.counts.items()}
+    extra = f"; {column.missing} rows have none and are malformed" if column.missing else ""
+    name = column.name
+    rule: dict[str, Any] = {"name": name}
+    if set(share) <= _BINARY:
+        ones = share.get("1", 0) + share.get("1.0", 0)
+        return rule, f"0 and 1, {ones:.1%} are 1{extra}"
+    if len(_canonical(column)) == 2:
+        ones = {text for text in share if _of(text) in _TRUE}
+        if not ones or len(ones) == len(share):
+            rarest = min(share, key=lambda text: (share[text], text))
+            ones = {text for text in share if _of(text) == _of(rarest)}
+        rule["positive"] = sorted(ones)
+        rule["negative"] = sorted(share.keys() - ones)
+        part = sum(share[text] for text in ones)
+        return rule, f"two values, {part:.1%} are {' or '.join(sorted(ones))}{extra}"
+    if column.kind in ("int", "float") and column.distinct > 1:
+        threshold = _threshold(column)
+        part = sum(o for text, o in share.items() if _number(text) >= threshold)
+        rule["threshold"] = threshold
+        return rule, (
+            f"numbers from {column.least:g} to {column.most:g}, of which {part:.1%} are at least "
+            f"{threshold:g}: choose the threshold{extra}"
+        )
+    raise BadInputError(
+        f"{path}: column {name or '?'} cannot be a label: it has {column.distinct} values",
+        "name another one with --label",
+    )
+
+
+def _of(text: str) -> str:
+    return text.casefold().removesuffix(".").removesuffix(".0")
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _threshold(column: Profile) -> float:
+    """Return the smallest value that is in the upper half of the range, 4 for ratings up to 5."""
+    numbers = sorted({_number(text) for text in column.counts})
+    wanted = 0.75 * column.most
+    number = next((n for n in numbers if n >= wanted), numbers[-1])
+    return int(number) if number == int(number) else number
+
+
+def _named(sample: Sample, label: int) -> list[Profile]:
+    """Give names to the columns of a file without a header."""
+    if any(column.name for column in sample.columns):
+        return sample.columns
+    seen: Counter[str] = Counter()
+    result = []
+    for j, column in enumerate(sample.columns):
+        dense = _is_criteo(sample, label) and 0 < j < 14
+        kind = {"int": "int", "float": "float", "time": "time"}.get(column.kind, "cat")
+        if kind == "int" and not dense and _is_code(column):
+            kind = "cat"
+        if column.multi_hot or column.kind == "empty":
+            kind = "cat" if column.multi_hot else "empty"
+        name = "label" if j == label else f"{kind}_{seen[kind]}"
+        if j != label:
+            seen[kind] += 1
+        result.append(dataclasses.replace(column, name=name))
+    return result
+
+
+def _is_criteo(sample: Sample, label: int) -> bool:
+    """Whether the columns are those of Criteo's logs: then all 13 counts are dense."""
+    kinds = [column.kind for column in sample.columns]
+    return (
+        not sample.header
+        and not sample.input.get("format")
+        and label == 0
+        and len(kinds) == 40
+        and set(kinds[1:14]) <= {"int", "empty"}
+        and set(kinds[14:]) <= {"hex32", "int", "string", "empty"}
+        and kinds[14:].count("hex32") >= 13
+    )
+
+
+def _features(
+    column: Profile, columns: list[Profile], *, is_criteo: bool
+) -> tuple[list[Feature], str]:
+    """Return what becomes of a column, and the reason if it is nothing."""
+    name = column.name
+    if is_criteo:
+        return [_criteo(column)], ""
+    if not name:
+        return [], "it has no name"
+    if column.kind == "empty":
+        return [], "no values in the rows looked at"
+    if column.kind == "time":
+        return _of_time(column)
+    if _names_rows(column):
+        return [], "all values are different, so that nothing can be learned from them"
+    if column.distinct == 1 and column.rows > 1 and not column.missing:
+        return [], f"always {next(iter(column.counts))!r:.40}"
+    if column.kind == "float" or (
+        column.kind == "int" and not column.multi_hot and not _is_code(column)
+    ):
+        return [_dense(column)], ""
+    return [_categorical(column)], ""
+
+
+def _names_rows(column: Profile) -> bool:
+    """Whether a column has another value in each row, and is no quantity."""
+    if column.present < _ENOUGH_ROWS or column.distinct < column.present:
+        return False
+    if column.multi_hot or column.kind == "float":
+        return False
+    if column.kind != "int" or _CODE_NAMES.search(column.name):
+        return True
+    numbers = [_number(text) for text in column.counts]  # in the order of the rows
+    return numbers == sorted(numbers)
+
+
+def _is_code(column: Profile) -> bool:
+    """Whether integers are names of things, not quantities."""
+    if not fits(column.least, "int32") or not fits(column.most, "int32"):
+        return True
+    if _CODE_NAMES.search(column.name):
+        return True
+    if column.distinct <= 10 and column.present >= 1000:
+        return True
+    positive = sorted(n for n in map(_number, column.counts) if n >= 0)
+    if not positive or column.distinct > 0.5 * column.present or _MEASURES.search(column.name):
+        return False
+    if positive[0] >= 1000 and column.present >= _ENOUGH_ROWS:
+        return True
+    dense = len(positive) / (positive[-1] - positive[0] + 1)
+    middle = positive[len(positive) // 2]
+    return column.distinct > 100 and (
+        dense > 0.9 or (column.distinct > 200 and dense > 0.3 and middle > 0.2 * positive[-1])
+    )
+
+
+def _criteo(column: Profile) -> Feature:
+    if column.name.startswith("int_"):
+        return Feature(column.name, "dense", {}, _says(column, "a count"), column.name)
+    return Feature(
+        column.name, "categorical", {"raw": "hex32"}, _says(column, "hexadecimal"), column.name
+    )
+
+
+def _reading(column: Profile) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if column.nulls:
+        options["nulls"] = list(column.nulls)
+    if column.trim:
+        options["trim"] = True
+    if column.lenient:
+        options["lenient"] = True
+    if column.thousands:
+        options["thousands"] = column.thousands
+    return options
+
+
+def _dense(column: Profile) -> Feature:
+    whole = column.kind == "int" and fits(column.least, "int32") and fits(column.most, "int32")
+    options: dict[str, Any] = {} if whole else {"raw": "float"}
+    options |= _reading(column)
+    shape = "counts"
+    if column.least < -2 or column.most <= 1:  # a logarithm would flatten them
+        options["transform"] = "normalize"
+        shape = "numbers"
+    return Feature(
+        column.name,
+        "dense",
+        options,
+        _says(column, f"{shape} from {column.least:g} to {column.most:g}"),
+        column.name,
+    )
+
+
+def _categorical(column: Profile) -> Feature:
+    raw, kind = column.kind, {"hex32": "hexadecimal", "int": "integers"}.get(column.kind, "texts")
+    if raw == "int" and not (fits(column.least, "int") and fits(column.most, "int")):
+        raw, kind = "string", "integers of more than 53 bits"
+    options: dict[str, Any] = {"raw": raw}
+    reading = _reading(column)
+    if raw == "string":
+        reading.pop("lenient", None)
+        reading.pop("thousands", None)
+    options |= reading
+    if column.multi_hot:
+        options["multi_hot"] = True
+        kind = f"lists of {kind}"
+    often = column.distinct / max(column.present, 1)
+    if column.present >= _ENOUGH_ROWS and not column.multi_hot:
+        if often > 0.9:
+            options["hash_buckets"] = _BUCKETS
+            kind += ", hardly any comes twice: hashed"
+        elif often > 0.4:
+            options["freq_threshold"] = 2
+            kind += ", many come once"
+    return Feature(column.name, "categorical", options, _says(column, kind), column.name)
+
+
+def _says(column: Profile, kind: str) -> str:
+    words = [kind]
+    words.append(f"{column.distinct:,} different" if column.distinct != 1 else "one value")
+    if column.missing:
+        words.append(f"{column.missing / column.rows:.1%} missing")
+    return ", ".join(words)
+
+
+def _of_time(column: Profile) -> tuple[list[Feature], str]:
+    """Return hour and weekday of a time; of a date the weekday; of a birth the age."""
+    options: dict[str, Any] = {"time_format": column.time_format} if column.time_format else {}
+    options |= {key: item for key, item in _reading(column).items() if key in ("nulls", "trim")}
+    times = [to_time(text, column.time_format) for text in column.counts]
+    first, last = min(times), max(times)
+    says = _says(column, f"times from {first:%Y-%m-%d} to {last:%Y-%m-%d}")
+    if re.search(r"birth|dob", column.name, re.IGNORECASE):
+        own = {"raw": "float", "derive": "age", "reference": f"{last:%Y-%m-%d}", **options}
+        return [Feature(f"{column.name}_age", "dense", own, says, column.name)], ""
+    kinds = ["weekday"] if all((t.hour, t.minute) == (0, 0) for t in times) else ["hour", "weekday"]
+    return [
+        Feature(
+            "hour_of_day" if column.name == kind else f"{column.name}_{kind}",
+            "categorical",
+            {"derive": kind, **options},
+            says,
+            column.name,
+        )
+        for kind in kinds
+    ], ""
+
+
+def _with_a_category(
+    features: list[Feature], unread: dict[str, str], columns: list[Profile], label: int, path: str
+) -> tuple[list[Feature], dict[str, str]]:
+    """Make the column with the fewest values a category: a spec has at least one."""
+    able = [
+        c
+        for j, c in enumerate(columns)
+        if j != label and c.name and c.kind not in ("empty", "time")
+    ]
+    able = [c for c in able if c.kind != "float"]
+    if not able:
+        raise BadInputError(
+            f"{path}: no column that could be a category", "a spec has at least one: add a column"
+        )
+    chosen = min(able, key=lambda column: column.distinct)
+    own = dataclasses.replace(_categorical(chosen), name=chosen.name)
+    own = dataclasses.replace(own, why=f"{own.why}; at least one column is a category")
+    kept = [feature for feature in features if feature.name != chosen.name]
+    return [*kept, own], {name: why for name, why in unread.items() if name != chosen.name}
+
+
+def _without_clashes(features: list[Feature], label: str) -> list[Feature]:
+    """Give each column another name, one that a spec can have."""
+    taken = {label}
+    result = []
+    for feature in features:
+        name = "".join(c if c.isprintable() and c != "/" else "_" for c in feature.name)
+        name = re.sub(r"^\.+", "_", name) or "column"
+        other, number = name, 2
+        while other in taken:
+            other, number = f"{name}_{number}", number + 1
+        taken.add(other)
+        result.append(dataclasses.replace(feature, name=other))
+    return result
+
+
+def _split(columns: list[Profile], label: int, sample: Sample) -> tuple[dict[str, Any], str]:
+    """Return the keys of ``[split]`` and why."""
+    times = [
+        column
+        for j, column in enumerate(columns)
+        if column.kind == "time"
+        and j != label
+        and column.name
+        and not column.missing
+        and column.distinct >= 10
+        and not re.search(r"birth|dob", column.name, re.IGNORECASE)
+    ]
+    if times:
+        chosen = max(times, key=lambda column: column.distinct)
+        split: dict[str, Any] = {"by": "time", "column": chosen.name}
+        if chosen.time_format:
+            split["time_format"] = chosen.time_format
+        return {**split, "valid": 0.1, "test": 0.1}, (
+            f"{chosen.name} is a time: the last tenth of the rows is test, as a model in use is "
+            "older than what it predicts"
+        )
+    return {"by": "share", "valid": 0.1, "test": 0.1}, (
+        'at random: no column is a time; for rows of one user on one side: by = "column"'
+    )

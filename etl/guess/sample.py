@@ -1,0 +1,268 @@
+"""Some rows of a file: its head, and of large files that are not compressed some further on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clicklog.errors import BadInputError
+from clicklog.readers.lines import filesystem_of, read_stream, read_up_to
+from etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows
+from etl.guess.values import Profile, profile
+
+#: At most so many rows of the head are looked at, and so many of each place further on.
+HEAD_ROWS, FURTHER_ROWS = 20_000, 2000
+_PLACES, _PLACE_BYTES = (0.25, 0.5, 0.75, 1.0), 256 << 10
+_PACKED = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What the rows of a sample show.
+
+    Attributes:
+        columns: in the order of the file.
+        rows: how many were looked at.
+        whole: whether they are all rows of the file.
+        input: the keys of ``[input]``, in the order in which they are written.
+        header: whether the file names its columns.
+        positional: whether the spec names columns by position.
+        uneven: the number of rows with another number of fields.
+        notes: what else should be said.
+    """
+
+    columns: list[Profile]
+    rows: int
+    whole: bool
+    input: dict[str, Any]
+    header: bool
+    positional: bool = False
+    uneven: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def take_sample(path: str, head_bytes: int, delimiter: str = "") -> Sample:
+    """Read a part of a file, text (also compressed) or parquet.
+
+    Args:
+        path: local or a URL.
+        head_bytes: how much text is read from the beginning.
+        delimiter: of text, what is between the fields; "": find it.
+
+    Raises:
+        BadInputError: it is missing, empty, of another format, or has one column.
+    """
+    filesystem, name = filesystem_of(path)
+    if filesystem.isdir(name):
+        raise BadInputError(f"{path}: a directory", "pass one of its files")
+    head, whole = _head(path, head_bytes)
+    if not head.strip():
+        raise BadInputError(f"{path}: empty file", "pass a file with rows")
+    if head[:4] == b"PAR1":
+        return _of_parquet(path)
+    for magic, ending in _PACKED.items():
+        if head.startswith(magic):
+            raise BadInputError(
+                f"{path}: compressed, but its name does not say so", f"name it {path}.{ending}"
+            )
+    return _of_text(path, head, whole, delimiter)
+
+
+def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
+    """Return whole lines from the beginning, and whether they are all of the file."""
+    head = b""
+    for chunk in read_stream(path, head_bytes):
+        head += chunk
+        if len(head) > head_bytes:
+            break
+    else:
+        return head, True
+    cut = head.rfind(b"\n", 0, head_bytes) + 1
+    if not cut:
+        raise BadInputError(
+            f"{path}: no line ends within the first {head_bytes >> 20} MiB",
+            "give a larger --head_mb",
+        )
+    return head[:cut], False
+
+
+def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
+    text, encoding = decode(head, path)
+    dialect = find_dialect(text, path, delimiter)
+    rows = split_rows(text, dialect)
+    header = has_header(rows)
+    names = [field.strip(" \t") for field in rows[0]] if header else []
+    rows = rows[1:] if header else rows
+    if not rows:
+        raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
+    seen_all = whole and len(rows) <= HEAD_ROWS
+    rest = rows[HEAD_ROWS:]
+    rows = rows[:HEAD_ROWS] + rest[:: max(1, len(rest) // FURTHER_ROWS)]
+    if not whole and not dialect.quoted_newlines:
+        rows += _further(path, len(head), encoding, dialect)
+    even = [row for row in rows if len(row) == dialect.fields]
+    empty_end = (whole and head.endswith((b"\n\n", b"\n\r\n"))) or _ends_empty(path)
+    columns = list(zip(*even, strict=True))
+    usable = bool(names) and len(set(filter(None, names))) == len(list(filter(None, names)))
+    shown = names if usable else _place_holders(names, dialect.fields)
+    profiles = [
+        profile(values, name, named=header) for name, values in zip(shown, columns, strict=True)
+    ]
+    profiles = _one_separator(profiles, columns, header, dialect)
+    keys = _input_keys(dialect, encoding, header and usable, empty_end)
+    if header and not usable:
+        keys["skip_lines"] = dialect.skip_lines + 1
+    if separators := {each.separator for each in profiles if each.separator}:
+        keys["list_separator"] = separators.pop()
+    elif dialect.delimiter == "|":
+        keys["list_separator"] = ";"  # the default is the delimiter here
+    notes = ("The header names columns twice: here they are named by position.",)
+    return Sample(
+        profiles,
+        len(rows),
+        seen_all,
+        keys,
+        header,
+        positional=not (header and usable),
+        uneven=len(rows) - len(even),
+        notes=notes if header and not usable else (),
+    )
+
+
+def _further(path: str, begin: int, encoding: str, dialect: Dialect) -> list[list[str]]:
+    """Return rows from some places behind the head; of compressed files none."""
+    filesystem, name = filesystem_of(path)
+    if path.endswith((".gz", ".bz2", ".xz", ".zst")):
+        return []
+    size = filesystem.info(name)["size"]
+    plain = dataclasses.replace(dialect, comment="", skip_lines=0)
+    rows = []
+    for place in _PLACES:
+        at = max(begin, int(place * size) - _PLACE_BYTES)
+        lines = read_up_to(path, at, min(size, at + _PLACE_BYTES)).split(b"\n")[1:-1]
+        step = max(1, len(lines) // FURTHER_ROWS)
+        text = b"\n".join(lines[::step]).decode(encoding, "replace")
+        rows += split_rows(text, plain)
+    return rows
+
+
+def _ends_empty(path: str) -> bool:
+    """Whether the last line of a file that is not compressed is empty."""
+    filesystem, name = filesystem_of(path)
+    if path.endswith((".gz", ".bz2", ".xz", ".zst")):
+        return False
+    size = filesystem.info(name)["size"]
+    return read_up_to(path, max(0, size - 3), size).endswith((b"\n\n", b"\n\r\n"))
+
+
+def _place_holders(names: list[str], fields: int) -> list[str]:
+    """Return names for columns that have none; the second ``a`` becomes ``a_2``."""
+    if not names:
+        return [""] * fields
+    result: list[str] = []
+    for name in names:
+        other, number = name, 2
+        while name and other in result:
+            other, number = f"{name}_{number}", number + 1
+        result.append(other)
+    return result
+
+
+def _one_separator(
+    profiles: list[Profile], columns: list, header: bool, dialect: Dialect
+) -> list[Profile]:
+    """Keep lists of the most common separator only: a file has one."""
+    used = [
+        each.separator
+        for each in profiles
+        if each.separator and each.separator != dialect.delimiter
+    ]
+    best = max(sorted(set(used)), key=used.count, default="")
+    return [
+        each if each.separator == best else profile(values, each.name, named=header, lists=False)
+        for each, values in zip(profiles, columns, strict=True)
+    ]
+
+
+def _input_keys(dialect: Dialect, encoding: str, header: bool, empty_end: bool) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    if dialect.delimiter == "\t" and not dialect.quoted:
+        if header:
+            keys["header"] = True
+    else:
+        keys["format"] = "csv"
+        if dialect.delimiter != ",":
+            keys["delimiter"] = dialect.delimiter
+        if not header:
+            keys["header"] = False
+    if encoding != "utf-8":
+        keys["encoding"] = encoding
+    if dialect.comment:
+        keys["comment"] = dialect.comment
+    if dialect.skip_lines:
+        keys["skip_lines"] = dialect.skip_lines
+    if empty_end:
+        keys["skip_empty_lines"] = True
+    if dialect.quoted_newlines:
+        keys["quoted_newlines"] = True
+    return keys
+
+
+def _of_parquet(path: str) -> Sample:
+    filesystem, name = filesystem_of(path)
+    try:
+        with filesystem.open(name, "rb") as file, pq.ParquetFile(file) as parquet:
+            total = parquet.metadata.num_rows
+            batch = next(parquet.iter_batches(HEAD_ROWS), None)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInputError(
+            f"{path}: cannot be read as parquet: {error}", "fetch it again"
+        ) from error
+    if not batch:
+        raise BadInputError(f"{path}: no rows", "pass a file with rows")
+    profiles = [_of_array(batch.column(j), field) for j, field in enumerate(batch.schema)]
+    return Sample(profiles, len(batch), len(batch) == total, {"format": "parquet"}, header=True)
+
+
+def _of_array(array: pa.Array, field: pa.Field) -> Profile:
+    """Return the profile of a column of parquet by its type and values."""
+    held = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    values = array.to_pylist()
+    if pa.types.is_list(held) or pa.types.is_large_list(held) or pa.types.is_fixed_size_list(held):
+        items = [item for each in values if each for item in each]
+        of = profile([_text(item) for item in items], field.name, lists=False)
+        kind = of.kind if of.kind in ("int", "hex32") else "string"
+        if pa.types.is_floating(held.value_type) or pa.types.is_nested(held.value_type):
+            kind = "empty"  # no lists of numbers are read
+        missing = sum(not each for each in values)
+        changed = {"kind": kind, "rows": len(values), "missing": missing, "trim": False}
+        return dataclasses.replace(of, multi_hot=True, nulls=(), **changed)
+    if pa.types.is_timestamp(held) or pa.types.is_date(held):
+        texts = [_text(value)[:26] for value in values]
+        return dataclasses.replace(
+            profile(texts, field.name, lists=False), kind="time", time_format=""
+        )
+    if pa.types.is_nested(held) or pa.types.is_temporal(held):
+        return Profile(field.name, "empty", len(values), profile([], field.name).counts)
+    found = profile([_text(value) for value in values], field.name, lists=False)
+    if pa.types.is_floating(held) or pa.types.is_decimal(held):
+        return (
+            found
+            if found.kind == "empty"
+            else dataclasses.replace(found, kind="float", lenient=False)
+        )
+    if not pa.types.is_integer(held) and not pa.types.is_boolean(held) and found.kind != "hex32":
+        kind = found.kind if found.kind in ("empty", "time") else "string"
+        return dataclasses.replace(found, kind=kind)
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

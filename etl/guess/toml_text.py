@@ -1,0 +1,144 @@
+"""A guess as a TOML file with comments."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from etl.guess.roles import Feature, Guess
+from etl.guess.sample import Sample
+
+_WIDTH = 100
+
+
+def to_toml(guess: Guess, sample: Sample, path: str) -> str:
+    """Return a feature spec as text."""
+    lines = _comment(_about(sample, path))
+    lines += [f"# {note}" for note in sample.notes]
+    keys = dict(sample.input)
+    columns = _columns(guess, sample)
+    if columns:
+        keys.pop("header", None)
+        keys["columns"] = columns
+    if keys:
+        lines += ["", "[input]", *_keys(keys)]
+    label = dict(guess.label)
+    source = label["name"]
+    label["name"] = "".join(c if c.isprintable() and c != "/" else "_" for c in source).lstrip(".")
+    if label["name"] != source:
+        label["from"] = source
+    if _trims(sample, guess):
+        label["trim"] = True
+    lines += ["", *_comment(guess.label_why), "[label]", *_keys(label)]
+    lines += ["", *_comment(guess.split_why), "[split]", *_keys(guess.split)]
+    for group in _groups(guess.features):
+        lines += ["", *_block(group)]
+    if guess.unread:
+        lines += ["", "# Not read:"]
+        for name, reason in guess.unread.items():
+            lines += _comment(f"{_shown(name)}: {reason}", "#   ")
+    return "\n".join(lines) + "\n"
+
+
+def _about(sample: Sample, path: str) -> str:
+    name = path.rstrip("/").rsplit("/", 1)[-1]
+    part = "all" if sample.whole else "some"
+    text = (
+        f"A first spec for {_shown(name)}, guessed from {part} of its rows ({sample.rows:,}): look "
+        "through it. Numbers of values and shares are of these rows."
+    )
+    if sample.uneven:
+        text += (
+            f" {sample.uneven} of them have another number of fields: they are malformed, see "
+            "--on_bad_rows."
+        )
+    return text
+
+
+def _shown(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)[:80]
+
+
+def _trims(sample: Sample, guess: Guess) -> bool:
+    at = guess.names.index(guess.label["name"])
+    return sample.columns[at].trim
+
+
+def _columns(guess: Guess, sample: Sample) -> list[str]:
+    """Return ``columns`` of a text without a header; [] where the order of the spec says it."""
+    if not sample.positional:
+        return []
+    read = [guess.label["name"], *(feature.source for feature in guess.features)]
+    if guess.split.get("column"):
+        read.insert(1, guess.split["column"])
+    read = list(dict.fromkeys(read))
+    return [name if name in read else "" for name in guess.names] if read != guess.names else []
+
+
+def _groups(features: list[Feature]) -> list[list[Feature]]:
+    """Return the features, dense ones first; neighbours with the same keys together."""
+    groups: list[list[Feature]] = []
+    for feature in sorted(features, key=lambda each: each.kind != "dense"):
+        last = groups[-1][-1] if groups else None
+        alone = feature.name != feature.source or "derive" in feature.options
+        same = last and (last.kind, last.options) == (feature.kind, feature.options)
+        if same and not alone and last and last.name == last.source:
+            groups[-1].append(feature)
+        else:
+            groups.append([feature])
+    return groups
+
+
+def _block(group: list[Feature]) -> list[str]:
+    first = group[0]
+    options = dict(first.options)
+    if first.name != first.source:
+        options = {"from": first.source, **options}
+    if len(group) == 1:
+        return [
+            *_comment(first.why),
+            f"[[{first.kind}]]",
+            *_keys({"names": [first.name], **options}),
+        ]
+    width = max(len(_value(feature.name)) for feature in group) + 1
+    names = [f"    {_value(feature.name) + ',':{width}} # {feature.why}" for feature in group]
+    return [f"[[{first.kind}]]", "names = [", *names, "]", *_keys(options)]
+
+
+def _comment(text: str, mark: str = "# ") -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=mark, subsequent_indent=mark, break_long_words=False
+    )
+
+
+def _keys(options: dict[str, Any]) -> list[str]:
+    lines = []
+    for key, value in options.items():
+        text = f"{key} = {_value(value)}"
+        if isinstance(value, list) and len(text) > _WIDTH:
+            items = (
+                textwrap.wrap(
+                    ", ".join(map(_value, value)),
+                    _WIDTH - 4,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+                if not any(" " in item for item in value)
+                else [f"{_value(item)}," for item in value]
+            )
+            lines += [f"{key} = [", *(f"    {item}" for item in items), "]"]
+        else:
+            lines.append(text)
+    return lines
+
+
+def _value(value: Any) -> str:
+    """Return a value as TOML writes it; strings as in JSON, whose escapes TOML has too."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

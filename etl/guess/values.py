@@ -1,0 +1,186 @@
+"""What the values of a column are: numbers, hexadecimal digits, times, lists or texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from clicklog.spec.raw_types import LARGEST_FLOAT32, RAW_TYPES
+from etl.guess.times import time_format
+
+#: Texts that mean a missing value in any column, and those that do so among numbers only.
+_NULLS = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "\\N", "None")
+_NULLS_OF_NUMBERS = ("-", "--", "na", "none", ".", "nil", "unknown", "inf", "-inf")
+_INT = re.compile(r"-?\d+")
+_FLOAT = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_LENIENT_INT = re.compile(r"[-+]?\d+(\.0+)?")
+_GROUPED = re.compile(r"-?\d{1,3}(,\d{3})*(\.\d+)?")
+_HEX = re.compile("[0-9a-fA-F]{8}")
+_SHORT_HEX = re.compile("[0-9a-fA-F]{1,8}")
+_SEPARATORS = "|,;^"
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What is known of a column.
+
+    Attributes:
+        name: in the file; of text without a header the place holder that the spec uses.
+        kind: "empty", "int", "float", "hex32", "time", "string" or, of lists, their items' kind.
+        rows: how many were seen.
+        counts: how often each value was seen, without missing ones and spaces around.
+        nulls: the texts that mean a missing value.
+        missing: how many values are missing.
+        trim: whether values have spaces around them.
+        lenient: whether integers are written as +5 or 260.0, numbers as +5.0.
+        thousands: "," where digits are grouped.
+        time_format: of times; None for parquet's own.
+        separator: of lists in text.
+        multi_hot: whether values are lists.
+        least: of numbers, the smallest.
+        most: the largest.
+    """
+
+    name: str
+    kind: str
+    rows: int
+    counts: Counter[str]
+    nulls: tuple[str, ...] = ()
+    missing: int = 0
+    trim: bool = False
+    lenient: bool = False
+    thousands: str = ""
+    time_format: str = ""
+    separator: str = ""
+    multi_hot: bool = False
+    least: float = 0
+    most: float = 0
+
+    @property
+    def distinct(self) -> int:
+        """The number of distinct values."""
+        return len(self.counts)
+
+    @property
+    def present(self) -> int:
+        """The number of values that are not missing."""
+        return self.rows - self.missing
+
+
+def profile(values: Sequence[str], name: str, *, named: bool = True, lists: bool = True) -> Profile:
+    """Return what a column of texts is.
+
+    Args:
+        values: of each row; "" where missing.
+        name: of the column.
+        named: whether the file names its columns.
+        lists: whether a text may be a list of values.
+    """
+    raw = Counter(values)
+    trim = any(value != value.strip(" \t") for value in raw)
+    counts: Counter[str] = Counter()
+    for value, often in raw.items():
+        counts[value.strip(" \t")] += often
+    counts.pop("", None)
+    nulls = _null_texts(counts)
+    counts = Counter({text: often for text, often in counts.items() if text not in nulls})
+    missing = len(values) - sum(counts.values())
+    found = Profile(name, "empty", len(values), counts, nulls, missing, trim)
+    if not counts:
+        return found
+    format = time_format(counts, name if named else "")
+    if format is not None:
+        return dataclasses.replace(found, kind="time", time_format=format)
+    numbers = _as_numbers(found) or _as_hex(found)
+    if numbers:
+        return numbers
+    separator = _list_separator(counts) if lists else ""
+    if not separator:
+        return dataclasses.replace(found, kind="string")
+    items: Counter[str] = Counter()
+    for text, often in counts.items():
+        for item in text.split(separator):
+            items[item] += often
+    of_items = dataclasses.replace(found, counts=items)
+    numbers = _as_numbers(of_items) or _as_hex(of_items)
+    kind = numbers.kind if numbers and numbers.kind != "float" and not numbers.lenient else "string"
+    return dataclasses.replace(of_items, kind=kind, separator=separator, multi_hot=True)
+
+
+def _null_texts(counts: Counter[str]) -> tuple[str, ...]:
+    """Return the texts among the values that mean a missing value."""
+    codes = sum(bool(re.fullmatch("[A-Z]{2}", text)) for text in counts) > len(counts) / 2
+    nulls = {text for text in _NULLS if text in counts and not (text == "NA" and codes)}
+    others = [text for text in counts if text not in nulls and text not in _NULLS_OF_NUMBERS]
+    if others and all(_LENIENT_INT.fullmatch(text) or _FLOAT.fullmatch(text) for text in others):
+        nulls |= {text for text in _NULLS_OF_NUMBERS if text in counts}
+    return tuple(sorted(nulls))
+
+
+def _as_numbers(of: Profile) -> Profile | None:
+    """Return the profile of a column of numbers, or None."""
+    texts = list(of.counts)
+    if all(_INT.fullmatch(text) for text in texts):
+        if any(re.fullmatch(r"-?0\d+", text) for text in texts):
+            return None  # 00501 is not 501
+        numbers = [int(text) for text in texts]
+        return dataclasses.replace(of, kind="int", least=min(numbers), most=max(numbers))
+    if all(_LENIENT_INT.fullmatch(text) for text in texts):
+        numbers = [int(text.partition(".")[0]) for text in texts]
+        return dataclasses.replace(
+            of, kind="int", lenient=True, least=min(numbers), most=max(numbers)
+        )
+    grouped = any("," in text for text in texts) and all(map(_GROUPED.fullmatch, texts))
+    if grouped:
+        texts = [text.replace(",", "") for text in texts]
+    plain = all(_FLOAT.fullmatch(text) for text in texts)
+    if not plain and not all(_FLOAT.fullmatch(text.removeprefix("+")) for text in texts):
+        return None
+    values = [float(text) for text in texts]
+    if max(map(abs, values)) > LARGEST_FLOAT32:
+        return None
+    kind = "int" if all(_INT.fullmatch(text) for text in texts) else "float"
+    return dataclasses.replace(
+        of,
+        kind=kind,
+        lenient=not plain,
+        thousands="," if grouped else "",
+        least=min(values),
+        most=max(values),
+    )
+
+
+def _as_hex(of: Profile) -> Profile | None:
+    """Return the profile of a column of hashes with up to 8 hexadecimal digits, or None."""
+    eight = sum(bool(_HEX.fullmatch(text)) for text in of.counts)
+    letters = any(not text.isdigit() for text in of.counts)
+    if not all(_SHORT_HEX.fullmatch(text) for text in of.counts) or eight < 0.9 * of.distinct:
+        return None
+    if not letters and of.distinct > 1 and of.distinct > eight:
+        return None
+    return dataclasses.replace(of, kind="hex32")
+
+
+def _list_separator(counts: Counter[str]) -> str:
+    """Return the character between the items of lists; "" where texts are no lists.
+
+    Texts are lists if there are several in a tenth of them, no item is empty, and the items are
+    fewer than the texts, because they come back in other lists.
+    """
+    for separator in _SEPARATORS:
+        several = [text for text in counts if separator in text]
+        if len(several) < max(2, 0.1 * len(counts)):
+            continue
+        lists = [text.split(separator) for text in counts]
+        items = {item for each in lists for item in each}
+        known = len(items) < len(counts) or all(_INT.fullmatch(item) for item in items)
+        if known and all(items) and all(item == item.strip() for item in items):
+            return separator
+    return ""
+
+
+def fits(value: float, raw: str) -> bool:
+    """Whether a number is within the limits of a raw type."""
+    return RAW_TYPES[raw].contains(value)

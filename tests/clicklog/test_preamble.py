@@ -1,0 +1,136 @@
+"""Lines that are no rows: ``comment`` before the first row, ``skip_empty_lines`` at the end."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clicklog.errors import BadRowError, SettingsError
+from clicklog.readers.days import find_days
+from clicklog.readers.lines import after_preamble, text_end, without_empty_lines
+from clicklog.readers.raw import open_day, read_block
+from clicklog.readers.stream import stream_rows
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.toml_file import load_spec
+
+SPEC = """
+[input]
+format = "csv"
+%s
+
+[label]
+name = "y"
+
+[[categorical]]
+names = "a"
+raw = "string"
+"""
+
+
+def spec(tmp_path: Path, keys: str) -> FeatureSpec:
+    path = tmp_path / "spec.toml"
+    path.write_text(SPEC % keys)
+    return load_spec(path)
+
+
+def values(path: Path, own: FeatureSpec, block_bytes: int) -> list[str]:
+    """Read a file in blocks, and as a stream; both must give the same."""
+    day = open_day(find_days(str(path))[0], own)
+    blocks = day.cut(day.begin, day.end, block_bytes)
+    read = [text for block in blocks for text in read_block(block, own).categorical[0].to_pylist()]
+    streamed = [
+        text
+        for _, rows in stream_rows(str(path), own, block_bytes=block_bytes)
+        for text in rows.categorical[0].to_pylist()
+    ]
+    packed = path.with_name(f"{path.name}.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    unpacked = [
+        text
+        for _, rows in stream_rows(str(packed), own, block_bytes=block_bytes)
+        for text in rows.categorical[0].to_pylist()
+    ]
+    assert read == streamed == unpacked
+    return read
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_rows_between_comments_and_empty_lines(tmp_path, header: bool, end: str, mark: str) -> None:
+    keys = f'comment = "#!"\nskip_empty_lines = true\nheader = {str(header).lower()}'
+    lines = ["#! one", "#!", *(["y,a"] if header else []), "1,#!x", "0,y", "", "1,z"]
+    own = spec(tmp_path, keys)
+    path = tmp_path / "log.csv"
+    path.write_bytes((mark + end.join([*lines[:-2], lines[-1], "", "", ""])).encode())
+    for block_bytes in (1, 5, 1 << 20):
+        assert values(path, own, block_bytes) == ["#!x", "y", "z"]
+
+
+def test_an_empty_line_between_rows_is_a_malformed_row(tmp_path: Path) -> None:
+    own = spec(tmp_path, 'comment = "|"\nskip_empty_lines = true\nheader = false')
+    path = tmp_path / "log.csv"
+    path.write_text("|x\n1,a\n\n0,b\n\n")
+    with pytest.raises(BadRowError, match="line 3"):
+        list(stream_rows(str(path), own, block_bytes=1 << 20))
+    with pytest.raises(BadRowError, match="line 3"):
+        list(stream_rows(str(path), own, block_bytes=2))
+    day = open_day(find_days(str(path))[0], own)
+    with pytest.raises(BadRowError, match="line 3"):
+        read_block(day.cut(day.begin, day.end, 1 << 20)[0], own)
+
+
+def test_without_the_keys_such_lines_are_malformed(tmp_path: Path) -> None:
+    own = spec(tmp_path, "header = false")
+    path = tmp_path / "log.csv"
+    path.write_text("1,a\n\n")
+    with pytest.raises(BadRowError, match="line 2"):
+        list(stream_rows(str(path), own, block_bytes=1 << 20))
+
+
+@pytest.mark.parametrize("keys", ['comment = "ä"', 'comment = "a\\nb"', 'skip_empty_lines = "yes"'])
+def test_wrong_keys(tmp_path: Path, keys: str) -> None:
+    with pytest.raises(SettingsError):
+        spec(tmp_path, keys)
+
+
+def test_defaults_do_not_change_the_digest_of_a_spec(tmp_path: Path) -> None:
+    assert not {"comment", "skip_empty_lines"} & spec(tmp_path, "").to_dict()["input"].keys()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(["", "#", "#x", "a", "##"]), max_size=8), st.integers(0, 4))
+def test_preambles_are_those_of_plain_python(lines: list[str], skip: int) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    left = lines[skip:]
+    while left and left[0].startswith("#"):
+        left = left[1:]
+    rest, begin, count = after_preamble(io.BytesIO(text.encode()), skip, "#")
+    wanted = "".join(f"{line}\n" for line in left).encode()
+    assert rest == wanted == text.encode()[begin:]
+    assert count == len(lines) - len(left)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(["", "a", "b\r"]), max_size=8), st.sampled_from(["\n", "\r\n"]))
+def test_empty_ends_are_those_of_plain_python(lines: list[str], end: str) -> None:
+    text = "".join(line + end for line in lines)
+    while lines and not lines[-1]:
+        lines = lines[:-1]
+    assert without_empty_lines(text.encode()) == len("".join(line + end for line in lines))
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("empty", [0, 1, 70_000, 131_072])
+@pytest.mark.parametrize("row", [b"1,a", b"1," + b"a" * 65_536])
+def test_long_ends(tmp_path: Path, end: bytes, empty: int, row: bytes) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(row + end + empty * end)
+    size = path.stat().st_size
+    assert text_end(str(path), 0, size) == len(row + end)
+    assert text_end(str(path), size, size) == size

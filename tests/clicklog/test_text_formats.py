@@ -1,0 +1,372 @@
+"""Delimiters, encodings, preambles and quoted line breaks, against Python's csv module."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import io
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from clicklog.errors import BadInputError, BadRowError
+from clicklog.readers.line_chunks import LongLine, end_of_rows, split_chunks
+from clicklog.readers.raw import (
+    Block,
+    find_days,
+    first_line,
+    open_day,
+    read_block,
+    read_block_chunks,
+)
+from clicklog.readers.stream import stream_rows, stream_unparsed
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from clicklog.text.fields import split_lines
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ODD = st.text(st.sampled_from('a":,\n\r|'), max_size=8)
+
+
+def _spec(**options) -> FeatureSpec:
+    text = InputFormat("csv", **{"quoted_newlines": True, **options})
+    columns = (CategoricalColumn("a", raw="string"), CategoricalColumn("b", raw="string"))
+    return FeatureSpec("y", (), columns, input=text)
+
+
+def _open(path: Path, spec: FeatureSpec):
+    return open_day(find_days(str(path))[0], spec)
+
+
+def _values(rows) -> list[tuple]:
+    return list(zip(rows.label.tolist(), *(c.to_pylist() for c in rows.categorical), strict=True))
+
+
+# -- Delimiters of several characters --------------------------------------------------------------
+
+
+def _reference_split(line: str, delimiter: str) -> list[str] | None:
+    """The fields of a line; None if its quotes are wrong."""
+    fields, at = [], 0
+    while True:
+        if line.startswith('"', at):
+            end = at + 1
+            while end < len(line) and (line[end] != '"' or line.startswith('""', end)):
+                end += 2 if line[end] == '"' else 1
+            if end >= len(line) or (
+                end + 1 < len(line) and not line.startswith(delimiter, end + 1)
+            ):
+                return None
+            fields.append(line[at + 1 : end].replace('""', '"'))
+            at = end + 1
+        else:
+            end = line.find(delimiter, at)
+            fields.append(line[at:] if end < 0 else line[at:end])
+            at = len(line) if end < 0 else end
+        if at == len(line):
+            return fields
+        at += len(delimiter)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.text(st.sampled_from('a":| '), max_size=12), min_size=1, max_size=5),
+    st.sampled_from(["::", ":|:", ":", "||", ":::"]),
+)
+@example(['a:::"x::b'], "::")
+def test_delimiters_of_several_characters(lines: list[str], delimiter: str) -> None:
+    for line in lines:
+        expected = _reference_split(line, delimiter)
+        width = len(expected) if expected else 1
+        slots = np.arange(width, dtype=np.int32)
+        text = (line + "\n").encode()
+        found = split_lines(text, slots, delimiter=delimiter, quoted=True)
+        assert bool(found.code[0]) == (expected is None)
+        if expected is not None:
+            fields = [
+                found.data[found.begin[j, 0] : found.end[j, 0]].tobytes().decode()
+                for j in range(width)
+            ]
+            assert fields == expected
+
+
+def test_a_file_with_such_a_delimiter(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.dat"
+    path.write_bytes(b"1::10::Toy Story (1995)::5\r\n0::11::a:b::\n")
+    spec = FeatureSpec(
+        "y",
+        (DenseColumn("n"),),
+        (CategoricalColumn("title", raw="string"), CategoricalColumn("z", raw="int")),
+        input=InputFormat("csv", delimiter="::", header=False),
+    )
+    ((_, rows),) = stream_rows(str(path), spec, block_bytes=1000)
+    assert rows.dense.tolist() == [[10, 11]]
+    assert rows.categorical[0].to_pylist() == ["Toy Story (1995)", "a:b"]
+    assert (rows.categorical[1].tolist(), rows.bad_count) == ([5, 0], 0)
+    named = dataclasses.replace(spec, input=InputFormat("csv", delimiter="::"))
+    path.write_bytes(b"z:: title ::y::n\n7::x::1::3\n")
+    day = _open(path, named)
+    rows = read_block(day.cut(day.begin, day.end, 100)[0], named)
+    assert (rows.dense.tolist(), rows.categorical[1].tolist()) == ([[3]], [7])
+
+
+# -- Encodings, byte order marks, lines to skip ----------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+@pytest.mark.parametrize("skipped", [0, 2])
+@pytest.mark.parametrize("mark", [b"", BYTE_ORDER_MARK])
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("quoted_newlines", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_every_beginning_of_a_file(
+    tmp_path: Path, encoding, skipped, mark, header, quoted_newlines, packed
+) -> None:
+    """Names and values in an encoding, after a mark and lines with stray quotes."""
+    columns = (
+        CategoricalColumn("ärger", raw="string"),
+        CategoricalColumn("l", raw="string", multi_hot=True),
+    )
+    text = InputFormat(
+        "csv",
+        header=header,
+        encoding=encoding,
+        skip_lines=skipped,
+        quoted_newlines=quoted_newlines,
+    )
+    spec = FeatureSpec("y", (), columns, input=text)
+    lines = ['# a stray " quote', "# ü"][:skipped]
+    lines += [' y ,"ärger " , l'.replace(" ,", ",")] if header else []
+    rows = [(i % 2, f"ü{i}", [f"é{i}", "z"]) for i in range(7)]
+    lines += [f'{y},"{a}",{"|".join(items)}' for y, a, items in rows]
+    path = tmp_path / ("day_0.csv.gz" if packed else "day_0.csv")
+    whole = mark + "\n".join(lines).encode(encoding)
+    path.write_bytes(gzip.compress(whole) if packed else whole)
+
+    def all_of(parts) -> list:
+        found = []
+        for part in parts:
+            lists = part.categorical[1]
+            flat, at = lists.values.to_pylist(), lists.offsets.tolist()
+            own = [flat[a:b] for a, b in itertools.pairwise(at)]
+            texts = part.categorical[0].to_pylist()
+            found += zip(part.label.tolist(), texts, own, strict=True)
+        return found
+
+    if not packed:
+        day = _open(path, spec)
+        assert day.count_rows(day.end) == 7
+        assert day.find_row(6, day.end) == len(whole) - len(lines[-1].encode(encoding))
+        blocks = day.cut(day.begin, day.end, 25)
+        assert len(blocks) > 2
+        assert all_of(read_block(block, spec) for block in blocks) == rows
+        assert first_line(blocks[0], spec) == 1 + skipped + header
+    for size in (10, 1000):
+        streamed = list(stream_rows(str(path), spec, block_bytes=size))
+        assert all_of(part for _, part in streamed) == rows
+        assert [n for numbers, _ in streamed for n in numbers] == list(range(7))
+
+
+def test_latin_1_in_errors_is_readable(tmp_path: Path) -> None:
+    path = tmp_path / "day_0.csv"
+    path.write_bytes("y,a,b\nü,é,x\n".encode("latin-1"))
+    spec = _spec(encoding="latin-1", quoted_newlines=False)
+    with pytest.raises(BadRowError, match="line 2: column y: 'ü': expected a label"):
+        list(stream_rows(str(path), spec, block_bytes=100))
+    ((_, rows),) = stream_rows(str(path), spec, block_bytes=100, reject=True)
+    assert rows.bad[0].text.decode() == "ü,é,x"
+
+
+def test_skipping_more_lines_than_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "day_0.csv"
+    path.write_bytes(b"a\nb\n")
+    with pytest.raises(BadInputError, match="empty file"):
+        list(stream_rows(str(path), _spec(skip_lines=3), block_bytes=100))
+    with pytest.raises(BadInputError, match=r"column a|empty file"):
+        _open(path, _spec(skip_lines=3))
+
+
+def test_a_mark_before_criteos_format(tmp_path: Path) -> None:
+    spec = FeatureSpec("y", (DenseColumn("n"),), (CategoricalColumn("c"),))
+    assert spec.is_criteo_format
+    path = tmp_path / "day_0"
+    path.write_bytes(BYTE_ORDER_MARK + b"1\t5\tff\n0.0\t6\ta\n")
+    day = _open(path, spec)
+    rows = read_block(day.cut(day.begin, day.end, 100)[0], spec)
+    assert (rows.label.tolist(), rows.dense.tolist()) == ([1, 0], [[5, 6]])
+
+
+# -- Quoted line breaks ----------------------------------------------------------------------------
+
+
+def naive_rows(text: bytes, limit: int, delimiter: bytes) -> list[tuple[bytes, str]]:
+    """The rows of a text, and of each whether it is good, too long, or has an open quote."""
+    rows = []
+    while text:
+        end, quoted, opened, at, first = None, False, 0, 0, True
+        while at <= min(limit, len(text) - 1):
+            if quoted:
+                if text[at : at + 2] == b'""':
+                    at += 1
+                elif text[at : at + 1] == b'"':
+                    quoted = False
+                at, first = at + 1, False
+            elif text[at : at + 1] == b"\n":
+                end = at + 1
+                break
+            elif text.startswith(delimiter, at):
+                at, first = at + len(delimiter), True
+            else:
+                if first and text[at : at + 1] == b'"':
+                    quoted, opened = True, at
+                at, first = at + 1, False
+        newline = text.find(b"\n")
+        if end is not None:
+            rows.append((text[:end], "good"))
+        elif quoted and -1 < newline <= limit and opened < newline:
+            end = newline + 1
+            rows.append((text[:end], "open"))
+        elif len(text) > limit:
+            end = text.find(b"\n", limit + 1) + 1 or len(text)
+            rows.append((text[:end], "long"))
+        else:
+            end = len(text)
+            rows.append((text, "open" if quoted else "good"))
+        text = text[end:]
+    return rows
+
+
+_LINES = st.lists(st.text(st.sampled_from('a,:"""\n'), max_size=14), max_size=12).map("\n".join)
+
+
+@settings(deadline=None, max_examples=400)
+@given(_LINES, st.integers(1, 40), st.sampled_from([5, 12, 30, 1000]), st.sampled_from([",", "::"]))
+@example('a,"b\n' + "c\n" * 9, 3, 5, ",")
+@example('"a\n"",b\nc\n"', 4, 1000, ",")
+def test_chunks_of_rows_with_quoted_line_breaks(text: str, chunk, limit, delimiter) -> None:
+    whole = text.encode()
+    expected = naive_rows(whole, limit, delimiter.encode())
+    begin, found = 0, []
+    for one in split_chunks(io.BytesIO(whole), chunk, limit, quotes=delimiter):
+        if isinstance(one, LongLine):
+            assert one.begin == begin
+            size = min(one.size + 1, len(whole) - begin)
+            assert whole[begin : begin + one.size].startswith(one.head)
+            assert len(one.head) >= min(one.size, limit)
+            found.append((whole[begin : begin + size], "open" if one.open_quote else "long"))
+            begin += size
+        else:
+            again = naive_rows(bytes(one), 10**6, delimiter.encode())
+            assert {kind for _, kind in again} == {"good"}
+            lines = split_lines(
+                one,
+                np.zeros(1, np.int32),
+                delimiter=delimiter,
+                quoted=True,
+                quoted_newlines=True,
+            )
+            ends = lines.line_begin[1:].tolist()
+            assert ends[:-1] == np.cumsum([len(row) for row, _ in again]).tolist()[:-1]
+            found += again
+            begin += len(one)
+    assert begin == len(whole)
+    assert found == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1, 1, 1]), _ODD, _ODD), min_size=1, max_size=12),
+    st.integers(1, 60),
+    st.booleans(),
+    st.sampled_from([b"", BYTE_ORDER_MARK]),
+    st.data(),
+)
+def test_any_block_size_gives_the_rows_that_were_written(
+    tmp_path_factory, rows, block_bytes, header, mark, data
+) -> None:
+    spec = _spec(header=header)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    if header:
+        buffer.write('"y","a"," b\n"\n')
+    for row in rows:
+        writer.writerow(row)
+    path = tmp_path_factory.mktemp("quoted") / "day_0.csv"
+    path.write_bytes(mark + buffer.getvalue().encode())
+    day = _open(path, spec)
+    assert day.count_rows(day.end) == len(rows)
+    blocks = day.cut(day.begin, day.end, block_bytes)
+    found, numbers = [], []
+    for block in blocks:
+        first = first_line(block, spec)
+        read = read_block(block, spec)
+        found += _values(read)
+        numbers += [first + n for n in range(read.lines)]
+        chunks = list(read_block_chunks(block, spec, chunk_bytes=data.draw(st.integers(1, 50))))
+        assert [row for chunk in chunks for row in _values(chunk)] == _values(read)
+    assert found == rows
+    assert numbers == [1 + header + n for n in range(len(rows))]
+    row = data.draw(st.integers(0, len(rows)))
+    rest = Block(day.file.path, day.find_row(row, day.end), day.end, "x")
+    assert rest.end == rest.begin or _values(read_block(rest, spec)) == rows[row:]
+    assert (rest.end == rest.begin) == (row == len(rows))
+    streamed = list(stream_rows(str(path), spec, block_bytes=block_bytes))
+    assert [row for _, part in streamed for row in _values(part)] == rows
+    assert [n for ns, _ in streamed for n in ns] == list(range(len(rows)))
+    pieces = stream_unparsed(str(path), spec, block_bytes=block_bytes)
+    assert sum(piece.parse().lines for piece in pieces) == len(rows)
+
+
+def test_cuts_are_independent_of_each_other_and_of_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "day_0.csv"
+    path.write_bytes(b"y,a,b\n" + b'1,"x\ny",z\n' * 40)
+    day = _open(path, _spec())
+    ends = np.arange(1, 41) * 10 + 6
+    for size in (1, 7, 10, 33, 1000):
+        blocks = day.cut(day.begin, day.end, size)
+        wanted = sorted({int(ends[ends >= at].min()) for at in range(6 + size, 406, size)} | {406})
+        assert [block.end for block in blocks] == wanted
+        assert [block.begin for block in blocks] == [6, *wanted[:-1]]
+
+
+@pytest.mark.parametrize("block_bytes", [40, 700, 100_000])
+def test_a_stray_quote_and_a_long_row_spoil_one_row_each(tmp_path: Path, block_bytes: int) -> None:
+    path = tmp_path / "day_0.csv"
+    rows = [b'1,"u\nv",%d' % i for i in range(400)]
+    rows[100] = b'0,"never closed,b'
+    rows[101:220] = [b"1,plain,%d" % i for i in range(101, 220)]  # nothing closes it in 1 KiB
+    rows[300] = b'1,"a\nb","' + b"x\n" * 600 + b'"'
+    rows[350] = b'1,"a"b,"c\nd"'
+    path.write_bytes(b"y,a,b\n" + b"\n".join(rows))
+    spec = _spec(max_line_kb=1)
+    day = _open(path, spec)
+    kinds = [kind for _, kind in naive_rows(path.read_bytes()[6:], 1024, b",")]
+    assert (kinds.count("open"), kinds.count("long")) == (1, 1)
+    assert day.count_rows(day.end) == len(kinds)
+    found, bad = [], []
+    for block in day.cut(day.begin, day.end, block_bytes):
+        first = first_line(block, spec)
+        read = read_block(block, spec, reject=True)
+        found += [row[2] for row in _values(read)]
+        bad += [(first + one.line, one.what, one.remedy) for one in read.bad]
+    assert found[:100] == [str(i) for i in range(100)]
+    assert bad[0][0] == 102
+    assert "a quote in the row from byte 1,096 on is not closed within 1,024" in bad[0][1]
+    assert "allow longer rows" in bad[0][2]
+    assert found[100:299] == [str(i) for i in range(101, 300)]
+    with pytest.raises(BadRowError, match=r"row 102: a quote in the row from byte 1,096"):
+        [list(read_block_chunks(block, spec)) for block in day.cut(day.begin, day.end, 10**6)]
+    assert "field 2: text after the closing quote" in [what for _, what, _ in bad]
+    streamed = stream_rows(str(path), spec, block_bytes=block_bytes, reject=True)
+    assert [row[2] for _, part in streamed for row in _values(part)] == found
+
+
+def test_the_end_of_the_whole_rows_of_a_head() -> None:
+    text = b'y,a\n1,"x\ny"\n0,"z\n'
+    assert end_of_rows(text, 0, 1000, ",") == text.index(b"0,")
+    assert end_of_rows(text[:-4], 0, 1000, ",") == text.index(b"0,")
+    assert end_of_rows(text + b"w" * 1100 + b"\n0,a\n1", 0, 1000, ",") == len(text) + 1105

@@ -1,0 +1,214 @@
+"""Training and evaluation on data with several labels and weights, by one rank and by two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sklearn
+
+from clicklog.errors import SettingsError
+from clicklog.schema import TableSchema
+from dlrm.checkpoint.store import load_model
+from dlrm.config import model_config
+from dlrm.evaluate import score
+from dlrm.inference_benchmark import benchmark_inference
+from dlrm.launch.distributed import process_group
+from dlrm.model import TrainBatch, _sum_losses, _with_mean_1
+from dlrm.settings.flags import parse_settings
+from nvt_loader import KJTLoader
+from tests.dlrm.reference import reference_losses
+from tests.dlrm.resuming import weights
+from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
+from tests.nvt_loader.data import write_split
+from tests.nvt_loader.weighted import write_weighted
+
+FLAGS = ["--epochs=2", "--learning_rate=0.1"]
+#: By label, so that there are runs of each kind.
+OPTIMIZERS = {"label": "rowwise_adagrad", "liked": "sgd"}
+LABELS = tuple(OPTIMIZERS)
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory) -> Path:
+    """Splits whose last training step has one row, on two ranks none on rank 0."""
+    root = tmp_path_factory.mktemp("weighted") / "split"
+    files = {"train": [300, 0, 117], "valid": [133], "test": [101]}
+    write_weighted(root, files, table_sizes=(10, 50, 200))
+    return root
+
+
+def flags_of(
+    data: Path, path: Path, *other: str, batch_size: int = 32, label: str = ""
+) -> list[str]:
+    flags = [f"--label={label}"] if label else []
+    flags += [f"--optimizer={OPTIMIZERS[label or 'label']}"]
+    flags += [f"--binary_path={data}", f"--batch_size={batch_size}", *FLAGS]
+    flags += [f"--log_path={path / 'log'}", f"--save_checkpoint_path={path / 'final'}"]
+    return [*flags, *other]
+
+
+@pytest.fixture(scope="module")
+def runs(weighted, tmp_path_factory) -> dict[tuple[int, str], Path]:
+    """By ranks and label, runs that trained the same."""
+    root = tmp_path_factory.mktemp("runs")
+    found = {(ranks, label): root / f"{ranks}{label}" for ranks in (1, 2) for label in LABELS}
+    for label in LABELS:
+        train_here(*flags_of(weighted, found[1, label], label=label))
+    two = [flags_of(weighted, found[2, label], batch_size=16, label=label) for label in LABELS]
+    train_many(two, ranks=2)
+    return found
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_one_rank_equals_plain_pytorch(runs, weighted, label):
+    settings = parse_settings([*MODEL, *flags_of(weighted, weighted, label=label)])
+    expected = reference_losses(
+        weighted / "train",
+        model_config(settings, TableSchema.read(weighted)),
+        batch_size=32,
+        epochs=2,
+        rate=lambda step: 0.1,
+        optimizer=settings.table_optimizer,
+        label=label,
+    )
+    np.testing.assert_allclose(losses(runs[1, label] / "log"), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_two_ranks_train_as_one(runs, label):
+    """Gradients are those of one rank with the whole batch, however its weights are spread."""
+    one, two = runs[1, label], runs[2, label]
+    np.testing.assert_allclose(losses(two / "log"), losses(one / "log"), rtol=0, atol=1e-5)
+    mine, theirs = weights(two / "final"), weights(one / "final")
+    for name, tensor in mine.items() if label == "liked" else ():  # SGD: sums of gradients
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_evaluations_are_weighted(runs, weighted, label, ranks):
+    run = runs[ranks, label]
+    model, _ = load_model(run / "final")
+    for event in events(run / "log", "evaluation")[-2:]:
+        loader = KJTLoader(weighted / event["split"], 64, device="cpu", label=label)
+        logits, labels = score(model, loader)
+        w = torch.cat([batch.weights for batch in loader]).numpy().astype(np.float64)
+        p = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        assert event["samples"] == len(labels)
+        assert event["positives"] == np.count_nonzero(labels)
+        assert event["total_weight"] == pytest.approx(w.sum())
+        expected = {
+            "auroc": sklearn.roc_auc_score(labels, logits, sample_weight=w),
+            "log_loss": sklearn.log_loss(labels, p, sample_weight=w),
+            "accuracy": sklearn.accuracy_score(labels, logits >= 0, sample_weight=w),
+            "calibration": (w * p).sum() / (w * labels).sum(),
+        }
+        for name, value in expected.items():
+            assert event[name] == pytest.approx(value, abs=1e-6), name
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0, 1e-3])
+def test_the_loss_is_the_weighted_mean(scale):
+    """Whatever the scale of the weights; rows of weight 0 give no gradient."""
+    w = torch.tensor([0.0, 2.0, 0.5]) * scale
+    logits, labels = torch.tensor([5.0, -1.0, 0.3], requires_grad=True), torch.tensor([0.0, 1, 0])
+    total, scaled = _sum_losses(logits, labels, _with_mean_1(w, 3, 1))
+    assert scaled.mean() == pytest.approx(1)
+    (total / 3).backward()
+    gradient = w * (torch.sigmoid(logits.detach()) - labels) / w.sum()
+    torch.testing.assert_close(logits.grad, gradient)
+    assert logits.grad[0] == 0
+
+
+def test_a_batch_whose_weights_are_0():
+    logits = torch.tensor([5.0, -1.0], requires_grad=True)
+    total, _ = _sum_losses(logits, torch.ones(2), _with_mean_1(torch.zeros(2), 2, 1))
+    total.backward()
+    assert total == 0
+    assert logits.grad.tolist() == [0, 0]
+
+
+def test_padding_rows_have_no_weight(weighted):
+    (batch, *_) = KJTLoader(weighted / "train", 5, device="cpu")
+    padded = TrainBatch.of(batch, 8, 16).to(torch.device("cpu"))
+    assert padded.weights.tolist() == [*batch.weights.tolist(), 0, 0, 0]
+    assert (padded.rows, padded.global_size) == (5, 16)
+    assert TrainBatch.of(batch, 5, 16).weights is batch.weights
+
+
+def test_shuffled_batches_keep_weights_with_their_rows(runs, weighted, tmp_path):
+    train_here(*flags_of(weighted, tmp_path, "--shuffle_batches"))
+    found, expected = losses(tmp_path / "log"), losses(runs[1, "label"] / "log")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def test_a_label_that_is_not_there(weighted, tmp_path):
+    with pytest.raises(SettingsError, match=r"--label likd: .*no such label\n.*mean 'liked'"):
+        train_here(*flags_of(weighted, tmp_path, "--label=likd"))
+
+
+def test_resuming_with_another_label(weighted, tmp_path):
+    steps = [f"--checkpoint_dir={tmp_path / 'steps'}", "--checkpoint_freq=5", "--max_steps=5"]
+    train_here(*flags_of(weighted, tmp_path / "a", *steps, "--label=bought"))
+    for other in ([], ["--label=liked"]):
+        flags = flags_of(weighted, tmp_path / "b", *steps, *other, "--resume")
+        with pytest.raises(SettingsError, match=r"label was bought, is (None|liked)"):
+            train_here(*flags)
+    resumed = train_here(*flags_of(weighted, tmp_path / "c", *steps, "--label=bought", "--resume"))
+    assert resumed.steps == 5
+
+
+def test_the_main_label_may_be_named_or_not(weighted, tmp_path):
+    steps = [f"--checkpoint_dir={tmp_path / 'steps'}", "--checkpoint_freq=5", "--max_steps=5"]
+    train_here(*flags_of(weighted, tmp_path / "a", *steps, "--label=label"))
+    record = json.loads((tmp_path / "a" / "final" / "model.json").read_text())
+    assert record["training"]["settings"]["label"] is None
+    assert train_here(*flags_of(weighted, tmp_path / "b", *steps, "--resume")).steps == 5
+
+
+def test_continuing_with_another_label(runs, weighted, tmp_path):
+    before = f"--continue_from={runs[1, 'liked'] / 'final'}"
+    with pytest.raises(SettingsError, match=r"trained on label liked, now it is label\n.*liked"):
+        train_here(*flags_of(weighted, tmp_path, before))
+
+
+def test_weights_for_another_label(runs, weighted, tmp_path, caplog):
+    load = f"--load_checkpoint_path={runs[1, 'liked'] / 'final'}"
+    train_here(*flags_of(weighted, tmp_path / "a", load, "--label=bought", "--max_steps=1"))
+    assert "was trained on label liked, now the label is bought" in caplog.text
+
+
+def test_an_evaluation_takes_the_label_of_its_checkpoint(runs, weighted, tmp_path):
+    run = runs[1, "liked"]
+    (expected,) = [e for e in events(run / "log", "evaluation") if e["split"] == "test"]
+    load = [f"--load_checkpoint_path={run / 'final'}", "--mode=test", "--batch_size=64"]
+    for name, label in (("a", []), ("b", ["--label=liked"]), ("c", ["--label=bought"])):
+        flags = [f"--binary_path={weighted}", *load, *label, f"--log_path={tmp_path / name}"]
+        result = train_here(*flags)
+        assert (result.metrics["test"].positives == expected["positives"]) == (name != "c")
+
+
+def test_the_benchmark_of_inference_weighs_its_auroc(runs, weighted, tmp_path):
+    run = runs[1, "liked"]
+    flags = [f"--load_checkpoint_path={run / 'final'}", f"--log_path={tmp_path}"]
+    flags += ["--mode=inference_benchmark", "--inference_benchmark_batch_sizes=101"]
+    flags += ["--inference_benchmark_steps=1", "--benchmark_warmup_steps=0"]
+    settings = parse_settings([*MODEL, f"--binary_path={weighted}", *flags])
+    with process_group() as group:
+        (found,) = benchmark_inference(settings, group)
+    (expected,) = [e for e in events(run / "log", "evaluation") if e["split"] == "test"]
+    assert found.auroc == pytest.approx(expected["auroc"], abs=1e-9)
+
+
+def test_nothing_changes_without_weights(tmp_path):
+    """The record of metrics has no key for weights, and the batches no tensor."""
+    write_split(tmp_path / "split", {"train": [64], "valid": [9], "test": [9]})
+    train_here(*flags_of(tmp_path / "split", tmp_path))
+    assert all("total_weight" not in event for event in events(tmp_path / "log", "evaluation"))
+    record = json.loads((tmp_path / "final" / "model.json").read_text())
+    assert "total_weight" not in record["training"]["metrics"]["test"]
+    assert all(b.weights is None for b in KJTLoader(tmp_path / "split" / "train", 32, device="cpu"))

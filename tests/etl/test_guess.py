@@ -1,0 +1,348 @@
+"""``python -m etl guess``: what it finds in files of many kinds, and that its specs load."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import random
+import tomllib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.recipes.lookalikes import LOOKALIKES
+from clicklog.errors import BadInputError
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.toml_file import load_spec
+from etl.__main__ import main
+from etl.guess.dialect import find_dialect, split_rows
+from etl.guess.run import guess
+from etl.guess.times import time_format
+from etl.guess.values import profile
+
+
+def guessed(path: Path, **options) -> FeatureSpec:
+    """Return the spec of a file, as a user gets it: through a TOML file."""
+    text = guess(str(path), **options)
+    assert text == guess(str(path), **options)
+    assert max(map(len, text.splitlines())) < 200
+    spec = path.parent / f"{path.name}.guess.toml"
+    spec.write_text(text)
+    return load_spec(spec)
+
+
+def write(path: Path, rows: list[list[str]], delimiter: str = ",") -> Path:
+    path.write_text("".join(delimiter.join(row) + "\n" for row in rows))
+    return path
+
+
+def columns_of(spec: FeatureSpec) -> dict:
+    return {column.name: column for column in (*spec.dense, *spec.categorical)}
+
+
+def clicks(rows: int, seed: int = 0) -> list[list[str]]:
+    """Rows with a header: label, a string, an integer, a price."""
+    rng = random.Random(seed)
+    made = [["clicked", "country", "visits", "price"]]
+    for _ in range(rows):
+        country = rng.choice(["de", "fr", "it"])
+        made.append(
+            [str(rng.randint(0, 1)), country, str(rng.randint(0, 40)), f"{rng.random():.3f}"]
+        )
+    return made
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_look_alikes(name: str, tmp_path: Path) -> None:
+    path = LOOKALIKES[name](tmp_path, 2000, 1)
+    first = {"criteo_1tb": "day_0", "criteo_x1": "train.csv", "census": "adult.data"}
+    file = path / first[name] if name in first else path
+    spec, shipped = guessed(file), load_spec(name)
+    assert spec.input.delimiter == shipped.input.delimiter
+    assert spec.input.header == shipped.input.header
+    assert bool(spec.label_rules) == bool(shipped.label_rules)
+    if spec.label_rules:
+        assert spec.label_rules[0].threshold == shipped.label_rules[0].threshold
+    kinds = [{len(one.dense), len(one.categorical)} for one in (spec, shipped)]
+    if name not in ("criteo_x4", "census"):
+        assert kinds[0] == kinds[1]
+    assert spec.split.by == (
+        "time" if name in ("avazu", "movielens", "movielens_latest") else "share"
+    )
+
+
+def test_criteo_is_read_by_the_fast_parser(tmp_path: Path) -> None:
+    spec = guessed(LOOKALIKES["criteo_kaggle"](tmp_path, 500, 2))
+    assert spec.is_criteo_format
+    assert spec.columns == load_spec("criteo_1tb").columns
+
+
+def test_avazu(tmp_path: Path) -> None:
+    path = LOOKALIKES["avazu"](tmp_path, 2000, 1)
+    columns = columns_of(guessed(path))
+    assert "id" not in columns
+    assert columns["hour_of_day"].derive.time_format == "%y%m%d%H"
+    assert columns["device_ip"].raw == "hex32"
+    assert columns["C20"].raw == "int"
+    assert "#   id: all values are different" in guess(str(path))
+
+
+@pytest.mark.parametrize(("name", "comment"), [("adult.data", ""), ("adult.test", "|")])
+def test_census(name: str, comment: str, tmp_path: Path) -> None:
+    spec = guessed(LOOKALIKES["census"](tmp_path, 1000, 1) / name)
+    dot = "." if comment else ""
+    assert (spec.input.comment, spec.input.skip_empty_lines) == (comment, True)
+    assert spec.label_rules[0].positive == (f">50K{dot}",)
+    assert spec.label_rules[0].negative == (f"<=50K{dot}",)
+    assert spec.label_rules[0].trim
+    readings = [column.reading for column in spec.categorical]
+    assert sum(reading.nulls == ("?",) for reading in readings) == 3
+    assert all(reading.trim for reading in readings)
+
+
+def test_compressed_files_and_parquet_are_read_like_text(tmp_path: Path) -> None:
+    rows = clicks(300)
+    plain = guessed(write(tmp_path / "log.csv", rows))
+    data = (tmp_path / "log.csv").read_bytes()
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(data))
+    (tmp_path / "log.csv.bz2").write_bytes(bz2.compress(data))
+    assert guessed(tmp_path / "log.csv.gz") == guessed(tmp_path / "log.csv.bz2") == plain
+    table = {name: [row[j] for row in rows[1:]] for j, name in enumerate(rows[0])}
+    table["clicked"] = [int(text) for text in table["clicked"]]
+    table["visits"] = [int(text) for text in table["visits"]]
+    table["price"] = [float(text) for text in table["price"]]
+    pq.write_table(pa.table(table), tmp_path / "log.parquet")
+    spec = guessed(tmp_path / "log.parquet")
+    assert spec.input.format == "parquet"
+    assert (spec.dense, spec.categorical) == (plain.dense, plain.categorical)
+
+
+def test_types_of_parquet(tmp_path: Path) -> None:
+    rows = 200
+    table = pa.table(
+        {
+            "label": pa.array([i % 2 == 0 for i in range(rows)]),
+            "at": pa.array([i * 3_600_000_000 for i in range(rows)], pa.timestamp("us")),
+            "tags": pa.array([["a", "b"][: i % 3] for i in range(rows)]),
+            "big": pa.array([2**60 + i % 7 for i in range(rows)], pa.int64()),
+            "ratio": pa.array([i / rows for i in range(rows)], pa.float32()),
+            "digits": pa.array([str(i % 9) for i in range(rows)]),
+            "nothing": pa.nulls(rows),
+            "nested": pa.array([{"a": 1}] * rows),
+        }
+    )
+    pq.write_table(table, tmp_path / "log.parquet")
+    spec = guessed(tmp_path / "log.parquet")
+    columns = columns_of(spec)
+    assert spec.label == "label"
+    assert columns["tags"].multi_hot
+    assert columns["tags"].raw == "string"
+    assert columns["big"].raw == columns["digits"].raw == "string"
+    assert columns["ratio"].raw == "float"
+    assert columns["at_hour"].derive.time_format == ""
+    assert (spec.split.by, spec.split.column) == ("time", "at")
+    assert not {"nothing", "nested"} & columns.keys()
+
+
+def test_values_that_need_a_key(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    rows = [["id", "y", "amount", "gain", "code", "when", "user_id", "zip", "tags", "note"]]
+    for i in range(400):
+        rows.append(
+            [
+                f"row{i}",
+                rng.choice(["yes", "no"]),
+                f'"{rng.randint(1, 9)},{rng.randint(0, 999):03d}"',
+                rng.choice(["NA", "1.5", "+2.25", "-7.0"]),
+                f"{rng.randint(1, 9)}.0",
+                f"{rng.randint(1, 28):02d}.{rng.randint(1, 12):02d}.2021",
+                str(2**60 + rng.randint(0, 50)),
+                f"0{rng.randint(1000, 1040)}",
+                rng.choice(["a|b", "b|c", "c", "a", "a|c", "b|a", "c|a|b"]),
+                "",
+            ]
+        )
+    columns = columns_of(spec := guessed(write(tmp_path / "log.csv", rows)))
+    assert spec.label_rules[0].positive == ("yes",)
+    assert columns["amount"].reading.thousands == ","
+    assert columns["gain"].reading.nulls == ("NA",)
+    assert columns["gain"].reading.lenient
+    assert (columns["code"].raw, columns["code"].reading.lenient) == ("int", True)
+    assert columns["when_weekday"].derive.time_format == "%d.%m.%Y"
+    assert columns["user_id"].raw == "string"  # more than 53 bits
+    assert columns["zip"].raw == "string"  # 01000 is not 1000
+    assert columns["tags"].multi_hot
+    assert "id" not in columns
+    assert "note" not in columns
+
+
+def test_latin_1_byte_order_mark_and_preamble(tmp_path: Path) -> None:
+    rows = clicks(50)
+    text = "".join(";".join(row) + "\r\n" for row in rows)
+    path = tmp_path / "log.csv"
+    path.write_bytes(("Export of 2024;\r\n\r\n" + text.replace("fr", "Orléans")).encode("latin-1"))
+    spec = guessed(path)
+    assert (spec.input.encoding, spec.input.delimiter) == ("latin-1", ";")
+    assert spec.input.skip_lines == 2
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert guessed(path).label == "clicked"
+    path.write_bytes(text.encode("utf-16"))
+    with pytest.raises(BadInputError, match="UTF-16"):
+        guess(str(path))
+
+
+def test_quoted_newlines(tmp_path: Path) -> None:
+    rows = clicks(60)
+    quoted = [rows[0]] + [[row[0], f'"{row[1]}\nnext ""line"""', *row[2:]] for row in rows[1:]]
+    spec = guessed(write(tmp_path / "log.csv", quoted))
+    assert spec.input.quoted_newlines
+    assert columns_of(spec)["country"].raw == "string"
+
+
+def test_columns_named_twice_are_named_by_position(tmp_path: Path) -> None:
+    rows = [["y", "a", "a"], *([str(i % 2), str(i % 3 / 2), f"x{i % 5}"] for i in range(40))]
+    spec = guessed(write(tmp_path / "log.csv", rows))
+    assert (spec.input.header, spec.input.skip_lines) == (False, 1)
+    assert spec.file_columns(label=True) == ["y", "a", "a_2"]
+    assert columns_of(spec)["a_2"].raw == "string"
+
+
+def test_all_null_constant_and_nameless_columns_are_not_read(tmp_path: Path) -> None:
+    rows = clicks(40)
+    rows = [[*row, "", "one", "7"] for row in rows]
+    rows[0][-3:] = ["empty", "constant", ""]
+    text = guess(str(write(tmp_path / "log.csv", rows)))
+    assert set(columns_of(guessed(tmp_path / "log.csv"))) == {"country", "visits", "price"}
+    for reason in ("empty: no values", "constant: always 'one'", "column 7: it has no name"):
+        assert reason in text
+
+
+def test_names_that_a_spec_cannot_have(tmp_path: Path) -> None:
+    rows = [["click/rate", ".hidden", "a b", "label"]]
+    rows += [[f"{i / 7:.2f}", f"v{i % 3}", f"w{i % 4}", str(i % 2)] for i in range(50)]
+    columns = columns_of(guessed(write(tmp_path / "log.csv", rows)))
+    assert columns["click_rate"].reading.sources == ("click/rate",)
+    assert columns["_hidden"].reading.sources == (".hidden",)
+    assert columns["a b"].reading.sources == ()
+
+
+def test_one_row(tmp_path: Path) -> None:
+    spec = guessed(write(tmp_path / "log.csv", clicks(1)))
+    assert spec.label == "clicked"
+    assert {"country", "visits", "price"} == set(columns_of(spec))
+
+
+def test_numbers_only_still_give_a_category(tmp_path: Path) -> None:
+    rows = [["y", "a", "b"], *([str(i % 2), str(i % 9), str(i * 7 % 50)] for i in range(60))]
+    spec = guessed(write(tmp_path / "log.csv", rows))
+    assert [column.name for column in spec.categorical] == ["a"]
+    assert [column.name for column in spec.dense] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty file"),
+        (b"\n\n", "empty file"),
+        (b"y,a,b\n", "a header and no rows"),
+        (b"one\ntwo\nthree\n", "one column"),
+        (b"a,b\n1,2\n" * 3 + b"\0", "not a text"),
+        (b"name,city\nann,rome\nbob,oslo\ncyd,bonn\n", "looks like a label"),
+        (gzip.compress(b"a,b\n1,2\n"), "compressed, but its name does not say so"),
+        (b"PAR1 and no more", "cannot be read as parquet"),
+    ],
+)
+def test_what_cannot_be_guessed_is_an_error(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(content)
+    with pytest.raises(BadInputError, match=message) as error:
+        guess(str(path))
+    assert error.value.remedy
+    assert str(path) in error.value.what
+
+
+def test_label_and_delimiter_can_be_given(tmp_path: Path) -> None:
+    rows = [[str(i % 3), f"c{i % 4}", "yn"[i % 2]] for i in range(30)]
+    path = write(tmp_path / "log.csv", rows, "%")
+    with pytest.raises(BadInputError, match="--delimiter"):
+        guess(str(path))
+    assert guessed(path, delimiter="%").label_rules[0].positive == ("y",)
+    assert guessed(path, delimiter="%", label="1").label_rules[0].threshold == 2
+    with pytest.raises(BadInputError, match="no column '4'"):
+        guess(str(path), delimiter="%", label="4")
+    with pytest.raises(BadInputError, match="cannot be a label"):
+        guess(str(path), delimiter="%", label="2")
+
+
+def test_the_head_of_a_large_file_and_places_behind_it(tmp_path: Path) -> None:
+    rows = clicks(100_000)
+    for row in rows[90_000:]:
+        row[2] = f"{row[2]}.5"  # integers in the head
+    path = write(tmp_path / "log.csv", rows)
+    assert path.stat().st_size > 1 << 20
+    for head_mb in (1, 8):
+        assert "guessed from some of its" in guess(str(path), head_mb=head_mb)
+        assert columns_of(guessed(path, head_mb=head_mb))["visits"].raw == "float"
+
+
+def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path, spec = write(tmp_path / "log.csv", clicks(40)), tmp_path / "spec.toml"
+    assert main(["guess", str(path)]) in (0, None)
+    printed = capsys.readouterr().out
+    assert main(["guess", str(path), "--output", str(spec)]) in (0, None)
+    assert spec.read_text() == printed
+    assert tomllib.loads(printed)["label"]["name"] == "clicked"
+    assert main(["guess", str(path), "--output", str(spec)]) == 2
+    assert "there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("texts", "name", "expected"),
+    [
+        (["2024-01-31", "2024-02-01"], "x", ""),
+        (["2024-01-31 10:11:12.5", "2024-02-01T00:00Z"], "x", ""),
+        (["2024-13-31"], "when", None),
+        (["14102123", "14103000"], "hour", "%y%m%d%H"),
+        (["20141021"], "date", "%Y%m%d"),
+        (["978300760"], "timestamp", "epoch_s"),
+        (["978300760"], "price", None),
+        (["978300760"], "", "epoch_s"),
+        (["1700000000000"], "event_time", "epoch_ms"),
+        (["12/31/2020", "1/2/2021"], "x", "%m/%d/%Y"),
+        (["31/12/2020 10:00", "1/2/2021 9:05"], "x", "%d/%m/%Y %H:%M"),
+        (["99"], "hour", None),
+        (["9" * 400], "time", None),
+    ],
+)
+def test_formats_of_times(texts: list[str], name: str, expected: str | None) -> None:
+    assert time_format(texts, name) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(max_size=12), min_size=1, max_size=30))
+def test_any_texts_have_a_profile(values: list[str]) -> None:
+    found = profile(values, "x")
+    assert found.rows == len(values)
+    assert 0 <= found.missing <= found.rows
+    assert (found.kind == "empty") == (found.missing == found.rows)
+
+
+_FIELD = st.text(
+    st.characters(codec="utf-8", exclude_characters='\r\n"|;,\t \x01\x00^~:#%!*'), max_size=6
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(*[_FIELD.filter(bool)] * 4), min_size=2, max_size=20),
+    st.sampled_from(["\t", ",", ";", "|", "::", "||", "\x01"]),
+)
+def test_the_delimiter_is_found(rows: list[tuple[str, ...]], delimiter: str) -> None:
+    text = "".join(delimiter.join(row) + "\n" for row in rows)
+    dialect = find_dialect(text, "log")
+    assert dialect.delimiter == delimiter
+    assert split_rows(text, dialect) == [list(row) for row in rows]

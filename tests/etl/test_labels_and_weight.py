@@ -1,0 +1,113 @@
+"""A log with several labels and a weight: every step of the ETL hands them on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import workflows
+from clicklog.schema import TableSchema
+from etl.__main__ import main
+from etl.run import run
+from tests.etl.extended import add
+from tests.etl.findings import bad
+from tests.etl.runs import cut, read_split, settings
+from tests.weighted_logs import write_weighted_log
+
+ROWS = [400, 300, 201]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory):
+    directory = tmp_path_factory.mktemp("log")
+    spec, days = write_weighted_log(directory, [*ROWS, 101])
+    return directory / "raw", spec, days
+
+
+@pytest.fixture(scope="module", params=["cpu", "dask"])
+def output(log, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of each engine."""
+    options = {"engine": "cpu"}
+    if request.param == "dask":
+        options = {"scheduler": request.getfixturevalue("dask_client").scheduler.address}
+    raw, spec, _ = log
+    path = tmp_path_factory.mktemp("etl") / "out"
+    run(settings(raw, path, spec, days=frozenset({0, 1, 2}), **options))
+    return path
+
+
+def expected(days: list[pd.DataFrame], split: str) -> np.ndarray:
+    """Labels and weights of a split's rows, float32 [n, 3]."""
+    rows = cut([frame.to_dict("records") for frame in days])[split]
+    return np.array([[row["rating"] >= 4, row["bought"], row["w"]] for row in rows], np.float32)
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_values(log, output: Path, split: str) -> None:
+    _, spec, days = log
+    found = read_split(output, split)
+    assert found.columns.tolist() == spec.columns == ["liked", "bought", "w", "age", "site", "user"]
+    assert {str(kind) for kind in found.dtypes[:4]} == {"float32"}
+    wanted = expected(days[:3], split)
+    np.testing.assert_array_equal(found[["liked", "bought", "w"]], wanted)
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["splits"][split]["positives"] == wanted[:, 0].sum()
+
+
+def test_descriptions(log, output: Path) -> None:
+    split = output / "criteo_binary" / "split"
+    schema = TableSchema.read(split)
+    assert schema == workflows.inspect(output / "workflow").table_schema
+    assert (schema.label, schema.more_labels, schema.weight) == ("liked", ("bought",), "w")
+    hugectr = json.loads((split / "train" / "_metadata.json").read_text())
+    assert hugectr["labels"] == [
+        {"col_name": "liked", "index": 0},
+        {"col_name": "bought", "index": 1},
+    ]
+    assert hugectr["conts"] == [{"col_name": "age", "index": 3}]
+    assert bad(output) == []
+
+
+def test_a_shuffled_run_keeps_rows_together(log, tmp_path: Path) -> None:
+    raw, spec, days = log
+    for name, shuffle in (("plain", "none"), ("shuffled", "full")):
+        chosen = frozenset({0, 1, 2})
+        run(settings(raw, tmp_path / name, spec, days=chosen, shuffle=shuffle))
+    plain, shuffled = (read_split(tmp_path / name, "train") for name in ("plain", "shuffled"))
+    assert not plain.equals(shuffled)
+    order = spec.columns
+    pd.testing.assert_frame_equal(
+        *(frame.sort_values(order, ignore_index=True) for frame in (plain, shuffled))
+    )
+
+
+def test_a_day_more_and_its_drift(log, tmp_path: Path, capsys) -> None:
+    raw, spec, days = log
+    output = tmp_path / "out"
+    run(settings(raw, output, spec, days=frozenset({0, 1, 2})))
+    main(["drift", str(output), "--input", str(raw / "day_3.csv")])
+    rate = (days[3]["rating"] >= 4).mean()
+    assert f"{100 * rate:.1f} %" in capsys.readouterr().out
+    add(output, raw / "day_3.csv")
+    found = np.concatenate([read_split(output, s).iloc[:, :3] for s in ("valid", "test")])
+    wanted = [[r >= 4, b, w] for r, b, w in days[3][["rating", "bought", "w"]].to_numpy()]
+    np.testing.assert_array_equal(found, np.array(wanted, np.float32))
+    assert bad(output) == []
+
+
+@pytest.mark.parametrize(("column", "value"), [("w", "-1"), ("w", ""), ("bought", "2"), ("w", "x")])
+def test_malformed_ones_are_rejected(log, tmp_path: Path, column: str, value: str) -> None:
+    _, spec, days = log
+    (tmp_path / "raw").mkdir()
+    for day in range(2):
+        frame = days[day].astype(str)
+        frame.loc[7, column] = value
+        frame.to_csv(tmp_path / "raw" / f"day_{day}.csv", index=False)
+    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1}
+    manifest = run(settings(tmp_path / "raw", tmp_path / "out", spec, **options))
+    assert manifest["rows"] == {"in": 700, "out": 698, "rejected": 2}
+    assert bad(tmp_path / "out") == []

@@ -1,0 +1,175 @@
+"""Data with several labels and a weight for each row: which label is delivered, and the weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clicklog.errors import SchemaError, SettingsError
+from clicklog.schema import TableSchema
+from nvt_loader import KJTLoader
+from nvt_loader.batch import LoaderBatch
+from nvt_loader.parquet.dataset import read_dataset
+from tests.nvt_loader import fake_libcudf
+from tests.nvt_loader.data import row_numbers
+from tests.nvt_loader.helper import all_ranks, assert_same, read_rows, rows_of
+from tests.nvt_loader.weighted import write_weighted
+
+LISTS = ("cat_0", "cat_2")
+
+
+@pytest.fixture(scope="module", params=[(), LISTS], ids=["flat", "lists"])
+def root(request, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("weighted")
+    write_weighted(root, {"train": [300, 0, 157]}, multi_hot=request.param)
+    return root
+
+
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    batch_size=st.integers(1, 130),
+    world_size=st.integers(1, 4),
+    shuffle=st.sampled_from(["none", "row_groups", "rows"]),
+    label=st.sampled_from([None, "label", "liked", "bought"]),
+    on_device=st.booleans(),
+)
+def test_rows_have_their_label_and_weight(
+    root: Path, batch_size: int, world_size: int, shuffle: str, label: str | None, on_device: bool
+) -> None:
+    """And nothing else of a batch differs from that of the same rows without weights."""
+    options = {"shuffle": shuffle, "virtual_shards": min(6, batch_size * world_size)}
+    expected, found = read_rows(root / "train"), []
+    with pytest.MonkeyPatch.context() as patch:
+        if on_device:
+            fake_libcudf.install(patch)
+        ranks = all_ranks(root / "train", batch_size, world_size, label=label, **options)
+        plain = all_ranks(root / "plain" / "train", batch_size, world_size, **options)
+        for loader, without in zip(ranks, plain, strict=True):
+            assert loader.label == (label or "label")
+            batches, others = list(loader), list(without)
+            for batch, other in zip(batches, others, strict=True):
+                rows = row_numbers(batch.dense_features).tolist()
+                assert batch.labels.tolist() == [expected[i][label or "label"] for i in rows]
+                assert batch.weights.dtype == torch.float32
+                assert batch.weights.tolist() == [expected[i]["w"] for i in rows]
+                assert batch.dense_features.is_contiguous()
+                assert other.weights is None
+                found += rows
+                if label in (None, "label"):
+                    assert_same([batch], [other])
+    assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", ["weights", "undersampling"])
+def test_what_else_follows_the_label(root: Path, name: str) -> None:
+    """Undersampling keeps the rows that the delivered label says are positive."""
+    if name == "weights":
+        loader = KJTLoader(root / "train", 50, device="cpu", label="liked")
+        assert loader.schema == TableSchema.read(root)
+        return
+    kept = KJTLoader(root / "train", 50, device="cpu", undersampling_rate=0.0, label="bought")
+    expected = {i for i, row in read_rows(root / "train").items() if row["bought"]}
+    assert set(rows_of(kept)) == expected
+    assert all(torch.all(batch.labels == 1) for batch in kept)
+
+
+def test_a_state_continues(root: Path) -> None:
+    options = {"shuffle": True, "device": "cpu", "label": "liked"}
+    whole = list(KJTLoader(root / "train", 40, **options))
+    loader = KJTLoader(root / "train", 40, **options)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    resumed = KJTLoader(root / "train", 40, **options)
+    resumed.load_state_dict(loader.state_dict())
+    rest = list(resumed)
+    assert_same(rest, whole[3:])
+    assert all(
+        torch.equal(one.weights, two.weights) for one, two in zip(rest, whole[3:], strict=True)
+    )
+    other = KJTLoader(root / "train", 40, **(options | {"label": "bought"}))
+    with pytest.raises(SchemaError, match="data have changed"):
+        other.load_state_dict(loader.state_dict())
+
+
+def test_fingerprints_stay(root: Path) -> None:
+    """States that were written before there were weights must be read."""
+    dataset = read_dataset(root / "plain" / "train")
+    value = [
+        [path.name for path in dataset.files],
+        dataset.sizes,
+        [dataclasses.astuple(group) for group in dataset.row_groups],
+        dataclasses.astuple(dataset.schema)[:5],
+        [],
+    ]
+    digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    assert dataset.fingerprint()["digest"] == digest
+
+
+def test_a_label_that_is_not_there(root: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"'likes'.*no such label\n.*mean liked\?.*label, liked"
+    ):
+        KJTLoader(root / "train", 40, device="cpu", label="likes")
+    with pytest.raises(SettingsError, match=r"'int_0'.*no such label"):
+        KJTLoader(root / "train", 40, device="cpu", label="int_0")
+
+
+@pytest.mark.parametrize(
+    ("value", "what"), [(-0.5, "negative weight, -0.5"), (np.inf, "w holds inf"), (np.nan, "nan")]
+)
+@pytest.mark.parametrize("on_device", [False, True])
+def test_weights_that_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float, what: str, on_device: bool
+) -> None:
+    write_weighted(tmp_path, {"train": [40]})
+    path = tmp_path / "train" / "part.0.parquet"
+    table = pq.read_table(path)
+    weights = table["w"].to_numpy().copy()
+    weights[17] = value
+    at = table.schema.get_field_index("w")
+    pq.write_table(table.set_column(at, "w", pa.array(weights)), path)
+    if on_device:
+        fake_libcudf.install(monkeypatch)
+    with pytest.raises(SchemaError, match=what):
+        list(KJTLoader(tmp_path / "train", 40, device="cpu"))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_pipeline_carries_the_weights(weighted: bool) -> None:
+    """TorchRec's pipelines call nothing but these three."""
+
+    @dataclasses.dataclass
+    class Own(LoaderBatch):
+        rows: int = 0
+
+    parts = [Mock(), Mock(), Mock(), Mock() if weighted else None]
+    batch = Own(*parts, rows=7)
+    moved, pinned = batch.to(torch.device("cpu"), non_blocking=True), batch.pin_memory()
+    batch.record_stream("a stream")
+    names = ("dense_features", "sparse_features", "labels", "weights")
+    for field, part in zip(names, parts, strict=True):
+        if part is None:
+            assert moved.weights is pinned.weights is None
+            continue
+        part.to.assert_called_once_with(device=torch.device("cpu"), non_blocking=True)
+        part.record_stream.assert_called_once_with("a stream")
+        assert getattr(moved, field) is part.to.return_value
+        assert getattr(pinned, field) is part.pin_memory.return_value
+    assert type(moved) is type(pinned) is Own
+    assert moved.rows == pinned.rows == 7

@@ -1,0 +1,125 @@
+"""Further labels and a weight pass through every form of a workflow unchanged."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import nvt_compat  # noqa: F401
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import workflows
+from clicklog.errors import SchemaError
+from clicklog.rows import RawRows, empty_rows
+from clicklog.schema import TableSchema
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.labels import LabelRule
+from etl.engines.dask import transform_frame
+from tests.workflows.random_specs import feature_specs, random_raw_rows
+from tests.workflows.test_any_spec import fit
+from workflows import compiled
+from workflows.compiled.workflow import to_table
+from workflows.store import load, save
+
+MORE = ("liked", "bought")
+
+
+def labelled(spec: FeatureSpec, more: int, weight: bool) -> FeatureSpec:
+    rules = tuple(LabelRule(name) for name in (spec.label, *MORE[:more]))
+    return dataclasses.replace(
+        spec, label_rules=rules if more else (), weight="weight" if weight else ""
+    )
+
+
+def filled(rows: RawRows, spec: FeatureSpec, seed: int) -> RawRows:
+    """The rows with random further labels and weights, as the readers return them."""
+    rng, more = np.random.default_rng(seed), len(spec.labels) - 1
+    return dataclasses.replace(
+        rows,
+        more_labels=rng.integers(0, 2, (more, len(rows))).astype(np.uint8) if more else None,
+        weight=rng.exponential(2, len(rows)).astype(np.float32) if spec.weight else None,
+    )
+
+
+@settings(
+    max_examples=6,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    spec=feature_specs(),
+    more=st.integers(0, 2),
+    weight=st.booleans(),
+    rows=st.integers(1, 30),
+    seed=st.integers(0, 10**6),
+)
+def test_they_pass_through(
+    tmp_path_factory: pytest.TempPathFactory,
+    spec: FeatureSpec,
+    more: int,
+    weight: bool,
+    rows: int,
+    seed: int,
+) -> None:
+    """NVTabular's workflow and the compiled one write the same columns in the spec's order."""
+    directory = tmp_path_factory.mktemp("labels")
+    plain, spec = spec, labelled(spec, more, weight)
+    read = filled(random_raw_rows(plain, rows, seed), spec, seed)
+    save(fit(spec, [read], directory / "fit"), spec, directory / "workflow")
+    schema = workflows.inspect(directory / "workflow").table_schema
+    assert schema.columns == spec.columns == schema.arrow.names
+    workflow = load(directory / "workflow")
+    frame = workflows.to_frame(read, spec)
+    by_nvtabular = transform_frame(frame, workflow, schema, gpu=False)
+    compiled.build(directory / "workflow")
+    encoded = compiled.load(directory / "workflow").transform(read)
+    table = to_table(encoded, schema)
+    assert table.schema == by_nvtabular.schema == schema.arrow
+    given = [read.label, *([] if read.more_labels is None else read.more_labels)]
+    given += [] if read.weight is None else [read.weight]
+    for name, values in zip(spec.columns[: len(given)], given, strict=True):
+        assert table.schema.field(name).type == pa.float32()
+        for found in (table, by_nvtabular):
+            assert found[name].to_numpy().tobytes() == values.astype(np.float32).tobytes()
+    for name in spec.categorical_names:
+        assert table[name].to_pylist() == by_nvtabular[name].to_pylist()
+    # without labels, as at inference
+    bare = dataclasses.replace(read, label=None, more_labels=None, weight=None)
+    without = load(directory / "workflow", label=False).transform(workflows.to_frame(bare, spec))
+    assert set(without.columns) == {*spec.dense_names, *spec.categorical_names}
+    assert compiled.load(directory / "workflow").transform(bare).weight is None
+
+
+def test_rows_that_lack_them() -> None:
+    spec = labelled(FeatureSpec("label", (), (CategoricalColumn("c"),)), 1, True)
+    schema = dataclasses.replace(
+        _schema(spec), more_labels=tuple(spec.labels[1:]), weight=spec.weight
+    )
+    none = np.empty((1, 0), np.float32)
+    whole = compiled.workflow.EncodedRows(
+        none[0], none[:0], none.astype(np.int32), np.zeros(1), np.zeros(1), none, none[0]
+    )
+    assert to_table(whole, schema).column_names == ["label", "liked", "weight", "c"]
+    for lacking, what in (("label", "a label"), ("more_labels", "a label"), ("weight", "weight")):
+        with pytest.raises(SchemaError, match=re.escape(f"rows without {what}")):
+            to_table(dataclasses.replace(whole, **{lacking: None}), schema)
+
+
+def test_no_rows() -> None:
+    spec = labelled(FeatureSpec("label", (), (CategoricalColumn("c"),)), 2, True)
+    rows = empty_rows(spec)
+    assert rows.more_labels.shape == (2, 0)
+    assert rows.weight.dtype == np.float32
+    assert workflows.to_frame(rows, spec).columns.tolist() == spec.columns
+    rows = empty_rows(spec, label=False)
+    assert rows.more_labels is None
+    assert rows.weight is None
+
+
+def _schema(spec: FeatureSpec) -> TableSchema:
+    return TableSchema(spec.label, (), tuple(spec.categorical_names), (3,))
