@@ -115,10 +115,10 @@ def compute_metrics(
     x = logits.astype(np.float64)
     y = labels.astype(np.float64)
     w = None if weights is None else weights.astype(np.float64)
-    total = None if w is None else float(w.sum())
+    total = float(samples) if w is None else float(w.sum())
     positives = int(np.count_nonzero(y > 0.5))
-    if total == 0.0:
-        return Metrics(samples, positives, *[None] * 7, total_weight=total)
+    if not total:
+        return dataclasses.replace(Metrics(samples, positives, *[None] * 7), total_weight=total)
 
     def mean(values: np.ndarray) -> float:
         return float(np.mean(values)) if w is None else float(np.sum(w * values)) / total
@@ -140,7 +140,7 @@ def compute_metrics(
         positive_rate=rate,
         mean_prediction=prediction,
         calibration=prediction / rate if rate else None,
-        total_weight=total,
+        total_weight=None if w is None else total,
     )
 
 

@@ -14,13 +14,16 @@ def recipes() -> list[str]:
     return sorted(page.stem for page in FOLDER.glob("*.md"))
 
 
+def page(name: str) -> str:
+    """Return the text of a recipe."""
+    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+
+
 def script(name: str) -> str:
     """Return the commands of a recipe but those that download; they expect the log in RAW."""
-    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
-    return "\n".join(block for kind, block in _BLOCK.findall(text) if kind == "bash")
+    return "\n".join(block for kind, block in _BLOCK.findall(page(name)) if kind == "bash")
 
 
 def downloads(name: str) -> str:
     """Return the commands of a recipe that download the log."""
-    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
-    return "\n".join(block for kind, block in _BLOCK.findall(text) if kind != "bash")
+    return "\n".join(block for kind, block in _BLOCK.findall(page(name)) if kind != "bash")

@@ -15,6 +15,8 @@ from benchmarks.recipes.pages import script
 ROOT = Path(__file__).parents[2]
 #: For logs a thousand times smaller than the real ones: fewer rows a step, and smaller layers.
 _SMALLER = [(r"--batch_size \d+", "--batch_size 128")]
+_SMALLER += [(r"--embedding_dim 128", "--embedding_dim 16"), (r"512,256,128", "512,256,16")]
+_SMALLER += [(r"--dcn_low_rank_dim 512", "--dcn_low_rank_dim 32")]
 _SMALLER += [(r"512,256,(\d+)\b", r"64,\1"), (r"1024,1024,64,1\b", "64,1")]
 _METRICS = re.compile(r"^ *(valid|test) +[\d,]+ +[\d,]+ +(0\.\d+)", re.MULTILINE)
 

@@ -186,7 +186,8 @@ def _glob(filesystem: Any, pattern: str) -> list[dict[str, Any]]:
 
 def _listed(filesystem: Any, root: str, input_path: str) -> list[tuple[dict[str, Any], DayName]]:
     """Return the files of a directory that are days, with their names."""
-    days, others = [], []
+    days: list[tuple[dict[str, Any], DayName]] = []
+    others: list[tuple[dict[str, Any], DayName]] = []
     for info in filesystem.ls(root, detail=True):
         last = info["name"].rstrip("/").rsplit("/", 1)[-1]
         if info["type"] == "directory":
@@ -248,7 +249,7 @@ def _named(
 def _check_alike(named: list[tuple[dict[str, Any], DayName]], input_path: str) -> None:
     """Refuse names of several kinds."""
     first: dict[tuple[str, str], str] = {}
-    for info, name in named:
+    for info, name in sorted(named, key=lambda pair: natural_order(pair[0]["name"])):
         first.setdefault((name.kind, name.prefix), info["name"].rsplit("/", 1)[-1])
     if len(first) > 1:
         raise BadInputError(

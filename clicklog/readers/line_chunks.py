@@ -50,7 +50,6 @@ class LongLine:
                 f"a quote in the row from byte {self.begin:,} on is not closed within "
                 f"{self.limit:,} bytes"
             )
-        return f"from byte {self.begin:,} on, a quote that is not closed in {self.limit:,} bytes"
         return (
             f"a line of {self.size:,} bytes from byte {self.begin:,} on, "
             f"where at most {self.limit:,} are read (its first {len(self.head):,} are kept)"

@@ -38,7 +38,10 @@ __all__ = [
     "InputFormat",
 ]
 
-#: The most dense and the most categorical columns.
+#: The most dense and the most categorical columns. Nothing depends on this number; it is how far
+#: everything was tried. With 1000 of each, ``graph.json`` has 5 MB, the report 7 MB and a footer of
+#: parquet 0.3 MB, opening the workflow takes seconds, and batches of 64 rows need more than the
+#: loader's default memory.
 MAX_COLUMNS = 1000
 
 #: NVIDIA DLRM's presets (frequency limits of 2, 3 and 15) and MLPerf's cap, by name.

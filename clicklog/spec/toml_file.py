@@ -88,9 +88,9 @@ How values are read, in text and in parquet's text columns:
 How text is read:
 
 - The names of a header count without the spaces around them. A byte order mark is skipped.
-- A row with ``quoted_newlines`` may have ``max_line_kb``; if a quote on its first line is not closed
-  within it, the row ends with this line and is malformed. Errors then count rows, not lines; skipped
-  lines and the header are rows.
+- A row with ``quoted_newlines`` may have ``max_line_kb``; if a quote on its first line is not
+  closed within it, the row ends with this line and is malformed. Errors then count rows, not
+  lines; skipped lines and the header are rows.
 - Latin-1 becomes UTF-8, also in errors and quarantine files.
 
 Without a header and ``columns``, the fields of a line are labels, weight, the split's column, dense

@@ -52,7 +52,7 @@ def remedy(text: str | None, read: Read, code: int) -> str:
     """
     if code == BAD_UTF8:
         return 'set encoding = "latin-1" in [input] of the spec if the file is in it'
-    if not text:
+    if not text or not text.replace("\t", " ").isprintable():
         return ""
     if read.raw == "label":
         return _label_remedy(text, read)

@@ -70,7 +70,7 @@ def parse_criteo(
         if code == FIELD_COUNT:
             hint = line_remedy(one.text, spec, code, len(names))
         else:
-            text = bytes(buffer[begin:end]).removesuffix(b"\r")
+            text = _field(buffer, begin, end, last=column == len(names) - 1)
             hint = remedy(text.decode("utf-8", "surrogateescape"), reads[column], code)
         if hint:
             described[index] = dataclasses.replace(one, remedy=f"correct the file, or {hint}")
@@ -85,6 +85,12 @@ def parse_criteo(
         bad_count=bad_count,
         lines=lines,
     )
+
+
+def _field(buffer: np.ndarray, begin: int, end: int, *, last: bool) -> bytes:
+    """Return a field, the last one without the ``\\r`` of the line's end."""
+    field = bytes(buffer[begin:end])
+    return field.removesuffix(b"\r") if last else field
 
 
 def _describe(
@@ -102,7 +108,7 @@ def _describe(
     if code == FIELD_COUNT:
         return BadRow(line, f"{column} fields instead of {len(names)}", "", text)
     name = names[column]
-    value = quote_field(bytes(buffer[begin:end]))
+    value = quote_field(_field(buffer, begin, end, last=column == len(names) - 1))
     return BadRow(line, describe_field_error(name, value, code), name, text)
 
 

@@ -33,7 +33,9 @@ class RunOptions(Settings):
         "largest number of rows of a table, the 3 reserved ids included; the most frequent values "
         "are kept", None, metavar="M"
     )
-    dense: str | None = flag("transform of the dense columns", None, choices=DENSE_TRANSFORMS)
+    dense: str | None = flag(
+        "transform of dense columns without one of their own in the spec", None,
+        choices=DENSE_TRANSFORMS)
     max_line_kb: int | None = flag(
         "largest size of a line in KiB; a longer one is a malformed row (default: the spec's, 1024 "
         "unless set)", None, metavar="KB"

@@ -133,10 +133,15 @@ def _candidates(text: str, delimiter: str) -> list[str]:
 
 
 def _try(lines: list[str], delimiter: str) -> tuple[Dialect, float]:
-    counts = Counter(len(_split(line, delimiter)) for line in lines)
+    begins = [line.startswith('"') or f'{delimiter}"' in line for line in lines]
+    whole = [
+        line
+        for line, quoted in zip(lines, begins, strict=True)
+        if not quoted or line.count('"') % 2 == 0  # otherwise a field goes on in the next line
+    ]
+    counts = Counter(len(_split(line, delimiter)) for line in whole) or Counter({1: 0})
     fields, often = max(counts.items(), key=lambda item: (item[1], item[0]))
-    quoted = any(line.startswith('"') or f'{delimiter}"' in line for line in lines)
-    return Dialect(delimiter, fields, quoted), often / len(lines)
+    return Dialect(delimiter, fields, any(begins)), often / len(lines)
 
 
 def _try_whole(text: str, delimiter: str) -> tuple[Dialect, float]:

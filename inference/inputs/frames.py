@@ -90,6 +90,8 @@ def _opened(columns: Any) -> tuple[Any, Any]:
 def _convert(array: pa.Array | list, read: Read, *, text: bool) -> Converted:
     if isinstance(array, list):
         return convert_values(array, read, text=text)
+    if text and read.raw == "string" and pa.types.is_floating(array.type):
+        return convert_values(array.to_pylist(), read, text=text)
     if pa.types.is_floating(array.type) and read.raw != "float":
         _check_exact(array, read.source)
     if not (text or has_rules(read)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -144,9 +145,10 @@ def _array(values: list, rows: np.ndarray, kind: int, read: Read) -> pa.Array:
     if kind == _TIMES:
         return times_to_arrow(np.array([_microseconds(value) for value in values], "M8[us]"))
     numbers: list[int | float] = []
+    parse = functools.partial(_number, read=read) if read.raw in _TEXTS else parser(read.raw)
     for row, value in zip(rows.tolist(), values, strict=True):
         try:
-            numbers.append(_number(value, read) if read.raw in _TEXTS else parser(read.raw)(value))
+            numbers.append(parse(value))
         except ValueError as error:
             raise InvalidRowError(row, read.source, f"{value!r:.60}: {error}") from None
     integers = all(type(number) is int for number in numbers)
@@ -158,8 +160,11 @@ def _number(value: Any, read: Read) -> int | float:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if whole and -(2**63) <= int(value) < 2**63:
         return int(value)
-    if isinstance(value, float | np.floating) and read.raw == "time":
-        return float(value)
+    if isinstance(value, float | np.floating):
+        if read.raw == "time":
+            return float(value)
+        if float(value).is_integer() and abs(value) <= RAW_TYPES["int"].most:
+            return int(value)  # pandas makes floats of integers with missing values
     raise ValueError(RAW_TYPES[read.raw].syntax)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 
 import numpy as np
@@ -146,6 +147,29 @@ def test_tsv_is_what_plain_python_reads(rows, newline, last_newline) -> None:
     lines = ["\t".join(row) for row in rows]
     text = newline.join(lines) + (newline if lines and (last_newline or not lines[-1]) else "")
     _check(text.encode(), lines, TSV)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**64), st.integers(0, 2**70), st.booleans())
+def test_more_than_64_columns(dense: int, categorical: int, bad: bool) -> None:
+    """Which would be Criteo's format if there were fewer; the bits say which are missing."""
+    spec = FeatureSpec(
+        "click",
+        tuple(DenseColumn(f"n{j}") for j in range(65)),
+        tuple(CategoricalColumn(f"c{j}") for j in range(71)),
+    )
+    fewer = dataclasses.replace(spec, dense=spec.dense[1:], categorical=spec.categorical[7:])
+    assert fewer.is_criteo_format
+    assert not spec.is_criteo_format
+    assert not dataclasses.replace(fewer, dense=spec.dense).is_criteo_format
+    lines = []
+    for missing in ((dense, categorical), (~dense, ~categorical)):
+        fields = ["" if missing[0] >> j & 1 else str(j - 3) for j in range(65)]
+        fields += ["" if missing[1] >> j & 1 else f"{j:x}" for j in range(71)]
+        lines.append("\t".join(["1", *fields]))
+    if bad:
+        lines.insert(1, "1\t2")
+    _check("\n".join(lines).encode(), lines, spec)
 
 
 @settings(deadline=None, max_examples=200)

@@ -203,6 +203,15 @@ def test_quoted_newlines(tmp_path: Path) -> None:
     assert columns_of(spec)["country"].raw == "string"
 
 
+def test_quoted_newlines_in_every_row(tmp_path: Path) -> None:
+    rows = [f'"{i % 2}","a,{i % 3}\r\nb","{i % 7}"\r\n' for i in range(60)]
+    path = tmp_path / "log.csv"
+    path.write_bytes(('"y","text, with","n"\r\n' + "".join(rows)).encode())
+    spec = guessed(path)
+    assert spec.input.quoted_newlines
+    assert set(columns_of(spec)) == {"text, with", "n"}
+
+
 def test_columns_named_twice_are_named_by_position(tmp_path: Path) -> None:
     rows = [["y", "a", "a"], *([str(i % 2), str(i % 3 / 2), f"x{i % 5}"] for i in range(40))]
     spec = guessed(write(tmp_path / "log.csv", rows))

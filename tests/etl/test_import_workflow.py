@@ -58,6 +58,22 @@ def _saved(frame: pd.DataFrame, nodes, directory: Path) -> nvtabular.Workflow:
     return workflow
 
 
+def test_columns_with_other_chains(frame, tmp_path: Path) -> None:
+    """A transform for each column; the more frequent one is that of the spec."""
+    dense = (DENSE[:1] >> ops.FillMissing(0) >> ops.Normalize()) + (
+        DENSE[1:] >> ops.FillMissing(-1) >> ops.LambdaOp(plus_two) >> ops.LogOp()
+    )
+    theirs = _saved(frame, _nodes(tmp_path, dense), tmp_path)
+    spec = import_workflow(tmp_path / "nvt", tmp_path / "out", trust_pickle=True).spec
+    assert {column.name: spec.transform_of(column) for column in spec.dense} == {
+        "int_0": "normalize", "int_1": "log"
+    }  # fmt: skip
+    expected = theirs.transform(frame.copy())
+    ours = workflows.load(tmp_path / "out" / "workflow").transform(frame.copy())
+    for name in DENSE:
+        np.testing.assert_allclose(ours[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
 def _nodes(directory: Path, dense=None, **options):
     dense = dense or (DENSE >> ops.FillMissing(0) >> ops.Normalize())
     cats = _cats(INTEGERS + TEXT, out_path=str(directory / "fit"), **options)

@@ -73,7 +73,7 @@ def test_descriptions(log, output: Path) -> None:
 
 
 def test_a_shuffled_run_keeps_rows_together(log, tmp_path: Path) -> None:
-    raw, spec, days = log
+    raw, spec, _ = log
     for name, shuffle in (("plain", "none"), ("shuffled", "full")):
         chosen = frozenset({0, 1, 2})
         run(settings(raw, tmp_path / name, spec, days=chosen, shuffle=shuffle))

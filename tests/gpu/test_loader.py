@@ -14,6 +14,7 @@ from nvt_loader import KJTLoader
 from nvt_loader.cuda import builders as gpu
 from tests.nvt_loader.data import row_numbers, write_split
 from tests.nvt_loader.helper import assert_same
+from tests.nvt_loader.weighted import write_weighted
 
 ROWS = 60_000
 
@@ -41,6 +42,18 @@ def test_batch_sizes(loader_on, split: Path, batch: int) -> None:
     limit = {"limit_batches": 300} if batch == 1 else {}
     found = [one.to(torch.device("cpu")) for one in loader_on(split, batch, **limit)]
     assert_same(found, list(KJTLoader(split, batch, device="cpu", **limit)))
+
+
+def test_labels_and_weights(loader_on, tmp_path: Path) -> None:
+    """They are copied to the device with the block, and carried by the batches."""
+    write_weighted(tmp_path, {"train": [3000, 700]}, row_group_rows=512)
+    found = list(loader_on(tmp_path / "train", 256, label="bought", shuffle=True))
+    expected = list(KJTLoader(tmp_path / "train", 256, device="cpu", label="bought", shuffle=True))
+    assert all(one.weights.device == one.labels.device for one in found)
+    moved = [one.to(torch.device("cpu")) for one in found]
+    assert_same(moved, expected)
+    for one, other in zip(moved, expected, strict=True):
+        assert torch.equal(one.weights, other.weights)
 
 
 def test_resumes_on_the_device(loader_on, split: Path) -> None:

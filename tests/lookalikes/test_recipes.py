@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.recipes.lookalikes import LOOKALIKES
-from benchmarks.recipes.pages import downloads, recipes, script
+from benchmarks.recipes.pages import downloads, page, recipes, script
 from benchmarks.recipes.run import run_recipe
 from clicklog.command_line import Parser, parse
 from clicklog.spec.toml_file import shipped_specs
@@ -28,6 +28,7 @@ def test_each_log_has_a_recipe() -> None:
 
 @pytest.mark.parametrize("name", recipes())
 def test_commands_exist_with_their_flags(name: str) -> None:
+    assert re.search(rf"^\| `{name}` \| [\d,]+ \| 0\.\d+ \|$", page(name), re.MULTILINE)
     assert re.search(r"https://|kaggle competitions", downloads(name))
     lines = script(name).replace("\\\n", " ").splitlines()
     commands = [shlex.split(line) for line in lines if line.startswith("python ")]

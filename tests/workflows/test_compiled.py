@@ -212,6 +212,24 @@ def _rows_of(spec: FeatureSpec, categorical: list, rows: int) -> RawRows:
     )
 
 
+@pytest.mark.parametrize("raw", ["int32", "float"])
+def test_many_columns(tmp_path: Path, raw: str) -> None:
+    """Masks of several words, tables of fewer logarithms; chains of operators side by side."""
+    rng = np.random.default_rng(6)
+    transforms = ["", "log", "log", "normalize", "log"]
+    spec = FeatureSpec(
+        "label",
+        tuple(
+            DenseColumn(f"d{i}", fill=i % 4, raw=raw, transform=transforms[i % 5 if i < 66 else 0])
+            for i in range(129)
+        ),
+        tuple(CategoricalColumn(f"c{i}", multi_hot=i % 9 == 5) for i in range(130)),
+    )
+    statistics = {name: {"mean": rng.random(), "std": 2.0} for name in normalized_names(spec)}
+    save(tmp_path, spec, statistics, rng)
+    check(tmp_path, odd_rows(spec, 60, rng))
+
+
 @pytest.mark.parametrize("raw", ["hex32", "int", "string"])
 def test_large_vocabularies(tmp_path: Path, raw: str) -> None:
     """Tables with collisions, in several batches of the vocabulary: each value finds its id."""

@@ -317,23 +317,24 @@ def to_table(rows: EncodedRows, schema: TableSchema) -> pa.Table:
     Raises:
         SchemaError: the rows lack a label or the weight.
     """
-    lacking = rows.label is None
-    lacking |= bool(schema.more_labels) and rows.more_labels is None
-    if lacking or (schema.weight and rows.weight is None):
-        what = f"rows without {'a label' if lacking else schema.weight}"
-        raise SchemaError(what, "read them with their label to write them")
     fields = schema.arrow
-    columns = [to_arrow(rows.label)]
+    columns = [to_arrow(_present(rows.label, "a label"))]
     if schema.more_labels:
-        columns += rows_to_arrow(rows.more_labels)
+        columns += rows_to_arrow(_present(rows.more_labels, "a label"))
     if schema.weight:
-        columns.append(to_arrow(rows.weight))
+        columns.append(to_arrow(_present(rows.weight, schema.weight)))
     columns += rows_to_arrow(rows.dense)
     if isinstance(rows.ids, np.ndarray):
         columns += rows_to_arrow(rows.ids)
     else:
         columns += map(_ids_to_arrow, rows.ids, fields.types[len(columns) :])
     return pa.Table.from_arrays(columns, schema=fields)
+
+
+def _present(values: np.ndarray | None, what: str) -> np.ndarray:
+    if values is None:
+        raise SchemaError(f"rows without {what}", "read them with their label to write them")
+    return values
 
 
 def _as_float32(labels: np.ndarray | None) -> np.ndarray | None:
