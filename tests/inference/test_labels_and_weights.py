@@ -13,7 +13,7 @@ import pytest
 import torch
 from sklearn import metrics as sklearn
 
-from clicklog.errors import SchemaError, SettingsError
+from clicklog.errors import SchemaError
 from dlrm.metrics import Metrics
 from etl.run import run
 from inference import Predictor, write_bundle
