@@ -16,8 +16,12 @@ log = logging.getLogger(__name__)
 
 #: Tensor cores take rows of so many numbers, and multiples of it, at full speed.
 ALIGNMENT = 8
-#: The width of the vectors on which :func:`choose_kernel` tries the kernel.
-_TRIED_DIM = 32
+#: What computes the dot products.
+KERNELS = ("triton", "torch")
+#: The width of the vectors on which :func:`choose_kernel` tries the kernel, and the least
+#: difference from the operators that it refuses. Products are about the root of the width.
+_TRIED_DIM = 128
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 
 
 class Interaction(nn.Module):
@@ -30,7 +34,9 @@ class Interaction(nn.Module):
 
     Attributes:
         aligned: Whether zeros follow the products up to a multiple of :data:`ALIGNMENT` columns.
-        kernel: What computes, see :func:`choose_kernel`.
+        dense: Whether there is a dense vector.
+        vectors: The number of vectors.
+        kernel: One of :data:`KERNELS`, see :func:`choose_kernel`.
 
     Args:
         num_sparse_features: The number of categorical features, F.
@@ -40,7 +46,7 @@ class Interaction(nn.Module):
     def __init__(self, num_sparse_features: int, *, dense: bool = True) -> None:
         super().__init__()
         self.aligned, self.kernel = False, "torch"
-        self._dense = dense
+        self.dense = dense
         self.vectors = vectors = num_sparse_features + dense
         low, high = torch.triu_indices(vectors, vectors, offset=1)
         self.register_buffer("pairs", low * vectors + high, persistent=False)
@@ -61,14 +67,14 @@ class Interaction(nn.Module):
             i, then j, in the dense vector's dtype; vector 0 is the dense one. Without a dense
             vector, [B, F (F - 1) / 2]: the products alone. With ``aligned``, then zeros.
         """
-        width = len(self.pairs) + self._dense * dense_features.shape[1]
+        width = len(self.pairs) + self.dense * dense_features.shape[1]
         more = -width % ALIGNMENT if self.aligned else 0
         if self.kernel == "triton":
             from dlrm.fused_pairs import fused_pairs
 
-            dense = dense_features if self._dense else None
+            dense = dense_features if self.dense else None
             return fused_pairs(dense, sparse_features, width + more)
-        if self._dense:
+        if self.dense:
             sparse_features = sparse_features.to(dense_features.dtype)  # which autocast chose
             vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
             pairs = _Pairs.apply(vectors, self.pairs, self.of_pair)
@@ -87,7 +93,7 @@ def choose_kernel(interaction: Interaction, wanted: str, device: torch.device) -
     Args:
         interaction: The layer, on ``device``.
         wanted: "torch": PyTorch's operators; "triton": one kernel (:mod:`dlrm.fused_pairs`);
-            "auto": the kernel on a GPU, if it gives there what the operators give.
+            "auto": the kernel on a GPU, if a trial on a few samples gives what the operators give.
         device: The device.
 
     Raises:
@@ -108,34 +114,43 @@ def choose_kernel(interaction: Interaction, wanted: str, device: torch.device) -
 def _refusal(interaction: Interaction, device: torch.device) -> str | None:
     """Return why the kernel cannot be used, after a trial on a few samples."""
     try:
-        from dlrm.fused_pairs import MOST_VECTORS, fused_pairs
+        from dlrm.fused_pairs import MOST_VECTORS
     except ImportError as error:
         return f"needs Triton, which comes with PyTorch for CUDA ({error})"
     if interaction.vectors > MOST_VECTORS:
         return f"takes {MOST_VECTORS} vectors at most, and there are {interaction.vectors}"
-    random = torch.Generator().manual_seed(0)
-    vectors = torch.randn(3, interaction.vectors, _TRIED_DIM, generator=random)
-    vectors = vectors.to(device).requires_grad_()
-    weights = torch.linspace(-1, 1, 3 * len(interaction.pairs), device=device).view(3, -1)
     tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
     try:
-        expected = _Pairs.apply(vectors, interaction.pairs, interaction.of_pair)
-        found = fused_pairs(None, vectors, len(interaction.pairs))
-        for mine, theirs in (
-            (found, expected),
-            *zip(
-                torch.autograd.grad(found, vectors, weights),
-                torch.autograd.grad(expected, vectors, weights),
-                strict=True,
-            ),
-        ):
-            if not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3):
-                return f"differs from them by {(mine - theirs).abs().max():g} on {device}"
+        for dtype, most in _TOLERANCES.items():
+            found, expected = (_trial(interaction, kernel, dtype, device) for kernel in KERNELS)
+            differences = [
+                (mine.float() - theirs.float()).abs().max().item()
+                for mine, theirs in zip(found, expected, strict=True)
+            ]
+            if not max(differences) < most:  # nor NaN
+                return f"differs from them by {max(differences):g} in {dtype} on {device}"
     except Exception as error:  # whatever Triton, its compiler or its launcher raise
-        return f"fails on {device}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+        return f"fails on {device}: {type(error).__name__}: {str(error).strip():.200}"
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
+        interaction.kernel = "torch"
     return None
+
+
+def _trial(
+    interaction: Interaction, kernel: str, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Return the output for some samples, and the gradients of a function of it."""
+    random = torch.Generator().manual_seed(0)
+    own = interaction.vectors - interaction.dense
+    given = [torch.randn(3, own, _TRIED_DIM, generator=random)]
+    if interaction.dense:
+        given.insert(0, torch.randn(3, _TRIED_DIM, generator=random))
+    given = [one.to(device, dtype).requires_grad_() for one in given]
+    interaction.kernel = kernel
+    out = interaction(given[0] if interaction.dense else given[0][:, 0, :0], given[-1])
+    weights = torch.linspace(-1, 1, out.numel(), device=device).view(out.shape).to(dtype)
+    return (out.detach(), *torch.autograd.grad(out, given, weights))
 
 
 class EmbeddingsCross(nn.Module):

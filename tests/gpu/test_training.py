@@ -73,7 +73,7 @@ def test_losses_are_those_of_the_cpu(device, data: Path, tmp_path: Path, optimiz
         "--amp",
         "--allow_tf32",
         "--amp --lookup_precision=fp32 --interaction_kernel=torch --pad_inputs=never",
-        "--amp --lookup_precision=bf16 --pad_inputs=always --compile_dense",
+        "--amp --lookup_precision=bf16 --pad_inputs=always",
         "--table_precision=fp16",
         "--table_precision=fp16 --amp",
         "--index_type=int64 --bounds_check",
