@@ -76,7 +76,7 @@ class DensePlan:
                 rows = _rows_beyond(values[j], missing, j, self.fill[j], beyond[j])
                 absent = (missing[rows] >> np.uint64(j)) & _ONE
                 filled = np.where(absent, self.fill[j], values[j, rows])
-                out[j, rows] = self._calculated(slice(j, j + 1), filled[None])
+                out[j, rows] = self.calculate(j, filled)
             return
         bits = np.arange(len(values), dtype=np.uint64)[:, None]
         for begin in range(0, len(missing), _BLOCK_ROWS):
@@ -84,6 +84,15 @@ class DensePlan:
             absent = (missing[rows] >> bits) & _ONE
             filled = np.where(absent, self.fill[:, None], values[:, rows])
             out[:, rows] = self._calculated(slice(None), filled)
+
+    @property
+    def first_beyond(self) -> int:
+        """The first integer that is not in the table."""
+        return DENSE_MINIMUM + self.table.shape[1]
+
+    def calculate(self, column: int, filled: np.ndarray) -> np.ndarray:
+        """Transform filled values [n] of one column without the table; float32 [n]."""
+        return self._calculated(slice(column, column + 1), filled[None])[0]
 
     def _calculated(self, columns: slice, filled: np.ndarray) -> np.ndarray:
         """Transform filled values [columns or 1, rows]; float32 [columns, rows]."""
