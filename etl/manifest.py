@@ -38,8 +38,9 @@ def make_manifest(
     ``inputs`` has per file its fingerprint and rows in, out and rejected; ``splits`` per split
     rows, positives and, per column, rows that were missing and ids out of vocabulary;
     ``by_day_and_split`` the same for each day; ``by_day`` the click rate of each day; ``days`` the
-    days of each split; ``files`` rows and bytes of each part, its day, and the generation of the
-    workflow that encoded it; ``next_parts`` the number of the next part of each split.
+    days of each split; ``files`` rows and bytes of each part, its day, the generation of the
+    workflow that encoded it, and the digest of a part without page checksums; ``next_parts`` the
+    number of the next part of each split.
 
     Args:
         record: see :func:`etl.state.plan_record`.
@@ -49,6 +50,11 @@ def make_manifest(
         description: of the saved workflow.
     """
     by_day_and_split = day_counts(results, description.spec)
+    if record["settings"].get("shuffle", "none") != "none":  # these parts were written again
+        results = [
+            dataclasses.replace(result, sha256="") if result.unit.split == "train" else result
+            for result in results
+        ]
     return {
         "format_version": MANIFEST_VERSION,
         "generation": 0,
@@ -97,6 +103,7 @@ def file_entries(
             "bytes": sizes[result.unit.file],
             "day": result.unit.day,
             "generation": generation,
+            **({"sha256": result.sha256} if result.sha256 else {}),
         }
         for result in results
     ]
@@ -117,6 +124,7 @@ class _File:
     bytes: int
     day: int | None = None
     generation: int | None = None
+    sha256: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +179,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     content = written.read(_Manifest, path, copy, other_version=remedy)
     if version == MANIFEST_VERSION and not content.names_days():
         raise BadInputError(f"{path}: damaged: it does not say which days the splits have", copy)
-    return {written.version_key: written.version, **dataclasses.asdict(content)}
+    value = dataclasses.asdict(content)
+    for part in value["files"]:
+        if part["sha256"] is None:
+            del part["sha256"]
+    return {written.version_key: written.version, **value}
 
 
 def inputs_of(manifest: dict[str, Any]) -> dict[str, Any]:
