@@ -64,7 +64,7 @@ def read_into(path: str, begin: int, end: int, buffer: memoryview) -> None:
     with _opened(path) as file:
         file.seek(begin)
         while filled < size:
-            got = file.readinto(buffer[filled:size])  # type: ignore[attr-defined]
+            got = file.readinto(buffer[filled:size])
             if not got:
                 raise _shrank(path, begin + filled, end)
             filled += got

@@ -189,10 +189,13 @@ def _count_blocks(
 
 
 class _LaneThreads(ThreadPoolExecutor):
-    """Threads for the lanes of a card, which drop work that has not begun when one fails."""
+    """Threads for the lanes of a card, which drop work that has not begun when one fails.
+
+    There are more of them than lanes, because not all work of a block needs the card.
+    """
 
     def __init__(self) -> None:
-        super().__init__(LANES, "lane")
+        super().__init__(2 * LANES, "lane")
 
     def __exit__(self, *error: Any) -> None:
         self.shutdown(cancel_futures=True)
@@ -240,7 +243,7 @@ def _transform_units(
         syncer.add(written, result)
         return result
 
-    with Syncer(functools.partial(record, work), LANES) as syncer, _LaneThreads() as pool:
+    with Syncer(functools.partial(record, work), 2 * LANES) as syncer, _LaneThreads() as pool:
         return [future.result() for future in [pool.submit(transform_one, u) for u in units]]
 
 

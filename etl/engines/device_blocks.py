@@ -234,26 +234,29 @@ def transform_unit(
         OutputError: the part cannot be written.
     """
     device, spec = card.device, workflow.spec
-    with card.lane() as lane:
+    with contextlib.ExitStack() as held:
+        lane = held.enter_context(card.lane())
         rows = card.parse(lane, unit.block, spec)
         if rows is None:
+            held.close()
             return write_unit(unit, cpu.encode(unit.block, on_host, reject), parts, work)
         encoded = workflow.transform(rows.dense, rows.categorical, rows.missing)
         with deferred() as written, atomic_path(parts / unit.file) as temporary:
             write_on_device(
                 device, rows.label, encoded.dense, encoded.ids, workflow.schema, temporary
             )
-            entry = FileEntry.of(temporary)
-        result = UnitResult(
-            unit=unit,
-            rows=len(rows),
-            bad_count=0,
-            bad=[],
-            positives=int(rows.label.sum()),
-            size=entry.bytes,
-            dense_missing=count_missing(device, rows.missing[0], len(spec.dense)),
-            null=encoded.null,
-            oov=encoded.oov,
-            sha256=entry.sha256,
-        )
-    return result, written
+            result = UnitResult(
+                unit=unit,
+                rows=len(rows),
+                bad_count=0,
+                bad=[],
+                positives=int(rows.label.sum()),
+                size=temporary.stat().st_size,
+                dense_missing=count_missing(device, rows.missing[0], len(spec.dense)),
+                null=encoded.null,
+                oov=encoded.oov,
+            )
+            del rows, encoded
+            held.close()  # the next block takes the lane while the host computes the digest
+            digest = FileEntry.of(temporary).sha256
+    return dataclasses.replace(result, sha256=digest), written
