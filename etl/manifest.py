@@ -39,8 +39,9 @@ def make_manifest(
     ``inputs`` has per file its fingerprint and rows in, out and rejected; ``splits`` per split
     rows, positives and, per column, rows that were missing and ids out of vocabulary;
     ``by_day_and_split`` the same for each day; ``by_day`` the click rate of each day; ``days`` the
-    days of each split; ``files`` rows and bytes of each part, its day, and the generation of the
-    workflow that encoded it; ``next_parts`` the number of the next part of each split.
+    days of each split; ``files`` rows and bytes of each part, its day, the generation of the
+    workflow that encoded it, and the digest of a part without page checksums; ``next_parts`` the
+    number of the next part of each split.
 
     Args:
         record: see :func:`etl.state.plan_record`.
@@ -52,6 +53,11 @@ def make_manifest(
             no such key.
     """
     by_day_and_split = day_counts(results, description.spec)
+    if record["settings"].get("shuffle", "none") != "none":  # these parts were written again
+        results = [
+            dataclasses.replace(result, sha256="") if result.unit.split == "train" else result
+            for result in results
+        ]
     return {
         "format_version": MANIFEST_VERSION,
         "generation": 0,
@@ -101,6 +107,7 @@ def file_entries(
             "bytes": sizes[result.unit.file],
             "day": result.unit.day,
             "generation": generation,
+            **({"sha256": result.sha256} if result.sha256 else {}),
         }
         for result in results
         if result.has_part
@@ -122,6 +129,7 @@ class _File:
     bytes: int
     day: int | None = None
     generation: int | None = None
+    sha256: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +188,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     found = {written.version_key: written.version, **dataclasses.asdict(content)}
     if content.split is None:
         del found["split"]
+    for part in found["files"]:
+        if part["sha256"] is None:
+            del part["sha256"]
     return found
 
 

@@ -21,7 +21,7 @@ from clicklog.splits import SPLITS
 
 ROW_GROUP_ROWS = 128 << 10
 #: Column chunks whose dictionary becomes larger (4096 values of four bytes) are written plain.
-_DICTIONARY_BYTES = 16 << 10
+DICTIONARY_BYTES = 16 << 10
 
 
 def write_part(table: pa.Table, path: Path) -> int:
@@ -50,7 +50,7 @@ def write_tables(tables: Iterable[pa.Table], path: Path) -> int:
             first.schema,
             compression="none",
             use_dictionary=True,
-            dictionary_pagesize_limit=_DICTIONARY_BYTES,
+            dictionary_pagesize_limit=DICTIONARY_BYTES,
             write_page_checksum=True,
         ) as writer:
             for group in _row_groups(itertools.chain([first], tables)):

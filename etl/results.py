@@ -34,6 +34,7 @@ class UnitResult:
         dense_missing: int64 [dense columns], rows in which each was missing.
         null: int64 [categorical columns], rows in which each was missing.
         oov: int64 [categorical columns], out-of-vocabulary ids.
+        sha256: digest of a part without page checksums, hexadecimal; "" of others.
     """
 
     unit: Unit
@@ -45,6 +46,7 @@ class UnitResult:
     dense_missing: np.ndarray
     null: np.ndarray
     oov: np.ndarray
+    sha256: str = ""
 
     @property
     def lines(self) -> int:
@@ -62,6 +64,7 @@ class UnitResult:
             **{name: getattr(self, name) for name in _COUNTS},
             "bad": [list(row) for row in self.bad],
             **{name: getattr(self, name).tolist() for name in _BY_COLUMN},
+            **({"sha256": self.sha256} if self.sha256 else {}),
         }
 
 
@@ -77,6 +80,7 @@ class UnitRecord:
     dense_missing: list[int]
     null: list[int]
     oov: list[int]
+    sha256: str = ""
 
     def __post_init__(self) -> None:
         if any(len(row) != 2 for row in self.bad):
@@ -87,6 +91,7 @@ class UnitRecord:
         return UnitResult(
             unit=unit,
             bad=[(line, reason) for line, reason in self.bad],
+            sha256=self.sha256,
             **{name: getattr(self, name) for name in _COUNTS},
             **{name: np.array(getattr(self, name), np.int64) for name in _BY_COLUMN},
         )

@@ -65,6 +65,7 @@ def all_steps(settings: GpuSettings) -> list[Step]:
         _part("smoke/cluster", settings, 120),
         _part("copies", settings, 60),
         _part("block", settings, 90, LOG),
+        _part("stages", settings, 90, LOG, rapids=True),
         _part("vocabulary", settings, 120),
         _training("bf16", large, settings),
         _training("bf16", small, settings),

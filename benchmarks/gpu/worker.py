@@ -22,6 +22,7 @@ PARTS = {
     "smoke/cluster": "benchmarks.gpu.smokes:cluster",
     "copies": "benchmarks.gpu.etl:copies",
     "block": "benchmarks.gpu.etl:block",
+    "stages": "benchmarks.gpu.etl_stages:stages",
     "vocabulary": "benchmarks.gpu.vocabulary:vocabulary",
     "training": "benchmarks.gpu.training:training",
     "profile": "benchmarks.gpu.training:profile",

@@ -55,6 +55,22 @@ def read_up_to(path: str, begin: int, end: int) -> bytes:
         return file.read(end - begin)
 
 
+def read_into(path: str, begin: int, end: int, buffer: memoryview) -> None:
+    """Read the bytes ``[begin, end)`` into the beginning of a buffer.
+
+    Raises:
+        BadInputError: the file cannot be read, or is shorter.
+    """
+    filled, size = 0, end - begin
+    with _opened(path) as file:
+        file.seek(begin)
+        while filled < size:
+            got = file.readinto(buffer[filled:size])
+            if not got:
+                raise _shrank(path, begin + filled, end)
+            filled += got
+
+
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[IO[bytes]]:
     filesystem, name = filesystem_of(path)

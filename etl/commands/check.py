@@ -36,6 +36,7 @@ def check(
         BadInputError: There is nothing to check: no directory, or no parquet file; or the output is
             between two generations.
     """
+    from etl.check import digests as check_digests
     from etl.check import files as check_files
     from etl.check import generations as check_generations
     from etl.check import records as check_records
@@ -44,6 +45,7 @@ def check(
     output = check_files.find(Path(path))
     check_files.check(output)
     check_records.check(output)
+    check_digests.check(output, workers=workers)
     check_generations.check(output)
     check_rows.check(output, workers=workers, report=report)
     order = {ERROR: 0, WARNING: 1, NOTE: 2}

@@ -101,17 +101,28 @@ def _write(
 @contextlib.contextmanager
 def _dask(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     # Dask and NVTabular take seconds to import: not for the cpu engine, nor for --help
-    from etl.engines import dask
+    from etl.engines import dask, device
     from etl.engines.cluster import cluster
 
+    spec = settings.spec
     with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):
         options = {"gpu": gpu, "reject": settings.reject}
 
         def fit(blocks, days, output, report):
-            fitted = dask.fit(blocks, settings.spec, work, client, report=report, **options)
+            if gpu and device.takes(spec, blocks):
+                fitted = device.fit(
+                    blocks, spec, work / FIT, client, reject=settings.reject, report=report
+                )
+            else:
+                fitted = dask.fit(blocks, spec, work, client, report=report, **options)
             _write(output, settings, fitted, days, settings.workers or cores())
 
         def transform(units, path):
+            blocks = [unit.block for unit in units]
+            if gpu and device.takes(spec, blocks) and device.has_room(path):
+                return device.transform(
+                    units, path, work / PARTS, work, client, reject=settings.reject
+                )
             return dask.transform(units, path, work / PARTS, work, client, **options)
 
         yield Engine(fit, transform)

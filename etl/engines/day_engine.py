@@ -1,6 +1,7 @@
 """Where days are counted and encoded: threads of this process, or the workers of a Dask cluster.
 
-Both run the compiled functions of the cpu engine, and write the same bytes.
+Both run the compiled functions of the cpu engine, and write the same bytes; on workers with GPUs,
+their form for a card, which writes the same rows.
 """
 
 from __future__ import annotations
@@ -57,18 +58,23 @@ def start(
         reject: Whether to leave malformed rows out instead of raising.
     """
     if engine == "dask" or scheduler:
-        from etl.engines import tasks
+        from etl.engines import device, tasks
         from etl.engines.cluster import cluster
 
-        with cluster(scheduler, workers, work / DASK, work) as (client, _):
+        with cluster(scheduler, workers, work / DASK, work) as (client, gpu):
 
             def count(day, blocks, report):
-                return tasks.count_day(
+                count_day = (
+                    device.count_day if gpu and device.takes(spec, blocks) else tasks.count_day
+                )
+                return count_day(
                     day, blocks, spec, work / FIT, client, reject=reject, report=report
                 )
 
             def transform(units, path):
-                return tasks.transform(units, path, work / PARTS, work, client, reject=reject)
+                on_gpus = gpu and device.takes(spec, [unit.block for unit in units])
+                encode = device.transform if on_gpus and device.has_room(path) else tasks.transform
+                return encode(units, path, work / PARTS, work, client, reject=reject)
 
             yield DayEngine(count, transform)
         return

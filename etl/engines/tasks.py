@@ -59,7 +59,7 @@ def count_day(
         report(sum(int(run.array("rows")) for run in runs.files))
         missing = runs.missing
     task = functools.partial(_count_block, spec=spec, directory=directory, reject=reject)
-    for rows in _results(client, task, missing, [blocks[index] for index in missing]):
+    for rows in results(client, task, missing, [blocks[index] for index in missing]):
         report(rows)
     with _runs(directory, blocks, spec) as runs, ThreadPoolExecutor(cores(), "etl") as pool:
         return day_counts(day, runs.files, spec, pool)
@@ -105,7 +105,7 @@ def transform(
         work=work,
         reject=reject,
     )
-    yield from _results(client, task, units)
+    yield from results(client, task, units)
 
 
 def _transform_unit(
@@ -123,7 +123,7 @@ def _load_once(path: str, digest: str) -> CompiledWorkflow:
     return compiled.load(path)
 
 
-def _results(client: Client, task: Callable, *arguments: list) -> Iterator[Any]:
+def results(client: Client, task: Callable, *arguments: list) -> Iterator[Any]:
     """Run a task for each of the arguments; yield the results in their order."""
     futures: list[Future] = client.map(task, *arguments, pure=False, batch_size=1000)
     try:

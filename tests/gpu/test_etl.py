@@ -11,6 +11,7 @@ import dask.dataframe as dd
 import numpy as np
 import nvtabular
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from merlin.core import dispatch
 from merlin.core.utils import set_dask_client
@@ -20,10 +21,12 @@ from clicklog.hashing import murmur3_int
 from clicklog.rows import RawRows, empty_rows
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from clicklog.splits import SPLITS
+from etl.commands.check import check
 from etl.engines import cluster
 from etl.engines.dask import transform_frame
+from etl.manifest import read_manifest
 from etl.run import run
-from tests.etl.runs import assert_is, read_split, settings
+from tests.etl.runs import assert_is, parts, read_split, settings, tree
 from tests.logs import CRITEO, write_log
 from tests.workflows.random_specs import Oracle, random_raw_rows
 from workflows.graph import build
@@ -123,6 +126,42 @@ def test_a_run_on_a_cluster_equals_the_cpu_engine(log, client, tmp_path: Path) -
         workflows.inspect(tmp_path / engine / "workflow").vocabularies for engine in ("cpu", "gpu")
     ]
     assert vocabularies[0] == vocabularies[1]
+
+
+def test_kernels_of_the_card_equal_the_cpu_engine_bit_by_bit(
+    rapids: bool, client, tmp_path: Path
+) -> None:
+    """Criteo's format: CRLF, no last newline, a bad row, several blocks, pieces and row groups."""
+    if not rapids:
+        pytest.skip("tests/simulator rehearses it")
+    raw = tmp_path / "raw"
+    write_log(raw, [20_000, 20_000, 3_000], seed=4)
+    for day, change in (
+        (0, lambda text: text.replace(b"\n", b"\r\n")),
+        (1, lambda text: text.removesuffix(b"\n")),
+        (2, lambda text: text.replace(b"\t", b"\tx", 1)),
+    ):
+        path = raw / f"day_{day}"
+        path.write_bytes(change(path.read_bytes()))
+    options = {"block_mb": 1, "on_bad_rows": "quarantine"}
+    run(settings(raw, tmp_path / "cpu", **options))
+    run(settings(raw, tmp_path / "gpu", scheduler=client.scheduler.address, **options))
+    trees = [tree(tmp_path / engine) for engine in ("cpu", "gpu")]
+    for name in ("workflow/", "extension/", "rejected/"):
+        own = [{k: v for k, v in files.items() if k.startswith(name)} for files in trees]
+        assert own[0] == own[1]
+    for split in SPLITS:
+        pairs = [parts(tmp_path / engine, split) for engine in ("cpu", "gpu")]
+        for expected, got in zip(*pairs, strict=True):
+            assert pq.read_table(got).equals(pq.read_table(expected))
+            footers = [pq.read_metadata(path) for path in (expected, got)]
+            rows = [[f.row_group(i).num_rows for i in range(f.num_row_groups)] for f in footers]
+            assert rows[0] == rows[1]
+    digests = [
+        "sha256" in part for part in read_manifest(tmp_path / "gpu" / "manifest.json")["files"]
+    ]
+    assert digests.count(False) == 1  # the part of the block with the bad row
+    assert not [finding for finding in check(tmp_path / "gpu") if finding.severity == "error"]
 
 
 def test_workers_are_patched_and_have_gpus(client, rapids: bool) -> None:

@@ -23,7 +23,10 @@ needs_sources = pytest.mark.skipif(
     reason=f"no sources of RAPIDS in {SOURCES}: make rapids-sources",
 )
 
-OURS = [ROOT / room for room in ("etl", "workflows", "nvt_loader", "nvt_compat", "benchmarks")]
+OURS = [
+    ROOT / room
+    for room in ("clicklog", "etl", "workflows", "nvt_loader", "nvt_compat", "benchmarks")
+]
 #: Parts of Merlin that an ETL and a loader use; not its tests, tools and other frameworks.
 MERLIN = ("merlin/core", "merlin/io", "merlin/dag", "merlin/table", "merlin/dtypes")
 MERLIN += ("merlin/dataloader", "nvtabular/ops", "nvtabular/workflow")
@@ -96,9 +99,21 @@ METHODS = {
     "pylibcudf.DataType.id": (0, set()),
     "pylibcudf.column.ListsColumnView.child": (0, set()),
     "pylibcudf.column.ListsColumnView.offsets": (0, set()),
+    "pylibcudf.io.parquet.ChunkedParquetWriter.close": (1, set()),
+    "pylibcudf.io.parquet.ChunkedParquetWriter.write": (1, set()),
+    "pylibcudf.io.parquet.ChunkedParquetWriterOptions.set_dictionary_policy": (1, set()),
+    "pylibcudf.io.parquet.ChunkedParquetWriterOptionsBuilder.build": (0, set()),
+    "pylibcudf.io.parquet.ChunkedParquetWriterOptionsBuilder.compression": (1, set()),
+    "pylibcudf.io.parquet.ChunkedParquetWriterOptionsBuilder.max_dictionary_size": (1, set()),
+    "pylibcudf.io.parquet.ChunkedParquetWriterOptionsBuilder.metadata": (1, set()),
+    "pylibcudf.io.parquet.ChunkedParquetWriterOptionsBuilder.row_group_size_rows": (1, set()),
+    "pylibcudf.io.parquet.ChunkedParquetWriterOptionsBuilder.stats_level": (1, set()),
     "pylibcudf.io.parquet.ParquetReaderOptions.set_column_names": (1, set()),
     "pylibcudf.io.parquet.ParquetReaderOptions.set_row_groups": (1, set()),
     "pylibcudf.io.parquet.ParquetReaderOptionsBuilder.build": (0, set()),
+    "pylibcudf.io.types.ColumnInMetadata.set_name": (1, set()),
+    "pylibcudf.io.types.ColumnInMetadata.set_nullability": (1, set()),
+    "pylibcudf.io.types.TableInputMetadata.column_metadata": (0, set()),
     "pylibcudf.io.types.TableWithMetadata.column_names": (0, set()),
     "pylibcudf.io.types.TableWithMetadata.columns": (0, set()),
     "rmm.pylibrmm.stream.Stream.__cuda_stream__": (0, set()),

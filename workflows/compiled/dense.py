@@ -92,7 +92,7 @@ class DensePlan:
                 )
                 absent = (word[rows] >> bit_of(j)) & _ONE
                 filled = np.where(absent, self.fill[j], values[j, rows])
-                out[j, rows] = self._calculated(slice(j, j + 1), filled[None])
+                out[j, rows] = self.calculate(j, filled)
         for own in _runs(self.logarithm):
             if not (from_table and self.logarithm[own.start]):
                 self._calculate(own, values, word_of(missing, own.start), out)
@@ -107,6 +107,15 @@ class DensePlan:
             absent = (missing[rows] >> bits) & _ONE
             filled = np.where(absent, self.fill[own, None], values[own, rows])
             out[own, rows] = self._calculated(own, filled)
+
+    @property
+    def first_beyond(self) -> int:
+        """The first integer that is not in the table."""
+        return DENSE_MINIMUM + self.table.shape[1]
+
+    def calculate(self, column: int, filled: np.ndarray) -> np.ndarray:
+        """Transform filled values [n] of one column without the table; float32 [n]."""
+        return self._calculated(slice(column, column + 1), filled[None])[0]
 
     def _calculated(self, columns: slice, filled: np.ndarray) -> np.ndarray:
         """Transform filled values [columns or 1, rows] of columns of one kind; float32."""

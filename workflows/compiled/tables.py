@@ -80,7 +80,7 @@ def slot_of(hashed, slots):
 
 
 @numba.njit(forceinline=True)
-def _home_narrow(key, slots):
+def home_narrow(key, slots):
     """Return the slot of a 32-bit value; only the value 0 has slot 0.
 
     One product suffices as a hash: its upper half depends on all bits of the value.
@@ -117,9 +117,9 @@ def insert_narrow(words, slots, values, first_id):
     size = np.uint64(slots)
     for i in range(len(values)):
         if i + AHEAD < len(values):
-            prefetch(words, _home_narrow(values[i + AHEAD], size))
+            prefetch(words, home_narrow(values[i + AHEAD], size))
         key = np.uint64(values[i])
-        at = _home_narrow(key, size)
+        at = home_narrow(key, size)
         while words[at] >> _HALF != 0:
             if words[at] & _LOW == key:
                 return i
@@ -168,7 +168,7 @@ def _probe_narrow(words, begin, size, key):
     """Return the id of a value, 0 if it has none. Terminates in damaged tables too."""
     if key >> _HALF != 0:
         return np.int32(0)
-    at = begin + _home_narrow(key, size)
+    at = begin + home_narrow(key, size)
     word = words[at]
     left = size
     # The product is 0 for an empty slot and for the value: one branch for both ends of the search.
@@ -216,7 +216,7 @@ def _encode_numbers(values, missing, bit, words, place, wide, out, tally):
         if wide:
             prefetch(words, begin + _home_wide(values[i + AHEAD], size))
         else:
-            prefetch(words, begin + _home_narrow(values[i + AHEAD], size))
+            prefetch(words, begin + home_narrow(values[i + AHEAD], size))
         out[i] = _probe(words, begin, size, values[i], wide)
     for i in range(prefetched, rows):
         out[i] = _probe(words, begin, size, values[i], wide)

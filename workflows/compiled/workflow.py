@@ -129,6 +129,20 @@ class CompiledWorkflow:
             weight=rows.weight,
         )
 
+    def host_arrays(self) -> tuple[np.ndarray, np.ndarray, DensePlan]:
+        """Return what the transform reads, for a copy of it on a card.
+
+        Returns:
+            All hash tables; the place of each column's table, int64 [columns, fields]; the plan of
+            the dense transform.
+
+        Raises:
+            BadInputError: a file of the compiled workflow was written to since it was opened.
+        """
+        for array in self._mapped:
+            array.check()
+        return self._words, self._places, self._dense
+
     def find(self, column: str, values: np.ndarray | pa.StringArray) -> np.ndarray:
         """Return the place of values in the vocabulary of a categorical column: int64 [n].
 

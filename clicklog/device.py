@@ -1,0 +1,122 @@
+"""A card: arrays on it, and kernels that work on them.
+
+Code for a card takes a :class:`Device`, so that tests can give it NumPy's arrays and numba's
+simulator instead (``tests/clicklog/simulated.py``). Importing this module needs no card, and
+neither CuPy nor numba.cuda.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+#: An array on the card: CuPy's, or in tests NumPy's.
+DeviceArray: TypeAlias = Any
+
+#: Threads of a block of a kernel; no kernel depends on it.
+_BLOCK_THREADS = 256
+
+
+class Device(Protocol):
+    """What code for a card asks of it.
+
+    All work is done in the order of the calls on the current stream of the calling thread.
+
+    Attributes:
+        arrays: CuPy, or a module with the same functions on the same arrays.
+        lanes: How many threads of a kernel share a column.
+    """
+
+    arrays: Any
+    lanes: int
+
+    def launch(self, kernel: Any, threads: int, *arguments: Any) -> None:
+        """Run a kernel of :mod:`numba.cuda` in at least so many threads."""
+
+    def pinned(self, size: int) -> np.ndarray:
+        """Return memory of the host from which copies to the card run by themselves: uint8."""
+
+    def upload(self, host: np.ndarray) -> DeviceArray:
+        """Copy an array to the card; pinned memory must not change until :meth:`synchronize`."""
+
+    def download(self, array: DeviceArray) -> np.ndarray:
+        """Wait for an array and copy it to the host."""
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """Make a new stream; it is the calling thread's current one within the context."""
+
+    def libcudf_stream(self) -> Any:
+        """Return the current stream as libcudf's functions take it."""
+
+    def synchronize(self) -> None:
+        """Wait for the work of the current stream."""
+
+
+class CudaDevice:
+    """The first visible CUDA device: CuPy's arrays, in RMM's memory, and numba's kernels."""
+
+    #: 32 warps on each of 132 multiprocessors want 135,000 threads: 16 columns fill an H200.
+    lanes = 1 << 13
+
+    def __init__(self) -> None:
+        import cupy
+        from rmm.allocators.cupy import rmm_cupy_allocator
+
+        cupy.cuda.set_allocator(rmm_cupy_allocator)  # the pool that libcudf uses, too
+        self.arrays = cupy
+
+    def launch(self, kernel: Any, threads: int, *arguments: Any) -> None:
+        """See :meth:`Device.launch`."""
+        if not threads:
+            return
+        from numba import cuda
+
+        stream = cuda.external_stream(self.arrays.cuda.get_current_stream().ptr)
+        there = [
+            # CuPy's current stream is the kernel's: without sync, numba would wait for it
+            cuda.as_cuda_array(argument, sync=False)
+            if isinstance(argument, self.arrays.ndarray)
+            else argument
+            for argument in arguments
+        ]
+        kernel[-(-threads // _BLOCK_THREADS), _BLOCK_THREADS, stream](*there)
+
+    def pinned(self, size: int) -> np.ndarray:
+        """See :meth:`Device.pinned`."""
+        import cupyx
+
+        return cupyx.empty_pinned(size, np.uint8)
+
+    def upload(self, host: np.ndarray) -> DeviceArray:
+        """See :meth:`Device.upload`."""
+        array = self.arrays.empty(host.shape, host.dtype)
+        array.set(host, stream=self.arrays.cuda.get_current_stream())
+        return array
+
+    def download(self, array: DeviceArray) -> np.ndarray:
+        """See :meth:`Device.download`."""
+        return self.arrays.asnumpy(array)
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """See :meth:`Device.stream`."""
+        return self.arrays.cuda.Stream(non_blocking=True)
+
+    def libcudf_stream(self) -> Any:
+        """See :meth:`Device.libcudf_stream`."""
+        from rmm.pylibrmm.stream import Stream
+
+        return Stream(self.arrays.cuda.get_current_stream())
+
+    def synchronize(self) -> None:
+        """See :meth:`Device.synchronize`."""
+        self.arrays.cuda.get_current_stream().synchronize()
+
+
+def kernel(function: Callable) -> Any:
+    """Make a function a kernel of :mod:`numba.cuda`, compiled at its first launch."""
+    from numba import cuda
+
+    return cuda.jit(function)

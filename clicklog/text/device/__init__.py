@@ -1,0 +1,1 @@
+"""Parsing of logs in Criteo's format on a card."""

@@ -1,0 +1,137 @@
+"""Kernels that find the lines of a text and parse them, a thread for each line.
+
+Neighbouring threads read neighbouring lines byte by byte, so a line's bytes come from the caches,
+and write neighbouring values of a column. Importing this module imports numba.cuda.
+
+Numbers that are computed with are int64 or uint64: in the simulator they are NumPy's, which would
+overflow in smaller types.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import cuda
+
+from clicklog.device import kernel
+
+_TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
+_ZERO, _NINE = 48, 57
+#: Bytes in which a thread looks for line ends.
+SPAN_BYTES = 64
+#: Numbers stop growing here, however many digits follow.
+_BEYOND_INT32 = 2**40
+_LEAST_INT32, _MOST_INT32 = -(2**31), 2**31 - 1
+_HEX_DIGITS = 8
+
+
+@kernel
+def count_line_ends(text, counts):
+    """Count the newlines of each span of :data:`SPAN_BYTES`: int64 [spans]."""
+    span = cuda.grid(1)
+    if span >= counts.shape[0]:
+        return
+    count = 0
+    for at in range(span * SPAN_BYTES, min((span + 1) * SPAN_BYTES, text.shape[0])):
+        if text[at] == _NEWLINE:
+            count += 1
+    counts[span] = count
+
+
+@kernel
+def note_line_ends(text, until, ends):
+    """Write the places of the newlines.
+
+    Args:
+        text: uint8 [bytes].
+        until: how many newlines there are up to the end of each span: int64 [spans].
+        ends: the result: int64 [newlines].
+    """
+    span = cuda.grid(1)
+    if span >= until.shape[0]:
+        return
+    line = until[span - 1] if span > 0 else 0
+    for at in range(span * SPAN_BYTES, min((span + 1) * SPAN_BYTES, text.shape[0])):
+        if text[at] == _NEWLINE:
+            ends[line] = at
+            line += 1
+
+
+@kernel
+def parse_lines(text, ends, limit, label, dense, categorical, missing, malformed):
+    """Parse each line as a label, 32-bit integers and hexadecimal numbers.
+
+    Args:
+        text: uint8 [bytes].
+        ends: the place of each line's newline: int64 [n].
+        limit: how many bytes a line may have, without its newline.
+        label: the result, uint8 [n].
+        dense: the result, int32 [dense columns, n].
+        categorical: the result, uint32 [categorical columns, n].
+        missing: the result, uint64 [2, n]: dense and categorical columns that are missing.
+        malformed: int32 [1], set to 1 if a line breaks a rule; its values are then undefined.
+    """
+    line = cuda.grid(1)
+    if line >= ends.shape[0]:
+        return
+    at = ends[line - 1] + 1 if line > 0 else 0
+    end = ends[line]
+    if end - at > limit:
+        malformed[0] = 1
+        return
+    if text[end - 1] == _RETURN:  # before an empty line there is a newline, or text[-1], one too
+        end -= 1
+    dense_count, categorical_count = dense.shape[0], categorical.shape[0]
+    if text[at] != _ZERO and text[at] != _ZERO + 1:
+        malformed[0] = 1
+        return
+    label[line] = text[at] - _ZERO
+    at += 1
+    absent = np.uint64(0)
+    for j in range(dense_count):
+        if text[at] != _TAB:
+            malformed[0] = 1
+            return
+        at += 1
+        negative = text[at] == _MINUS
+        if negative:
+            at += 1
+        digits = at
+        value = np.int64(0)
+        while text[at] >= _ZERO and text[at] <= _NINE:
+            value = min(value * 10 + np.int64(text[at]) - _ZERO, _BEYOND_INT32)
+            at += 1
+        if at == digits:
+            if negative:
+                malformed[0] = 1
+                return
+            absent |= np.uint64(1) << np.uint64(j)
+        if negative:
+            value = -value
+        if value < _LEAST_INT32 or value > _MOST_INT32:
+            malformed[0] = 1
+            return
+        dense[j, line] = value
+    missing[0, line] = absent
+    absent = np.uint64(0)
+    for j in range(categorical_count):
+        if text[at] != _TAB:
+            malformed[0] = 1
+            return
+        at += 1
+        digits = at
+        value = np.int64(0)
+        while at < digits + _HEX_DIGITS:
+            digit = np.int64(text[at]) - _ZERO
+            if digit < 0 or digit > 9:
+                # 32 makes letters small; no other byte becomes one of a to f
+                digit = (np.int64(text[at]) | 32) - 87
+                if digit < 10 or digit > 15:
+                    break
+            value = value * 16 + digit
+            at += 1
+        if at == digits:
+            absent |= np.uint64(1) << np.uint64(j)
+        categorical[j, line] = value
+    missing[1, line] = absent
+    if at != end:
+        malformed[0] = 1

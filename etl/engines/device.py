@@ -1,0 +1,285 @@
+"""The compiled workflow on the GPUs of a Dask cluster, for logs in Criteo's format.
+
+A task is many blocks, of which a worker has several in flight (:mod:`etl.engines.device_blocks`).
+Vocabularies and rows are those of the cpu engine, bit by bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from distributed import Client
+
+from clicklog.device import CudaDevice, Device
+from clicklog.files.artifact import FileEntry
+from clicklog.readers.raw import Block
+from clicklog.spec.feature_spec import FeatureSpec
+from etl.engines import cpu, tasks
+from etl.engines.cluster import POOL_SHARE
+from etl.engines.cpu_runs import FAN_IN, Runs, run_name, write_run
+from etl.engines.device_blocks import (
+    LANES,
+    Card,
+    DeviceRun,
+    count_block,
+    merge_runs,
+    transform_unit,
+)
+from etl.engines.hardware import cores, gpu_memory
+from etl.engines.syncing import Syncer
+from etl.plan import Unit
+from etl.results import UnitResult
+from etl.state import record
+from workflows import compiled
+from workflows.compiled import CompiledWorkflow
+from workflows.compiled.device import DeviceWorkflow, vocabulary_bytes
+from workflows.description import METADATA_FILE
+from workflows.extension.workflow import DayCounts
+from workflows.writer import Fitted
+
+log = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
+#: Blocks of a task at most. The lanes run dry at its end, for as long as a few blocks take.
+TASK_BLOCKS = 4 * FAN_IN
+#: The share of a worker's memory pool that vocabularies may take; blocks in flight take the rest.
+VOCABULARY_SHARE = 0.6
+
+
+def takes(spec: FeatureSpec, blocks: Iterable[Block]) -> bool:
+    """Return whether blocks can be processed here: whole blocks in Criteo's format.
+
+    Dense columns must be all logarithms or all not.
+
+    The first time that they can, it is logged.
+    """
+    logarithms = {spec.transform_of(column) != "normalize" for column in spec.dense}
+    whole = all(type(block) is Block for block in blocks)
+    if not spec.is_criteo_format or len(logarithms) > 1 or not whole:
+        return False
+    _announce()
+    return True
+
+
+@functools.cache
+def _announce() -> None:
+    log.info("Criteo's format: text is parsed, counted and encoded by kernels on the GPUs")
+
+
+def has_room(workflow_path: Path) -> bool:
+    """Return whether the vocabularies of a saved workflow fit into a GPU; log if they do not.
+
+    All GPUs are taken as equal to this machine's first one.
+    """
+    needed = vocabulary_bytes(compiled.load(workflow_path))
+    room = int(VOCABULARY_SHARE * POOL_SHARE * gpu_memory())
+    if needed > room:
+        log.warning(
+            "the vocabularies take %.1f GB, more than the %.1f GB that there is for them on a GPU, "
+            "so that the slower functions encode which need less; --engine cpu may be faster",
+            needed / 1e9, room / 1e9,
+        )  # fmt: skip
+    return needed <= room
+
+
+def fit(
+    blocks: list[Block],
+    spec: FeatureSpec,
+    directory: Path,
+    client: Client,
+    *,
+    reject: bool,
+    report: Callable[[float], object],
+) -> Fitted:
+    """Count categories and compute moments; see :func:`etl.engines.cpu.fit`.
+
+    Raises:
+        BadRowError: a row is malformed; of several such rows, the first in the order of ``blocks``.
+        BadInputError: a block cannot be read, or there are no rows.
+        OutputError: ``directory`` cannot be written.
+        WorkerLostError: workers ran out of memory.
+    """
+    _count(blocks, spec, directory, client, reject, report)
+    with _runs(directory, blocks, spec) as runs, ThreadPoolExecutor(cores(), "etl") as pool:
+        return cpu.finish_runs(runs.files, spec, pool)
+
+
+def count_day(
+    day: int,
+    blocks: list[Block],
+    spec: FeatureSpec,
+    directory: Path,
+    client: Client,
+    *,
+    reject: bool,
+    report: Callable[[float], object],
+) -> DayCounts:
+    """Count what a workflow is extended by; takes and raises what :func:`fit` does."""
+    _count(blocks, spec, directory, client, reject, report)
+    with _runs(directory, blocks, spec) as runs, ThreadPoolExecutor(cores(), "etl") as pool:
+        return cpu.day_counts(day, runs.files, spec, pool)
+
+
+def _count(
+    blocks: list[Block],
+    spec: FeatureSpec,
+    directory: Path,
+    client: Client,
+    reject: bool,
+    report: Callable[[float], object],
+) -> None:
+    """Count the blocks that no run in the directory is over."""
+    with _runs(directory, blocks, spec) as runs:
+        report(sum(int(run.array("rows")) for run in runs.files))
+        missing = runs.missing
+    task = functools.partial(_count_blocks, spec=spec, directory=directory, reject=reject)
+    numbered = [(index, blocks[index]) for index in missing]
+    for rows in tasks.results(client, task, _divided(numbered, client)):
+        report(rows)
+
+
+def _runs(directory: Path, blocks: list[Block], spec: FeatureSpec) -> Runs:
+    return cpu.runs_of(blocks, spec, set(spec.vocabularies), directory)
+
+
+def _divided(items: Sequence[_Item], client: Client) -> list[list[_Item]]:
+    """Divide items among tasks: large ones, but at least one for each worker."""
+    workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
+    size = max(1, min(TASK_BLOCKS, -(-len(items) // workers)))
+    return [list(items[at : at + size]) for at in range(0, len(items), size)]
+
+
+def _groups(indices: Iterable[int]) -> Iterator[list[int]]:
+    """Divide increasing numbers of blocks into ranges that one run is written for.
+
+    They are ranges that :class:`etl.engines.cpu_runs.Runs` could have merged itself.
+    """
+    for _, several in itertools.groupby(indices, lambda index: index // FAN_IN):
+        group: list[int] = []
+        for index in several:
+            if group and index != group[-1] + 1:
+                yield group
+                group = []
+            group.append(index)
+        yield group
+
+
+def _count_blocks(
+    numbered: list[tuple[int, Block]], *, spec: FeatureSpec, directory: Path, reject: bool
+) -> int:
+    """Count blocks in a worker; write a run for each group durably. Returns their rows."""
+    card, total = worker_card(), 0
+    with _LaneThreads() as pool:
+        futures = {
+            index: pool.submit(count_block, card, block, spec, reject=reject)
+            for index, block in numbered
+        }
+        # in the order of the blocks, so that of several errors always the same one is raised
+        for group in _groups(list(futures)):
+            runs: list[DeviceRun] = [futures.pop(index).result() for index in group]
+            run = merge_runs(card, runs)
+            del runs
+            path = directory / run_name(group[0], group[-1] + 1)
+            write_run(path, run.rows, run.nulls, run.moments, run.counts)
+            total += run.rows
+    return total
+
+
+class _LaneThreads(ThreadPoolExecutor):
+    """Threads for the lanes of a card, which drop work that has not begun when one fails.
+
+    There are more of them than lanes, because not all work of a block needs the card.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2 * LANES, "lane")
+
+    def __exit__(self, *error: Any) -> None:
+        self.shutdown(cancel_futures=True)
+
+
+def transform(
+    units: list[Unit],
+    workflow_path: Path,
+    parts: Path,
+    work: Path,
+    client: Client,
+    *,
+    reject: bool,
+) -> Iterator[UnitResult]:
+    """Transform units with a saved workflow; see :func:`etl.engines.cpu.transform`.
+
+    Raises:
+        BadRowError: a row is malformed. Of several errors the first is raised, and the remaining
+            units are cancelled.
+        OutputError: a part cannot be written.
+        WorkerLostError: workers ran out of memory.
+    """
+    task = functools.partial(
+        _transform_units,
+        workflow_path=str(workflow_path),
+        digest=FileEntry.of(workflow_path / METADATA_FILE).sha256,
+        parts=parts,
+        work=work,
+        reject=reject,
+    )
+    for several in tasks.results(client, task, _divided(units, client)):
+        yield from several
+
+
+def _transform_units(
+    units: list[Unit], *, workflow_path: str, digest: str, parts: Path, work: Path, reject: bool
+) -> list[UnitResult]:
+    """Transform units in a worker; write their parts, rejected rows and records, durably."""
+    card = worker_card()
+    workflow, on_host = _load_once(card.device, workflow_path, digest)
+
+    def transform_one(unit: Unit) -> UnitResult:
+        log.debug("begin %s", unit.file)
+        result, written = transform_unit(card, unit, workflow, on_host, parts, work, reject=reject)
+        syncer.add(written, result)
+        return result
+
+    with Syncer(functools.partial(record, work), 2 * LANES) as syncer, _LaneThreads() as pool:
+        return [future.result() for future in [pool.submit(transform_one, u) for u in units]]
+
+
+_starting = threading.Lock()
+
+
+def worker_card() -> Card:
+    """Return the card of this process; pinned memory and streams are made once."""
+    with _starting:
+        return _card_of(make_device())
+
+
+def make_device() -> Device:
+    """Return the device of this process."""
+    return _cuda_device()
+
+
+@functools.lru_cache(maxsize=1)
+def _cuda_device() -> Device:
+    return CudaDevice()
+
+
+@functools.lru_cache(maxsize=1)
+def _card_of(device: Device) -> Card:
+    return Card(device)
+
+
+@functools.lru_cache(maxsize=1)
+def _load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, CompiledWorkflow]:
+    """Load a workflow and copy it to the card; keep the last one loaded.
+
+    ``digest`` is that of its description, as the path may hold another one.
+    """
+    workflow = compiled.load(path)
+    return DeviceWorkflow(device, workflow), workflow

@@ -1,0 +1,301 @@
+"""The engine for GPUs, with NumPy, numba's simulator and Arrow instead of a card.
+
+Its workflow is that of the cpu engine byte for byte, its parquet that of the cpu engine row for row
+and row group for row group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client, LocalCluster
+
+import etl.engines
+from clicklog.errors import BadRowError, OutputError
+from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from clicklog.splits import SPLITS
+from etl.commands.check import check
+from etl.engines import cpu, device
+from etl.results import LostRowsError
+from etl.run import run
+from tests.etl.extended import add, copy_of, make_base, write_days
+from tests.etl.runs import parts, settings
+from tests.logs import random_rows, write_day
+from tests.simulator import fake_libcudf
+from tests.simulator.device import SimulatedDevice
+
+SPEC = FeatureSpec(
+    "label",
+    (DenseColumn("d0"), DenseColumn("d1", fill=70_000)),
+    (
+        CategoricalColumn("c0"),
+        CategoricalColumn("c1", freq_threshold=3),
+        CategoricalColumn("c2", max_table_size=9, num_buckets=2),
+        CategoricalColumn("c3", hash_buckets=7),
+        CategoricalColumn("c4", vocabulary="shared"),
+        CategoricalColumn("c5", vocabulary="shared"),
+    ),
+    "log_normalize",
+)
+GROUP_ROWS = 5
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    options = {"processes": False, "dashboard_address": None, "threads_per_worker": 1}
+    with LocalCluster(n_workers=2, **options) as workers, Client(workers) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def gpus(client: Client, monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
+    """Let the engine ``dask`` find workers with a card; NVTabular's functions are not there."""
+
+    @contextlib.contextmanager
+    def cluster(*_: Any) -> Iterator[tuple[Client, bool]]:
+        yield client, True
+
+    simulated = SimulatedDevice()
+    fake_libcudf.install(monkeypatch)
+    nvtabular_engine = ModuleType("etl.engines.dask")
+    monkeypatch.setitem(sys.modules, "etl.engines.dask", nvtabular_engine)
+    monkeypatch.setattr(etl.engines, "dask", nvtabular_engine, raising=False)
+    monkeypatch.setattr("etl.engines.cluster.cluster", cluster)
+    monkeypatch.setattr(device, "make_device", lambda: simulated)
+    monkeypatch.setattr(device, "gpu_memory", lambda: 1 << 30)
+    # so that a block has several pieces and its part several row groups
+    monkeypatch.setattr(cpu, "PIECE_BYTES", 400)
+    for module in ("parquet", "engines.device_parquet"):
+        monkeypatch.setattr(f"etl.{module}.ROW_GROUP_ROWS", GROUP_ROWS)
+    return simulated
+
+
+def write(raw: Path, days: int = 12, rows: int = 8) -> None:
+    for day in range(days):
+        own = random_rows(rows + day % 3, 7 + day, SPEC)
+        own[0][1] = ["65533", "1000000", "-7", "", "2147483647"][day % 5]
+        write_day(raw / f"day_{day}", own)
+
+
+def wait_for_workers() -> None:
+    """Wait for tasks that the workers have begun: here they do not end with the run."""
+    while any(thread.name.startswith(("lane", "sync")) for thread in threading.enumerate()):
+        time.sleep(0.02)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def manifest(output: Path) -> dict:
+    """The manifest without what the engines' files differ in."""
+    found = json.loads((output / "manifest.json").read_text())
+    assert found["settings"].pop("engine")
+    for part in found["files"]:
+        part.pop("sha256", None)
+        part.pop("bytes")
+    return found
+
+
+def assert_same(ours: Path, expected: Path) -> None:
+    for name in ("workflow", "extension", "rejected"):
+        assert files(ours / name) == files(expected / name)
+    assert manifest(ours) == manifest(expected)
+    for split in SPLITS:
+        for own, other in zip(parts(ours, split), parts(expected, split), strict=True):
+            assert own.name == other.name
+            assert pq.read_table(own).equals(pq.read_table(other))
+            assert pq.read_schema(own).remove_metadata() == pq.read_schema(other).remove_metadata()
+            groups = [
+                [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+                for footer in map(pq.read_metadata, (own, other))
+            ]
+            assert groups[0] == groups[1]
+    errors = [finding for finding in check(ours) if finding.severity == "error"]
+    assert not errors, errors
+
+
+@pytest.mark.parametrize("transform", ["log_normalize", "log", "normalize"])
+def test_as_the_cpu_engine(
+    tmp_path: Path, transform: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = FeatureSpec(SPEC.label, SPEC.dense, SPEC.categorical, transform)
+    write(tmp_path / "raw", *(() if transform == "log_normalize" else (3, 5)))
+    # the last line has no newline, another file ends its lines with \r\n
+    for day, change in (
+        (0, lambda text: text[:-1]),
+        (1, lambda text: text.replace(b"\n", b"\r\n")),
+    ):
+        path = tmp_path / "raw" / f"day_{day}"
+        path.write_bytes(change(path.read_bytes()))
+    device._announce.cache_clear()
+    with caplog.at_level("INFO"):
+        run(settings(tmp_path / "raw", tmp_path / "ours", spec, engine="dask"))
+    assert caplog.text.count("kernels on the GPUs") == 1
+    run(settings(tmp_path / "raw", tmp_path / "cpu", spec))
+    assert_same(tmp_path / "ours", tmp_path / "cpu")
+    for options in fake_libcudf.written:
+        assert options["compression"] == "none"
+        assert options["stats_level"] == "row group"
+        assert options["set_dictionary_policy"] == "adaptive"
+
+
+def test_blocks_with_malformed_rows_are_parsed_by_the_host(tmp_path: Path) -> None:
+    write(tmp_path / "raw", 4)
+    path = tmp_path / "raw" / "day_1"
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = lines[2].replace(b"\t", b"\tx", 1)
+    path.write_bytes(b"\n".join(lines))
+    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.5}
+    run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask", **options))
+    run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC, **options))
+    assert_same(tmp_path / "ours", tmp_path / "cpu")
+    messages = []
+    for engine in ("dask", "cpu"):
+        with pytest.raises(BadRowError) as error:
+            run(settings(tmp_path / "raw", tmp_path / f"error-{engine}", SPEC, engine=engine))
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert "day_1, line 3" in messages[0]
+
+
+def test_lines_longer_than_a_piece_are_parsed_by_the_host(tmp_path: Path) -> None:
+    write(tmp_path / "raw", 3)
+    path = tmp_path / "raw" / "day_0"
+    lines = path.read_bytes().split(b"\n")
+    lines[3] = lines[3].replace(b"\t", b"\t" + b"0" * 500, 1).replace(b"0\t", b"07\t", 1)
+    path.write_bytes(b"\n".join(lines))
+    run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask"))
+    assert len(fake_libcudf.written) == 3  # of 4 parts
+    run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC))
+    assert_same(tmp_path / "ours", tmp_path / "cpu")
+
+
+def test_a_failed_write_leaves_no_part_and_resume_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "raw", 4)
+    fit = settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask")
+    fake_libcudf.failure.append(RuntimeError("CUDF failure: no space left on device"))
+    with pytest.raises(OutputError, match="no space left"):
+        run(fit)
+    wait_for_workers()
+    left = [path.name for path in (tmp_path / "ours").rglob("*.parquet*")]
+    assert not [name for name in left if name.startswith(".")]
+    before = len(fake_libcudf.written)
+    monkeypatch.setattr(device, "count_block", None)  # it is fitted already
+    resumed = settings(tmp_path / "raw", tmp_path / "ours", SPEC, engine="dask", resume=True)
+    run(resumed)
+    assert 0 < len(fake_libcudf.written) - before <= 5
+    run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC))
+    assert_same(tmp_path / "ours", tmp_path / "cpu")
+
+
+def test_an_interrupted_fit_counts_only_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "raw", 11)
+    count, seen, failed = device.count_block, [], []
+
+    def counted(card, block, spec, **options):
+        if "day_9" in block.path and not failed:
+            failed.append(block)
+            raise MemoryError("simulated")
+        seen.append(Path(block.path).name)
+        return count(card, block, spec, **options)
+
+    monkeypatch.setattr(device, "count_block", counted)
+    options = {"engine": "dask", "resume": True}
+    with pytest.raises(Exception, match="simulated"):
+        run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, **options))
+    wait_for_workers()
+    runs = {path.name for path in (tmp_path / "ours").rglob("*.npz")}
+    assert runs
+    seen.clear()
+    run(settings(tmp_path / "raw", tmp_path / "ours", SPEC, **options))
+    assert "day_9" in seen
+    assert len(seen) < 10
+    run(settings(tmp_path / "raw", tmp_path / "cpu", SPEC))
+    assert_same(tmp_path / "ours", tmp_path / "cpu")
+
+
+def test_check_finds_a_changed_byte(tmp_path: Path) -> None:
+    """Such as page checksums find in the files of other engines."""
+    write(tmp_path / "raw", 3)
+    run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))
+    part = parts(tmp_path / "out", "train")[1]
+    data = bytearray(part.read_bytes())
+    data[pq.read_metadata(part).row_group(0).column(1).data_page_offset + 30] ^= 1
+    part.write_bytes(data)
+    found = [finding for finding in check(tmp_path / "out") if finding.kind == "digest"]
+    assert [finding.where for finding in found] == ["train/part.1.parquet"]
+
+
+def test_shuffled_parts_have_page_checksums_instead(tmp_path: Path) -> None:
+    write(tmp_path / "raw", 3)
+    run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask", shuffle="full"))
+    files_of = json.loads((tmp_path / "out" / "manifest.json").read_text())["files"]
+    digests = {part["file"]: "sha256" in part for part in files_of}
+    assert set(digests.values()) == {True, False}
+    assert all(has != file.startswith("train/") for file, has in digests.items())
+    assert not [finding for finding in check(tmp_path / "out") if finding.severity == "error"]
+
+
+def test_vocabularies_that_do_not_fit_go_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "raw", 3)
+    monkeypatch.setattr(device, "gpu_memory", lambda: 100)
+    with pytest.raises(AttributeError, match="transform"):  # of NVTabular's engine, which is empty
+        run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))
+    assert "vocabularies take" in caplog.text
+
+
+def test_a_day_is_added(tmp_path: Path) -> None:
+    """Extensions count and encode on the card, too; the host's part has no digest."""
+    write_days(tmp_path / "raw", dict.fromkeys(range(4), 12))
+    base = make_base(tmp_path / "raw", tmp_path / "base")
+    outputs = []
+    for engine in ("dask", "cpu"):
+        (tmp_path / engine).mkdir()
+        outputs.append(copy_of(base, tmp_path / engine))
+        add(outputs[-1], tmp_path / "raw" / "day_3", engine=engine)
+    assert_same(*outputs)
+    files_of = json.loads((outputs[0] / "manifest.json").read_text())["files"]
+    assert {part["day"] for part in files_of if "sha256" in part} == {3}
+
+
+def test_lines_that_the_card_does_not_find_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "raw", 3)
+    monkeypatch.setattr("etl.engines.device_blocks.count_newlines", lambda text: 10**6)
+    with pytest.raises(LostRowsError, match="1000000 lines, but the GPU found"):
+        run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))
+
+
+def test_groups_of_blocks_are_those_that_runs_are_merged_into() -> None:
+    found = list(device._groups([0, 1, 2, 5, 6, 7, 8, 9, 15, 16]))
+    assert found == [[0, 1, 2], [5, 6, 7], [8, 9], [15], [16]]
+    assert list(device._groups([])) == []
+
+
+@pytest.mark.parametrize(
+    "spec", [SPEC, FeatureSpec("label", (), (CategoricalColumn("s", raw="string"),))]
+)
+def test_what_is_taken(spec: FeatureSpec) -> None:
+    assert device.takes(spec, []) == (spec is SPEC)

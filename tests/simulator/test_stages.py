@@ -1,0 +1,30 @@
+"""The benchmark of the stages runs, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu.etl_stages import of_block
+from benchmarks.gpu.worker import GpuSettings
+from clicklog.readers.raw import Block
+from etl.engines.device_blocks import Card
+from tests.logs import CRITEO, write_log
+from tests.simulator import fake_libcudf
+from tests.simulator.device import SimulatedDevice
+
+
+def test_each_stage_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_libcudf.install(monkeypatch)
+    write_log(tmp_path / "raw", [6])
+    path = tmp_path / "raw" / "day_0"
+    block = Block(str(path), 0, path.stat().st_size, "day_0")
+    args = GpuSettings(device="cpu", data=tmp_path / "data", seconds=0)
+    args.data.mkdir()
+    found = list(of_block(args, Card(SimulatedDevice()), block, CRITEO, torch.device("cpu")))
+    stages = [result["system"].removeprefix("on the card: ") for result in found]
+    assert stages == ["read into pinned memory", "upload", "parse", "count", "encode", "write"]
+    assert all(result["rows_per_s"] > 0 for result in found)
+    assert list(args.data.iterdir()) == []
