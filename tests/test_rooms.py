@@ -34,9 +34,10 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "files": set(),
         "pages": set(),
         "spec": {"files"},
-        "text": {"spec"},
+        "derive": {"spec"},
+        "text": {"derive", "spec"},
         "readers": {"spec", "text"},
-        "synthetic": {"files", "spec"},
+        "synthetic": {"derive", "files", "spec"},
     },
     "workflows": {"commands": {"compiled"}, "compiled": set(), "extension": {"compiled"}},
     "etl": {
