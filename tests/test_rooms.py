@@ -35,9 +35,13 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "files": set(),
         "pages": set(),
         "spec": {"files"},
+<<<<<<< HEAD
+=======
+        "derive": {"spec"},
+>>>>>>> A2
         "text": {"derive", "spec"},
         "readers": {"spec", "text"},
-        "synthetic": {"files", "spec"},
+        "synthetic": {"derive", "files", "spec"},
     },
     "workflows": {"commands": {"compiled"}, "compiled": set(), "extension": {"compiled"}},
     "etl": {

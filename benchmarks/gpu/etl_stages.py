@@ -15,7 +15,8 @@ from benchmarks.gpu.measure import Result, seconds_of
 from benchmarks.gpu.worker import GpuSettings
 from clicklog.readers.raw import Block, find_days
 from clicklog.readers.text_rows import line_limit
-from clicklog.spec.feature_spec import FeatureSpec, load_spec
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.toml_file import load_spec
 from clicklog.text.device.tokenizer import parse_on_device
 from etl.plan import make_plan
 

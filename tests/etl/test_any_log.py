@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from clicklog.files.atomic import read_json
@@ -28,8 +28,9 @@ from tests.etl.runs import settings as settings_of
 from tests.workflows.random_specs import Oracle
 
 _SETTINGS = settings(
-    max_examples=6,
+    max_examples=5,
     deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # an example takes too long to shrink it
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -47,8 +48,12 @@ def good_lines(lines: list[str], spec, names: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ["cpu", "dask"])
-def test_random_specs(engine: str, dask_client, tmp_path_factory: pytest.TempPathFactory) -> None:
-    options = {"scheduler": dask_client.scheduler.address} if engine == "dask" else {}
+def test_random_specs(
+    engine: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    options = {}
+    if engine == "dask":
+        options["scheduler"] = request.getfixturevalue("dask_client").scheduler.address
 
     @_SETTINGS
     @given(st.data())
@@ -63,8 +68,10 @@ def test_random_specs(engine: str, dask_client, tmp_path_factory: pytest.TempPat
         days = [
             [line_of(row, spec) for row in data.draw(random_rows(log, most=40))] for _ in range(2)
         ]
-        kept = [good_lines(lines, spec, log.names) for lines in days]
-        assume(min(map(len, kept)) > 1)
+        half = (len(days[1]) + 1) // 2  # of all rows, malformed ones too
+        parts = {"train": days[0], "valid": days[1][:half], "test": days[1][half:]}
+        parts = {part: good_lines(lines, spec, log.names) for part, lines in parts.items()}
+        assume(all(parts.values()))
         base = tmp_path_factory.mktemp("random")
         (base / "raw").mkdir()
         ending = ".csv" if spec.input.format == "csv" else ""
@@ -74,11 +81,9 @@ def test_random_specs(engine: str, dask_client, tmp_path_factory: pytest.TempPat
         quarantine = {"on_bad_rows": "quarantine", "max_bad_fraction": 1.0}
         run(settings_of(base / "raw", base / "out", spec, **options, **quarantine))
         manifest = read_json(base / "out" / "manifest.json", "a manifest")
-        bad = sum(map(len, days)) - sum(map(len, kept))
+        bad = sum(map(len, days)) - sum(map(len, parts.values()))
         assert manifest["rows"]["rejected"] == bad
-        half = (len(kept[1]) + 1) // 2
-        parts = {"train": kept[0], "valid": kept[1][:half], "test": kept[1][half:]}
-        layout = layout_of((head or f"{kept[0][0]}\n").encode(), "x", spec)
+        layout = layout_of((head or f"{parts['train'][0]}\n").encode(), "x", spec)
         rows = {}
         for name, lines in parts.items():
             text = "".join(f"{line}\n" for line in lines).encode()
@@ -103,9 +108,11 @@ def test_random_specs(engine: str, dask_client, tmp_path_factory: pytest.TempPat
 @pytest.mark.parametrize("name", sorted(shipped_specs()))
 def test_synthetic_logs_of_the_shipped_specs(name: str, tmp_path: Path) -> None:
     spec = load_spec(name)
-    days = 2 if spec.split.by == "files" and "*" not in spec.split.train_files[0] else 3
+    split = spec.split
+    files = (*split.train_files, *split.valid_files, *split.test_files)
+    days = len(files) if files and "*" not in files[0] else 3
     small = SyntheticSettings(days=days, rows_per_day=300, seed=1, cardinality_scale=1e-5)
     synthesize(tmp_path / "raw", small, spec=spec)
     run(settings_of(tmp_path / "raw", tmp_path / "out", spec))
-    rows = sum(len(read_split(tmp_path / "out", split)) for split in SPLITS)
+    rows = sum(len(read_split(tmp_path / "out", part)) for part in SPLITS)
     assert rows == 300 * days
