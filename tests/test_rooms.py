@@ -35,10 +35,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "files": set(),
         "pages": set(),
         "spec": {"files"},
-<<<<<<< HEAD
-=======
         "derive": {"spec"},
->>>>>>> A2
         "text": {"derive", "spec"},
         "readers": {"spec", "text"},
         "synthetic": {"derive", "files", "spec"},
