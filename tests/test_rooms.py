@@ -31,10 +31,11 @@ TOPS = ("demo", "benchmarks", "train_torchrec")
 #: The sub-rooms of each room, and which sub-rooms of the same room each may import.
 SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "clicklog": {
+        "derive": {"spec"},
         "files": set(),
         "pages": set(),
         "spec": {"files"},
-        "text": {"spec"},
+        "text": {"derive", "spec"},
         "readers": {"spec", "text"},
         "synthetic": {"files", "spec"},
     },

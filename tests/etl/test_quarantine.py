@@ -87,8 +87,12 @@ def test_bad_rows_can_be_left_out(log, options, tmp_path: Path) -> None:
     raw_1 = "\t".join(days[1][10]).encode()
     raw_2 = "\t".join(days[2][40]).encode().replace("\ufffd".encode(), b"\xff")
     path_1, path_2 = str(raw / "day_1").encode(), str(raw / "day_2").encode()
+    reason = (
+        b"column label: '7': expected a label of 0 or 1 -> correct the file, or set threshold, the "
+        b"least number that is 1, in [label] of the spec, for column label"
+    )
     assert _rejected(output) == {
-        "day_1.tsv": [[path_1, b"11", b"column label: '7': expected a label of 0 or 1", raw_1]],
+        "day_1.tsv": [[path_1, b"11", reason, raw_1]],
         "day_2.tsv": [[path_2, b"41", b"41 fields instead of 40", raw_2]],
     }
     rows = cut(days)
