@@ -37,7 +37,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "spec": {"files"},
         "text": {"derive", "spec"},
         "readers": {"spec", "text"},
-        "synthetic": {"files", "spec"},
+        "synthetic": {"derive", "files", "spec"},
     },
     "workflows": {"commands": {"compiled"}, "compiled": set(), "extension": {"compiled"}},
     "etl": {

@@ -1,0 +1,118 @@
+"""Logs of random specs, and synthetic logs of the shipped ones, from raw text to parquet."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from clicklog.files.atomic import read_json
+from clicklog.spec.split import BY_DAYS
+from clicklog.spec.toml_file import load_spec, shipped_specs
+from clicklog.splits import SPLITS
+from clicklog.synthetic.log import synthesize
+from clicklog.synthetic.model import SyntheticSettings
+from clicklog.text.line_layout import layout_of
+from clicklog.text.parse import parse_rows
+from etl.run import run
+from tests.clicklog.random_logs import random_logs, random_rows
+from tests.clicklog.reference_reader import BadFieldError, as_lists, parse, split
+from tests.clicklog.test_read_plan import line_of
+from tests.etl.runs import read_split
+from tests.etl.runs import settings as settings_of
+from tests.workflows.random_specs import Oracle
+
+_SETTINGS = settings(
+    max_examples=5,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # an example takes too long to shrink it
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def good_lines(lines: list[str], spec, names: list[str]) -> list[str]:
+    """The lines that plain Python can read."""
+    good = []
+    for line in lines:
+        try:
+            parse(split(line, spec), spec, names)
+        except (BadFieldError, csv.Error):
+            continue
+        good.append(line)
+    return good
+
+
+@pytest.mark.parametrize("engine", ["cpu", "dask"])
+def test_random_specs(
+    engine: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    options = {}
+    if engine == "dask":
+        options["scheduler"] = request.getfixturevalue("dask_client").scheduler.address
+
+    @_SETTINGS
+    @given(st.data())
+    def check(data) -> None:
+        log = data.draw(random_logs())
+        spec = dataclasses.replace(log.spec, split=BY_DAYS)
+        names = [name if name in spec.sources(label=True) else "" for name in log.names]
+        if not spec.input.header:
+            own = dataclasses.replace(spec.input, columns=tuple(names))
+            spec = dataclasses.replace(spec, input=own)
+        head = f"{line_of(log.names, spec)}\n" * bool(spec.input.header)
+        days = [
+            [line_of(row, spec) for row in data.draw(random_rows(log, most=40))] for _ in range(2)
+        ]
+        half = (len(days[1]) + 1) // 2  # of all rows, malformed ones too
+        parts = {"train": days[0], "valid": days[1][:half], "test": days[1][half:]}
+        parts = {part: good_lines(lines, spec, log.names) for part, lines in parts.items()}
+        assume(all(parts.values()))
+        base = tmp_path_factory.mktemp("random")
+        (base / "raw").mkdir()
+        ending = ".csv" if spec.input.format == "csv" else ""
+        for day, lines in enumerate(days):
+            text = head + "".join(f"{line}\n" for line in lines)
+            (base / "raw" / f"day_{day}{ending}").write_text(text, newline="")
+        quarantine = {"on_bad_rows": "quarantine", "max_bad_fraction": 1.0}
+        run(settings_of(base / "raw", base / "out", spec, **options, **quarantine))
+        manifest = read_json(base / "out" / "manifest.json", "a manifest")
+        bad = sum(map(len, days)) - sum(map(len, parts.values()))
+        assert manifest["rows"]["rejected"] == bad
+        layout = layout_of((head or f"{parts['train'][0]}\n").encode(), "x", spec)
+        rows = {}
+        for name, lines in parts.items():
+            text = "".join(f"{line}\n" for line in lines).encode()
+            rows[name] = parse_rows(text, spec, layout)
+            expected = [parse(split(line, spec), spec, log.names) for line in lines]
+            assert as_lists(rows[name], spec) == expected
+        oracle = Oracle(spec, [rows["train"]])
+        for name in SPLITS:
+            found = read_split(base / "out", name)
+            assert found.columns.tolist() == spec.columns
+            for column, values in oracle.transform(rows[name]).items():
+                got = [one.tolist() if isinstance(one, np.ndarray) else one
+                       for one in found[column].tolist()]  # fmt: skip
+                if column in spec.dense_names:
+                    np.testing.assert_allclose(got, values, rtol=1e-4, atol=1e-4)
+                else:
+                    assert got == values
+
+    check()
+
+
+@pytest.mark.parametrize("name", sorted(shipped_specs()))
+def test_synthetic_logs_of_the_shipped_specs(name: str, tmp_path: Path) -> None:
+    spec = load_spec(name)
+    split = spec.split
+    files = (*split.train_files, *split.valid_files, *split.test_files)
+    days = len(files) if files and "*" not in files[0] else 3
+    small = SyntheticSettings(days=days, rows_per_day=300, seed=1, cardinality_scale=1e-5)
+    synthesize(tmp_path / "raw", small, spec=spec)
+    run(settings_of(tmp_path / "raw", tmp_path / "out", spec))
+    rows = sum(len(read_split(tmp_path / "out", part)) for part in SPLITS)
+    assert rows == 300 * days
