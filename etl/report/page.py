@@ -16,6 +16,8 @@ from workflows.description import WorkflowDescription
 
 #: Embedding dimensions that table sizes are given for; float32, without the optimizer's state.
 DIMENSIONS = (16, 64, 128)
+#: With more columns than this, what is told of each is folded.
+_FOLDED_ABOVE = 64
 _FORMULAS = {
     "log_normalize": "z = (log(max(x, −2) + 3) − mean) / std",
     "log": "y = log(max(x, −2) + 3)",
@@ -78,6 +80,7 @@ def page(
         complete=[column for column in columns if not any(column.missing.values())],
         highest_oov=max((c.oov["valid"] for c in data.categorical if c.oov), default=0) or 1,
         vocabularies={v.name: v.values for v in description.vocabularies.values()},
+        folded_above=_FOLDED_ABOVE,
         by_vocabulary=_grouped(data.categorical, "vocabulary"),
         by_policy=_grouped(data.categorical, "policy"),
         statistics=description.statistics,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,12 +22,17 @@ from clicklog.splits import SPLITS
 from dlrm.checkpoint.store import load_model
 from dlrm.evaluate import score
 from etl.__main__ import main as main_of_etl
+from etl.report.data import undo_transform
 from etl.run import EtlSettings, run
 from inference import Predictor
 from nvt_loader import KJTLoader
 from tests.dlrm.runs import train_here
+from tests.etl.extended import copy_of
 from tests.etl.test_engine_cpu import write_parquet
 from tests.workflows.random_specs import Oracle, random_raw_rows
+from tests.workflows.test_compiled import check as check_as_nvtabular
+from workflows import compiled, inspect
+from workflows.moments import normalized_names
 
 _POLICIES = [
     {}, {"freq_threshold": 2}, {"max_table_size": 6}, {"hash_buckets": 5},
@@ -147,3 +153,45 @@ def test_loading_training_and_scoring(days, output: Path, tmp_path: Path) -> Non
     table = pq.read_table(days[0] / "day_2.parquet").drop_columns([SPEC.label])
     np.testing.assert_allclose(predictor.predict(table.to_pylist()), expected, atol=1e-6)
     np.testing.assert_allclose(predictor.predict(table.to_pydict()), expected, atol=1e-6)
+
+
+def test_a_day_is_added(days, output: Path, tmp_path: Path) -> None:
+    """Known values keep their ids; only normalized columns have statistics, now of all days."""
+    later, out = random_raw_rows(SPEC, 50, 9), copy_of(output, tmp_path)
+    write_parquet(tmp_path / "day_3.parquet", SPEC, later)
+    flags = ["--output_path", str(out), "--input_path", str(tmp_path / "day_3.parquet")]
+    assert main_of_etl(["extend", *flags, "--statistics", "update"]) == 0
+    assert main_of_etl(["check", str(out)]) == 0
+    fitted = [*days[1][:2], later]
+    oracle = Oracle(SPEC, fitted)
+    description = inspect(out / "workflow")
+    assert list(description.statistics) == normalized_names(SPEC)
+    assert 0 < len(description.statistics) < 130
+    for j, name in enumerate(SPEC.dense_names):
+        if name in description.statistics:
+            expected = {"mean": oracle.mean[j], "std": oracle.std[j]}
+            assert description.statistics[name] == pytest.approx(expected, rel=1e-9), name
+    before, after = (compiled.load(path / "workflow").transform(later) for path in (output, out))
+    for column, one, other in zip(SPEC.categorical, before.ids, after.ids, strict=True):
+        ids = [x.values if column.multi_hot else x for x in (one, other)]
+        known = ids[0] >= column.reserved_ids
+        np.testing.assert_array_equal(ids[0][known], ids[1][known])
+    check_as_nvtabular(out / "workflow", random_raw_rows(SPEC, 30, 10))
+
+
+def test_the_report_folds_many_columns(days, output: Path) -> None:
+    page = (output / "report.html").read_text()
+    assert re.findall("<summary>(.*?)</summary>", page) == [
+        "All 330 columns", "All 130 columns", "All 200 columns", "All 200 vocabularies"
+    ]  # fmt: skip
+    assert page.count("<details>") == page.count("</details>") == 4
+    assert "y = log(max(x, −2) + 3): 30 columns;" in page
+    description = inspect(output / "workflow")
+    written = _read(output, "train")
+    raw = np.concatenate([day.dense for day in days[1][:2]], axis=1)
+    absent = np.concatenate([day.dense_missing for day in days[1][:2]], axis=1)
+    for j, column in enumerate(SPEC.dense):
+        least = -np.inf if SPEC.transform_of(column) == "normalize" else -2
+        expected = np.maximum(np.where(is_missing(absent, j), column.fill, raw[j]), least)
+        found = undo_transform(np.array(written[column.name]), column.name, description)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=column.name)
