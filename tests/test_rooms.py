@@ -35,10 +35,6 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "files": set(),
         "pages": set(),
         "spec": {"files"},
-<<<<<<< HEAD
-        "derive": {"spec"},
-=======
->>>>>>> D
         "text": {"derive", "spec"},
         "readers": {"spec", "text"},
         "synthetic": {"derive", "files", "spec"},
