@@ -190,7 +190,7 @@ class _Log:
             valid = len(split.valid_files)
             name = "test" if day >= days - tested else name
             name = "valid" if days - tested - valid <= day < days - tested else name
-        elif split.test_from and self.spec:
+        elif self.spec is not None and split.test_from:
             begin = day_begin(self.spec, days, day)
             name = "valid" if begin >= parse_iso(split.valid_from, "valid_from") else name
             name = "test" if begin >= parse_iso(split.test_from, "test_from") else name
