@@ -137,8 +137,8 @@ def _new_days(settings: ExtendSettings, manifest: dict[str, Any]) -> list[DayFil
             if not settings.resume:
                 raise BadInputError(
                     f"{day.path}: {day.name} is in {settings.output_path} already",
-                    f"give a later day, such as {_following(inputs)}; a day cannot be replaced: "
-                    "for that, run the ETL again",
+                    f"give a later day, in a file named {_following(inputs)}; a day cannot be "
+                    "replaced: for that, run the ETL again",
                 )
             if inputs[day.day]["fingerprint"] != fingerprint(day):
                 raise BadInputError(

@@ -74,7 +74,7 @@ def test_a_day_that_changed_since(raw, output, tmp_path: Path) -> None:
 
 def test_a_file_without_a_day_in_its_name(raw, output, tmp_path: Path) -> None:
     shutil.copy(raw / "day_4", tmp_path / "clicks.tsv")
-    _refused(output, tmp_path / "clicks.tsv", "file named day_<number>")
+    _refused(output, tmp_path / "clicks.tsv", r"file named day_\d+;")
 
 
 def test_an_older_day(tmp_path: Path) -> None:
