@@ -146,7 +146,8 @@ def test_bad_specs_of_other_shapes(tmp_path: Path, text: str, message: str) -> N
 
 
 def test_shipped_specs_by_name_and_by_path(tmp_path: Path) -> None:
-    assert list(shipped_specs()) == ["criteo_1tb", "criteo_kaggle", "retail"]
+    shipped = ["avazu", "census", "criteo_1tb", "criteo_kaggle", "criteo_x1", "criteo_x4"]
+    assert list(shipped_specs()) == [*shipped, "movielens", "movielens_latest", "retail"]
     assert load_spec("criteo_1tb") == load_spec()
     assert load_spec("criteo_1tb").is_criteo_format
     kaggle = load_spec("criteo_kaggle")
