@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Any
 
 from clicklog.errors import SettingsError
-from clicklog.spec.raw_types import CATEGORICAL_RAW_TYPES, DENSE_RAW_TYPES, RAW_TYPES
+from clicklog.spec.raw_types import (
+    CATEGORICAL_RAW_TYPES,
+    DENSE_RAW_TYPES,
+    RAW_TYPES,
+    is_finite_number,
+)
 from clicklog.spec.reading import AS_IT_IS, Derivation, Reading
 
 #: Ids that no value of the vocabulary has: 0 padding, 1 null, then out of vocabulary.
@@ -167,8 +171,7 @@ class DenseColumn:
             fits = _is_int(self.fill) and RAW_TYPES["int32"].contains(self.fill)
             wanted = "a 32-bit integer"
         else:
-            fits = isinstance(self.fill, float) or _is_int(self.fill)
-            fits = fits and abs(self.fill) <= sys.float_info.max
+            fits = is_finite_number(self.fill)
             wanted = "a finite number"
         if not fits:
             raise SettingsError(f"column {self.name}: fill = {self.fill!r}", f"give {wanted}")

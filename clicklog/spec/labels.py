@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from clicklog.errors import SettingsError
+from clicklog.spec.raw_types import is_finite_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,7 @@ class LabelRule:
             raise SettingsError(
                 f"label {self.name}: {sorted(both)} are positive and negative", "choose one"
             )
-        number = self.threshold is None or type(self.threshold) in (int, float)
-        if not number or not math.isfinite(self.threshold or 0):
+        if self.threshold is not None and not is_finite_number(self.threshold):
             raise SettingsError(
                 f"label {self.name}: threshold = {self.threshold!r}", "give a finite number"
             )

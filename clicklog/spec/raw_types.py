@@ -7,6 +7,8 @@ and their error messages quote it.
 from __future__ import annotations
 
 import dataclasses
+import sys
+from typing import Any
 
 #: The largest finite float32. What is larger would become infinite in the training parquet.
 LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -92,3 +94,8 @@ NULL_ITEM = "a list must not hold a null value"
 def as_log_text(value: int | str, raw: str) -> str:
     """A category as it is written in a log: a hex32 value in 8 hexadecimal digits."""
     return f"{value:08x}" if raw == "hex32" else str(value)
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether a value from TOML or JSON is an integer or float that float64 can hold."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

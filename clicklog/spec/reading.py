@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 
 from clicklog.errors import SettingsError
 from clicklog.spec.labels import LabelRule
+from clicklog.spec.raw_types import is_finite_number
 from clicklog.spec.times import check_time_format, parse_iso
 
 
@@ -97,7 +97,7 @@ class Derivation:
                 f"derive = {self.kind!r}, boundaries = {list(self.boundaries)}",
                 'boundaries belong to derive = "bucket", such as [18, 25, 40]',
             )
-        numbers = all(type(b) in (int, float) and math.isfinite(b) for b in self.boundaries)
+        numbers = all(map(is_finite_number, self.boundaries))
         if not numbers or any(a >= b for a, b in itertools.pairwise(self.boundaries)):
             raise SettingsError(
                 f"boundaries = {list(self.boundaries)}", "give increasing, finite numbers"

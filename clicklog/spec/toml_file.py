@@ -231,7 +231,7 @@ def _columns(blocks: list[dict], kind: type, defaults: dict[str, Any], source: s
     for block in blocks:
         _check_keys(block, allowed, source)
         names = block.get("names", [])
-        names = _expand(names) if isinstance(names, str) else names
+        names = _expand(names) if isinstance(names, str) else list(names)
         if not names:  # otherwise a forgotten column goes unnoticed until training is done
             raise SettingsError(
                 f"{source}: a block of columns without names: {block}", 'add names = "…" or a list'
