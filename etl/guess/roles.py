@@ -8,16 +8,11 @@ from collections import Counter
 from typing import Any
 
 from clicklog.errors import BadInputError
+from etl.guess.labels import chosen_label, find_label, label_rule, number_of
 from etl.guess.sample import Sample
 from etl.guess.times import to_time
 from etl.guess.values import Profile, fits
 
-_LABEL_NAMES = re.compile(
-    r"^(is_?)?(label|labels|target|y|click|clicks|clicked|conversion|converted|convert|class|"
-    r"outcome|response|purchased?|bought|income|liked?|churn|fraud|default|survived|installed)s?$",
-    re.IGNORECASE,
-)
-_RATING_NAMES = re.compile(r"(^|_)(rating|ratings|stars|score|grade)$", re.IGNORECASE)
 _CODE_NAMES = re.compile(
     r"((^|_)(id|ids|code|type|category|cat|class|kind|group|zip|zipcode|pos|position|version|"
     r"user|item|movie|product|brand|device|site|app)(_|$))|Id$|ID$|^C\d+$",
@@ -26,7 +21,6 @@ _CODE_NAMES = re.compile(
 _MEASURES = re.compile(
     r"(price|amount|value|revenue|duration|seconds|bytes|count|age$|size)", re.IGNORECASE
 )
-_TRUE = ("1", "true", "yes", "y", "t", "click", "clicked", "positive", "pos", "won", "success")
 #: Rows from which on it means something that all values are different.
 _ENOUGH_ROWS = 100
 #: Buckets of values that never stop coming.
@@ -84,9 +78,9 @@ def assign(sample: Sample, path: str, label: str = "") -> Guess:
     Raises:
         BadInputError: no column looks like a label, or none is left for features.
     """
-    at = _chosen(sample.columns, path, label) if label else _find_label(sample, path)
+    at = chosen_label(sample.columns, path, label) if label else find_label(sample, path)
     columns = _named(sample, at)
-    rule, label_why = _label_rule(columns[at], path)
+    rule, label_why = label_rule(columns[at], path)
     features: list[Feature] = []
     unread: dict[str, str] = {}
     for j, column in enumerate(columns):
@@ -101,110 +95,6 @@ def assign(sample: Sample, path: str, label: str = "") -> Guess:
     features = _without_clashes(features, rule["name"])
     split, split_why = _split(columns, at, sample)
     return Guess(rule, label_why, split, split_why, features, unread, [c.name for c in columns])
-
-
-def _chosen(columns: list[Profile], path: str, label: str) -> int:
-    names = [column.name for column in columns]
-    if label in names:
-        return names.index(label)
-    if label.isdigit() and 1 <= int(label) <= len(columns):
-        return int(label) - 1
-    known = ", ".join(filter(None, names[:20])) or f"1 to {len(columns)}"
-    raise BadInputError(f"{path}: no column {label!r} for the label", f"it has {known}")
-
-
-def _find_label(sample: Sample, path: str) -> int:
-    scores = [_label_score(column, j, sample) for j, column in enumerate(sample.columns)]
-    best = max(range(len(scores)), key=lambda j: (scores[j], -j))
-    if not scores[best]:
-        raise BadInputError(
-            f"{path}: no column looks like a label: none has two values",
-            "name it with --label, by its name or, from 1 on, its number",
-        )
-    return best
-
-
-def _label_score(column: Profile, j: int, sample: Sample) -> int:
-    """How much a column looks like a label; 0: it is none."""
-    if column.kind in ("empty", "time") or column.multi_hot:
-        return 0
-    named = bool(_LABEL_NAMES.search(column.name))
-    at_an_end = j in (0, len(sample.columns) - 1)
-    if len(_canonical(column)) == 2:
-        score = 20 + 50 * named + 10 * at_an_end + 10 * (set(column.counts) <= _BINARY)
-    elif named and set(column.counts) <= _BINARY:
-        score = 45  # a file that is sorted by its label
-    elif _is_rating(column, sample.header):
-        score = 40 if sample.header else 8
-    else:
-        return 0
-    return max(score - 15 * bool(column.missing), 1)
-
-
-_BINARY = {"0", "1", "0.0", "1.0"}
-
-
-def _canonical(column: Profile) -> set[str]:
-    """Return the values without differences in how they are written."""
-    if column.distinct > 8:
-        return set(column.counts)
-    return {text.casefold().removesuffix(".").removesuffix(".0") for text in column.counts}
-
-
-def _is_rating(column: Profile, header: bool) -> bool:
-    if column.kind not in ("int", "float") or not 3 <= column.distinct <= 11:
-        return False
-    if column.least < 0 or column.most > 10 or column.most < 3:
-        return False
-    return bool(_RATING_NAMES.search(column.name)) if header else True
-
-
-def _label_rule(column: Profile, path: str) -> tuple[dict[str, Any], str]:
-    """Return the keys of ``[label]`` and why."""
-    share = {text: often / max(column.present, 1) for text, often in column.counts.items()}
-    extra = f"; {column.missing} rows have none and are malformed" if column.missing else ""
-    name = column.name
-    rule: dict[str, Any] = {"name": name}
-    if set(share) <= _BINARY:
-        ones = share.get("1", 0) + share.get("1.0", 0)
-        return rule, f"0 and 1, {ones:.1%} are 1{extra}"
-    if len(_canonical(column)) == 2:
-        ones = {text for text in share if _of(text) in _TRUE}
-        if not ones or len(ones) == len(share):
-            rarest = min(share, key=lambda text: (share[text], text))
-            ones = {text for text in share if _of(text) == _of(rarest)}
-        rule["positive"] = sorted(ones)
-        rule["negative"] = sorted(share.keys() - ones)
-        part = sum(share[text] for text in ones)
-        return rule, f"two values, {part:.1%} are {' or '.join(sorted(ones))}{extra}"
-    if column.kind in ("int", "float") and column.distinct > 1:
-        threshold = _threshold(column)
-        part = sum(o for text, o in share.items() if _number(text) >= threshold)
-        rule["threshold"] = threshold
-        return rule, (
-            f"numbers from {column.least:g} to {column.most:g}, of which {part:.1%} are at least "
-            f"{threshold:g}: choose the threshold{extra}"
-        )
-    raise BadInputError(
-        f"{path}: column {name or '?'} cannot be a label: it has {column.distinct} values",
-        "name another one with --label",
-    )
-
-
-def _of(text: str) -> str:
-    return text.casefold().removesuffix(".").removesuffix(".0")
-
-
-def _number(text: str) -> float:
-    return float(text.replace(",", ""))
-
-
-def _threshold(column: Profile) -> float:
-    """Return the smallest value that is in the upper half of the range, 4 for ratings up to 5."""
-    numbers = sorted({_number(text) for text in column.counts})
-    wanted = 0.75 * column.most
-    number = next((n for n in numbers if n >= wanted), numbers[-1])
-    return int(number) if number == int(number) else number
 
 
 def _named(sample: Sample, label: int) -> list[Profile]:
@@ -273,7 +163,7 @@ def _names_rows(column: Profile) -> bool:
         return False
     if column.kind != "int" or _CODE_NAMES.search(column.name):
         return True
-    numbers = [_number(text) for text in column.counts]  # in the order of the rows
+    numbers = [number_of(text) for text in column.counts]  # in the order of the rows
     return numbers == sorted(numbers)
 
 
@@ -285,7 +175,7 @@ def _is_code(column: Profile) -> bool:
         return True
     if column.distinct <= 10 and column.present >= 1000:
         return True
-    positive = sorted(n for n in map(_number, column.counts) if n >= 0)
+    positive = sorted(n for n in map(number_of, column.counts) if n >= 0)
     if not positive or column.distinct > 0.5 * column.present or _MEASURES.search(column.name):
         return False
     if positive[0] >= 1000 and column.present >= _ENOUGH_ROWS:
