@@ -22,10 +22,12 @@ from distributed import Client, LocalCluster
 
 import etl.engines
 from clicklog.errors import BadRowError, OutputError
+from clicklog.readers.raw import Block
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.splits import SPLITS
+from clicklog.splits import SPLITS, RowRule
 from etl.commands.check import check
 from etl.engines import cpu, device
+from etl.plan import DividedBlock
 from etl.results import LostRowsError
 from etl.run import run
 from tests.etl.extended import add, copy_of, make_base, write_days
@@ -295,7 +297,19 @@ def test_groups_of_blocks_are_those_that_runs_are_merged_into() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [SPEC, FeatureSpec("label", (), (CategoricalColumn("s", raw="string"),))]
+    "spec",
+    [
+        SPEC,
+        FeatureSpec("label", (), (CategoricalColumn("s", raw="string"),)),
+        FeatureSpec(
+            "label",
+            (DenseColumn("a"), DenseColumn("b", transform="normalize")),
+            (CategoricalColumn("c"),),
+        ),
+    ],
 )
 def test_what_is_taken(spec: FeatureSpec) -> None:
-    assert device.takes(spec, []) == (spec is SPEC)
+    block = Block("day_0", 0, 10, "day_0")
+    assert device.takes(spec, [block]) == (spec is SPEC)
+    rule = RowRule("share", (2**62, 2**63))
+    assert not device.takes(SPEC, [block, DividedBlock("day_0", 10, 20, "day_0", rule, 0)])

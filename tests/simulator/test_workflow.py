@@ -114,9 +114,10 @@ def test_collisions_and_the_end_of_a_table(tmp_path: Path) -> None:
     fitted = workflows.finish(known, np.arange(len(known), 0, -1), spec.categorical[0], 0)
     workflows.write_workflow(tmp_path, spec, workflows.Fitted({}, {"c0": fitted}))
     values = np.concatenate([known, last[120:130], first[60:70]])[None].astype(np.uint32)
-    none = np.zeros(values.shape[1], np.uint64)
-    dense = np.zeros((0, len(none)), np.int32)
-    rows = RawRows(None, dense, none, values, none, np.arange(len(none)), [], 0, len(none))
+    none = np.zeros((1, values.shape[1]), np.uint64)
+    size = values.shape[1]
+    dense = np.zeros((0, size), np.int32)
+    rows = RawRows(None, dense, none, values, none, np.arange(size), [], 0, size)
     check(compiled.load(tmp_path), rows)
 
 
@@ -150,6 +151,6 @@ def test_what_a_card_has_to_hold(tmp_path: Path) -> None:
 
 
 def test_integers_beyond_the_table_begin_where_it_ends() -> None:
-    plan = DensePlan(np.zeros(1), np.zeros(1), np.ones(1), logarithm=True)
+    plan = DensePlan(np.zeros(1), np.zeros(1), np.ones(1), np.array([True]))
     at = plan.first_beyond
     assert plan.table[0, -1] == plan.calculate(0, np.array([at - 1]))[0]
