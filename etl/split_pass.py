@@ -8,13 +8,11 @@ these files, which are mapped and not loaded. So memory is bounded and the cuts 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ from clicklog.files.atomic import atomic_path, read_json, write_json
 from clicklog.files.validation import parse
 from clicklog.readers.raw import Block, count_rows, read_block_chunks
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.threads import in_order
 from etl.output import TIMES
 from etl.plan import DividedBlock, Plan
 
@@ -73,14 +72,13 @@ def prepared(
 def _with_row_numbers(plan: Plan, spec: FeatureSpec, threads: int) -> Plan:
     """Count the rows of each divided block; note how many are before it in its file."""
     blocks = [block for block in plan.blocks if isinstance(block, DividedBlock)]
-    with _threads(threads) as pool:
-        counts = pool.map(lambda block: count_rows(block, spec), blocks)
-        first: dict[Block, int] = {}
-        for _, own in itertools.groupby(zip(blocks, counts, strict=True), lambda b: b[0].source):
-            rows = 0
-            for block, count in own:
-                first[block] = rows
-                rows += count
+    counts = in_order(lambda block: count_rows(block, spec), blocks, threads, "rows")
+    first: dict[Block, int] = {}
+    for _, own in itertools.groupby(zip(blocks, counts, strict=True), lambda b: b[0].source):
+        rows = 0
+        for block, count in own:
+            first[block] = rows
+            rows += count
 
     def numbered(block: Block) -> Block:
         if not isinstance(block, DividedBlock):
@@ -113,9 +111,16 @@ def _time_cuts(
     def count(item: tuple[int, Block]) -> int:
         return _count_times(*item, spec, directory, reject)
 
-    with _threads(threads) as pool:
-        for rows in pool.map(count, enumerate(plan.blocks)):
-            report(rows)
+    missing = []
+    for item in enumerate(plan.blocks):
+        done = _file(directory, item[0])
+        if done.exists():
+            report(_rows(np.load(done, mmap_mode="r")))
+        else:
+            missing.append(item)
+    for rows in in_order(count, missing, threads, "times"):
+        report(rows)
+    # not in the threads: NumPy's parser of headers can fail when several use it, see cpu_runs
     counted = [np.load(_file(directory, i), mmap_mode="r") for i in range(len(plan.blocks))]
     cuts = find_cuts(counted, spec.split.valid, spec.split.test)
     write_json(file, list(cuts))
@@ -130,15 +135,17 @@ def _file(directory: Path, block: int) -> Path:
 
 def _count_times(index: int, block: Block, spec: FeatureSpec, directory: Path, reject: bool) -> int:
     """Write the distinct times of a block, and how many rows are not later; return its rows."""
-    path = _file(directory, index)
-    if not path.exists():
-        log.debug("begin times %s:%d", block.source, block.begin)
-        pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=_CHUNK_BYTES)
-        keys = [_key(rows.key, block) for rows in pieces]
-        times, counts = np.unique(np.concatenate(keys), return_counts=True)
-        with atomic_path(path) as temporary, open(temporary, "wb") as file:
-            np.save(file, np.stack([times, np.cumsum(counts)]), allow_pickle=False)
-    counted = np.load(path, mmap_mode="r")
+    log.debug("begin times %s:%d", block.source, block.begin)
+    pieces = read_block_chunks(block, spec, reject=reject, chunk_bytes=_CHUNK_BYTES)
+    keys = [_key(rows.key, block) for rows in pieces]
+    times, counts = np.unique(np.concatenate(keys), return_counts=True)
+    counted = np.stack([times, np.cumsum(counts)])
+    with atomic_path(_file(directory, index)) as temporary, open(temporary, "wb") as file:
+        np.save(file, counted, allow_pickle=False)
+    return _rows(counted)
+
+
+def _rows(counted: np.ndarray) -> int:
     return int(counted[1, -1]) if counted.shape[1] else 0
 
 
@@ -167,7 +174,7 @@ def find_cuts(counted: list[np.ndarray], valid: float, test: float) -> tuple[int
         BadInputError: A split would have no rows.
     """
     counted = [block for block in counted if block.shape[1]]
-    rows = sum(int(block[1, -1]) for block in counted)
+    rows = sum(map(_rows, counted))
     test_rows, valid_rows = (max(1, round(rows * share)) for share in (test, valid))
     if rows < test_rows + valid_rows + 1:
         raise BadInputError(f"split by time: {rows} rows are too few for three splits", "use more")
@@ -212,16 +219,6 @@ def format_time(microseconds: int) -> str:
     except OverflowError:
         return f"{microseconds} µs"
     return time.isoformat(" ")
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Start threads; when the context ends or fails, drop work that has not begun."""
-    pool = ThreadPoolExecutor(count, "etl")
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def describe(plan: Plan, spec: FeatureSpec) -> dict[str, object]:

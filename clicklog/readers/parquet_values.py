@@ -244,7 +244,7 @@ def _label_texts(array: pa.Array, read: Read) -> tuple[pa.Array, Read]:
         rule.name,
         rule.source,
         tuple(map(written, rule.positive)),
-        tuple(text for text in map(written, rule.negative)),
+        tuple(map(written, rule.negative)),
     )
     if pa.types.is_floating(array.type):
         array = array.cast(pa.float64())

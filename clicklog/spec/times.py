@@ -13,6 +13,7 @@ EPOCHS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
 DIRECTIVES = {"Y": 4, "y": 2, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "f": 6}
 #: "" stands for ISO 8601: a date, or a date and a time, with or without a fraction and "Z".
 ISO = ""
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def check_time_format(format: str, where: str) -> None:
@@ -45,7 +46,11 @@ def parse_iso(text: str, where: str) -> int:
         raise SettingsError(
             f"{where} = {text!r}", "write a date or time such as 2014-10-30 12:00:00"
         ) from None
+    return microseconds_of(time)
+
+
+def microseconds_of(time: datetime.datetime) -> int:
+    """Return the microseconds since 1970 of a time, UTC unless it has a time zone."""
     if time.tzinfo is None:
         time = time.replace(tzinfo=datetime.UTC)
-    since = time - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return since // datetime.timedelta(microseconds=1)
+    return (time - _EPOCH) // datetime.timedelta(microseconds=1)

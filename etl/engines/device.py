@@ -23,7 +23,7 @@ from clicklog.readers.raw import Block
 from clicklog.spec.feature_spec import FeatureSpec
 from etl.engines import cpu, tasks
 from etl.engines.cluster import POOL_SHARE
-from etl.engines.cpu_runs import FAN_IN, Runs, run_name, write_run
+from etl.engines.cpu_runs import FAN_IN, run_name, write_run
 from etl.engines.device_blocks import (
     LANES,
     Card,
@@ -107,7 +107,10 @@ def fit(
         WorkerLostError: workers ran out of memory.
     """
     _count(blocks, spec, directory, client, reject, report)
-    with _runs(directory, blocks, spec) as runs, ThreadPoolExecutor(cores(), "etl") as pool:
+    with (
+        tasks.open_runs(directory, blocks, spec) as runs,
+        ThreadPoolExecutor(cores(), "etl") as pool,
+    ):
         return cpu.finish_runs(runs.files, spec, pool)
 
 
@@ -123,7 +126,10 @@ def count_day(
 ) -> DayCounts:
     """Count what a workflow is extended by; takes and raises what :func:`fit` does."""
     _count(blocks, spec, directory, client, reject, report)
-    with _runs(directory, blocks, spec) as runs, ThreadPoolExecutor(cores(), "etl") as pool:
+    with (
+        tasks.open_runs(directory, blocks, spec) as runs,
+        ThreadPoolExecutor(cores(), "etl") as pool,
+    ):
         return cpu.day_counts(day, runs.files, spec, pool)
 
 
@@ -136,17 +142,11 @@ def _count(
     report: Callable[[float], object],
 ) -> None:
     """Count the blocks that no run in the directory is over."""
-    with _runs(directory, blocks, spec) as runs:
-        report(sum(int(run.array("rows")) for run in runs.files))
-        missing = runs.missing
+    missing = tasks.missing_blocks(directory, blocks, spec, report)
     task = functools.partial(_count_blocks, spec=spec, directory=directory, reject=reject)
     numbered = [(index, blocks[index]) for index in missing]
     for rows in tasks.results(client, task, _divided(numbered, client)):
         report(rows)
-
-
-def _runs(directory: Path, blocks: list[Block], spec: FeatureSpec) -> Runs:
-    return cpu.runs_of(blocks, spec, set(spec.vocabularies), directory)
 
 
 def _divided(items: Sequence[_Item], client: Client) -> list[list[_Item]]:

@@ -55,17 +55,25 @@ def count_day(
         OutputError: ``directory`` cannot be written.
         WorkerLostError: Workers ran out of memory.
     """
-    with _runs(directory, blocks, spec) as runs:
-        report(sum(int(run.array("rows")) for run in runs.files))
-        missing = runs.missing
+    missing = missing_blocks(directory, blocks, spec, report)
     task = functools.partial(_count_block, spec=spec, directory=directory, reject=reject)
     for rows in results(client, task, missing, [blocks[index] for index in missing]):
         report(rows)
-    with _runs(directory, blocks, spec) as runs, ThreadPoolExecutor(cores(), "etl") as pool:
+    with open_runs(directory, blocks, spec) as runs, ThreadPoolExecutor(cores(), "etl") as pool:
         return day_counts(day, runs.files, spec, pool)
 
 
-def _runs(directory: Path, blocks: list[Block], spec: FeatureSpec) -> Runs:
+def missing_blocks(
+    directory: Path, blocks: list[Block], spec: FeatureSpec, report: Callable[[float], object]
+) -> list[int]:
+    """Return which blocks no run in the directory is over; report the rows of the others."""
+    with open_runs(directory, blocks, spec) as runs:
+        report(sum(int(run.array("rows")) for run in runs.files))
+        return runs.missing
+
+
+def open_runs(directory: Path, blocks: list[Block], spec: FeatureSpec) -> Runs:
+    """Open the runs in a directory, in which all vocabularies are counted."""
     return runs_of(blocks, spec, set(spec.vocabularies), directory)
 
 

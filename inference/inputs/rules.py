@@ -21,12 +21,11 @@ from clicklog.errors import BadInputError
 from clicklog.readers.parquet_rows import convert_column
 from clicklog.spec.raw_types import NOT_UTF8, RAW_TYPES
 from clicklog.spec.reading import Read
+from clicklog.spec.times import microseconds_of
 from clicklog.text.convert import Converted, Fields, convert, of_items
 from clicklog.text.field_errors import EMPTY_ITEM
 from inference.inputs.values import InvalidRowError, is_missing, parser
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MICROSECOND = datetime.timedelta(microseconds=1)
 #: Raw types whose values are mostly written as text.
 _TEXTS = ("string", "time")
 
@@ -182,9 +181,7 @@ def _microseconds(value: Any) -> int:
         return value.astype("M8[us]").astype(np.int64)
     if not isinstance(value, datetime.datetime):
         value = datetime.datetime(value.year, value.month, value.day)
-    if value.tzinfo is None:
-        value = value.replace(tzinfo=datetime.UTC)
-    return int((value - _EPOCH) // _MICROSECOND)
+    return int(microseconds_of(value))
 
 
 def times_to_arrow(times: np.ndarray) -> pa.Array:
