@@ -38,7 +38,9 @@ def parse_floats(
         numbers = np.array([float(text) for text in texts.to_pylist()])
     values = np.zeros(len(begin), np.float64)
     values[present] = numbers
-    code[np.abs(values) > RAW_TYPES["float"].most] = NOT_FINITE
+    beyond = np.abs(values) > RAW_TYPES["float"].most
+    code[beyond] = NOT_FINITE
+    values[beyond] = 0
     return values
 
 
