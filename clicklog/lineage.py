@@ -51,7 +51,7 @@ class Lineage:
             SchemaError: The workflow was made before generations were recorded.
         """
         file = path / METADATA_FILE
-        value = parse(dict[str, Any], read_json(file, _WHAT), file, _COPY_AGAIN)
+        value = parse(dict[str, Any], read_json(file, _WHAT, _COPY_AGAIN), file, _COPY_AGAIN)
         if not value.get("lineage"):
             raise SchemaError(
                 f"{file}: names no generations: it was made before workflows could be extended, or "
@@ -187,7 +187,7 @@ def identify(path: Path) -> Identity:
         BadInputError: The workflow is damaged.
     """
     file = path / METADATA_FILE
-    value = read_json(file, _WHAT) if file.is_file() else {}
+    value = read_json(file, _WHAT, _COPY_AGAIN) if file.is_file() else {}
     value = parse(dict[str, Any], value, file, _COPY_AGAIN)
     lineage = parse(list[dict[str, Any]], value.get("lineage") or [], file, _COPY_AGAIN)
     number = lineage[-1].get("number") if lineage else None

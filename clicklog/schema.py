@@ -116,13 +116,13 @@ class TableSchema:
             SchemaError: it has no label, or a categorical column without a table size.
         """
         path = Path(directory) / SCHEMA_FILE
-        value = read_json(path, "the schema that the ETL writes beside the parquet files")
+        again = "copy it again, or run the ETL again"
+        value = read_json(path, "the schema that the ETL writes beside the parquet files", again)
         try:
             return cls._of(value, path)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             raise BadInputError(
-                f"{path}: damaged, or not a schema of Merlin: {error!r}",
-                "copy it again, or run the ETL again",
+                f"{path}: damaged, or not a schema of Merlin: {error!r}", again
             ) from error
 
     @classmethod

@@ -179,7 +179,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     remedy = "choose another --output_path"
     copy = f"{remedy}, or copy the manifest again"
-    value = read_json(path, "the ETL's manifest")
+    value = read_json(path, "the ETL's manifest", copy)
     version = value.get("format_version") if isinstance(value, dict) else None
     written = _FORMATS[version if version in READABLE_VERSIONS else MANIFEST_VERSION]
     content = written.read(_Manifest, path, copy, other_version=remedy)

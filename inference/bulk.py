@@ -35,6 +35,7 @@ from clicklog.threads import in_order
 from dlrm.metrics import Metrics
 from inference.accuracy import metrics_of
 from inference.inputs.ids import IdColumns, find_id_columns
+from inference.inputs.remedies import of_fitted_spec, say_fitted
 from inference.predictor import Predictor, input_spec
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ def predict_file(
         raise OutputError(f"{output_path} exists", "choose another --output, or remove it first")
     spec = input_spec(predictor.spec, input_path, file_format)
     pieces = stream_unparsed(input_path, spec, block_bytes=piece_bytes)
-    first = next(pieces)
+    with of_fitted_spec():
+        first = next(pieces)
     if need_label and not first.label:
         raise SchemaError(f"{input_path}: no column {spec.label}", "leave --evaluate out")
     ids = find_id_columns(id_columns, input_path, spec, first)
@@ -135,7 +137,8 @@ def predict_file(
 
 
 def _score(predictor: Predictor, piece: UnparsedRows, ids: IdColumns, reject: bool) -> _Result:
-    rows = piece.parse(reject=reject)
+    with of_fitted_spec():
+        rows = piece.parse(reject=reject)
     columns: dict[str, Any] = {"row": to_arrow(piece.first + rows.line)}
     columns |= ids.read(piece, rows.line)
     columns["probability"] = to_arrow(predictor.predict_rows(rows))
@@ -154,7 +157,7 @@ def _describe(piece: UnparsedRows, rows: RawRows) -> bytes:
         b"%d\t%s\t%s\n"
         % (
             begin + bad.line,
-            bad.reason.encode(),
+            say_fitted(bad.reason).encode(),
             bad.text.replace(b"\r", b"").replace(b"\n", b"\\n"),
         )
         for bad in rows.bad

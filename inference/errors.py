@@ -12,11 +12,13 @@ class InvalidRowError(BadRowError):
         row: Index of the row, from 0.
         column: Name of the column.
         reason: The value, and what the column accepts.
+        remedy: What to pass instead, and which key of the spec would take the value; "" if neither
+            is known.
     """
 
-    def __init__(self, row: int, column: str, reason: str) -> None:
-        super().__init__(f"row {row}, column {column}: {reason}")
-        self.args = row, column, reason
+    def __init__(self, row: int, column: str, reason: str, remedy: str = "") -> None:
+        super().__init__(f"row {row}, column {column}: {reason}", remedy)
+        self.args = row, column, reason, remedy
         self.row, self.column, self.reason = row, column, reason
 
 

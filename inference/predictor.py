@@ -15,7 +15,9 @@ from clicklog.readers.stream import stream_unparsed
 from clicklog.rows import Jagged, RawRows
 from clicklog.spec.columns import InputFormat
 from clicklog.spec.feature_spec import FeatureSpec
+from inference.errors import InvalidRowError
 from inference.inputs.frames import read_columns, read_dicts
+from inference.inputs.remedies import of_fitted_spec, with_remedy
 from inference.inputs.values import RowReader, reads_plainly
 from inference.model.bundle import describe, is_bundle, read_bundle
 from inference.model.scoring import ServingModel
@@ -134,6 +136,12 @@ class Predictor:
 
     def read(self, rows: Any) -> RawRows:
         """Convert rows in memory to typed columns; see :meth:`predict`."""
+        try:
+            return self._read(rows)
+        except InvalidRowError as error:
+            raise with_remedy(error, rows, self.spec) from None
+
+    def _read(self, rows: Any) -> RawRows:
         if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
             if self._reader is not None and len(rows) < MANY_ROWS:
                 return self._reader.read(rows)
@@ -170,10 +178,11 @@ class Predictor:
 
     def _file(self, path: Path | str) -> np.ndarray:
         spec = input_spec(self.spec, str(path))
-        pieces = [
-            self.predict_rows(piece.without_label().parse())
-            for piece in stream_unparsed(str(path), spec, block_bytes=_BLOCK_BYTES)
-        ]
+        with of_fitted_spec():
+            pieces = [
+                self.predict_rows(piece.without_label().parse())
+                for piece in stream_unparsed(str(path), spec, block_bytes=_BLOCK_BYTES)
+            ]
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 
 

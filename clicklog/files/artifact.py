@@ -80,7 +80,7 @@ class Format:
             BadInputError: it is missing or damaged.
             SchemaError: it has another version.
         """
-        value = read_json(file, self.what)
+        value = read_json(file, self.what, remedy)
         if not isinstance(value, dict) or value.get("format", "") != self.name:
             raise self.foreign(f"{file}: not {self.what}", other_format or remedy)
         version = value.get(self.version_key)

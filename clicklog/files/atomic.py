@@ -261,8 +261,13 @@ def write_json(path: Path | str, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path | str, what: str) -> Any:
-    """Read a JSON file that this project wrote; ``what`` describes it in errors.
+def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
+    """Read a JSON file that this project wrote.
+
+    Args:
+        path: of the file.
+        what: describes it in errors.
+        remedy: what to do about a damaged file; by default, copying it or making it again.
 
     Raises:
         BadInputError: the file is missing or not JSON, an object has a key twice, or values are
@@ -276,7 +281,8 @@ def read_json(path: Path | str, what: str) -> Any:
         raise BadInputError(f"{path}: no such file", f"is this the path of {what}?") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BadInputError(
-            f"{path}: cannot be read as {what}: {error}", "copy it again, or make it again"
+            f"{path}: cannot be read as {what}: {error}",
+            remedy or "copy it again, or make it again",
         ) from error
 
 

@@ -64,7 +64,7 @@ class Journal:
         file = self.directory / PLAN_FILE
         if not self.begun:
             return None
-        return parse(kind, read_json(file, "the plan of an unfinished job"), file, remedy)
+        return parse(kind, read_json(file, "the plan of an unfinished job", remedy), file, remedy)
 
     def add(self, records: dict[str, Any]) -> None:
         """Record finished units by name, durably; their files are in place. Raises OutputError."""

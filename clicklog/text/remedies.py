@@ -56,15 +56,24 @@ def remedy(text: str | None, read: Read, code: int) -> str:
         return ""
     if read.raw == "label":
         return _label_remedy(text, read)
-    for keys, changed in _candidates(text, read):
-        if _takes(text, changed):
-            return f"set {keys} for column {read.source} in the spec"
+    for keys, _ in keys_that_take(text, read):
+        return f"set {keys} for column {read.source} in the spec"
     if len(text) > _MOST_TEXT or read.raw == "weight" or any(c.isdigit() for c in text):
         return ""
     return (
         f"set nulls = [{_toml(text.strip() if read.trim else text)}] for column {read.source} in "
         "the spec if it means a missing value"
     )
+
+
+def keys_that_take(text: str, read: Read) -> Iterator[tuple[str, Read]]:
+    """Yield keys of the spec with which a column would take a text, and how it is read then.
+
+    Args:
+        text: the value.
+        read: how the column is read; not a label.
+    """
+    return ((keys, changed) for keys, changed in _candidates(text, read) if _takes(text, changed))
 
 
 def _candidates(text: str, read: Read) -> Iterator[tuple[str, Read]]:

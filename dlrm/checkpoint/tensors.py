@@ -114,7 +114,9 @@ def read_tensors(directory: Path) -> Tensors:
     file = directory / TENSORS_FILE
     if not file.exists():
         return _read_pickle(directory)
-    return parse(dict[str, StoredTensor], read_json(file, "a checkpoint's tensors"), file, _AGAIN)
+    return parse(
+        dict[str, StoredTensor], read_json(file, "a checkpoint's tensors", _AGAIN), file, _AGAIN
+    )
 
 
 def check_places(directory: Path, tensors: Tensors) -> None:

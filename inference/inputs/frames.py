@@ -19,8 +19,9 @@ from clicklog.spec.reading import Read
 from clicklog.text.assemble import assemble
 from clicklog.text.convert import Converted
 from inference.inputs.columns import convert_values
+from inference.inputs.remedies import remedy_of
 from inference.inputs.rules import has_rules, read_as_text, times_to_arrow
-from inference.inputs.values import InvalidRowError, MissingColumnError, no_such_key
+from inference.inputs.values import InvalidRowError, MissingColumnError, is_missing, no_such_key
 
 #: By bytes of a float type, the largest integer up to which it holds all integers.
 _EXACT = {2: 2**11, 4: 2**24}
@@ -95,15 +96,16 @@ def _convert(array: pa.Array | list, read: Read, *, text: bool) -> Converted:
     if pa.types.is_floating(array.type) and read.raw != "float":
         _check_exact(array, read.source)
     if not (text or has_rules(read)):
-        _check_kind(array.type, read)
+        _check_kind(array, read)
     try:
         return convert_column(array, read, "the rows")
     except BadInputError as error:
         raise SchemaError(error.what.removeprefix("the rows: "), error.remedy) from None
 
 
-def _check_kind(held: pa.DataType, read: Read) -> None:
+def _check_kind(array: pa.Array, read: Read) -> None:
     """Refuse numbers as text and text as numbers, which in memory are mistakes of the caller."""
+    held = array.type
     if pa.types.is_list(held) or pa.types.is_large_list(held):
         held = held.value_type
     if pa.types.is_dictionary(held):
@@ -112,8 +114,16 @@ def _check_kind(held: pa.DataType, read: Read) -> None:
     wrong = text if read.raw in ("int32", "int", "float") else pa.types.is_integer(held)
     if wrong and read.raw != "hex32":
         raise SchemaError(
-            f"column {read.source} is of type {held}, not {wanted(read)}", "convert it first"
+            f"column {read.source} is of type {held}, not {wanted(read)}",
+            f"convert it first{_example(array, read)}",
         )
+
+
+def _example(array: pa.Array, read: Read) -> str:
+    """Return what to do about the first value of a column of a wrong type, after a semicolon."""
+    value = next((one.as_py() for one in array if one.is_valid), None)
+    advice = remedy_of(value, read) if not is_missing(value) else ""
+    return f"; for {value!r:.60}: {advice}" if advice else ""
 
 
 def _array(values: Any, name: str, *, times: bool) -> pa.Array | list:

@@ -223,9 +223,10 @@ def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:
     try:
         return predictor.workflow.transform(predictor.read(rows))
     except InvalidRowError as error:
-        raise RefusedError(
-            422, "invalid row", row=error.row, column=error.column, reason=error.reason
-        ) from None
+        where = {"row": error.row, "column": error.column, "reason": error.reason}
+        if error.remedy:
+            where["remedy"] = error.remedy
+        raise RefusedError(422, "invalid row", **where) from None
     except MissingColumnError as error:
         where = {"column": error.column, "reason": "the column is missing"}
         if error.row is not None:

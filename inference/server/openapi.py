@@ -59,7 +59,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         408: "the body did not arrive in time",
         413: "too many bytes or rows",
         415: "the content type is not application/json",
-        422: "a row that breaks the feature spec, with its number, column and reason",
+        422: "a row that breaks the feature spec, with its number, column, reason and, if one is "
+        "known, a remedy",
         500: "the model computed NaN or an infinite number for a row",
         503: "overloaded, or not scored in time; Retry-After says when to try again",
     }.items()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from inference.inputs import remedies
 from inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
 from inference.predictor import Predictor
 
@@ -46,11 +47,11 @@ class Served:
         return named
 
     def warm_up(self) -> None:
-        """Score rows of missing values, so that the first request is not slower than later ones."""
-        spec = self.predictor.spec
-        row = dict.fromkeys(column.name for column in (*spec.dense, *spec.categorical))
+        """Score and refuse some rows, so that the first requests are not slower than later ones."""
+        row = dict.fromkeys(self.predictor.spec.sources(label=False))
         for count in (1, 64):
             self.predictor.predict([row] * count)
+        remedies.warm_up(self.predictor.spec)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,14 @@ def test_what_is_written_is_read(described: Path) -> None:
     check_digests(described.parent, content.files, "copy it")
 
 
+@pytest.mark.parametrize("damage", [b"{", b"\xff", b'{"a": 1, "a": 2}', b"[" * 100_000])
+def test_what_is_no_json_has_the_remedy_of_the_file(described: Path, damage: bytes) -> None:
+    described.write_bytes(damage)
+    with pytest.raises(BadInputError, match="cannot be read as a description of rows") as caught:
+        FORMAT.read(_Content, described, "copy it from the other machine")
+    assert caught.value.remedy == "copy it from the other machine"
+
+
 def test_other_formats_versions_and_digests(described: Path) -> None:
     def expect(error: type, message: str, **changes: object) -> None:
         whole = described.read_text()
