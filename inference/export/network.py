@@ -13,18 +13,16 @@ import torch
 from torch import nn
 
 from clicklog.errors import SettingsError
-from clicklog.missing import is_missing
-from clicklog.rows import Jagged, RawRows
 from clicklog.spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from inference.export.derived import Cross, missing, module_of
+from inference.export.sources import MISSING, Sources
 from inference.model.scoring import ServingModel
 from inference.model.tables import Table
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 from workflows.description import WorkflowDescription
 from workflows.moments import normalization
 
-#: Represents a missing categorical value, and pads lists to the length of the longest.
-MISSING = -(2**63)
 _32_BITS = 0xFFFFFFFF
 
 
@@ -37,31 +35,37 @@ class RawModel(nn.Module):
         model: The model that was trained on the workflow's data, on the CPU.
 
     Raises:
-        SettingsError: A column is derived, or holds strings, which tensors cannot hold.
+        SettingsError: A column holds strings, which tensors cannot hold; or a cross is one of
+            texts, or hashes its values as texts.
     """
 
     def __init__(self, description: WorkflowDescription, path: Path, model: ServingModel) -> None:
         super().__init__()
         spec = description.spec
-        derived = [c.name for c in (*spec.dense, *spec.categorical) if c.derive]
-        if derived:
-            raise SettingsError(
-                f"columns that are derived from others: {', '.join(derived)}; this format takes "
-                "columns as they are",
-                "export for Triton instead, or serve the bundle",
-            )
-        strings = [column.name for column in spec.categorical if column.raw == "string"]
+        strings = [c.name for c in spec.categorical if c.raw == "string" and not c.derive]
         if strings:
             raise SettingsError(
                 f"columns of strings, which tensors cannot hold: {', '.join(strings)}",
                 "export for Triton instead, or serve the bundle",
             )
+        hashed = [c.name for c in spec.categorical if c.raw == "string" and c.oov_ids > 1]
+        if hashed:
+            raise SettingsError(
+                f"crosses whose values are hashed as texts: {', '.join(hashed)}",
+                "fit without their num_buckets or hash_buckets, export for Triton, or serve the "
+                "bundle",
+            )
         self.columns = spec.categorical
+        self.sources = Sources.of(spec)
+        self.derived = nn.ModuleDict()
         self.lists = [column.multi_hot for column in spec.categorical]
         logarithms = [spec.transform_of(column) != "normalize" for column in spec.dense]
         self.logarithm, self.some_logarithms = any(logarithms), not all(logarithms)
         keep = self.register_buffer
         self.has_dense = bool(spec.dense)
+        for j, column in enumerate(spec.dense):
+            if column.derive:
+                self.derived[f"dense_{j}"] = module_of(column.derive)
         if spec.dense:  # tensors without elements cannot be packed
             keep("fill", torch.tensor([float(column.fill) for column in spec.dense], dtype=_F64))
             center, scale = _normalization(description)
@@ -74,7 +78,15 @@ class RawModel(nn.Module):
         keep("first", model.first)
         keep("pairs", model.pairs)
         for name, columns in spec.vocabularies.items():
-            values, ids = _vocabulary(path / description.vocabularies[columns[0].name].file)
+            values = _values(path / description.vocabularies[columns[0].name].file)
+            if columns[0].raw == "string":
+                cross = Cross(columns[0].name, values.tolist())
+                values = cross.codes if cross.known else np.empty(0)
+            values, ids = _sorted(values)
+            for column in columns:
+                if column.derive:
+                    module = cross if column.raw == "string" else module_of(column.derive)
+                    self.derived[f"categorical_{self.columns.index(column)}"] = module
             if len(values):  # tensors without elements cannot be packed
                 place = _place(name, spec)
                 keep(f"values_{place}", values)
@@ -92,23 +104,19 @@ class RawModel(nn.Module):
         """Return probabilities float32 [n].
 
         Args:
-            dense: Float64 [n, dense columns], NaN for missing values.
-            categorical: Int64 [n, categorical columns without lists], :data:`MISSING` for missing
-                values.
+            dense: Float64 [n, numbers of the log], NaN for missing values.
+            categorical: Int64 [n, other columns without lists], :data:`MISSING` for missing values.
             lists: Int64 [n, length] for each column of lists, padded with :data:`MISSING`.
         """
         table = Table(self.table, self.ranges)
-        single, embedded, listed = 0, [], 0
-        for j, column in enumerate(self.columns):
+        features, columns = self.encode(dense, categorical, lists)
+        embedded = []
+        for j, ids in enumerate(columns):
+            rows = table.rows(ids + self.first[j])
             if self.lists[j]:
-                values = lists[listed]
-                listed += 1
-                rows = table.rows(self._ids(j, column, values) + self.first[j])
-                embedded.append((rows * (values != MISSING).unsqueeze(-1)).sum(1))
-            else:
-                ids = self._ids(j, column, categorical[:, single])
-                single += 1
-                embedded.append(table.rows(ids + self.first[j]))
+                ((_, index),) = self.sources.of_categorical[j]
+                rows = (rows * (lists[index] != MISSING).unsqueeze(-1)).sum(1)
+            embedded.append(rows)
         layers = {
             group: [
                 (getattr(self, f"{group}_{i}_weight"), getattr(self, f"{group}_{i}_bias"))
@@ -117,7 +125,44 @@ class RawModel(nn.Module):
             for group, count in self.layers.items()
         }
         model = ServingModel(table, self.first, layers, self.pairs)
-        return torch.sigmoid(model.interact(self._dense(dense), torch.stack(embedded, 1)))
+        return torch.sigmoid(model.interact(features, torch.stack(embedded, 1)))
+
+    def encode(
+        self, dense: torch.Tensor, categorical: torch.Tensor, lists: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the dense features float32 [n, columns], and the ids of each categorical column.
+
+        Args:
+            dense: As :meth:`forward` takes them.
+            categorical: Likewise.
+            lists: Likewise.
+        """
+
+        def source(is_number: bool, index: int) -> torch.Tensor:
+            return (dense if is_number else categorical)[:, index]
+
+        ids = []
+        for j, column in enumerate(self.columns):
+            places = self.sources.of_categorical[j]
+            if self.lists[j]:
+                ids.append(self._ids(j, column, lists[places[0][1]]))
+                continue
+            values = [source(*place) for place in places]
+            if column.derive:
+                found = self.derived[f"categorical_{j}"](*values)
+                values = [torch.where(missing(values), MISSING, found)]
+            ids.append(self._ids(j, column, values[0]))
+        as_passed = tuple(((True, j),) for j in range(len(self.sources.dense)))
+        if self.sources.of_dense != as_passed:
+            numbers = []
+            for j, places in enumerate(self.sources.of_dense):
+                values = [source(*place) for place in places]
+                if f"dense_{j}" in self.derived:
+                    found = self.derived[f"dense_{j}"](*values)
+                    values = [torch.where(missing(values), torch.nan, found)]
+                numbers.append(values[0])
+            dense = torch.stack(numbers, 1) if numbers else dense[:, :0]
+        return self._dense(dense), ids
 
     def _dense(self, x: torch.Tensor) -> torch.Tensor:
         if not self.has_dense:
@@ -152,10 +197,14 @@ def _normalization(description: WorkflowDescription) -> tuple[torch.Tensor, torc
     return torch.from_numpy(center), torch.from_numpy(scale)
 
 
-def _vocabulary(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sorted values and the position of each in the vocabulary."""
+def _values(file: Path) -> np.ndarray:
+    """Return the values of a vocabulary, in its order."""
     with pq.ParquetFile(file) as parquet:
-        values = parquet.read(columns=[parquet.schema_arrow.names[0]]).column(0).to_numpy()
+        return parquet.read(columns=[parquet.schema_arrow.names[0]]).column(0).to_numpy()
+
+
+def _sorted(values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sorted values and the position of each in the vocabulary."""
     order = np.argsort(values)
     return torch.from_numpy(values[order].astype(np.int64)), torch.from_numpy(order)
 
@@ -175,36 +224,3 @@ def _murmur3(x: torch.Tensor) -> torch.Tensor:
 
 def _rotate(x: torch.Tensor, bits: int) -> torch.Tensor:
     return ((x << bits) | (x >> (32 - bits))) & _32_BITS
-
-
-def to_inputs(
-    rows: RawRows, spec: FeatureSpec
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Convert rows to the arguments of :meth:`RawModel.forward`."""
-    dense = rows.dense.T.astype(np.float64, order="C")
-    dense[_missing(rows.dense_missing, len(spec.dense))] = np.nan
-    absent = _missing(rows.categorical_missing, len(spec.categorical))
-    single, lists = [], []
-    for j in range(len(spec.categorical)):
-        values = rows.categorical[j]
-        if isinstance(values, Jagged):
-            lists.append(_padded(values))
-        else:
-            single.append(np.where(absent[:, j], MISSING, values.astype(np.int64)))
-    categorical = np.stack(single, 1) if single else np.empty((len(rows), 0), np.int64)
-    return torch.from_numpy(dense), torch.from_numpy(categorical), lists
-
-
-def _missing(mask: np.ndarray, columns: int) -> np.ndarray:
-    """Unpack a mask of missing values to bool [n, columns]."""
-    absent = np.empty((mask.shape[1], columns), bool)
-    for j in range(columns):
-        absent[:, j] = is_missing(mask, j)
-    return absent
-
-
-def _padded(values: Jagged) -> torch.Tensor:
-    lengths = np.diff(values.offsets)
-    padded = np.full((len(lengths), max(1, lengths.max(initial=0))), MISSING)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = values.values
-    return torch.from_numpy(padded)

@@ -13,8 +13,9 @@ from clicklog.errors import SettingsError
 from clicklog.files.atomic import write_json
 from clicklog.files.directories import new_directory
 from clicklog.spec.feature_spec import FeatureSpec
-from inference.export.network import MISSING, RawModel, to_inputs
+from inference.export.network import RawModel
 from inference.export.probe import probe_rows
+from inference.export.sources import MISSING, Sources, to_inputs
 from inference.model.bundle import WORKFLOW
 from inference.predictor import Predictor
 from workflows.description import inspect
@@ -40,7 +41,7 @@ def export_torch(bundle: Path, output: Path, *, compiled: bool = False) -> None:
             ``torch._inductor.aoti_load_package("compiled.pt2")`` takes the same arguments.
 
     Raises:
-        SettingsError: There are columns that are derived or hold strings, more than :data:`LIMIT`
+        SettingsError: There are columns of strings or crosses of them, more than :data:`LIMIT`
             bytes of tables and vocabularies, or no C++ compiler.
         OutputError: ``output`` exists or cannot be written.
     """
@@ -58,7 +59,7 @@ def export_torch(bundle: Path, output: Path, *, compiled: bool = False) -> None:
         raise SettingsError("no C++ compiler was found", "install g++, or leave out --compile")
     spec = predictor.spec
     rows = probe_rows(workflow, _PROBES)
-    inputs = to_inputs(predictor.read(rows), spec)
+    inputs = to_inputs(rows, spec)
     with torch.no_grad():
         program = torch.export.export(network, inputs, dynamic_shapes=_shapes(inputs))
     expected = predictor.predict(rows)
@@ -72,7 +73,7 @@ def export_torch(bundle: Path, output: Path, *, compiled: bool = False) -> None:
         write_json(temporary / COLUMNS, describe(spec, predictor.workflow.digest))
         for name, run in runs.items():
             for count in (1, len(rows)):
-                some = to_inputs(predictor.read(rows[:count]), spec)
+                some = to_inputs(rows[:count], spec)
                 with torch.no_grad():
                     difference = np.abs(run(*some).numpy() - expected[:count]).max()
                 if not difference <= _TOLERANCE:
@@ -90,22 +91,45 @@ def describe(spec: FeatureSpec, digest: str) -> dict[str, Any]:
     columns = (*spec.dense, *spec.categorical)
     nulls = {c.name: list(c.reading.nulls) for c in columns if c.reading.nulls}
     passed = {"nulls": nulls, "nulls_are": "passed as missing values"} if nulls else {}
+    sources = Sources.of(spec)
+    groups = {"dense": sources.dense, "categorical": sources.categorical, "lists": sources.lists}
+    names = {group: [read.source for read in reads] for group, reads in groups.items()}
+    if names["dense"] != spec.dense_names or any(column.derive for column in columns):
+        passed["features"] = _features(spec, sources)
+    times = [read.source for read in sources.categorical if read.raw == "time"]
+    if times:
+        passed["times"] = {"columns": times, "unit": "microseconds since 1970-01-01 00:00 UTC"}
     return passed | {
         "workflow_digest": digest,
         "dense": {
             "dtype": "float64",
             "missing": "NaN",
-            "columns": [column.name for column in spec.dense],
+            "columns": names["dense"],
         },
         "categorical": {
             "dtype": "int64",
             "missing": MISSING,
-            "columns": [column.name for column in spec.categorical if not column.multi_hot],
+            "columns": names["categorical"],
         },
         "lists": {
             "dtype": "int64",
             "filled_with": MISSING,
-            "columns": [column.name for column in spec.categorical if column.multi_hot],
+            "columns": names["lists"],
         },
         "hex32": "pass the number that the hexadecimal digits represent",
     }
+
+
+def _features(spec: FeatureSpec, sources: Sources) -> dict[str, list[list[str]]]:
+    """Return, for each column of an argument, the features that are computed from it."""
+    found: dict[str, list[list[str]]] = {
+        "dense": [[] for _ in sources.dense],
+        "categorical": [[] for _ in sources.categorical],
+        "lists": [[] for _ in sources.lists],
+    }
+    places = (*sources.of_dense, *sources.of_categorical)
+    for column, own in zip((*spec.dense, *spec.categorical), places, strict=True):
+        for is_number, index in own:
+            group = "lists" if getattr(column, "multi_hot", False) else "categorical"
+            found["dense" if is_number else group][index].append(column.name)
+    return found

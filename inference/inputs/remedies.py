@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ import numpy as np
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.reading import Read
-from clicklog.spec.times import EPOCHS
+from clicklog.spec.times import EPOCHS, time_text
 from clicklog.text.convert import Converted
 from clicklog.text.remedies import keys_that_take
 from inference.errors import InvalidRowError
@@ -33,7 +32,6 @@ _MOST_TEXT = 200
 _SPEC = "the spec"
 _WITH_NEW_RUN = "with another ETL run and training"
 _NULL = "null if it means a missing value"
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 @contextlib.contextmanager
@@ -187,19 +185,10 @@ def _instead(written: str, changed: Read, read: Read) -> Iterator[Any]:
             return
         found = converted.values[0]
         if read.raw == "time":
-            yield from _times(int(found), read.time_format)
+            written = time_text(int(found), read.time_format)
+            yield json.loads(written) if read.time_format in EPOCHS else written
         elif read.raw in ("hex32", "string"):
             yield written.strip(" \t")
         else:
             number = found.item()
             yield int(number) if float(number).is_integer() else number
-
-
-def _times(time: int, time_format: str) -> Iterator[Any]:
-    """Yield a time, in microseconds since 1970, as a format writes it."""
-    if time_format in EPOCHS:
-        unit = EPOCHS[time_format]
-        yield time // unit if time % unit == 0 else time / unit
-        return
-    moment = _EPOCH + datetime.timedelta(microseconds=time)
-    yield moment.strftime(time_format) if time_format else moment.replace(tzinfo=None).isoformat()

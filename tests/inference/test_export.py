@@ -22,12 +22,14 @@ from packaging.requirements import Requirement
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from inference import Predictor, write_bundle
 from inference.__main__ import main
-from inference.export.network import RawModel, to_inputs
+from inference.export.network import RawModel
 from inference.export.probe import probe_rows
+from inference.export.sources import to_inputs
 from inference.export.torch_package import export_torch
 from inference.model.bundle import save_bundle
 from inference.model.weights import ModelShape, from_scorer
 from tests.inference.conftest import Trained
+from tests.inference.exported import arguments_of
 from tests.inference.reference import make_scorer
 from tests.inference.test_predictor import criteo_dicts
 from tests.workflows.random_specs import feature_specs
@@ -169,7 +171,7 @@ def test_a_package_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
     export_torch(tmp_path / "small", tmp_path / "export")
     small_predictor = Predictor(predictor.workflow, small)
     parts = [probe_rows(tmp_path / "workflow", count, seed=count) for count in (1, 2, 50)]
-    inputs = [to_inputs(small_predictor.read(rows), LISTS) for rows in parts]
+    inputs = [to_inputs(rows, LISTS) for rows in parts]
     assert [one[2][0].shape[1] for one in inputs][2] == 4
     [got] = run_bare(tmp_path / "export", tmp_path, inputs, ["model.pt2"])
     for scores, rows in zip(got, parts, strict=True):
@@ -188,7 +190,7 @@ def test_a_compiled_package(tmp_path: Path) -> None:
     predictor = untrained(tmp_path, spec, 3)
     export_torch(tmp_path / "bundle", tmp_path / "export", compiled=True)
     parts = [probe_rows(tmp_path / "workflow", count, seed=count) for count in (1, 2, 50)]
-    inputs = [to_inputs(predictor.read(rows), spec) for rows in parts]
+    inputs = [to_inputs(rows, spec) for rows in parts]
     for got in run_bare(tmp_path / "export", tmp_path, inputs, ["model.pt2", "compiled.pt2"]):
         for scores, rows in zip(got, parts, strict=True):
             np.testing.assert_allclose(scores, predictor.predict(rows), atol=1e-6)
@@ -215,7 +217,7 @@ def test_the_network_scores_any_spec_as_the_predictor(
     network = RawModel(inspect(workflow), workflow, predictor.model)
     rows = odd_rows(spec, count, np.random.default_rng(seed))
     with torch.no_grad(), np.errstate(over="ignore", invalid="ignore"):
-        got = network(*to_inputs(rows, spec)).numpy()
+        got = network(*arguments_of(rows, spec)).numpy()
         expected = predictor.predict_rows(rows)
     np.testing.assert_allclose(got, expected, atol=1e-6)
 

@@ -17,7 +17,7 @@ from dlrm.evaluate import score
 from etl.run import EtlSettings, run
 from inference import Predictor, write_bundle
 from inference.__main__ import main
-from inference.export.network import to_inputs
+from inference.export.sources import to_inputs
 from nvt_loader import KJTLoader
 from tests.dlrm.runs import train_here
 from tests.inference.conftest import Trained
@@ -92,7 +92,7 @@ def test_a_package_for_pytorch(sparse: Trained, bundle: Path, tmp_path: Path) ->
     predictor, rows = Predictor.load(bundle), raw_rows(sparse)
     run_model = torch.export.load(tmp_path / "export" / "model.pt2").module()
     for count in (1, 30):
-        found = run_model(*to_inputs(predictor.read(rows[:count]), SPEC))
+        found = run_model(*to_inputs(rows[:count], SPEC))
         np.testing.assert_allclose(found, predictor.predict(rows[:count]), atol=1e-6)
 
 

@@ -1,0 +1,30 @@
+"""Rows that were parsed, as arguments of an exported model; their columns are not derived."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from clicklog.missing import is_missing
+from clicklog.rows import Jagged, RawRows
+from clicklog.spec.feature_spec import FeatureSpec
+from inference.export.sources import MISSING, padded
+
+
+def arguments_of(
+    rows: RawRows, spec: FeatureSpec
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """The arguments of :meth:`inference.export.network.RawModel.forward`."""
+    dense = rows.dense.T.astype(np.float64, order="C")
+    for j in range(len(spec.dense)):
+        dense[is_missing(rows.dense_missing, j), j] = np.nan
+    single, lists = [], []
+    for j in range(len(spec.categorical)):
+        values = rows.categorical[j]
+        if isinstance(values, Jagged):
+            lists.append(padded(values))
+        else:
+            absent = is_missing(rows.categorical_missing, j)
+            single.append(np.where(absent, MISSING, values.astype(np.int64)))
+    categorical = np.stack(single, 1) if single else np.empty((len(rows), 0), np.int64)
+    return torch.from_numpy(dense), torch.from_numpy(categorical), lists
