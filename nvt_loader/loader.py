@@ -12,7 +12,6 @@ Functions given to ``map`` and ``transforms`` take and return such a batch, not 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,10 @@ from nvt_loader.blocks import BatchFactory
 from nvt_loader.cuda.builders import choose_builder
 from nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
 from nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
-from nvt_loader.parquet.arrow_reader import count_kept
-from nvt_loader.parquet.dataset import Dataset, read_dataset
-from nvt_loader.plan import SHUFFLES, WINDOW_ROWS, Plan, default_virtual_shards
-from nvt_loader.selection import Selection, select
+from nvt_loader.options import check_options, choose_device, configure, processors
+from nvt_loader.parquet.dataset import read_dataset
+from nvt_loader.plan import WINDOW_ROWS, Plan, default_virtual_shards
+from nvt_loader.selection import Selection
 from nvt_loader.state import check_state, make_state
 
 
@@ -94,7 +93,8 @@ class KJTLoader:
             model trained on them predicts p, the probability is ``p / (p + (1 - p) / rate)``.
         limit_batches: end each epoch after so many steps.
         loader_memory: most bytes for blocks, decoded columns and shuffling windows; by default
-            256 MiB, or 1 GiB where libcudf decodes. Row groups in use are not counted.
+            256 MiB, or 1 GiB where libcudf decodes, and up to four times that if large batches or
+            rows of many columns take more. Row groups in use are not counted.
         decode_threads: threads that decode; by default two where there are two processors.
         selection: the files of the split to read, and those to sample; by default all files.
         transforms: functions of a batch, applied in order before those of :meth:`map`.
@@ -135,25 +135,20 @@ class KJTLoader:
     ) -> None:
         if isinstance(shuffle, bool):
             shuffle = "rows" if shuffle else "none"
-        _check(batch_size=(batch_size, 1), seed=(seed, 0), shuffle_window=(shuffle_window, 1))
-        if limit_batches is not None:
-            _check(limit_batches=(limit_batches, 1))
-        if decode_threads is not None:
-            _check(decode_threads=(decode_threads, 1))
-        if not 0 <= rank < world_size:
-            raise SettingsError(
-                f"rank = {rank} with world_size = {world_size}", "ranks are 0 … world_size - 1"
-            )
-        for name, value, known in (
-            ("shuffle", shuffle, SHUFFLES),
-            ("id_dtype", id_dtype, ("int32", "int64")),
-        ):
-            if value not in known:
-                raise SettingsError(f"{name} = {value!r}", f"choose one of {', '.join(known)}")
-        if undersampling_rate is not None and not 0 <= undersampling_rate <= 1:
-            raise SettingsError(f"undersampling_rate = {undersampling_rate}", "choose 0 … 1")
+        check_options(
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=seed,
+            shuffle_window=shuffle_window,
+            id_dtype=id_dtype,
+            undersampling_rate=undersampling_rate,
+            limit_batches=limit_batches,
+            decode_threads=decode_threads,
+        )
         dataset = read_dataset(path, schema, weights, label or "")
-        self._dataset = _configured(
+        self._dataset = configure(
             dataset,
             selection=selection,
             table_sizes=table_sizes,
@@ -167,9 +162,9 @@ class KJTLoader:
             self._schema = dataclasses.replace(self._schema, table_sizes=sizes)
         self._fingerprint = self._dataset.fingerprint()
         self._order = Order(shuffle, seed, rank, world_size)
-        self._device = _choose_device(device)
+        self._device = choose_device(device)
         self._batch_size, self._memory = batch_size, loader_memory
-        self._threads = decode_threads or min(2, _processors())
+        self._threads = decode_threads or min(2, processors())
         global_batch = batch_size * world_size
         self._plan = Plan(
             rows=int(self._dataset.rows.sum()),
@@ -363,45 +358,3 @@ class KJTLoader:
             "drop_last": plan.drop_last,
             "undersampling_rate": None if rate is None else rate[0],
         }
-
-
-def _configured(
-    dataset: Dataset,
-    table_sizes: Iterable[int] | None,
-    selection: Selection | None,
-    **options: Any,
-) -> Dataset:
-    """Check the dataset against the ETL's manifest and add the caller's options."""
-    schema = dataset.schema
-    if table_sizes is not None:
-        sizes = tuple(table_sizes)
-        if len(sizes) != len(schema.categorical):
-            raise SettingsError(
-                f"{len(sizes)} table sizes for {len(schema.categorical)} categorical columns",
-                "give one size for each column",
-            )
-        schema = dataclasses.replace(schema, table_sizes=sizes)
-    accounting.check_manifest(dataset)
-    if selection is not None:
-        dataset = select(dataset, selection)
-    dataset = dataclasses.replace(dataset, schema=schema, **options)
-    return dataset if dataset.undersampling is None else count_kept(dataset)
-
-
-def _check(**settings: tuple[int, int]) -> None:
-    for name, (value, least) in settings.items():
-        if value < least:
-            raise SettingsError(f"{name} = {value}", f"choose {least} or more")
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _choose_device(device: torch.device | str | None) -> torch.device:
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

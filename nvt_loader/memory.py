@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from clicklog.errors import SettingsError
 from nvt_loader.parquet.dataset import Dataset
@@ -14,6 +15,11 @@ LOADER_MEMORY = 256 << 20
 #: The same where libcudf decodes, and the most bytes of a block there: a GPU takes about as long
 #: for few rows as for many.
 DEVICE_MEMORY, DEVICE_BLOCK_BYTES = 1 << 30, 80 << 20
+
+#: By how much the default may grow for large batches, or rows of a thousand columns and more, of
+#: which the chunks that are decoded alone take 256 MiB. What takes more, such as a shuffling window
+#: of such rows, is for the user to decide: memory, or a smaller window.
+MOST_GROWTH = 4
 
 #: Most bytes of a block, if the budget allows it and one step is not more: 64 Ki rows of a Criteo
 #: log. Each block costs some work in Python besides.
@@ -140,7 +146,8 @@ def divide_memory(
 
     Args:
         dataset: the data.
-        memory: bytes for blocks, decoded columns and a shuffling window; None: the default.
+        memory: bytes for blocks, decoded columns and a shuffling window; None: the default, or what
+            is needed at least, up to :data:`MOST_GROWTH` times the default.
         demand: what the rank has to hold.
         on_device: libcudf decodes, whole row groups.
 
@@ -148,12 +155,13 @@ def divide_memory(
         SettingsError: the memory is too little for a step or a window.
     """
     width = row_bytes(dataset)
-    if memory is None:
-        memory = DEVICE_MEMORY if on_device else LOADER_MEMORY
     whole = on_device or dataset.jagged
     block, window = max(demand.batch, demand.window), demand.window
     least = Budget(block, block, LEAST_DECODE_ROWS)
     needed = held_rows(demand, least, whole=whole)
+    if memory is None:
+        usual = DEVICE_MEMORY if on_device else LOADER_MEMORY
+        memory = min(max(usual, math.ceil(width * needed)), MOST_GROWTH * usual)
     if width * needed > memory:
         shared = demand.read > 1
         raise SettingsError(

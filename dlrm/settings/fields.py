@@ -99,7 +99,8 @@ class TrainFields(Settings):
         needs="--dataset_type parquet"
     )
     loader_memory: int | None = _data(
-        "MiB that the loader of each split may hold (default: 256; with cuDF, 1024)", None, least=1,
+        "MiB that the loader of each split may hold (default: 256, with cuDF 1024; up to four "
+        "times that if large batches or many columns need it)", None, least=1,
         needs="--dataset_type parquet"
     )
     multi_hot_sizes: tuple[int, ...] | None = _data(

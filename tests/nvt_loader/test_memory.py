@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from clicklog.errors import SettingsError
@@ -55,6 +58,42 @@ def test_the_budget_is_within_the_memory(train, read, whole):
         budget = memory.divide_memory(dataset, size, demand, on_device=whole)
         assert width * memory.held_rows(demand, budget, whole=whole) <= size
         assert budget.block_rows >= max(batch, window)
+
+
+def test_the_default_grows_as_needed(train):
+    """Up to four times; beyond that the user decides."""
+    dataset = read_dataset(train)
+    names = [f"c{i}" for i in range(1000)]
+    schema = dataclasses.replace(
+        dataset.schema, dense=tuple(names), categorical=tuple(names), table_sizes=(9,) * 1000
+    )
+    wide = dataclasses.replace(dataset, schema=schema, id_dtype=np.dtype(np.int64))
+    for on_device, usual in ((False, memory.LOADER_MEMORY), (True, memory.DEVICE_MEMORY)):
+        for batch, enough in ((64, True), (4096, True), (1 << 20, False)):
+            demand = memory.Demand(batch, shards=16)
+            if not enough:
+                most = f"loader_memory = {4 * usual >> 20} MiB is too little"
+                with pytest.raises(SettingsError, match=most):
+                    memory.divide_memory(wide, None, demand, on_device=on_device)
+                continue
+            budget = memory.divide_memory(wide, None, demand, on_device=on_device)
+            held = memory.held_rows(demand, budget, whole=on_device)
+            assert memory.row_bytes(wide) * held <= 4 * usual
+            assert budget.block_rows >= batch
+    with pytest.raises(SettingsError, match="256 MiB is too little"):  # what is given is a bound
+        memory.divide_memory(wide, 256 << 20, memory.Demand(4096, shards=16))
+    narrow = memory.Demand(64, shards=8)
+    usual_budget = memory.divide_memory(dataset, memory.LOADER_MEMORY, narrow)
+    assert memory.divide_memory(dataset, None, narrow) == usual_budget
+
+
+def test_a_large_batch_needs_no_setting(train):
+    width = memory.row_bytes(read_dataset(train))
+    batch = int(2 * memory.LOADER_MEMORY / width / memory.HELD_BLOCKS)
+    loader = KJTLoader(train, batch, device="cpu")
+    assert [len(batch.labels) for batch in loader] == [40000]
+    with pytest.raises(SettingsError, match="loader_memory = 1024 MiB is too little"):
+        KJTLoader(train, 4 * batch, device="cpu")
 
 
 def test_rows_that_other_ranks_share_count(train):
