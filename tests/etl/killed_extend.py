@@ -1,9 +1,9 @@
 """Extensions that end with SIGKILL at chosen moments, and are resumed until they finish.
 
 ``python -m tests.etl.killed_extend DIRECTORY STRIDE SPLIT`` prints what it saw as JSON; the rows of
-the output are split by days or share. A moment is a call that changes a directory: a rename, a link, a new or a deleted name. All moments within the
-first switch are tried, and every STRIDE-th of the others. Each attempt is a fork of one process
-that has imported and compiled everything.
+the output are split by days or share. A moment is a call that changes a directory: a rename, a
+link, a new or a deleted name. All moments within the first switch are tried, and every STRIDE-th
+of the others. Each attempt is a fork of one process that has imported and compiled everything.
 """
 
 from __future__ import annotations
