@@ -26,6 +26,7 @@ from clicklog.splits import SPLITS
 from etl.__main__ import main
 from etl.check.findings import NOTE
 from etl.commands.check import check
+from etl.drift.artifact import read_drift
 from etl.run import run
 from tests.etl.extended import add, add_each, content, copy_of, differences, make_base
 from tests.etl.runs import read_split, settings
@@ -336,6 +337,15 @@ def test_resumed_at_every_stage(raw: Path, bases, tmp_path: Path, monkeypatch, n
             assert [one.kind for one in check(output) if one.kind != "overlap"] == ["unfinished"]
         add(output, raw / "day_3.csv", resume=True)
         assert differences(content(whole), content(output)) == []
+
+
+def test_drift_compares_no_day_with_rows_of_the_same_days(raw: Path, bases, tmp_path: Path) -> None:
+    """Half of the values of the column are born each day: rows held out of known days have none."""
+    output = copy_of(bases["column"], tmp_path)
+    add(output, raw)
+    unseen = [read_drift(output / "drift" / f"day_{day}.json").column("item").unseen for day in NEW]
+    assert all(own.count > own.total // 4 and not own.flagged for own in unseen)
+    assert [own.then_count for own in unseen] == [None, *(own.count for own in unseen[:-1])]
 
 
 def _stop(*arguments, **options) -> None:
