@@ -75,10 +75,10 @@ def _check_split(paths: EtlOutput, split: Split) -> None:
     """Check that the split says where the rows of a new day go, and that of no row changes."""
     if split.by == "files":
         raise SettingsError(
-            f"{paths.root}: its rows are split by files, and the names of new files do not say "
-            "which day they are",
-            "name them in the [split] of the spec and run the ETL again over all files; or, to add "
-            'days from now on, run it with by = "days", "share" or "column"',
+            f"{paths.root}: its rows are split by files, which have no order that a new file could "
+            "follow in",
+            "run the ETL again over all files, the new ones among those of the spec's [split]; or, "
+            'to add days from now on, run it with by = "days", "share" or "column"',
         )
     if split.by == "time" and not split.valid_from:
         rule = paths.manifest_value("split", dict[str, Any])

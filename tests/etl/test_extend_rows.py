@@ -416,3 +416,19 @@ def test_parquet(tmp_path: Path) -> None:
     run(settings(raw, tmp_path / "fresh", spec))
     assert _rows_of(output) == _rows_of(tmp_path / "fresh")
     assert _is_sound(output)
+
+
+def test_a_split_of_one_label(raw: Path, bases, tmp_path: Path, caplog) -> None:
+    """Rows that are divided by a hash are not said to be sorted by label."""
+    spec = dataclasses.replace(SPEC, split=Split("share", valid=0.01, test=0.2))
+    output = make_base(raw, tmp_path / "out", spec)
+    valid = read_split(output, "valid")["label"]
+    assert valid.nunique() == 1
+    what = f"valid: all {len(valid)} rows have label"
+    report = (output / "report.html").read_text()
+    found = [str(one) for one in check(output) if one.kind == "labels"]
+    assert len(found) == 1
+    assert what in caplog.text
+    for text in (caplog.text, report, *found):
+        assert "use larger shares" in text
+        assert "sorted by label" not in text
