@@ -149,7 +149,9 @@ class _Day:
             planned_switch(self.output, self.work, generation, renamed, new),
         )
         self.claim.end()
-        log.info("%s: %s is generation %d", self.output, self.day.name, generation)
+        own = manifest["by_day_and_split"][str(self.day.day)]
+        rows = ", ".join(f"{split} {counts['rows']:,} rows" for split, counts in own.items())
+        log.info("%s: %s is generation %d: %s", self.output, self.day.name, generation, rows)
 
     def _described(self) -> dict[str, Any]:
         """Return what the result depends on beside the input, JSON-ready."""

@@ -396,10 +396,12 @@ def test_command_line(raw: Path, bases, tmp_path: Path, capsys) -> None:
     assert main(["extend", *flags, "--valid_days", "3", "--test_days", "3"]) != 0
     assert "leave both out" in capsys.readouterr().err
     assert main(["extend", *flags]) == 0
-    text = capsys.readouterr().out
-    assert "generation 1" in text
+    printed = capsys.readouterr()
+    assert "generation 1" in printed.out
+    before = _rows_of(bases["share"])
     for split, own in _rows_of(output).items():
-        assert f"{split}: {len(own)} rows of days 0,1,2,3" in text
+        assert f"{split}: {len(own)} rows of days 0,1,2,3" in printed.out
+        assert f"{split} {len(own) - len(before[split])} rows" in printed.err
 
 
 def test_parquet(tmp_path: Path) -> None:
