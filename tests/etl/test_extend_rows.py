@@ -390,18 +390,18 @@ def test_splits_that_would_change_are_refused(raw: Path, tmp_path: Path) -> None
         _refused(output, raw / "day_3.csv", what)
 
 
-def test_command_line(raw: Path, bases, tmp_path: Path, capsys) -> None:
+def test_command_line(raw: Path, bases, tmp_path: Path, capsys, caplog) -> None:
     output = copy_of(bases["share"], tmp_path)
     flags = ["--output_path", str(output), "--input_path", str(raw / "day_3.csv")]
     assert main(["extend", *flags, "--valid_days", "3", "--test_days", "3"]) != 0
     assert "leave both out" in capsys.readouterr().err
     assert main(["extend", *flags]) == 0
-    printed = capsys.readouterr()
-    assert "generation 1" in printed.out
+    text = capsys.readouterr().out
+    assert "generation 1" in text
     before = _rows_of(bases["share"])
     for split, own in _rows_of(output).items():
-        assert f"{split}: {len(own)} rows of days 0,1,2,3" in printed.out
-        assert f"{split} {len(own) - len(before[split])} rows" in printed.err
+        assert f"{split}: {len(own)} rows of days 0,1,2,3" in text
+        assert f"{split} {len(own) - len(before[split])} rows" in caplog.text
 
 
 def test_parquet(tmp_path: Path) -> None:
