@@ -112,7 +112,9 @@ def _new_days(
 
 
 def _held_out(output: EtlOutput) -> str:
+    """Describe the days that are for valid and test as a whole; rows may be split otherwise."""
     days = {part.day for split in ("valid", "test") for part in output.parts(split)}
+    days -= {part.day for part in output.parts("train")}
     return f" ({_text(sorted(days))} of valid and test)" if days else ""
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -54,7 +55,8 @@ def quarantine(
         if any(result.bad_count for result in own):
             first = first_line(own[0].unit.block, spec)
             name = Path(source).name
-            if names[name] > 1:  # files of several directories
+            taken = shown is not None and (shown / f"{name}.tsv").exists()  # by an earlier day
+            if names[name] > 1 or taken:  # files of several directories
                 name = f"{own[0].unit.day}.{name}"
             _merge_rejected(directory / f"{name}.tsv", first, own, work)
     bad = sum(result.bad_count for result in results)
@@ -104,19 +106,20 @@ def _worst(results: list[UnitResult], spec: FeatureSpec) -> str:
 
 
 def without_empty_parts(
-    plan: Plan, results: list[UnitResult]
+    plan: Plan, results: list[UnitResult], first_parts: Mapping[str, int] | None = None
 ) -> tuple[Plan, list[UnitResult], dict[str, str]]:
     """Number the parts that there are; a divided block has none for a split without rows.
 
     Args:
         plan: All units.
         results: Of all units, in the order of the plan.
+        first_parts: The number of the first part of each split; None for 0.
 
     Returns:
         The plan and the results with these numbers, and the new name of each part by its old one.
     """
     _check_units(plan, results)
-    next_parts = dict.fromkeys(SPLITS, 0)
+    next_parts = dict(first_parts or dict.fromkeys(SPLITS, 0))
     units, names = [], {}
     for result in results:
         unit = result.unit

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-ONE_LABEL_REMEDY = (
+from collections.abc import Mapping
+from typing import Any
+
+_SORTED = (
     "most likely the log is sorted by label: splits are cut in the order of the rows, so put the "
     "rows into random order (`shuf`, without a header line) and run the ETL again"
 )
+
+
+_DIVIDED = (
+    "no row of the other label is in this split: use larger shares, other times or other files in "
+    "the spec's [split], and run the ETL again"
+)
+
+
+def one_label_remedy(rule: Mapping[str, Any] | None) -> str:
+    """Return what to do about such a split.
+
+    Args:
+        rule: The manifest's ``split``; None by days, where splits are cut in the order of the rows.
+    """
+    return _DIVIDED if rule else _SORTED
 
 
 def one_label(rows: int, positives: int) -> str:

@@ -161,7 +161,8 @@ def make_day_plan(
     Args:
         file: The uncompressed file.
         spec: The columns, and the format of the file.
-        splits: The splits of the day: valid, test, or both, which get half of the rows each.
+        splits: By days, the splits of the day: valid, test, or both, which get half of the rows
+            each. Otherwise the spec's rule decides for each row.
         next_parts: The number of the first part in each split.
         block_bytes: As in :func:`make_plan`.
         limit_rows: The number of rows to use, from the begin; None for all.
@@ -170,6 +171,8 @@ def make_day_plan(
         BadRowError: The rows have no label, or another number of fields than the spec.
         BadInputError: The file lacks a column, or a split would get no row.
     """
+    if spec.split.by != "days":
+        return _make_plan_of_rows([file], spec, block_bytes, limit_rows, next_parts)
     units = _Units(dict(next_parts), block_bytes)
     day, end = _opened(file, spec, limit_rows)
     if len(splits) == 1:
@@ -212,11 +215,15 @@ class _Units:
 
 
 def _make_plan_of_rows(
-    files: list[DayFile], spec: FeatureSpec, block_bytes: int, limit_rows: int | None
+    files: list[DayFile],
+    spec: FeatureSpec,
+    block_bytes: int,
+    limit_rows: int | None,
+    first_parts: dict[str, int] | None = None,
 ) -> Plan:
     """Cut files into blocks, whose rows are divided unless the whole file is in one split."""
     found: list[Unit] = []
-    next_parts = dict.fromkeys(SPLITS, 0)
+    next_parts = dict(first_parts or dict.fromkeys(SPLITS, 0))
     for file in files:
         day, end = _opened(file, spec, limit_rows)
         rule = _rule(file, spec.split)
@@ -229,9 +236,11 @@ def _make_plan_of_rows(
                 found.append(Unit(split, next_parts[split], file.day, block))
                 next_parts[split] += 1
     empty = [split for split in SPLITS if not next_parts[split]]
-    if empty:
-        source = files[0].source if spec.split.by != "files" else "split by files"
-        raise BadInputError(f"{source}: no rows for {', '.join(empty)}", "use longer files")
+    if empty or not found:
+        source = files[0].source if spec.split.by != "files" or first_parts else "split by files"
+        raise BadInputError(
+            f"{source}: no rows for {', '.join(empty or SPLITS)}", "use longer files"
+        )
     found.sort(key=lambda unit: SPLITS.index(unit.split))
     units = _Units(next_parts, block_bytes, found)
     return dataclasses.replace(_plan(files, units, day, spec), shares=_shares(spec.split))

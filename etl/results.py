@@ -20,6 +20,10 @@ class LostRowsError(BadInputError):
     """Rows of the input that are neither in the parquet nor among the rejected ones."""
 
 
+class NoTrainingRowsError(BadInputError):
+    """A day that cannot be added, because none of its rows is for training."""
+
+
 @dataclasses.dataclass
 class UnitResult:
     """The result of a unit.

@@ -149,8 +149,8 @@ class ExtendSettings(Settings):
     )
     valid_days: frozenset[int] | None = flag(
         "the days for validation, from now on (default: the first half of the newest day); all "
-        "days but these and --test_days are for training and must be earlier", None,
-        parse=_days, metavar="LIST", needs="--test_days"
+        "days but these and --test_days are for training and must be earlier; for outputs split "
+        "by days", None, parse=_days, metavar="LIST", needs="--test_days"
     )
     test_days: frozenset[int] | None = flag(
         "the days for test (default: the second half of the newest day); a new day that is in both "

@@ -8,7 +8,8 @@ from etl.settings import ExtendSettings
 DESCRIPTION = (
     "Adds new days to the OUT of `python -m etl run`. Values keep their ids, so the parquet of "
     "earlier days stays as it is; values that have earned an id get one behind those. Each day "
-    "is a generation. The newest day is halved into valid and test, all others are for training. "
+    "is a generation. The newest day is halved into valid and test, all others are for training; "
+    "rows that are split by share, column or time go where the spec's [split] says. "
     "Until all of a day is ready, OUT is the previous generation. Interrupted, it goes on with "
     "--resume where it was."
 )

@@ -32,7 +32,7 @@ from etl.engines.cpu_runs import Run, RunFile, Runs
 from etl.engines.moments import moments
 from etl.engines.syncing import Syncer
 from etl.plan import Unit, by_block
-from etl.results import UnitResult, count_missing
+from etl.results import NoTrainingRowsError, UnitResult, count_missing
 from etl.row_split import training_rows
 from etl.state import Piece, record, write_units
 from workflows import compiled
@@ -272,14 +272,24 @@ def finish_runs(files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecuto
 def day_counts(
     day: int, files: list[RunFile], spec: FeatureSpec, pool: ThreadPoolExecutor
 ) -> DayCounts:
-    """Merge the counts of a day's blocks.
+    """Merge the counts of a day's blocks; of divided ones, those of the rows for training.
 
     Raises:
+        NoTrainingRowsError: None of its rows is for training, and none of a later day will be.
         BadInputError: The day has no well-formed row.
         SettingsError: A column has too many different strings.
     """
-    if not sum(int(file.array("rows")) for file in files):
+    rows = sum(int(file.array("rows")) for file in files)
+    if not rows and spec.split.by == "days":
         raise BadInputError(f"day {day} has no well-formed row", "look at its first line")
+    if not rows and spec.split.by == "time":
+        raise NoTrainingRowsError(
+            f"day {day}: no row is before {spec.split.valid_from}, so none is for training: the "
+            "cuts of a split by time stay where they are",
+            "run the ETL again over all files with later valid_from and test_from in the spec's "
+            '[split]; or, to train on each day when the next one is there, with by = "days"; or '
+            "score the day with `python -m inference predict --evaluate`",
+        )
     nulls = sum(file.array("nulls") for file in files)
     small_first = sorted(files, key=lambda file: file.path.stat().st_size)
 
@@ -350,8 +360,8 @@ def transform(
         pieces = read_block_chunks(
             blocks[turn], workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES
         )
-        encode_rows = functools.partial(_encode_rows, workflow)
-        results, written = write_units(own, pieces, encode_rows, parts, work)
+        encode_own = functools.partial(encode_rows, workflow)
+        results, written = write_units(own, pieces, encode_own, parts, work)
         syncer.add(written, results)
         return results
 
@@ -366,9 +376,10 @@ def transform(
 def encode(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
     """Read and encode a block in pieces; see :func:`etl.state.write_unit`."""
     for rows in read_block_chunks(block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES):
-        yield _encode_rows(workflow, rows)
+        yield encode_rows(workflow, rows)
 
 
-def _encode_rows(workflow: CompiledWorkflow, rows: RawRows) -> Piece:
+def encode_rows(workflow: CompiledWorkflow, rows: RawRows) -> Piece:
+    """Encode rows of one split; see :func:`etl.state.write_units`."""
     encoded = workflow.transform(rows)
     return rows, compiled.to_table(encoded, workflow.schema), encoded.oov

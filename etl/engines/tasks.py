@@ -18,15 +18,22 @@ from distributed import Client, Future
 from distributed.client import ClosedClientError
 
 from clicklog.files.artifact import FileEntry
-from clicklog.readers.raw import Block
+from clicklog.files.atomic import publish
+from clicklog.readers.raw import Block, read_block_chunks
 from clicklog.spec.feature_spec import FeatureSpec
 from etl.engines.cluster import readable_errors
-from etl.engines.cpu import count_block, day_counts, encode, runs_of
+from etl.engines.cpu import (
+    PIECE_BYTES,
+    count_block,
+    day_counts,
+    encode_rows,
+    runs_of,
+)
 from etl.engines.cpu_runs import Runs, run_name, write_run
 from etl.engines.hardware import cores
-from etl.plan import Unit
+from etl.plan import Unit, by_block
 from etl.results import UnitResult
-from etl.state import finish_unit
+from etl.state import record, write_units
 from workflows import compiled
 from workflows.description import METADATA_FILE
 from workflows.extension.workflow import DayCounts
@@ -106,23 +113,37 @@ def transform(
         WorkerLostError: Workers ran out of memory.
     """
     task = functools.partial(
-        _transform_unit,
+        _transform_block,
         workflow_path=str(workflow_path),
         digest=FileEntry.of(workflow_path / METADATA_FILE).sha256,
         parts=parts,
         work=work,
         reject=reject,
     )
-    yield from results(client, task, units)
+    for several in results(client, task, by_block(units)):
+        yield from several
 
 
-def _transform_unit(
-    unit: Unit, *, workflow_path: str, digest: str, parts: Path, work: Path, reject: bool
-) -> UnitResult:
-    """Transform a unit in a worker; write its part, its rejected rows and its record."""
-    log.debug("begin %s", unit.file)
+def _transform_block(
+    units: tuple[Unit, ...],
+    *,
+    workflow_path: str,
+    digest: str,
+    parts: Path,
+    work: Path,
+    reject: bool,
+) -> list[UnitResult]:
+    """Transform the units of a block in a worker; write their parts and records, durably."""
+    log.debug("begin %s", units[0].file)
     workflow = _load_once(workflow_path, digest)
-    return finish_unit(unit, encode(unit.block, workflow, reject), parts, work)
+    pieces = read_block_chunks(
+        units[0].block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES
+    )
+    encode = functools.partial(encode_rows, workflow)
+    found, written = write_units(units, pieces, encode, parts, work)
+    publish(written)
+    record(work, found)
+    return found
 
 
 @functools.lru_cache(maxsize=1)

@@ -13,37 +13,31 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
+from clicklog.errors import BadInputError, OutputError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json
 from clicklog.files.journal import refuse_changes
-from clicklog.readers import day_names
-from clicklog.readers.days import day_title
 from clicklog.readers.raw import DayFile, find_days
-from etl import fitted, staging
+from etl import fitted, split_pass, staging
 from etl.engines import day_engine
 from etl.engines.hardware import cores
+from etl.extend.checks import check_extendable, check_flags, new_days
 from etl.extend.claim import Claim, claimed
 from etl.extend.splits import Assignment, assign_all, renamed_parts
 from etl.extend.stage import NEXT, link_parts, next_manifest, planned_switch
 from etl.extend.switch import switch
-from etl.finish import check_rows, quarantine
-from etl.labels import ONE_LABEL_REMEDY, one_label_splits
-from etl.manifest import READABLE_VERSIONS, read_manifest
+from etl.finish import check_rows, quarantine, without_empty_parts
+from etl.labels import one_label_remedy, one_label_splits
+from etl.manifest import read_manifest
 from etl.output import FIT, named_errors
 from etl.plan import Plan, make_day_plan
 from etl.progress import RowsBar, StageTimer
-from etl.results import UnitResult
+from etl.results import NoTrainingRowsError, UnitResult
 from etl.settings import ExtendSettings
-from etl.state import begin_or_resume, check_cuts, fingerprint, plan_record, recorded
+from etl.state import begin_or_resume, check_cuts, plan_record, recorded
 from workflows.description import inspect
 
 log = logging.getLogger(__name__)
-
-_FIT_AGAIN = "fit it again with `python -m etl run`; what it writes can be extended"
-_RESTORE = (
-    "restore it from a copy (`python -m etl check` lists what is wrong), or run the ETL again"
-)
 
 
 def extend(settings: ExtendSettings) -> dict[str, Any]:
@@ -56,119 +50,31 @@ def extend(settings: ExtendSettings) -> dict[str, Any]:
         BadInputError: A file is missing or damaged, or a day cannot be added.
         BadRowError: A row is malformed; the message names file, line, column and value.
         SchemaError: The output was made before outputs could be extended.
+        SettingsError: Days cannot be added to the output's split, or not to these splits of it.
         OutputError: The output is in use or cannot be written, or holds an interrupted extension.
     """
     paths = EtlOutput(settings.output_path)
     claiming = claimed(settings.output_path, resume=settings.resume, restart=settings.restart)
     with claiming as claim:
         manifest = read_manifest(paths.manifest)
-        _check_extendable(paths, manifest)
-        days = _new_days(settings, manifest)
+        split = check_extendable(paths, manifest).split
+        check_flags(settings, split)
+        days = new_days(settings, manifest)
         _check_unfinished(claim, days)
-        chosen = assign_all(
-            manifest["days"],
-            [day.day for day in days],
-            settings.valid_days,
-            settings.test_days,
-        )
+        chosen: Sequence[Assignment | None] = [None] * len(days)
+        if split.by == "days":
+            chosen = assign_all(
+                manifest["days"],
+                [day.day for day in days],
+                settings.valid_days,
+                settings.test_days,
+            )
         for day, assignment in zip(days, chosen, strict=True):
             _Day(settings, day, assignment, manifest, claim).add()
             manifest = read_manifest(paths.manifest)
         if not days:
             log.info("%s: has all these days already, nothing to do", settings.output_path)
         return manifest
-
-
-def _check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> None:
-    """Check that the manifest, the workflow, its state and the parts are of one generation."""
-    # compiles loops, which --help does without
-    from workflows.extension.workflow import check_extensible
-
-    if manifest["workflow_digest"] is None:
-        raise BadInputError(
-            f"{paths.manifest}: an imported data set, without a workflow that could be extended",
-            "fit the raw log with `python -m etl run`",
-        )
-    if manifest["format_version"] != READABLE_VERSIONS[-1]:
-        raise SchemaError(
-            f"{paths.manifest}: format version {manifest['format_version']}, made before outputs "
-            "could be extended",
-            _FIT_AGAIN,
-        )
-    description = inspect(paths.workflow)
-    split = description.spec.split
-    if split.by != "days":
-        raise SettingsError(
-            f"{paths.root}: its rows are split by {split.by}, and an extension adds a day as a "
-            "whole to one split, or halves it",
-            "run the ETL again over all files; or, to add days from now on, with "
-            '[split] by = "days" in the spec',
-        )
-    check_extensible(paths.workflow, description)
-    if description.digest != manifest["workflow_digest"]:
-        raise BadInputError(
-            f"{paths.workflow}: digest {description.digest[:12]}…, the data were made with "
-            f"{manifest['workflow_digest'][:12]}…",
-            _RESTORE,
-        )
-    if not paths.extension.is_dir():
-        raise BadInputError(
-            f"{paths.extension}: missing; it holds the counts of values without an id", _RESTORE
-        )
-    for file in manifest["files"]:
-        path = paths.splits / file["file"]
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise BadInputError(f"{path}: cannot be read: {error.strerror}", _RESTORE) from error
-        if size != file["bytes"]:
-            raise BadInputError(f"{path}: {size} bytes instead of {file['bytes']}", _RESTORE)
-
-
-def _new_days(settings: ExtendSettings, manifest: dict[str, Any]) -> list[DayFile]:
-    """Find the days to add; with ``--resume`` those that are there already are passed over."""
-    inputs = {file["day"]: file for file in manifest["inputs"]}
-    newest = max(inputs)
-    after = newest if settings.days is None else None
-    found = find_days(settings.input_path, settings.days, after=after)
-    days = []
-    for day in found:
-        if day.day in inputs:
-            if not settings.resume:
-                raise BadInputError(
-                    f"{day.path}: {day.name} is in {settings.output_path} already",
-                    f"give a later day, in a file named {_following(inputs)}; a day cannot be "
-                    "replaced: for that, run the ETL again",
-                )
-            if inputs[day.day]["fingerprint"] != fingerprint(day):
-                raise BadInputError(
-                    f"{day.path}: changed since {day.name} was added to "
-                    f"{settings.output_path} as {inputs[day.day]['path']}",
-                    "a day cannot be replaced: leave it out, or run the ETL again",
-                )
-        elif day.day < newest:
-            raise BadInputError(
-                f"{day.path}: {day.name} is older than the newest day of "
-                f"{settings.output_path}, {day_title(inputs[newest]['path']) or newest}",
-                "days are added in the order of time; to include it, run the ETL again",
-            )
-        else:
-            days.append(day)
-    if not found and not settings.resume:
-        raise BadInputError(
-            f"{settings.input_path}: no day that is newer than "
-            f"{day_title(inputs[newest]['path']) or f'day {newest}'}, the newest of "
-            f"{settings.output_path}",
-            f"add the file {_following(inputs)}",
-        )
-    return days
-
-
-def _following(inputs: dict[int, dict[str, Any]]) -> str:
-    """Return how the file of the next day would be called, without its ending."""
-    newest = max(inputs)
-    name = day_names.name_of(inputs[newest]["path"])
-    return name.other(newest + 1) if name else f"day_{newest + 1}"
 
 
 def _check_unfinished(claim: Claim, days: Sequence[DayFile]) -> None:
@@ -186,11 +92,14 @@ def _check_unfinished(claim: Claim, days: Sequence[DayFile]) -> None:
 
 @dataclasses.dataclass
 class _Day:
-    """The stages of adding a day; each continues where an earlier process stopped."""
+    """The stages of adding a day; each continues where an earlier process stopped.
+
+    ``assignment`` is None if the rows of a day are divided, each by itself.
+    """
 
     settings: ExtendSettings
     day: DayFile
-    assignment: Assignment
+    assignment: Assignment | None
     manifest: dict[str, Any]
     claim: Claim
 
@@ -212,13 +121,14 @@ class _Day:
         self.resumed = begin_or_resume(self.work, self.record, self.output)
         with self.stage("read the input"):
             (file,) = staging.staged([self.day], self.reading, self.work, 1)
-            plan, renamed = self._plan(file)
+            renamed, first_parts = self._renamed()
+            plan = self._plan(file, first_parts)
         log.info(
-            "%s: %.1f MB in %d parts for %s",
+            "%s: %.1f MB in %d blocks for %s",
             self.day.name,
             plan.text_bytes() / 1e6,
-            len(plan.units),
-            " and ".join(self.assignment[self.day.day]),
+            len(plan.blocks),
+            " and ".join(dict.fromkeys(unit.split for unit in plan.units)),
         )
         check_cuts(self.work, plan.units, self.settings.input_path)
         results = self._count_and_transform(plan)
@@ -231,8 +141,7 @@ class _Day:
             shown=self.paths.rejected,
         )
         self._measure_drift(file, plan)
-        manifest = self._stage(plan, renamed, results)
-        new = [result.unit.file for result in results]
+        manifest, new = self._stage(plan, renamed, first_parts, results)
         generation = manifest["generation"]
         switch(
             self.output,
@@ -240,7 +149,9 @@ class _Day:
             planned_switch(self.output, self.work, generation, renamed, new),
         )
         self.claim.end()
-        log.info("%s: %s is generation %d", self.output, self.day.name, generation)
+        own = manifest["by_day_and_split"][str(self.day.day)]
+        rows = ", ".join(f"{split} {counts['rows']:,} rows" for split, counts in own.items())
+        log.info("%s: %s is generation %d: %s", self.output, self.day.name, generation, rows)
 
     def _described(self) -> dict[str, Any]:
         """Return what the result depends on beside the input, JSON-ready."""
@@ -248,8 +159,7 @@ class _Day:
             "day": self.day.day,
             "generation": self.manifest["generation"] + 1,
             "parent": self.manifest["workflow_digest"],
-            "valid_days": [day for day, own in self.assignment.items() if "valid" in own],
-            "test_days": [day for day, own in self.assignment.items() if "test" in own],
+            **self._described_days(),
             "statistics": self.settings.statistics,
             "retire_after_days": self.settings.retire_after_days,
             "limit_rows": self.reading.limit_rows,
@@ -257,20 +167,38 @@ class _Day:
             "on_bad_rows": self.settings.on_bad_rows,
         }
 
-    def _plan(self, file: DayFile) -> tuple[Plan, dict[str, str]]:
-        """Plan the parts of the day, and the new names of parts there are."""
-        renamed, next_parts = renamed_parts(
-            self.manifest["files"], self.assignment, self.manifest["next_parts"]
-        )
+    def _described_days(self) -> dict[str, list[int]]:
+        """Return the days of valid and test from now on; nothing where rows are divided."""
+        if self.assignment is None:
+            return {}
+        return {
+            f"{split}_days": [day for day, own in self.assignment.items() if split in own]
+            for split in ("valid", "test")
+        }
+
+    def _renamed(self) -> tuple[dict[str, str], dict[str, int]]:
+        """Return the new names of parts there are, and the number of each split's next part."""
+        if self.assignment is None:
+            return {}, self.manifest["next_parts"]
+        return renamed_parts(self.manifest["files"], self.assignment, self.manifest["next_parts"])
+
+    def _plan(self, file: DayFile, first_parts: dict[str, int]) -> Plan:
+        """Plan the parts of the day, with what the division of its rows needs."""
         plan = make_day_plan(
             file,
             self.spec,
-            self.assignment[self.day.day],
-            next_parts,
+            () if self.assignment is None else self.assignment[self.day.day],
+            first_parts,
             block_bytes=self.reading.block_mb << 20,
             limit_rows=self.reading.limit_rows,
         )
-        return plan, renamed
+        return split_pass.prepared(
+            plan,
+            self.spec,
+            self.work,
+            threads=self.settings.workers or cores(),
+            reject=self.reading.reject,
+        )
 
     def _count_and_transform(self, plan: Plan) -> list[UnitResult]:
         """Return the results of all units, in the order of the plan."""
@@ -286,7 +214,8 @@ class _Day:
                 with self.stage("start workers"):
                     engine = stack.enter_context(self._engine())
             if not extended:
-                with self.stage("fit"), RowsBar("count", plan) as bar:
+                counted = "train" if self.assignment is None else None
+                with self.stage("fit"), RowsBar("count", plan, counted) as bar:
                     self._extend_workflow(engine, plan, bar, parts_done=bool(results))
             if missing:
                 done = sum(result.lines for result in results)
@@ -312,7 +241,12 @@ class _Day:
     ) -> None:
         from workflows.extension.workflow import extend_workflow
 
-        counts = engine.count(self.day.day, [unit.block for unit in plan.units], bar.update)
+        blocks = plan.train_blocks if self.assignment is None else plan.blocks
+        try:
+            counts = engine.count(self.day.day, blocks, bar.update)
+        except NoTrainingRowsError:  # nothing to resume
+            shutil.rmtree(self.work / FIT, ignore_errors=True)
+            raise
         with named_errors(self.output):
             for directory in (self.next.workflow, self.next.extension):
                 shutil.rmtree(directory, ignore_errors=True)
@@ -361,16 +295,24 @@ class _Day:
             )
 
     def _stage(
-        self, plan: Plan, renamed: dict[str, str], results: list[UnitResult]
-    ) -> dict[str, Any]:
-        """Write the descriptions, the report and the manifest of the next generation beside OUT."""
+        self,
+        plan: Plan,
+        renamed: dict[str, str],
+        first_parts: dict[str, int],
+        results: list[UnitResult],
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Write the descriptions, the report and the manifest of the next generation beside OUT.
+
+        Returns:
+            The manifest, and the names in OUT of the day's parts, by those that they have now.
+        """
         from etl.parquet import write_descriptions
         from etl.report.page import write_report
 
         description = inspect(self.next.workflow)
-        new = [unit.file for unit in plan.units]
-        next_parts = dict(self.manifest["next_parts"])
-        for file in (*renamed.values(), *new):
+        plan, results, new = without_empty_parts(plan, results, first_parts)
+        next_parts = dict(first_parts)
+        for file in new.values():
             next_parts[file.split("/")[0]] += 1
         with self.stage("describe"), named_errors(self.next.splits):
             files = [file["file"] for file in self.manifest["files"]]
@@ -402,10 +344,16 @@ class _Day:
         write_report(self.next.report, manifest, description)
         write_json(self.next.manifest, manifest)
         if warnings := one_label_splits(manifest["splits"]):
-            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), ONE_LABEL_REMEDY)
-        return manifest
+            remedy = one_label_remedy(manifest.get("split"))
+            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
+        return manifest, new
 
     def _check_splits(self, manifest: dict[str, Any]) -> None:
+        if not manifest["by_day"][str(self.day.day)]["rows"]:
+            raise BadInputError(
+                f"{self.day.source}: no well-formed row",
+                "correct the file, and begin again with --restart",
+            )
         for split, counts in manifest["splits"].items():
             if not counts["rows"]:
                 raise BadInputError(

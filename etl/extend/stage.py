@@ -37,7 +37,7 @@ RETIRED = ("workflow", "extension")
 
 
 def link_parts(
-    output: Path, work: Path, files: list[str], renamed: dict[str, str], new: list[str]
+    output: Path, work: Path, files: list[str], renamed: dict[str, str], new: dict[str, str]
 ) -> Path:
     """Make the directory of the next generation's splits, with links to all parts.
 
@@ -46,7 +46,7 @@ def link_parts(
         work: The state of the day.
         files: The parts there are, by their names now.
         renamed: Their new names, of those that get one.
-        new: The parts of the new day, which are in ``work``.
+        new: The names of the new day's parts, by those that they have in ``work``.
 
     Returns:
         The directory of the splits.
@@ -60,8 +60,8 @@ def link_parts(
         (splits / split).mkdir(parents=True)
     for file in files:
         (splits / renamed.get(file, file)).symlink_to(now / file)
-    for file in new:
-        (splits / file).symlink_to(work / PARTS / file)
+    for file, name in new.items():
+        (splits / name).symlink_to(work / PARTS / file)
     return splits
 
 
@@ -72,7 +72,7 @@ def next_manifest(
     results: list[UnitResult],
     sizes: dict[str, int],
     description: WorkflowDescription,
-    assignment: Assignment,
+    assignment: Assignment | None,
     renamed: dict[str, str],
     next_parts: dict[str, int],
 ) -> dict[str, Any]:
@@ -85,13 +85,13 @@ def next_manifest(
         results: Of its units, in order.
         sizes: Bytes of each of its parts.
         description: Of the extended workflow.
-        assignment: The splits of the days from now on.
+        assignment: The splits of the days from now on; None if each row keeps its split.
         renamed: New names of parts there are.
         next_parts: The number of the next part of each split.
     """
     generation = before["generation"] + 1
     by_day_and_split = {
-        name: _moved(own, assignment.get(int(name), ("train",)))
+        name: own if assignment is None else _moved(own, assignment.get(int(name), ("train",)))
         for name, own in before["by_day_and_split"].items()
     } | day_counts(results, description.spec)
     files = [
@@ -119,6 +119,7 @@ def next_manifest(
         "versions": description.versions,
         "files": sorted(files, key=lambda file: split_and_number(file["file"])),
         "next_parts": next_parts,
+        **({"split": before["split"]} if "split" in before else {}),
     }
 
 
@@ -130,12 +131,12 @@ def _moved(own: dict[str, dict[str, Any]], splits: tuple[str, ...]) -> dict[str,
 
 
 def planned_switch(
-    output: Path, work: Path, generation: int, renamed: dict[str, str], new: list[str]
+    output: Path, work: Path, generation: int, renamed: dict[str, str], new: dict[str, str]
 ) -> Switch:
     """List what the switch renames; all of it is in place below ``work``."""
     paths, ready = EtlOutput(output), EtlOutput(work / NEXT)
     moves = [(paths.splits / before, paths.splits / after) for before, after in renamed.items()]
-    moves += [(work / PARTS / file, paths.splits / file) for file in new]
+    moves += [(work / PARTS / file, paths.splits / name) for file, name in new.items()]
     described = [ready.splits, ready.rejected, ready.drift]
     for directory in described:
         for file in sorted(directory.rglob("*")):

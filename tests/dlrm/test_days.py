@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from clicklog.errors import BadInputError, SettingsError
-from clicklog.etl_output import SWITCH_FILE
+from clicklog.etl_output import SWITCH_FILE, EtlOutput
+from clicklog.spec.split import Split
 from dlrm.checkpoint.store import read_model_file
 from dlrm.days import TrainingDays, choose_days
 from dlrm.settings.flags import parse_settings
 from tests.dlrm.generations import PARTS, write_output
 from tests.dlrm.runs import train_here
 from tests.dlrm.test_checkpoint import change_model_file
+from tests.etl.extended import SMALL, add, make_base, write_days
 
 #: Rows by training day.
 ROWS = {day: sum(rows) for day, rows in PARTS["train"].items()}
@@ -102,6 +105,25 @@ def test_no_new_day(output, tmp_path):
     assert "CKPT has been trained on days 0-2, and the training set has no other day" in text
     assert "day 3 of valid and test" in text
     assert "python -m etl extend" in text
+
+
+def test_rows_split_by_share(tmp_path):
+    """A new day has training rows on its first morning; without one, no other day is pointed to."""
+    write_days(tmp_path / "raw", {0: 90, 1: 80, 2: 70, 3: 60})
+    spec = dataclasses.replace(SMALL, split=Split("share", valid=0.2, test=0.2))
+    output = make_base(tmp_path / "raw", tmp_path / "out", spec)
+    data, checkpoint = EtlOutput(output).splits, tmp_path / "checkpoint"
+    flags = [f"--binary_path={data}", "--batch_size=32"]
+    train_here(*flags, f"--save_checkpoint_path={checkpoint}")
+    assert read_model_file(checkpoint)["training"]["days"] == [0, 1, 2]
+    with pytest.raises(SettingsError, match=r"training set has no other day\n.*etl extend`$"):
+        choose(data, "--days=new", trained=[0, 1, 2])
+    manifest = add(output, tmp_path / "raw")
+    new = [*flags, f"--continue_from={checkpoint}", "--days=new"]
+    result = train_here(*new, f"--save_checkpoint_path={tmp_path / 'next'}")
+    assert result.samples == manifest["by_day_and_split"]["3"]["train"]["rows"]
+    assert result.metrics["test"].samples == manifest["splits"]["test"]["rows"]
+    assert read_model_file(tmp_path / "next")["training"]["days"] == [0, 1, 2, 3]
 
 
 def test_days_that_there_are_not(output):

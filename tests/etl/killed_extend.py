@@ -1,15 +1,16 @@
 """Extensions that end with SIGKILL at chosen moments, and are resumed until they finish.
 
-``python -m tests.etl.killed_extend DIRECTORY STRIDE`` prints what it saw as JSON. A moment is a
-call that changes a directory: a rename, a link, a new or a deleted name. All moments within the
-first switch are tried, and every STRIDE-th of the others. Each attempt is a fork of one process
-that has imported and compiled everything.
+``python -m tests.etl.killed_extend DIRECTORY STRIDE SPLIT`` prints what it saw as JSON; the rows of
+the output are split by days or share. A moment is a call that changes a directory: a rename, a
+link, a new or a deleted name. All moments within the first switch are tried, and every STRIDE-th
+of the others. Each attempt is a fork of one process that has imported and compiled everything.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import faulthandler
 import json
 import os
@@ -27,9 +28,11 @@ from tqdm import tqdm
 from clicklog.errors import BadInputError
 from clicklog.etl_output import SWITCH_FILE, EtlOutput
 from clicklog.files.atomic import TEMPORARY
+from clicklog.spec.split import BY_DAYS, Split
 from etl.output import EXTENDING_FILE
-from tests.etl.extended import add, content, copy_of, differences, make_base, write_days
+from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
 
+SPLITS = {"days": BY_DAYS, "share": Split("share", valid=0.2, test=0.2)}
 ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52}
 CALLS = ("replace", "rename", "symlink", "mkdir", "unlink", "rmdir")
 HANGS_AFTER = 100
@@ -105,11 +108,11 @@ def visible(output: Path) -> dict[str, bytes]:
     }
 
 
-def main(directory: Path, stride: int) -> None:
+def main(directory: Path, stride: int, by: str) -> None:
     """Print, as JSON: kills by where they hit, and what was not as it should have been."""
     raw = directory / "raw"
     write_days(raw, ROWS)
-    base = make_base(raw, directory / "base")
+    base = make_base(raw, directory / "base", dataclasses.replace(SMALL, split=SPLITS[by]))
     output = copy_of(base, directory)
     generations = [visible(output)]
     for day in (3, 4):  # imports and compiles, here, before any fork
@@ -161,4 +164,4 @@ def main(directory: Path, stride: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

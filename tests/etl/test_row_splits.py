@@ -25,10 +25,8 @@ from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.split import Split
 from clicklog.splits import SPLITS
 from etl.commands.dry_run import dry_run
-from etl.extend.run import extend
 from etl.plan import make_plan
 from etl.run import run
-from etl.settings import ExtendSettings
 from etl.shuffle.permutation import round_keys
 from etl.split_pass import find_cuts, prepared
 from tests.clicklog.reference_reader import key_of
@@ -339,12 +337,6 @@ def test_cuts_by_time(blocks: list[list[int]], valid: float, test: float) -> Non
     assert after[1] >= round(len(times) * test)
     assert after[0] >= after[1] + 1
     assert sum(time > test_from for time in times) < max(1, round(len(times) * test))
-
-
-def test_an_extension_is_refused(raw: Path, tmp_path: Path) -> None:
-    run(settings(raw, tmp_path / "out", _with(SPLITS_OF_ROWS["share"])))
-    with pytest.raises(SettingsError, match=r"split by share.*\n.*run the ETL again"):
-        extend(ExtendSettings(tmp_path / "out", str(raw / "part-2.csv")))
 
 
 def test_dry_run(raw: Path, tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""Which outputs can be extended, and by which days."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clicklog.errors import BadInputError, SchemaError, SettingsError
+from clicklog.etl_output import EtlOutput
+from clicklog.readers import day_names
+from clicklog.readers.days import day_title
+from clicklog.readers.raw import DayFile, find_days
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.split import Split
+from etl.manifest import READABLE_VERSIONS
+from etl.settings import ExtendSettings
+from etl.state import fingerprint
+from workflows.description import inspect
+
+_FIT_AGAIN = "fit it again with `python -m etl run`; what it writes can be extended"
+_RESTORE = (
+    "restore it from a copy (`python -m etl check` lists what is wrong), or run the ETL again"
+)
+
+
+def check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> FeatureSpec:
+    """Check that the manifest, the workflow, its state and the parts are of one generation.
+
+    Returns:
+        The feature spec of the output.
+
+    Raises:
+        BadInputError: Something is missing or damaged, or the data were imported.
+        SchemaError: The output was made before outputs could be extended.
+        SettingsError: Its rows are split in a way to which days cannot be added.
+    """
+    # compiles loops, which --help does without
+    from workflows.extension.workflow import check_extensible
+
+    if manifest["workflow_digest"] is None:
+        raise BadInputError(
+            f"{paths.manifest}: an imported data set, without a workflow that could be extended",
+            "fit the raw log with `python -m etl run`",
+        )
+    if manifest["format_version"] != READABLE_VERSIONS[-1]:
+        raise SchemaError(
+            f"{paths.manifest}: format version {manifest['format_version']}, made before outputs "
+            "could be extended",
+            _FIT_AGAIN,
+        )
+    description = inspect(paths.workflow)
+    _check_split(paths, description.spec.split)
+    check_extensible(paths.workflow, description)
+    if description.digest != manifest["workflow_digest"]:
+        raise BadInputError(
+            f"{paths.workflow}: digest {description.digest[:12]}…, the data were made with "
+            f"{manifest['workflow_digest'][:12]}…",
+            _RESTORE,
+        )
+    if not paths.extension.is_dir():
+        raise BadInputError(
+            f"{paths.extension}: missing; it holds the counts of values without an id", _RESTORE
+        )
+    for file in manifest["files"]:
+        path = paths.splits / file["file"]
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise BadInputError(f"{path}: cannot be read: {error.strerror}", _RESTORE) from error
+        if size != file["bytes"]:
+            raise BadInputError(f"{path}: {size} bytes instead of {file['bytes']}", _RESTORE)
+    return description.spec
+
+
+def _check_split(paths: EtlOutput, split: Split) -> None:
+    """Check that the split says where the rows of a new day go, and that of no row changes."""
+    if split.by == "files":
+        raise SettingsError(
+            f"{paths.root}: its rows are split by files, which have no order that a new file could "
+            "follow in",
+            "run the ETL again over all files, the new ones among those of the spec's [split]; or, "
+            'to add days from now on, run it with by = "days", "share" or "column"',
+        )
+    if split.by == "time" and not split.valid_from:
+        rule = paths.manifest_value("split", dict[str, Any])
+        raise SettingsError(
+            f"{paths.root}: its rows are split by time, by shares: with a new day the cuts would "
+            "be others, and rows would change their split",
+            "give the cuts themselves in the [split] of the spec, now "
+            f'valid_from = "{rule.get("valid_from")}", test_from = "{rule.get("test_from")}", and '
+            'run the ETL again; or, to add days from now on, run it with by = "days", "share" or '
+            '"column"',
+        )
+
+
+def check_flags(settings: ExtendSettings, split: Split) -> None:
+    """Refuse days of splits where each row is divided by itself. Raises :class:`SettingsError`."""
+    if split.by == "days" or not (settings.valid_days or settings.test_days):
+        return
+    raise SettingsError(
+        f"--valid_days and --test_days: {settings.output_path} is split by {split.by}, so each "
+        "new day has rows in all splits",
+        "leave both out: the [split] of the spec decides for each row",
+    )
+
+
+def new_days(settings: ExtendSettings, manifest: dict[str, Any]) -> list[DayFile]:
+    """Find the days to add; with ``--resume`` those that are there already are passed over.
+
+    Raises:
+        BadInputError: A file is missing, or a day cannot be added.
+    """
+    inputs = {file["day"]: file for file in manifest["inputs"]}
+    newest = max(inputs)
+    after = newest if settings.days is None else None
+    found = find_days(settings.input_path, settings.days, after=after)
+    days = []
+    for day in found:
+        if day.day in inputs:
+            if not settings.resume:
+                raise BadInputError(
+                    f"{day.path}: {day.name} is in {settings.output_path} already",
+                    f"give a later day, in a file named {_following(inputs)}; a day cannot be "
+                    "replaced: for that, run the ETL again",
+                )
+            if inputs[day.day]["fingerprint"] != fingerprint(day):
+                raise BadInputError(
+                    f"{day.path}: changed since {day.name} was added to "
+                    f"{settings.output_path} as {inputs[day.day]['path']}",
+                    "a day cannot be replaced: leave it out, or run the ETL again",
+                )
+        elif day.day < newest:
+            raise BadInputError(
+                f"{day.path}: {day.name} is older than the newest day of "
+                f"{settings.output_path}, {day_title(inputs[newest]['path']) or newest}",
+                "days are added in the order of time; to include it, run the ETL again",
+            )
+        else:
+            days.append(day)
+    if not found and not settings.resume:
+        raise BadInputError(
+            f"{settings.input_path}: no day that is newer than "
+            f"{day_title(inputs[newest]['path']) or f'day {newest}'}, the newest of "
+            f"{settings.output_path}",
+            f"add the file {_following(inputs)}",
+        )
+    return days
+
+
+def _following(inputs: dict[int, dict[str, Any]]) -> str:
+    """Return how the file of the next day would be called, without its ending."""
+    newest = max(inputs)
+    name = day_names.name_of(inputs[newest]["path"])
+    return name.other(newest + 1) if name else f"day_{newest + 1}"

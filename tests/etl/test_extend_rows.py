@@ -1,0 +1,436 @@
+"""Adding days to outputs whose rows are split by share, column or time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import workflows
+from clicklog.errors import BadInputError, OutputError, SettingsError
+from clicklog.etl_output import EtlOutput
+from clicklog.spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.split import Split
+from clicklog.splits import SPLITS
+from etl.__main__ import main
+from etl.check.findings import NOTE
+from etl.commands.check import check
+from etl.drift.artifact import read_drift
+from etl.run import run
+from tests.etl.extended import add, add_each, content, copy_of, differences, make_base
+from tests.etl.runs import read_split, settings
+
+SPEC = FeatureSpec(
+    "label",
+    (DenseColumn("row", transform="log"), DenseColumn("price")),
+    (
+        CategoricalColumn("item", raw="string"),
+        CategoricalColumn("rare", raw="string", freq_threshold=3),
+    ),
+    input=InputFormat(format="csv", header=True),
+)
+TIMES = Split("time", column="when", time_format="epoch_s", valid=0.1, test=0.2)
+SPLITS_OF_ROWS = {
+    "share": Split("share", valid=0.2, test=0.1, seed=7),
+    "column": Split("column", column="user", valid=0.2, test=0.2, seed=1),
+    "time": dataclasses.replace(
+        TIMES, valid=0, test=0, valid_from="1970-01-01 00:10", test_from="1970-01-01 00:12"
+    ),
+}
+NAMES = ("row", "label", "item", "rare", "price", "user", "when", "other")
+ROWS = {0: 90, 1: 70, 2: 60, 3: 45, 4: 52, 5: 38}
+NEW = (3, 4, 5)
+
+
+def _with(name: str) -> FeatureSpec:
+    return dataclasses.replace(SPEC, split=SPLITS_OF_ROWS[name])
+
+
+def _write(
+    raw: Path, rows: dict[int, int], *, users: int = 30, later: int = 0, width: int = 0
+) -> dict[int, dict[str, str]]:
+    """Write ``day_<number>.csv`` with so many rows; return the fields of each by its number.
+
+    Times of all days are the same, as in a log whose files are shards, unless ``later``.
+    """
+    raw.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for day, count in rows.items():
+        rng = random.Random(day)
+        lines = [",".join(NAMES)]
+        for row in range(1000 * day, 1000 * day + count):
+            values = (
+                row, row % 3 % 2, f"i{rng.randrange(6)}-{day * rng.randrange(2)}",
+                f"r{rng.randrange(9)}", rng.randrange(-9, 99), f"user é{rng.randrange(users)}",
+                rng.randrange(1000) + later, "x" * width,
+            )  # fmt: skip
+            found[row] = dict(zip(NAMES, map(str, values), strict=True))
+            lines.append(",".join(map(str, values)))
+        (raw / f"day_{day}.csv").write_text("\n".join(lines) + "\n")
+    return found
+
+
+def _rows_of(output: Path) -> dict[str, list[int]]:
+    """The numbers of the rows of each split, in their order."""
+    return {
+        split: np.rint(np.exp(read_split(output, split)["row"]) - 3).astype(int).tolist()
+        for split in SPLITS
+    }
+
+
+def _ids(rows: dict[int, dict[str, str]], train: list[int], name: str, threshold: int) -> dict:
+    """The ids of a column's values after all days, by the rule of extensions."""
+    ids: dict[str, int] = {}
+    seen: Counter = Counter()
+    base = range(min(NEW) * 1000)
+    groups = [range(1000 * day, 1000 * day + 1000) for day in sorted({n // 1000 for n in rows})]
+    for own in (base, *groups[min(NEW) :]):
+        seen.update(rows[row][name] for row in train if row in own)
+        earned = [value for value in seen if seen[value] >= threshold and value not in ids]
+        for value in sorted(earned, key=lambda value: (-seen[value], value.encode())):
+            ids[value] = 3 + len(ids)
+    return ids
+
+
+def _is_sound(output: Path) -> bool:
+    found = [
+        str(finding)
+        for finding in check(output)
+        # rows of few columns are equal by chance
+        if finding.severity != NOTE and finding.kind != "overlap"
+    ]
+    assert not found, found
+    return True
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("log") / "raw"
+    _write(directory, ROWS)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def bases(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Generation 0, of days 0 to 2, by the rule of the split."""
+    directory = tmp_path_factory.mktemp("bases")
+    return {name: make_base(raw, directory / name, _with(name)) for name in SPLITS_OF_ROWS}
+
+
+@pytest.mark.parametrize("name", SPLITS_OF_ROWS)
+@given(
+    counts=st.lists(st.sampled_from([1, 2, 30, 41, 80]), min_size=1, max_size=3),
+    at_once=st.booleans(),
+    workers=st.integers(1, 3),
+)
+@hypothesis_settings(
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_the_splits_are_those_of_a_run_over_all_days(
+    tmp_path_factory, raw: Path, bases, name: str, counts, at_once: bool, workers: int
+) -> None:
+    """And ids are given in the order of the days, by counts of training rows only."""
+    directory = tmp_path_factory.mktemp("rows")
+    few = 30 if name == "time" else 1  # a day without training rows cannot be added by time
+    days = {3 + i: max(few, count) for i, count in enumerate(counts)}
+    rows = _write(directory / "raw", {0: ROWS[0], 1: ROWS[1], 2: ROWS[2]} | days)
+    output = copy_of(bases[name], directory)
+    if at_once:
+        add(output, directory / "raw", workers=workers)
+    else:
+        add_each_csv(output, directory / "raw", days, workers=workers)
+    run(settings(directory / "raw", directory / "fresh", _with(name), workers=workers))
+    found = _rows_of(output)
+    assert found == _rows_of(directory / "fresh")
+    assert sum(map(len, found.values())) == len(rows)
+    for column, threshold in (("item", 1), ("rare", 3)):
+        ids = _ids(rows, found["train"], column, threshold)
+        for split in SPLITS:
+            expected = [ids.get(rows[row][column], 2) for row in found[split]]
+            assert read_split(output, split)[column].tolist() == expected
+    assert _is_sound(output)
+
+
+def add_each_csv(output: Path, raw: Path, days, **options) -> None:
+    for day in days:
+        add(output, raw / f"day_{day}.csv", **options)
+
+
+@pytest.mark.parametrize("name", SPLITS_OF_ROWS)
+def test_one_by_one_is_all_at_once(raw: Path, bases, dask_client, tmp_path: Path, name) -> None:
+    """On both engines, with any number of workers, byte by byte."""
+    seen = []
+    for i, (groups, options) in enumerate(
+        [
+            ([NEW], {"workers": 1}),
+            ([(3,), (4,), (5,)], {"workers": 3}),
+            ([(3, 4), (5,)], {"scheduler": dask_client.scheduler.address}),
+        ]
+    ):
+        output = copy_of(bases[name], tmp_path / str(i))
+        for group in groups:
+            add(output, raw, days=group, statistics="update", **options)
+        seen.append(content(output))
+    assert _is_sound(output)
+    for other in seen[1:]:
+        assert differences(seen[0], other) == []
+    before = [path.read_bytes() for path in bases[name].rglob("part.*.parquet")]
+    assert all(data in seen[0].values() for data in before)
+
+
+def test_the_size_of_blocks_changes_no_split(tmp_path: Path) -> None:
+    """A row's number counts from the begin of its file."""
+    spec = _with("share")
+    _write(tmp_path / "raw", {0: 90, 1: 70, 2: 60})
+    base = make_base(tmp_path / "raw", tmp_path / "base", spec)
+    _write(tmp_path / "raw", {3: 300}, width=9000)
+    found = []
+    for block_mb in (1, 64):
+        output = copy_of(base, tmp_path / str(block_mb))
+        manifest = add(output, tmp_path / "raw", block_mb=block_mb)
+        found.append((_rows_of(output), [read_split(output, s)["item"].tolist() for s in SPLITS]))
+        parts = [part for part in EtlOutput(output).parts("train") if part.day == 3]
+        assert len(parts) == (3 if block_mb == 1 else 1)
+        assert manifest["by_day"]["3"]["rows"] == 300
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", SPLITS_OF_ROWS)
+def test_what_describes_the_output(raw: Path, bases, tmp_path: Path, name: str) -> None:
+    output = copy_of(bases[name], tmp_path)
+    before = json.loads((output / "manifest.json").read_text())
+    manifest = add(output, raw)
+    assert manifest == json.loads((output / "manifest.json").read_text())
+    assert manifest["split"] == before["split"]
+    assert manifest["rows"] == {"in": sum(ROWS.values()), "out": sum(ROWS.values()), "rejected": 0}
+    assert {int(day): one["rows"] for day, one in manifest["by_day"].items()} == ROWS
+    assert manifest["days"]["train"] == list(ROWS)
+    assert [(one["generation"], one["day"]) for one in manifest["extensions"]] == [
+        (1, 3), (2, 4), (3, 5)
+    ]  # fmt: skip
+    assert "valid_days" not in manifest["extensions"][0]["settings"]
+    for day in ROWS:
+        own = manifest["by_day_and_split"][str(day)]
+        assert own == before["by_day_and_split"].get(str(day), own)
+        assert sum(counts["rows"] for counts in own.values()) == ROWS[day]
+    root = output / "criteo_binary" / "split"
+    for split in SPLITS:
+        frame, counts = read_split(output, split), manifest["splits"][split]
+        assert counts["rows"] == len(frame) == pq.read_metadata(root / split / "_metadata").num_rows
+        assert counts["positives"] == int(frame["label"].sum())
+        assert counts["out_of_vocabulary"]["rare"] == int((frame["rare"] == 2).sum())
+        listed = (root / split / "_file_list.txt").read_text().split("\n")[1:-1]
+        parts = EtlOutput(output).parts(split)
+        assert [Path(path).name for path in listed] == [Path(part.file).name for part in parts]
+        assert manifest["next_parts"][split] == len(parts)
+        assert [part.generation for part in parts] == sorted(part.generation for part in parts)
+    page = (output / "report.html").read_text()
+    assert f"Rows are split by {SPLITS_OF_ROWS[name].by}" in page
+    description = workflows.inspect(output / "workflow")
+    assert [one.days for one in description.lineage] == [(0, 1, 2), (3,), (4,), (5,)]
+    assert {path.name for path in (output / "drift").iterdir()} >= {"day_5.json", "day_5.html"}
+    spec = _with(name)
+    with pytest.raises(OutputError, match="a finished run"):
+        run(settings(raw, output, spec))
+    days = frozenset({0, 1, 2})
+    assert run(settings(raw, output, spec, days=days, resume=True))["generation"] == 3
+
+
+def test_a_user_stays_in_one_split(raw: Path, bases, tmp_path: Path) -> None:
+    output = copy_of(bases["column"], tmp_path)
+    rows = _write(tmp_path / "raw", ROWS)
+    add(output, raw)
+    users = [{rows[row]["user"] for row in own} for own in _rows_of(output).values()]
+    assert sum(map(len, users)) == len(set.union(*users)) == 30
+
+
+def test_a_day_without_training_rows(bases, tmp_path: Path) -> None:
+    """By column a day may be of users of other splits; it adds no value, and the next one does."""
+    rows = _write(tmp_path / "all", ROWS)
+    valid = next(row for row in _rows_of(bases["column"])["valid"])
+    user = rows[valid]["user"]
+    raw = tmp_path / "raw"
+    _write(raw, {3: 20, 4: 40})
+    lines = (raw / "day_3.csv").read_text().splitlines()
+    fields = [line.split(",") for line in lines[1:]]
+    for own in fields:
+        own[NAMES.index("user")] = user
+    (raw / "day_3.csv").write_text("\n".join([lines[0], *map(",".join, fields)]) + "\n")
+    output = copy_of(bases["column"], tmp_path)
+    for options in ({}, {"statistics": "update"}):
+        other = copy_of(bases["column"], tmp_path / str(len(options)))
+        manifest = add(other, raw / "day_3.csv", **options)
+        counts = manifest["by_day_and_split"]["3"]
+        assert {split: own["rows"] for split, own in counts.items()} == {
+            "train": 0, "valid": 20, "test": 0
+        }  # fmt: skip
+        before, after = (workflows.inspect(one / "workflow") for one in (output, other))
+        assert before.table_schema == after.table_schema
+        assert before.statistics == after.statistics
+        assert _is_sound(other)
+    assert add(other, raw / "day_4.csv")["generation"] == 2
+    assert _is_sound(other)
+
+
+def test_bad_rows_are_rejected_once(raw: Path, bases, tmp_path: Path) -> None:
+    """Also where days are directories, whose files have one name."""
+    output = copy_of(bases["share"], tmp_path)
+    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.2}
+    for day in (3, 4):
+        lines = (raw / f"day_{day}.csv").read_text().splitlines()
+        lines[day * 2 : day * 2] = ["bad", "worse"]
+        own = tmp_path / "new" / f"day={day}"
+        own.mkdir(parents=True)
+        (own / "clicks.csv").write_text("\n".join(lines) + "\n")
+        manifest = add(output, own / "clicks.csv", **options)
+        assert manifest["inputs"][-1]["rows"] == {
+            "in": ROWS[day] + 2, "out": ROWS[day], "rejected": 2
+        }  # fmt: skip
+    rejected = sorted((output / "rejected").iterdir())
+    assert [path.name for path in rejected] == ["4.clicks.csv.tsv", "clicks.csv.tsv"]
+    lines = [path.read_bytes().splitlines()[1:] for path in rejected]
+    assert [[line.split(b"\t")[1] for line in own] for own in lines] == [
+        [b"9", b"10"],
+        [b"7", b"8"],
+    ]
+    assert _is_sound(output)
+
+
+def test_without_any_well_formed_row(raw: Path, bases, tmp_path: Path) -> None:
+    output = copy_of(bases["share"], tmp_path)
+    (tmp_path / "day_3.csv").write_text(",".join(NAMES) + "\nbad\n")
+    options = {"on_bad_rows": "quarantine", "max_bad_fraction": 1.0}
+    with pytest.raises(BadInputError, match=r"day_3\.csv: no well-formed row"):
+        add(output, tmp_path / "day_3.csv", **options)
+    assert add(output, raw / "day_3.csv", restart=True)["generation"] == 1
+    (tmp_path / "day_4.csv").write_text(",".join(NAMES) + "\n")
+    with pytest.raises(BadInputError, match=r"day_4\.csv.* no rows"):
+        add(output, tmp_path / "day_4.csv")
+
+
+@pytest.mark.parametrize("name", ["share", "time"])
+def test_resumed_at_every_stage(raw: Path, bases, tmp_path: Path, monkeypatch, name: str) -> None:
+    whole = copy_of(bases[name], tmp_path / "whole")
+    add(whole, raw / "day_3.csv")
+    for stage in (
+        "workflows.extension.workflow.extend_workflow",
+        "etl.extend.run.quarantine",
+        "etl.extend.run.switch",
+    ):
+        output = copy_of(bases[name], tmp_path / stage)
+        with monkeypatch.context() as patch:
+            patch.setattr(stage, _stop)
+            with pytest.raises(OutputError, match="stop here"):
+                add(output, raw / "day_3.csv")
+        if stage.endswith("switch"):
+            assert [one.kind for one in check(output) if one.kind != "overlap"] == ["unfinished"]
+        add(output, raw / "day_3.csv", resume=True)
+        assert differences(content(whole), content(output)) == []
+
+
+def test_drift_compares_no_day_with_rows_of_the_same_days(raw: Path, bases, tmp_path: Path) -> None:
+    """Half of the values of the column are born each day: rows held out of known days have none."""
+    output = copy_of(bases["column"], tmp_path)
+    add(output, raw)
+    unseen = [read_drift(output / "drift" / f"day_{day}.json").column("item").unseen for day in NEW]
+    assert all(own.count > own.total // 4 and not own.flagged for own in unseen)
+    assert [own.then_count for own in unseen] == [None, *(own.count for own in unseen[:-1])]
+
+
+def _stop(*arguments, **options) -> None:
+    raise OutputError("stop here")
+
+
+def _refused(output: Path, path: Path, match: str, **options) -> None:
+    before = content(output)
+    with pytest.raises((BadInputError, SettingsError), match=match) as caught:
+        add(output, path, **options)
+    assert caught.value.remedy
+    assert differences(before, content(output)) == []
+
+
+def test_days_of_splits_are_refused(raw: Path, bases, tmp_path: Path) -> None:
+    for name in SPLITS_OF_ROWS:
+        output = copy_of(bases[name], tmp_path / name)
+        what = rf"--test_days: .* is split by {name}(.|\n)*leave both out"
+        _refused(output, raw, what, valid_days={3}, test_days={4})
+
+
+def test_a_day_behind_the_cuts(raw: Path, bases, tmp_path: Path) -> None:
+    """By time, later days are for test only: nothing could be trained on any of them."""
+    output = copy_of(bases["time"], tmp_path)
+    _write(tmp_path / "raw", {3: 30}, later=1000)
+    what = r'day 3: no row is before 1970-01-01 00:10(.|\n)*later valid_from(.|\n)*by = "days"'
+    _refused(output, tmp_path / "raw" / "day_3.csv", what)
+    # nothing was left behind
+    assert add(output, raw / "day_3.csv")["generation"] == 1
+
+
+def test_splits_that_would_change_are_refused(raw: Path, tmp_path: Path) -> None:
+    """Cuts of shares by time, and given files."""
+    by_files = Split("files", train_files=("day_0.csv",), valid=0.2, test_files=("day_1.csv",))
+    for by, split, what in (
+        ("time", TIMES, r'cuts would be others(.|\n)*valid_from = "1970-01-01 00:\d\d:\d\d'),
+        ("files", by_files, r"split by files(.|\n)*run the ETL again"),
+    ):
+        output = tmp_path / by
+        days = None if by == "files" else frozenset({0, 1, 2})
+        run(settings(raw, output, dataclasses.replace(SPEC, split=split), days=days))
+        _refused(output, raw / "day_3.csv", what)
+
+
+def test_command_line(raw: Path, bases, tmp_path: Path, capsys, caplog) -> None:
+    output = copy_of(bases["share"], tmp_path)
+    flags = ["--output_path", str(output), "--input_path", str(raw / "day_3.csv")]
+    assert main(["extend", *flags, "--valid_days", "3", "--test_days", "3"]) != 0
+    assert "leave both out" in capsys.readouterr().err
+    assert main(["extend", *flags]) == 0
+    text = capsys.readouterr().out
+    assert "generation 1" in text
+    before = _rows_of(bases["share"])
+    for split, own in _rows_of(output).items():
+        assert f"{split}: {len(own)} rows of days 0,1,2,3" in text
+        assert f"{split} {len(own) - len(before[split])} rows" in caplog.text
+
+
+def test_parquet(tmp_path: Path) -> None:
+    """Whose row numbers need no pass over the files."""
+    raw = tmp_path / "raw"
+    _write(raw, ROWS)
+    for file in sorted(raw.iterdir()):
+        frame = pd.read_csv(file)
+        frame.to_parquet(file.with_suffix(".parquet"), row_group_size=17, index=False)
+        file.unlink()
+    spec = dataclasses.replace(_with("share"), input=InputFormat(format="parquet"))
+    output = make_base(raw, tmp_path / "out", spec)
+    add_each(output, raw, [f"{day}.parquet" for day in NEW])
+    run(settings(raw, tmp_path / "fresh", spec))
+    assert _rows_of(output) == _rows_of(tmp_path / "fresh")
+    assert _is_sound(output)
+
+
+def test_a_split_of_one_label(raw: Path, bases, tmp_path: Path, caplog) -> None:
+    """Rows that are divided by a hash are not said to be sorted by label."""
+    spec = dataclasses.replace(SPEC, split=Split("share", valid=0.01, test=0.2))
+    output = make_base(raw, tmp_path / "out", spec)
+    valid = read_split(output, "valid")["label"]
+    assert valid.nunique() == 1
+    what = f"valid: all {len(valid)} rows have label"
+    report = (output / "report.html").read_text()
+    found = [str(one) for one in check(output) if one.kind == "labels"]
+    assert len(found) == 1
+    assert what in caplog.text
+    for text in (caplog.text, report, *found):
+        assert "use larger shares" in text
+        assert "sorted by label" not in text
