@@ -63,8 +63,12 @@ class CudaDevice:
 
     def __init__(self) -> None:
         import cupy
+        import rmm
         from rmm.allocators.cupy import rmm_cupy_allocator
 
+        if type(rmm.mr.get_current_device_resource()) is rmm.mr.CudaMemoryResource:
+            # nobody chose a pool: freeing an array would wait until all streams are idle
+            rmm.mr.set_current_device_resource(rmm.mr.CudaAsyncMemoryResource())
         cupy.cuda.set_allocator(rmm_cupy_allocator)  # the pool that libcudf uses, too
         self.arrays = cupy
 

@@ -18,7 +18,8 @@ import triton.language as tl
 #: Most vectors of a sample: its products are held in registers.
 MOST_VECTORS = 64
 #: The columns of the vectors that are multiplied at a time, and the fewest that Triton multiplies.
-_BLOCK, _LEAST = 128, 16
+#: Without tensor cores each number has a register: 128 columns would need more than there are.
+_BLOCK, _EXACT_BLOCK, _LEAST = 128, 32, 16
 
 
 @triton.jit
@@ -168,7 +169,7 @@ def _constants(
         "dim": dim,
         "has_dense": int(dense is not None),
         "height": max(_LEAST, triton.next_power_of_2(vectors)),
-        "block": min(_BLOCK, max(_LEAST, triton.next_power_of_2(dim))),
+        "block": min(_BLOCK if tf32 else _EXACT_BLOCK, max(_LEAST, triton.next_power_of_2(dim))),
         "precision": "tf32" if tf32 else "ieee",
     }
 

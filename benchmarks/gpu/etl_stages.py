@@ -45,7 +45,7 @@ def of_block(
 
     directory = args.data / "stages"
     shutil.rmtree(directory, ignore_errors=True)
-    _fit(directory, block, spec)
+    write_fitted(directory, block, spec)
     there, limit = card.device, line_limit(spec)
     workflow = DeviceWorkflow(there, compiled.load(directory / "workflow"))
     with card.lane() as lane:
@@ -78,8 +78,8 @@ def of_block(
     shutil.rmtree(directory)
 
 
-def _fit(directory: Path, block: Block, spec: FeatureSpec) -> None:
-    """Write a workflow fitted on the block."""
+def write_fitted(directory: Path, block: Block, spec: FeatureSpec) -> None:
+    """Write a workflow fitted on the block, as ``directory/workflow``."""
     from etl.engines import cpu
     from workflows import write_workflow
 

@@ -59,6 +59,7 @@ def all_steps(settings: GpuSettings) -> list[Step]:
     return [
         Step("doctor", ("etl", "doctor"), 90),
         _part("smoke/dlpack", settings, 60, rapids=True),
+        _part("smoke/card", settings, 120, rapids=True),
         _part("smoke/fbgemm", settings, 60),
         _part("smoke/interaction", settings, 60),
         _part("smoke/encode", settings, 90, rapids=True),

@@ -16,6 +16,7 @@ from clicklog.command_line import Parser, Settings, flag, parse
 PARTS = {
     "data": "benchmarks.gpu.data:make_all",
     "smoke/dlpack": "benchmarks.gpu.smokes:dlpack",
+    "smoke/card": "benchmarks.gpu.card:card",
     "smoke/fbgemm": "benchmarks.gpu.smokes:fbgemm",
     "smoke/interaction": "benchmarks.gpu.smokes:interaction",
     "smoke/encode": "benchmarks.gpu.smokes:encode",

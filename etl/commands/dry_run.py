@@ -27,7 +27,8 @@ from etl.staging import estimate
 
 #: Rows of the sample by engine: what it processes within seconds.
 SAMPLE_ROWS = {"cpu": 100_000, "dask": 20_000}
-#: Memory of a dask worker, in multiples of its block: raw text, typed columns, merged codes.
+#: Memory of a dask worker that NVTabular works in, in multiples of its block: raw text, typed
+#: columns, merged codes.
 MEMORY_PER_BLOCK = 12
 #: Bytes of memory of each further thread of the cpu engine: a block and its columns.
 MEMORY_PER_THREAD = 120 << 20
@@ -197,13 +198,23 @@ def _measure(settings: EtlSettings, sample: EtlSettings, size: Size, directory: 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         memory = peak + (workers - 1) * MEMORY_PER_THREAD
     else:
-        blocks = workers * BLOCKS_AT_ONCE[gpu_count() > 0]
-        memory = blocks * (settings.block_mb << 20) * MEMORY_PER_BLOCK
+        memory = workers * _worker_memory(settings, size)
     return Needs(
         disk_bytes=round(written / rows * size.rows),
         memory_bytes=memory,
         seconds=size.rows / speed / workers,
     )
+
+
+def _worker_memory(settings: EtlSettings, size: Size) -> int:
+    """Return the bytes of main memory that a worker of the dask engine takes for its blocks."""
+    from etl.engines import device  # which imports Dask
+    from etl.engines.device_blocks import host_bytes
+
+    block, gpu = settings.block_mb << 20, gpu_count() > 0
+    if gpu and device.supports(settings.spec) and settings.spec.split.by in ("days", "files"):
+        return host_bytes(settings.spec, block, round(block * size.rows / size.text_bytes))
+    return BLOCKS_AT_ONCE[gpu] * block * MEMORY_PER_BLOCK
 
 
 def _existing(path: Path) -> Path:

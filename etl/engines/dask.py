@@ -27,7 +27,6 @@ from merlin.dag import Graph
 from nvtabular.ops import Categorify
 
 from clicklog.errors import BadInputError
-from clicklog.files.artifact import FileEntry
 from clicklog.readers.raw import Block, read_block, read_block_chunks
 from clicklog.rows import RawRows, empty_rows
 from clicklog.schema import TableSchema
@@ -36,13 +35,13 @@ from etl.engines import cpu
 from etl.engines.cluster import readable_errors
 from etl.engines.cpu_runs import run_name, write_run
 from etl.engines.hardware import BLOCKS_AT_ONCE, cores
+from etl.engines.tasks import with_workflow
 from etl.output import CATEGORIES, COUNTS
 from etl.plan import Unit, by_block
 from etl.results import UnitResult
 from etl.row_split import divided, training_rows
 from etl.state import finish_unit
 from workflows import inspect, to_frame
-from workflows.description import METADATA_FILE
 from workflows.frames import joined, to_table
 from workflows.graph import build
 from workflows.moments import normalized
@@ -252,18 +251,10 @@ def transform(
     workers = max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
     groups = by_block(units)
     at_once = max(1, min(BLOCKS_AT_ONCE[gpu], len(groups) // workers))
-    futures = client.map(
-        transform_units,
-        _batches(groups, at_once),
-        workflow_path=str(workflow_path),
-        digest=FileEntry.of(workflow_path / METADATA_FILE).sha256,
-        parts=parts,
-        work=work,
-        gpu=gpu,
-        reject=reject,
-        pure=False,
-        batch_size=1000,
+    task = with_workflow(
+        transform_units, workflow_path, parts=parts, work=work, gpu=gpu, reject=reject
     )
+    futures = client.map(task, _batches(groups, at_once), pure=False, batch_size=1000)
     try:
         with readable_errors(client):
             for future in as_completed(futures):
@@ -286,7 +277,7 @@ def transform_units(
 ) -> list[UnitResult]:
     """Transform the units of some blocks in a worker; write their parts and records.
 
-    ``digest`` is that of the workflow's description, see :func:`_load_once`.
+    See :func:`etl.engines.tasks.with_workflow` for ``digest``.
     """
     units = [unit for own in groups for unit in own]
     for unit in units:
@@ -333,9 +324,7 @@ def transform_frame(
 def _load_once(path: str, digest: str, gpu: bool):
     """Load the workflow, its table schema and its spec; keep the last one loaded.
 
-    The cache is also keyed by the digest of the description, because a worker of a running cluster
-    may see several workflows at the same path. The workflow's own digest would not do: it is the
-    same for specs that differ only in the file format.
+    See :func:`etl.engines.tasks.with_workflow` for ``digest``.
     """
     workflow, description = load(path), inspect(path)
     if gpu and _ENTRY * sum(description.table_schema.table_sizes) <= VOCABULARY_BYTES:

@@ -6,6 +6,7 @@ Vocabularies and rows are those of the cpu engine, bit by bit.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -13,21 +14,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from distributed import Client
 
 from clicklog.device import CudaDevice, Device
-from clicklog.files.artifact import FileEntry
 from clicklog.readers.raw import Block
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.threads import in_order
 from etl.engines import cpu, tasks
 from etl.engines.cluster import POOL_SHARE
 from etl.engines.cpu_runs import FAN_IN, run_name, write_run
 from etl.engines.device_blocks import (
     LANES,
     Card,
-    DeviceRun,
     count_block,
     merge_runs,
     transform_unit,
@@ -40,13 +40,14 @@ from etl.state import record
 from workflows import compiled
 from workflows.compiled import CompiledWorkflow
 from workflows.compiled.device import DeviceWorkflow, vocabulary_bytes
-from workflows.description import METADATA_FILE
 from workflows.extension.workflow import DayCounts
 from workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
+#: Threads of a worker. There are more than lanes, because not all work of a block needs the card.
+LANE_THREADS = 2 * LANES
 #: Blocks of a task at most. The lanes run dry at its end, for as long as a few blocks take.
 TASK_BLOCKS = 4 * FAN_IN
 #: The share of a worker's memory pool that vocabularies may take; blocks in flight take the rest.
@@ -54,18 +55,20 @@ VOCABULARY_SHARE = 0.6
 
 
 def takes(spec: FeatureSpec, blocks: Iterable[Block]) -> bool:
-    """Return whether blocks can be processed here: whole blocks in Criteo's format.
-
-    Dense columns must be all logarithms or all not.
+    """Return whether blocks can be processed here: whole blocks of a spec that is supported.
 
     The first time that they can, it is logged.
     """
-    logarithms = {spec.transform_of(column) != "normalize" for column in spec.dense}
-    whole = all(type(block) is Block for block in blocks)
-    if not spec.is_criteo_format or len(logarithms) > 1 or not whole:
+    if not supports(spec) or not all(type(block) is Block for block in blocks):
         return False
     _announce()
     return True
+
+
+def supports(spec: FeatureSpec) -> bool:
+    """Return whether a spec is of Criteo's format, and its dense columns all logarithms or none."""
+    logarithms = {spec.transform_of(column) != "normalize" for column in spec.dense}
+    return spec.is_criteo_format and len(logarithms) < 2
 
 
 @functools.cache
@@ -176,33 +179,17 @@ def _count_blocks(
 ) -> int:
     """Count blocks in a worker; write a run for each group durably. Returns their rows."""
     card, total = worker_card(), 0
-    with _LaneThreads() as pool:
-        futures = {
-            index: pool.submit(count_block, card, block, spec, reject=reject)
-            for index, block in numbered
-        }
-        # in the order of the blocks, so that of several errors always the same one is raised
-        for group in _groups(list(futures)):
-            runs: list[DeviceRun] = [futures.pop(index).result() for index in group]
-            run = merge_runs(card, runs)
-            del runs
+    count = functools.partial(count_block, card, spec=spec, reject=reject)
+    blocks = [block for _, block in numbered]
+    # as many ahead as are merged at once, so that the lanes go on meanwhile
+    counting = in_order(count, blocks, LANE_THREADS, "lane", ahead=FAN_IN)
+    with contextlib.closing(counting) as counted:
+        for group in _groups(index for index, _ in numbered):
+            run = merge_runs(card, list(itertools.islice(counted, len(group))))
             path = directory / run_name(group[0], group[-1] + 1)
             write_run(path, run.rows, run.nulls, run.moments, run.counts)
             total += run.rows
     return total
-
-
-class _LaneThreads(ThreadPoolExecutor):
-    """Threads for the lanes of a card, which drop work that has not begun when one fails.
-
-    There are more of them than lanes, because not all work of a block needs the card.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(2 * LANES, "lane")
-
-    def __exit__(self, *error: Any) -> None:
-        self.shutdown(cancel_futures=True)
 
 
 def transform(
@@ -222,13 +209,8 @@ def transform(
         OutputError: a part cannot be written.
         WorkerLostError: workers ran out of memory.
     """
-    task = functools.partial(
-        _transform_units,
-        workflow_path=str(workflow_path),
-        digest=FileEntry.of(workflow_path / METADATA_FILE).sha256,
-        parts=parts,
-        work=work,
-        reject=reject,
+    task = tasks.with_workflow(
+        _transform_units, workflow_path, parts=parts, work=work, reject=reject
     )
     for several in tasks.results(client, task, _divided(units, client)):
         yield from several
@@ -247,8 +229,8 @@ def _transform_units(
         syncer.add(written, result)
         return result
 
-    with Syncer(functools.partial(record, work), 2 * LANES) as syncer, _LaneThreads() as pool:
-        return [future.result() for future in [pool.submit(transform_one, u) for u in units]]
+    with Syncer(functools.partial(record, work), LANE_THREADS) as syncer:
+        return list(in_order(transform_one, units, LANE_THREADS, "lane", ahead=len(units)))
 
 
 _starting = threading.Lock()
@@ -279,7 +261,7 @@ def _card_of(device: Device) -> Card:
 def _load_once(device: Device, path: str, digest: str) -> tuple[DeviceWorkflow, CompiledWorkflow]:
     """Load a workflow and copy it to the card; keep the last one loaded.
 
-    ``digest`` is that of its description, as the path may hold another one.
+    See :func:`etl.engines.tasks.with_workflow` for ``digest``.
     """
     workflow = compiled.load(path)
     return DeviceWorkflow(device, workflow), workflow

@@ -55,6 +55,19 @@ log = logging.getLogger(__name__)
 LANES = 4
 
 
+def host_bytes(spec: FeatureSpec, block_bytes: int, rows: int) -> int:
+    """Return the main memory that a worker's lanes take for blocks of so many bytes and rows.
+
+    That is their pinned buffers, and the dense columns from which moments are computed.
+    """
+    dense = rows * (4 * len(spec.dense) + 8) if normalized(spec) else 0
+    return LANES * (_pinned_bytes(block_bytes) + dense)
+
+
+def _pinned_bytes(block_bytes: int) -> int:
+    return block_bytes + block_bytes // 8 + 1  # blocks vary by a line
+
+
 class Lane:
     """A stream of a card and a pinned buffer, for one thread at a time."""
 
@@ -67,7 +80,7 @@ class Lane:
         """Read a block as whole lines: uint8, valid until the next call."""
         size = block.end - block.begin
         if len(self._buffer) <= size:
-            self._buffer = self._device.pinned(size + size // 8 + 1)  # blocks vary by a line
+            self._buffer = self._device.pinned(_pinned_bytes(size))
         read_into(block.path, block.begin, block.end, memoryview(self._buffer))
         return padded(self._buffer, size)
 

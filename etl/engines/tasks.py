@@ -112,16 +112,19 @@ def transform(
         OutputError: A part cannot be written.
         WorkerLostError: Workers ran out of memory.
     """
-    task = functools.partial(
-        _transform_block,
-        workflow_path=str(workflow_path),
-        digest=FileEntry.of(workflow_path / METADATA_FILE).sha256,
-        parts=parts,
-        work=work,
-        reject=reject,
-    )
+    task = with_workflow(_transform_block, workflow_path, parts=parts, work=work, reject=reject)
     for several in results(client, task, by_block(units)):
         yield from several
+
+
+def with_workflow(task: Callable, workflow_path: Path, **options: Any) -> functools.partial:
+    """Give a task the path of a saved workflow, the digest of its description, and options.
+
+    Workers keep the workflow that they have loaded, and the path may come to hold another one. The
+    workflow's own digest would not do: it is the same for specs that differ in the file format.
+    """
+    digest = FileEntry.of(workflow_path / METADATA_FILE).sha256
+    return functools.partial(task, workflow_path=str(workflow_path), digest=digest, **options)
 
 
 def _transform_block(
@@ -148,7 +151,7 @@ def _transform_block(
 
 @functools.lru_cache(maxsize=1)
 def _load_once(path: str, digest: str) -> CompiledWorkflow:
-    """Load a workflow; ``digest`` is that of its description, as the path may hold another one."""
+    """Load a workflow; keep the last one loaded. See :func:`with_workflow` for ``digest``."""
     return compiled.load(path)
 
 

@@ -38,7 +38,7 @@ def test_what_comes_first_tells_most(small: GpuSettings) -> None:
     names = [step.name for step in all_steps(small)]
     assert len(set(names)) == len(names)
     order = [
-        "doctor", "smoke/dlpack", "smoke/cluster", "copies", "block", "vocabulary",
+        "doctor", "smoke/dlpack", "smoke/card", "smoke/cluster", "copies", "block", "vocabulary",
         "training/bf16/B=256", "training/bf16/B=64", "training/bf16 graphs/B=64",
         "training/tf32/B=256", "training/fp32/B=256", "loader", "engine/cpu", "engine/dask",
         "tests/tests/gpu/test_etl.py", "profile",

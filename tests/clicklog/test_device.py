@@ -48,7 +48,20 @@ class Kernel:
         self.arguments = arguments
 
 
+class CudaMemoryResource:
+    """RMM's default: each buffer is asked of the driver."""
+
+
+class CudaAsyncMemoryResource:
+    """A pool of the driver's."""
+
+
+class PoolMemoryResource:
+    """What dask-cuda makes for a worker."""
+
+
 streams: list[Stream] = []
+resources: list[object] = []
 
 
 @pytest.fixture
@@ -70,6 +83,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
     modules = {"cupy": cupy, "cupyx": cupyx}
     for name in ("rmm", "rmm.allocators", "rmm.allocators.cupy", "rmm.pylibrmm"):
         modules[name] = ModuleType(name)
+    resources[:] = [CudaMemoryResource()]
+    modules["rmm"].mr = SimpleNamespace(
+        CudaMemoryResource=CudaMemoryResource,
+        CudaAsyncMemoryResource=CudaAsyncMemoryResource,
+        get_current_device_resource=lambda: resources[-1],
+        set_current_device_resource=resources.append,
+    )
     modules["rmm.pylibrmm.stream"] = ModuleType("stream")
     modules["rmm.pylibrmm.stream"].Stream = lambda stream: ("rmm", stream)
     modules["rmm.allocators.cupy"].rmm_cupy_allocator = "rmm's"
@@ -117,3 +137,11 @@ def test_copies(device: CudaDevice) -> None:
     host[:] = 0
     assert device.download(array).tolist() == [1, 2, 3, 4]
     assert type(device.download(array)) is np.ndarray
+
+
+def test_a_pool_is_made_where_nobody_chose_one(device: CudaDevice) -> None:
+    """As in a worker that was started by hand, or in the benchmark of the stages."""
+    assert type(resources[-1]) is CudaAsyncMemoryResource
+    resources.append(chosen := PoolMemoryResource())
+    CudaDevice()
+    assert resources[-1] is chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import sys
 import types
@@ -11,9 +12,12 @@ import pytest
 from distributed import LocalCluster
 
 from clicklog.errors import SettingsError
+from etl.commands import dry_run
 from etl.engines import choice, cluster, hardware
+from etl.run import run
 from etl.settings import EtlSettings
-from tests.logs import CRITEO
+from tests.etl.runs import settings
+from tests.logs import CRITEO, write_log
 
 pytestmark = pytest.mark.timeout(900)  # workers take a minute to start on a busy machine
 
@@ -137,3 +141,26 @@ def test_auto_is_dask_where_there_is_a_gpu_or_a_scheduler(
     asked = EtlSettings(str(tmp_path), tmp_path / "out", CRITEO, **options)
     assert choice.resolve(asked).engine == engine
     assert choice.resolve(choice.resolve(asked)) == choice.resolve(asked)
+
+
+def test_a_dry_run_counts_the_buffers_of_the_lanes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels need few times their blocks, in four lanes; NVTabular takes eight blocks at once."""
+    write_log(tmp_path / "raw", [300, 300, 300], seed=1)
+    monkeypatch.setattr(dry_run, "gpu_count", lambda: 2)
+    # the sample itself is of another engine: here are no GPUs
+    monkeypatch.setattr(
+        dry_run, "run", lambda sample: run(dataclasses.replace(sample, engine="cpu"))
+    )
+    block, found = 256 << 20, {}
+    mixed = (dataclasses.replace(CRITEO.dense[0], transform="normalize"), *CRITEO.dense[1:])
+    specs = {"kernels": CRITEO, "NVTabular": dataclasses.replace(CRITEO, dense=mixed)}
+    for name, spec in specs.items():
+        given = settings(tmp_path / "raw", tmp_path / "out", spec, engine="dask", block_mb=256)
+        line = dry_run.dry_run(given).split("memory: about ")[1]
+        found[name] = float(line.split(" GB")[0]) * 1e9 / 2  # of two workers
+    rows = block / ((tmp_path / "raw" / "day_0").stat().st_size / 300)
+    kernels = 4 * (block * 9 / 8 + rows * (13 * 4 + 8))
+    assert found["kernels"] == pytest.approx(kernels, rel=0.1)
+    assert found["NVTabular"] == pytest.approx(8 * 12 * block, rel=0.1)

@@ -9,9 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from tests.kernel_arguments import ARGUMENTS, described
+
 #: The simulator runs one kernel at a time.
 _RUNNING = threading.Lock()
 _BLOCK_THREADS = 4
+
+
+class _Arrays:
+    """NumPy's functions; new arrays hold anything, as a card's memory does."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def empty(shape: Any, dtype: Any) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        array.reshape(-1).view(np.uint8)[:] = 0xA5
+        return array
 
 
 class SimulatedDevice:
@@ -21,7 +36,7 @@ class SimulatedDevice:
         streams: How many streams were made.
     """
 
-    arrays = np
+    arrays = _Arrays()
     lanes = 2
 
     def __init__(self) -> None:
@@ -30,6 +45,7 @@ class SimulatedDevice:
     def launch(self, kernel: Any, threads: int, *arguments: Any) -> None:
         for argument in arguments:
             assert not isinstance(argument, np.ndarray) or argument.flags.c_contiguous
+        assert " ".join(map(described, arguments)) == ARGUMENTS[kernel.fn.__name__]
         if not threads:
             return
         with _RUNNING, warnings.catch_warnings():
