@@ -59,6 +59,9 @@ def remedy(text: str | None, read: Read, code: int) -> str:
     for keys, changed in _candidates(text, read):
         if _takes(text, changed):
             return f"set {keys} for column {read.source} in the spec"
+    if (keys := _decimal_keys(text, read)) is not None:
+        own = keys and f", and {keys} for column {read.source},"
+        return f'set decimal = "," in [input]{own} of the spec'
     if len(text) > _MOST_TEXT or read.raw == "weight" or any(c.isdigit() for c in text):
         return ""
     return (
@@ -102,6 +105,22 @@ def _candidates(text: str, read: Read) -> Iterator[tuple[str, Read]]:
     for raw in _OTHER_RAW_TYPES.get(read.raw, ()):
         for keys, one in variants:
             yield _and(keys, f'raw = "{raw}"'), dataclasses.replace(one, raw=raw)
+
+
+def _decimal_keys(text: str, read: Read) -> str | None:
+    """Return the keys that take a number beside ``decimal = ","``; None if that does not help."""
+    if read.raw not in ("int32", "float", "weight") or read.decimal == ",":
+        return None
+    read = dataclasses.replace(read, decimal=",")
+    numbers = [("", read)]
+    if read.raw == "int32":
+        numbers.append(('raw = "float"', dataclasses.replace(read, raw="float")))
+    for trim, trimmed in [("", read.trim), ("trim = true", True)]:
+        for point, thousands in [("", read.thousands), ('thousands = "."', ".")]:
+            for raw, one in numbers:
+                if _takes(text, dataclasses.replace(one, trim=trimmed, thousands=thousands)):
+                    return _and(raw, point, trim)
+    return None
 
 
 #: By raw type, those that take more; the dense ones are for dense columns.

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from clicklog.errors import BadInputError
-from etl.guess.labels import chosen_label, find_label, label_rule, number_of
+from etl.guess.labels import chosen_label, find_label, label_rule
 from etl.guess.sample import Sample
 from etl.guess.times import to_time
 from etl.guess.values import Profile, fits
@@ -163,7 +163,7 @@ def _names_rows(column: Profile) -> bool:
         return False
     if column.kind != "int" or _CODE_NAMES.search(column.name):
         return True
-    numbers = [number_of(text) for text in column.counts]  # in the order of the rows
+    numbers = [column.number(text) for text in column.counts]  # in the order of the rows
     return numbers == sorted(numbers)
 
 
@@ -175,7 +175,7 @@ def _is_code(column: Profile) -> bool:
         return True
     if column.distinct <= 10 and column.present >= 1000:
         return True
-    positive = sorted(n for n in map(number_of, column.counts) if n >= 0)
+    positive = sorted(n for n in map(column.number, column.counts) if n >= 0)
     if not positive or column.distinct > 0.5 * column.present or _MEASURES.search(column.name):
         return False
     if positive[0] >= 1000 and column.present >= _ENOUGH_ROWS:

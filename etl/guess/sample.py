@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from clicklog.errors import BadInputError
 from clicklog.readers.lines import filesystem_of, read_stream, read_up_to
 from etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows
-from etl.guess.values import Profile, profile
+from etl.guess.values import Profile, has_decimal_commas, profile
 
 #: At most so many rows of the head are looked at, and so many of each place further on.
 HEAD_ROWS, FURTHER_ROWS = 20_000, 2000
@@ -108,13 +108,17 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
     columns = list(zip(*even, strict=True))
     usable = bool(names) and len(set(filter(None, names))) == len(list(filter(None, names)))
     shown = names if usable else _place_holders(names, dialect.fields)
+    decimal = "," if has_decimal_commas(columns) else "."
     profiles = [
-        profile(values, name, named=header) for name, values in zip(shown, columns, strict=True)
+        profile(values, name, named=header, decimal=decimal)
+        for name, values in zip(shown, columns, strict=True)
     ]
     profiles = _one_separator(profiles, columns, header, dialect)
     keys = _input_keys(dialect, encoding, header and usable, empty_end)
     if header and not usable:
         keys["skip_lines"] = dialect.skip_lines + 1
+    if decimal != ".":
+        keys["decimal"] = decimal
     if separators := {each.separator for each in profiles if each.separator}:
         keys["list_separator"] = separators.pop()
     elif dialect.delimiter == "|":
@@ -182,7 +186,9 @@ def _one_separator(
     ]
     best = max(sorted(set(used)), key=used.count, default="")
     return [
-        each if each.separator == best else profile(values, each.name, named=header, lists=False)
+        each
+        if each.separator == best
+        else profile(values, each.name, named=header, lists=False, decimal=each.decimal)
         for each, values in zip(profiles, columns, strict=True)
     ]
 

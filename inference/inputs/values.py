@@ -158,7 +158,7 @@ def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | Non
 
 def reads_plainly(spec: FeatureSpec) -> bool:
     """Whether each column is one source, read without rules, as :class:`RowReader` reads it."""
-    return all(
+    return spec.input.decimal == "." and all(
         column.derive is None and dataclasses.replace(column.reading, sources=()) == AS_IT_IS
         for column in (*spec.dense, *spec.categorical)
     )

@@ -68,6 +68,7 @@ _NUMBERS = st.one_of(
     st.text(st.sampled_from("0123456789+-.,_ e"), max_size=9),
     st.sampled_from(["1000000000000000000000e-18", "0e999999999999", "9" * 25, "1e18", "1,000.5"]),
     st.sampled_from(["260.0", "2.6e2", "+5", "1,0", "0,123", "1,0000", "1.5", "+-5", ",", "1,,0"]),
+    st.sampled_from(["1.234,5", "12.345,67", "0,5e3", "1,5,0"]),
 )
 _TEXTS = st.one_of(_NUMBERS, st.sampled_from(["?", "NA", "\\N", "n/a", "é", "", "a b", "ff"]))
 
@@ -75,13 +76,17 @@ _TEXTS = st.one_of(_NUMBERS, st.sampled_from(["?", "NA", "\\N", "n/a", "é", "",
 @st.composite
 def _reads(draw) -> Read:
     raw = draw(st.sampled_from(["int32", "int", "float", "hex32", "string", "weight"]))
+    decimal = draw(st.sampled_from([".", ","]))
     return Read(
         "x",
         raw,
         nulls=tuple(draw(_NULLS)),
         trim=draw(st.booleans()),
         lenient=raw != "weight" and draw(st.booleans()),
-        thousands=draw(st.sampled_from(["", "", ",", "_", "."])) if raw != "weight" else "",
+        thousands=draw(st.sampled_from(["", "", {",": ".", ".": ","}[decimal], "_", "."]))
+        if raw != "weight"
+        else "",
+        decimal=decimal,
     )
 
 
@@ -97,6 +102,7 @@ def test_values_are_what_plain_python_reads(texts: list[str], read: Read) -> Non
         st.one_of(
             st.sampled_from(["0", "1", "0.0", "1.0", "1.00", "01", "", "2", ">50K", "<=50K", " "]),
             st.sampled_from(["yes", "true", "4", "3.99", "4.0", "-1e3", "+4", "nan", "1e39"]),
+            st.sampled_from(["4,5", "1,0", "0,0", "3,5"]),
         ).flatmap(lambda text: st.sampled_from([text, f" {text}", f"{text}\t"])),
         max_size=6,
     ),
@@ -107,10 +113,13 @@ def test_values_are_what_plain_python_reads(texts: list[str], read: Read) -> Non
         st.just(LabelRule("y", positive=("yes",), negative=("<=50K", "0"))),
     ),
     st.booleans(),
+    st.sampled_from([".", ","]),
 )
-def test_labels_are_what_plain_python_reads(texts: list[str], rule: LabelRule, trim: bool) -> None:
+def test_labels_are_what_plain_python_reads(
+    texts: list[str], rule: LabelRule, trim: bool, decimal: str
+) -> None:
     rule = dataclasses.replace(rule, trim=trim)
-    check(texts, Read("y", "label", trim=trim, label=rule))
+    check(texts, Read("y", "label", trim=trim, label=rule, decimal=decimal))
 
 
 _TIMES = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30))

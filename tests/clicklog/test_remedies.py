@@ -62,6 +62,20 @@ def test_keys_that_take_a_value(text: str, read: Read, keys: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "raw", "own"),
+    [
+        ("1,5", "float", ""),
+        ("1.234,56", "float", ', and thousands = "." for column x,'),
+        (" 0,25", "float", ", and trim = true for column x,"),
+        ("1,5", "int32", ', and raw = "float" for column x,'),
+        ("0,5", "weight", ""),
+    ],
+)
+def test_decimal_commas(text: str, raw: str, own: str) -> None:
+    assert _remedy(text, Read("x", raw)) == f'set decimal = "," in [input]{own} of the spec'
+
+
+@pytest.mark.parametrize(
     ("text", "rule", "start"),
     [
         ("yes", LabelRule("y"), 'set positive, the texts that are 1, such as positive = ["yes"]'),
@@ -89,7 +103,7 @@ def test_the_keys_really_take_the_value(text: str, raw: str, trim: bool) -> None
     read = Read("x", raw, trim=trim)
     code = int(convert(fields_of([text]), read).code[0])
     found = remedy(text, read, code) if code else ""
-    if found and "if it means" not in found:
+    if found and "if it means" not in found and "decimal" not in found:
         keys = found.removeprefix("set ").removesuffix(" for column x in the spec")
         parts = tomllib.loads(keys.replace(" and ", "\n"))
         parts = {key: tuple(v) if isinstance(v, list) else v for key, v in parts.items()}

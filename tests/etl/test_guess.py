@@ -180,6 +180,32 @@ def test_values_that_need_a_key(tmp_path: Path) -> None:
     assert "note" not in columns
 
 
+def test_decimal_commas_are_no_lists(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    rows = [["Kunde", "Umsatz", "Rabatt", "gekauft"]]
+    for _ in range(300):
+        euros, discount = rng.randint(1, 3000), rng.randint(0, 99)
+        rows.append(
+            [
+                f"{rng.randint(1, 90):08d}",
+                f"{euros:,}".replace(",", ".") + f",{rng.randint(0, 99):02d}",
+                rng.choice([f"{discount},5", f"{discount}", "n/a"]),
+                rng.choice(["ja", "nein"]),
+            ]
+        )
+    path = write(tmp_path / "log.csv", rows, ";")
+    columns = columns_of(spec := guessed(path))
+    assert spec.input.decimal == ","
+    assert columns["Umsatz"].raw == columns["Rabatt"].raw == "float"
+    assert columns["Umsatz"].reading.thousands == "."
+    assert columns["Kunde"].raw == "string"  # no hexadecimal number
+    assert main(["run", "--spec", f"{path}.guess.toml", "--input_path", str(path),
+                 "--output_path", str(tmp_path / "out")]) == 0  # fmt: skip
+    for i, row in enumerate(rows[1:]):
+        row[2] = f"{i}.5"  # another column has points: the commas mean something else
+    assert guessed(write(path, rows, ";")).input.decimal == "."
+
+
 def test_latin_1_byte_order_mark_and_preamble(tmp_path: Path) -> None:
     rows = clicks(50)
     text = "".join(";".join(row) + "\r\n" for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -19,7 +20,7 @@ from clicklog.text.delimited import parse_delimited
 from clicklog.text.line_layout import plain_layout
 from inference import InvalidRowError
 from inference.inputs.frames import read_columns, read_dicts
-from inference.inputs.values import RowReader
+from inference.inputs.values import RowReader, reads_plainly
 
 SPEC = FeatureSpec(
     "label",
@@ -225,6 +226,19 @@ def test_wrong_columns_are_named(name: str, values, message: str) -> None:
     columns = {key: [value, value] for key, value in GOOD.items()}
     with pytest.raises((InvalidRowError, SchemaError), match=message):
         read_columns({**columns, name: values}, SPEC)
+
+
+def test_strings_with_decimal_commas() -> None:
+    """A string means what it does in the log; a number is one."""
+    spec = dataclasses.replace(
+        SPEC, input=InputFormat("csv", delimiter=";", header=False, decimal=",")
+    )
+    assert not reads_plainly(spec)
+    frame = pd.DataFrame([GOOD, GOOD, GOOD]).assign(price=["1,5", "-0,25", None])
+    assert read_columns(frame, spec).dense[1].tolist() == [1.5, -0.25, 0]
+    assert read_dicts([{**GOOD, "price": 1.5}], spec).dense[1].tolist() == [1.5]
+    with pytest.raises(InvalidRowError, match=r"row 0, column price: '1\.5'"):
+        read_dicts([{**GOOD, "price": "1.5"}], spec)
 
 
 def test_columns_of_arrays() -> None:
