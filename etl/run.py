@@ -23,7 +23,7 @@ from etl import fitted, output, split_pass, staging
 from etl.engines import choice
 from etl.engines.hardware import cores
 from etl.finish import check_rows, check_splits, move_parts, quarantine, without_empty_parts
-from etl.labels import ONE_LABEL_REMEDY, one_label_splits
+from etl.labels import one_label_remedy, one_label_splits
 from etl.manifest import inputs_of, read_manifest, without_extensions
 from etl.plan import Plan, make_plan
 from etl.progress import RowsBar, StageTimer
@@ -233,7 +233,8 @@ class _Run:
         output.release(self.output)
         log.info("wrote %s", self.paths.manifest)
         if warnings := one_label_splits(manifest["splits"]):
-            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), ONE_LABEL_REMEDY)
+            remedy = one_label_remedy(manifest)
+            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
         return manifest
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 import numpy as np
 
+from clicklog.errors import BadInputError
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.text.fields import NO_LIMIT, delimiter_bytes, skip_rows
 
@@ -18,6 +20,15 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 def first_line_of(head: bytes, spec: FeatureSpec) -> bytes:
     """Return the first line (or row with quoted line breaks) of a text, without its newline."""
     return next(first_lines(head, spec), b"")
+
+
+def check_line_ends(head: bytes, source: str) -> None:
+    """Raise :class:`BadInputError` for a text whose lines end with a carriage return alone."""
+    if b"\n" not in head and head.rstrip(b"\r").count(b"\r"):
+        raise BadInputError(
+            f"{source}: its lines end with \\r alone",
+            f"convert it: tr '\\r' '\\n' < {shlex.quote(source)} > converted.csv",
+        )
 
 
 def header_names(head: bytes, spec: FeatureSpec) -> list[str]:

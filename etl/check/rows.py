@@ -21,7 +21,7 @@ from clicklog.arrays import to_numpy
 from clicklog.kernels import compiled
 from etl.check.files import AGAIN, Output
 from etl.check.overlap import Overlap, Sample, take_sample
-from etl.labels import ONE_LABEL_REMEDY, one_label
+from etl.labels import one_label, one_label_remedy
 
 _BATCH_ROWS = 1 << 16
 _IDS = "ids have to be from 0 to the table's rows - 1: run the ETL again"
@@ -93,11 +93,12 @@ def check(
 
 
 def _check_labels(output: Output, positives: Counter, negatives: Counter) -> None:
+    remedy = one_label_remedy(output.manifest)
     for split, files in output.splits.items():
         counted = sum(positives[file] for file in files)
         labelled = counted + sum(negatives[file] for file in files)
         if what := one_label(labelled, counted):
-            output.warning("labels", output.root / split, what, ONE_LABEL_REMEDY)
+            output.warning("labels", output.root / split, what, remedy)
         if output.manifest is None:
             continue
         expected = output.manifest.get("splits", {}).get(split, {}).get("positives")

@@ -28,7 +28,7 @@ from etl.extend.splits import Assignment, assign_all, renamed_parts
 from etl.extend.stage import NEXT, link_parts, next_manifest, planned_switch
 from etl.extend.switch import switch
 from etl.finish import check_rows, quarantine
-from etl.labels import ONE_LABEL_REMEDY, one_label_splits
+from etl.labels import one_label_remedy, one_label_splits
 from etl.manifest import READABLE_VERSIONS, read_manifest
 from etl.output import FIT, named_errors
 from etl.plan import Plan, make_day_plan
@@ -402,7 +402,8 @@ class _Day:
         write_report(self.next.report, manifest, description)
         write_json(self.next.manifest, manifest)
         if warnings := one_label_splits(manifest["splits"]):
-            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), ONE_LABEL_REMEDY)
+            remedy = one_label_remedy(manifest)
+            log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
         return manifest
 
     def _check_splits(self, manifest: dict[str, Any]) -> None:

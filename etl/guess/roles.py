@@ -141,7 +141,7 @@ def _features(
     if not name:
         return [], "it has no name"
     if column.kind == "empty":
-        return [], "no values in the rows looked at"
+        return [], column.unread or "no values in the rows looked at"
     if column.kind == "time":
         return _of_time(column)
     if _names_rows(column):

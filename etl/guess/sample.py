@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from clicklog.errors import BadInputError
 from clicklog.readers.lines import filesystem_of, read_stream, read_up_to
+from clicklog.text.first_lines import check_line_ends
 from etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows
 from etl.guess.values import Profile, has_decimal_commas, profile
 
@@ -82,6 +83,7 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
         return head, True
     cut = head.rfind(b"\n", 0, head_bytes) + 1
     if not cut:
+        check_line_ends(head, path)
         raise BadInputError(
             f"{path}: no line ends within the first {head_bytes >> 20} MiB",
             "give a larger --head_mb",
@@ -90,6 +92,7 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
 
 
 def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
+    check_line_ends(head, path)
     text, encoding = decode(head, path)
     dialect = find_dialect(text, path, delimiter)
     rows = split_rows(text, dialect)
@@ -241,10 +244,10 @@ def _of_array(array: pa.Array, field: pa.Field) -> Profile:
         items = [item for each in values if each for item in each]
         of = profile([_text(item) for item in items], field.name, lists=False)
         kind = of.kind if of.kind in ("int", "hex32") else "string"
-        if pa.types.is_floating(held.value_type) or pa.types.is_nested(held.value_type):
-            kind = "empty"  # no lists of numbers are read
         missing = sum(not each for each in values)
         changed = {"kind": kind, "rows": len(values), "missing": missing, "trim": False}
+        if pa.types.is_floating(held.value_type) or pa.types.is_nested(held.value_type):
+            changed |= {"kind": "empty", "unread": f"columns of type {held} are not read"}
         return dataclasses.replace(of, multi_hot=True, nulls=(), **changed)
     if pa.types.is_timestamp(held) or pa.types.is_date(held):
         texts = [_text(value)[:26] for value in values]
@@ -252,7 +255,9 @@ def _of_array(array: pa.Array, field: pa.Field) -> Profile:
             profile(texts, field.name, lists=False), kind="time", time_format=""
         )
     if pa.types.is_nested(held) or pa.types.is_temporal(held):
-        return Profile(field.name, "empty", len(values), profile([], field.name).counts)
+        none = profile([], field.name)
+        why = f"columns of type {held} are not read"
+        return dataclasses.replace(none, rows=len(values), unread=why)
     found = profile([_text(value) for value in values], field.name, lists=False)
     if pa.types.is_floating(held) or pa.types.is_decimal(held):
         return (

@@ -42,6 +42,7 @@ class Profile:
         time_format: of times; None for parquet's own.
         separator: of lists in text.
         multi_hot: whether values are lists.
+        unread: why the column cannot be read; "" if it can.
         least: of numbers, the smallest.
         most: the largest.
     """
@@ -59,6 +60,7 @@ class Profile:
     time_format: str = ""
     separator: str = ""
     multi_hot: bool = False
+    unread: str = ""
     least: float = 0
     most: float = 0
 

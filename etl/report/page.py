@@ -10,7 +10,7 @@ from clicklog.files.atomic import read_json, write_text
 from clicklog.pages.render import render
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
-from etl.labels import ONE_LABEL_REMEDY, one_label_splits
+from etl.labels import one_label_remedy, one_label_splits
 from etl.report.data import Categorical, ReportData, collect
 from workflows.description import WorkflowDescription
 
@@ -67,7 +67,7 @@ def page(
             for split in SPLITS
         },
         warnings=one_label_splits(manifest["splits"]),
-        remedy=ONE_LABEL_REMEDY,
+        remedy=one_label_remedy(manifest),
         days=[titles[day] or day for day in days],
         split=_split_text(manifest),
         evaluated=0

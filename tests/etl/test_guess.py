@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import random
+import re
 import tomllib
 from pathlib import Path
 
@@ -146,6 +147,9 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     assert columns["at_hour"].derive.time_format == ""
     assert (spec.split.by, spec.split.column) == ("time", "at")
     assert not {"nothing", "nested"} & columns.keys()
+    assert re.search(
+        "nested: columns of type (struct|list).* are not read", guess(str(tmp_path / "log.parquet"))
+    )
 
 
 def test_values_that_need_a_key(tmp_path: Path) -> None:
@@ -178,6 +182,13 @@ def test_values_that_need_a_key(tmp_path: Path) -> None:
     assert columns["tags"].multi_hot
     assert "id" not in columns
     assert "note" not in columns
+
+
+def test_lines_that_end_with_carriage_returns(tmp_path: Path) -> None:
+    path = write(tmp_path / "a log.csv", clicks(50))
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
+    with pytest.raises(BadInputError, match=r"lines end with .r alone\n.*tr .* '.*/a log.csv' >"):
+        guess(str(path))
 
 
 def test_decimal_commas_are_no_lists(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import math
 
 import numpy as np
@@ -134,6 +135,9 @@ def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -
         ("int", np.float64(2**53), 2**53),
         ("text", "é".encode(), "é"),
         ("text", np.str_("é"), "é"),
+        ("count", decimal.Decimal("7.00"), 7),  # as databases return numbers
+        ("price", decimal.Decimal("0.25"), 0.25),
+        ("price", decimal.Decimal("NaN"), None),
         ("ints", (1, 2), [1, 2]),
         ("ints", np.array([1, 2]), [1, 2]),
         ("texts", np.array(["a", "b"]), ["a", "b"]),
