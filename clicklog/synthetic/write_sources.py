@@ -190,7 +190,7 @@ def _time(time: int, time_format: str, *, text: bool) -> Any:
     moment = _EPOCH + datetime.timedelta(microseconds=time)
     if time_format == ISO:
         return moment.isoformat(" ") if text else moment
-    return moment.strftime(time_format)
+    return moment.replace(tzinfo=datetime.UTC).strftime(time_format)
 
 
 def _as_fields(values: Values, source: Source, spec: FeatureSpec) -> list[str]:

@@ -29,6 +29,8 @@ _PATTERNS = (
     "%Y-%m-%d %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M%S",
     "%y%m%d%H", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%d/%m/%Y %H:%M:%S",
     "%m/%d/%Y", "%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%Y",
+    "%m/%d/%Y %I:%M %p", "%m/%d/%Y %I:%M:%S %p", "%d-%b-%Y", "%d-%b-%Y %H:%M:%S", "%d %b %Y",
+    "%b %d, %Y", "%b %d, %Y %I:%M %p", "%d/%b/%Y:%H:%M:%S %z",
 )  # fmt: skip
 #: Plausible times: 1990 to 2100, so that a number is not taken for another unit.
 _FIRST_TIME, _LAST_TIME = 631_152_000_000_000, 4_102_444_800_000_000

@@ -13,7 +13,16 @@ from clicklog.spec.labels import LabelRule
 from clicklog.spec.reading import Derivation, Reading
 from clicklog.spec.split import BY_DAYS, Split
 
-TIME_FORMATS = ("", "%Y-%m-%d %H:%M:%S", "%y%m%d%H", "%d/%m/%Y", "epoch_s", "epoch_ms", "epoch_us")
+TIME_FORMATS = (
+    "",
+    "%Y-%m-%d %H:%M:%S",
+    "%y%m%d%H",
+    "%d/%m/%Y",
+    "%b %d, %Y %I:%M %p",
+    "epoch_s",
+    "epoch_ms",
+    "epoch_us",
+)
 _NULLS = ("?", "NA", "\\N", "-1", "null")
 #: Of each kind of source: the raw types that its texts suit.
 _RAW = {

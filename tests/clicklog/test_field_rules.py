@@ -155,11 +155,18 @@ def test_numbers_since_1970_are_what_python_reads(texts: list[str], time_format:
     check(texts, Read("t", "time", time_format=time_format))
 
 
+_OFFSETS = st.sampled_from(["Z", "+0000", "-0530", "+02:00", "+2400", "+02:60", "+2", "-12:3"])
+
+
 @st.composite
 def _patterns(draw) -> tuple[str, list[str]]:
     """A pattern and times: written by it, with other digits, or of another form."""
     year = draw(st.sampled_from("Yy"))
-    others = draw(st.lists(st.sampled_from("mdHMSf"), unique=True))
+    others = draw(st.lists(st.sampled_from("mdHMSfz"), unique=True))
+    if "m" in others and draw(st.booleans()):
+        others[others.index("m")] = "b"
+    if "H" in others and draw(st.booleans()):
+        others[others.index("H") : others.index("H") + 1] = "Ip"
     order = draw(st.permutations([year, *others]))
     separators = st.sampled_from(["-", "/", ".", ":", "T", " um ", "é"])
     pattern = "%" + "%".join(
@@ -169,6 +176,11 @@ def _patterns(draw) -> tuple[str, list[str]]:
     for time in draw(st.lists(_TIMES, max_size=5)):
         text = pattern
         for name in order:
+            if not DIRECTIVES[name]:
+                word = draw(_OFFSETS) if name == "z" else time.strftime(f"%{name}")
+                word = draw(st.sampled_from([word, word, word.upper(), word.lower(), "may", "x"]))
+                text = text.replace(f"%{name}", word)
+                continue
             number = {"Y": time.year, "y": time.year % 100, "f": time.microsecond}.get(name)
             if number is None:
                 number = int(time.strftime(f"%{name}"))
@@ -199,6 +211,12 @@ def test_patterns_are_what_strptime_reads(given_pattern: tuple[str, list[str]]) 
         ("%Y-%m-%d", "2024-02-30", None),
         ("%Y-%m-%d", "2024-02-03 ", None),
         ("%Y", "2024", "2024-01-01"),
+        ("%m/%d/%Y %I:%M %p", "1/5/2024 12:07 AM", "2024-01-05 00:07"),
+        ("%m/%d/%Y %I:%M%p", "1/5/2024 1:07pm", "2024-01-05 13:07"),
+        ("%m/%d/%Y %I:%M %p", "1/5/2024 13:07 PM", None),
+        ("%d/%b/%Y:%H:%M:%S %z", "10/Oct/2000:13:55:36 -0700", "2000-10-10 20:55:36"),
+        ("%b %d, %Y", "SEP 30, 2024", "2024-09-30"),
+        ("%Y%z", "0001+01:00", None),  # before the year 1
     ],
 )
 def test_patterns_without_separators_and_the_calendar(pattern, text, iso) -> None:
