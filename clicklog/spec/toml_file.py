@@ -81,7 +81,8 @@ How values are read, in text and in parquet's text columns:
   compared with the text, after ``trim``; of parquet's numbers and booleans (``true``, ``false``)
   with what they are. A label and a weight, a number of at least 0, may not be missing.
 - Times are UTC; what is beyond microseconds is left out. ISO 8601 is ``2014-10-30``, or with ``T``
-  or a space ``2014-10-30 12:00``, with or without seconds, their fraction, ``Z`` or ``+02:00``.
+  or a space ``2014-10-30 12:00``, with or without seconds, their fraction, ``Z``, `` UTC`` or
+  ``+02:00`` (``+0200``, ``+02``).
   Numbers since 1970 may have a fraction. In a pattern, ``%Y`` has 4 and ``%y`` 2 digits (1969 to
   2068), others one or more; ``%b`` is Jan to Dec, ``%p`` AM or PM, ``%z`` Z, +0200 or +02:00. A
   date that the calendar lacks is malformed.

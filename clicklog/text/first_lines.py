@@ -15,6 +15,9 @@ from clicklog.text.fields import NO_LIMIT, delimiter_bytes, skip_rows
 #: How many lines decide whether there is a label, so that one malformed line does not.
 MOST_LINES = 100
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+#: With what files begin that are no text.
+_UTF_16, _ZIP = (b"\xff\xfe", b"\xfe\xff"), b"PK\x03\x04"
+_COMPRESSED = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 
 
 def first_line_of(head: bytes, spec: FeatureSpec) -> bytes:
@@ -22,12 +25,28 @@ def first_line_of(head: bytes, spec: FeatureSpec) -> bytes:
     return next(first_lines(head, spec), b"")
 
 
-def check_line_ends(head: bytes, source: str) -> None:
-    """Raise :class:`BadInputError` for a text whose lines end with a carriage return alone."""
+def check_text(head: bytes, source: str) -> None:
+    """Raise :class:`BadInputError` for what is no text in one of the encodings of a spec.
+
+    That is UTF-16, a compressed file whose name does not say so, and lines that end with a carriage
+    return alone.
+    """
+    file = shlex.quote(source)
+    if head.startswith(_UTF_16):
+        raise BadInputError(
+            f"{source}: UTF-16", f"convert it: iconv -f UTF-16 -t UTF-8 {file} > converted.csv"
+        )
+    if head.startswith(_ZIP):
+        raise BadInputError(f"{source}: a zip archive", f"unpack it: unzip {file}")
+    for magic, ending in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise BadInputError(
+                f"{source}: compressed, but its name does not say so", f"name it {source}.{ending}"
+            )
     if b"\n" not in head and head.rstrip(b"\r").count(b"\r"):
         raise BadInputError(
             f"{source}: its lines end with \\r alone",
-            f"convert it: tr '\\r' '\\n' < {shlex.quote(source)} > converted.csv",
+            f"convert it: tr '\\r' '\\n' < {file} > converted.csv",
         )
 
 

@@ -8,7 +8,7 @@ import difflib
 from clicklog.errors import BadInputError, BadRowError
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.text.first_lines import (
-    check_line_ends,
+    check_text,
     first_line_of,
     first_lines,
     header_names,
@@ -76,7 +76,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
         BadRowError: there is no header, and no line has as many fields as the spec, or as many as
             without labels.
     """
-    check_line_ends(head, source)
+    check_text(head, source)
     if not spec.input.header:
         return _layout_by_count(head, source, spec)
     names = header_names(head, spec)

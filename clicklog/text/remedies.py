@@ -32,6 +32,8 @@ _PATTERNS = (
     "%m/%d/%Y %I:%M %p", "%m/%d/%Y %I:%M:%S %p", "%d-%b-%Y", "%d-%b-%Y %H:%M:%S", "%d %b %Y",
     "%b %d, %Y", "%b %d, %Y %I:%M %p", "%d/%b/%Y:%H:%M:%S %z",
 )  # fmt: skip
+#: Of labels that are 0, the ones that are 1.
+_OPPOSITES = {"no": "yes", "n": "y", "false": "true", "f": "t", "negative": "positive"}
 #: Plausible times: 1990 to 2100, so that a number is not taken for another unit.
 _FIRST_TIME, _LAST_TIME = 631_152_000_000_000, 4_102_444_800_000_000
 _MOST_TEXT = 40
@@ -142,7 +144,9 @@ def _label_remedy(text: str, read: Read) -> str:
     number = dataclasses.replace(read, label=LabelRule(rule.name, rule.source, threshold=1))
     if rule.threshold is None and _takes(text, number):
         return f"set threshold, the least number that is 1, {where}"
-    return f"set positive, the texts that are 1, such as positive = [{_toml(bare)}], {where}"
+    one = _OPPOSITES.get(bare.lower(), bare)
+    one = one.upper() if bare.isupper() else one.title() if bare.istitle() else one
+    return f"set positive, the texts that are 1, such as positive = [{_toml(one)}], {where}"
 
 
 def _trimmed(rule: LabelRule) -> LabelRule:

@@ -38,10 +38,10 @@ def parse_times(
     """Parse fields as times, int64 [n]; 0 where empty or wrong, and then with a code.
 
     A number since 1970 may have a fraction and an exponent. ISO 8601 is ``2014-10-30``, or with
-    ``T`` or a space ``2014-10-30 12:00``, seconds and their fraction, and ``Z`` or an offset such
-    as ``+02:00``. In a pattern, years have 4 (``%y``: 2) digits, and all others as many as there
-    are up to their most; ``%y`` is 1969 to 2068; letters may be small or capital. What is beyond a
-    microsecond is left out.
+    ``T`` or a space ``2014-10-30 12:00``, seconds and their fraction, and ``Z``, `` UTC`` or an
+    offset such as ``+02:00``, ``+0200`` or ``+02``. In a pattern, years have 4 (``%y``: 2) digits,
+    and all others as many as there are up to their most; ``%y`` is 1969 to 2068; letters may be
+    small or capital. What is beyond a microsecond is left out.
     """
     values = np.zeros(len(begin), np.int64)
     if time_format in EPOCHS:
@@ -104,7 +104,7 @@ def _parse_iso(data, begin, end, values, code):
 
 @compiled()
 def _time_of_day(data, at, stop):
-    """Parse ``[T ]HH:MM(:SS(.D+)?)?(Z|[+-]HH:MM)?``: microseconds UTC, and the byte after it.
+    """Parse ``[T ]HH:MM(:SS(.D+)?)?(Z| UTC|[+-]HH(:?MM)?)?``: microseconds, the byte after it.
 
     The byte is -1 if it is malformed.
     """
@@ -131,13 +131,28 @@ def _time_of_day(data, at, stop):
     time = ((hour * 60 + minute) * 60 + second) * _SECOND + fraction
     if at < stop and data[at] == 90:
         return time, at + 1
-    if stop - at == 6 and (data[at] == 43 or data[at] == 45) and data[at + 3] == 58:
-        hour, minute = _number(data, at + 1, 2), _number(data, at + 4, 2)
-        if not (0 <= hour < 24 and 0 <= minute < 60):
-            return bad
-        offset = (hour * 60 + minute) * 60 * _SECOND
-        return time + (offset if data[at] == 45 else -offset), at + 6
+    if stop - at == 4 and data[at] == 32:
+        utc = data[at + 1] == 85 and data[at + 2] == 84 and data[at + 3] == 67
+        return (time, at + 4) if utc else bad
+    if at < stop and (data[at] == 43 or data[at] == 45):
+        seconds, at = _offset(data, at, stop)
+        return time - seconds * _SECOND, at
     return time, at
+
+
+@compiled()
+def _offset(data, at, stop):
+    """Parse ``[+-]HH(:?MM)?`` at the end of a text: seconds, and the byte after it or -1."""
+    size = stop - at
+    if not (size == 3 or size == 5 or (size == 6 and data[at + 3] == 58)):
+        return 0, -1
+    hour, minute = _number(data, at + 1, 2), 0
+    if size > 3:
+        minute = _number(data, stop - 2, 2)
+    if not (0 <= hour < 24 and 0 <= minute < 60):
+        return 0, -1
+    seconds = (hour * 60 + minute) * 60
+    return (-seconds if data[at] == 45 else seconds), stop
 
 
 @compiled()

@@ -45,12 +45,8 @@ def decode(data: bytes, path: str) -> tuple[str, str]:
     """Return a text and its encoding; a byte order mark is removed.
 
     Raises:
-        BadInputError: it is UTF-16, or not a text.
+        BadInputError: it is not a text.
     """
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise BadInputError(
-            f"{path}: UTF-16", f"convert it: iconv -f UTF-16 -t UTF-8 {path} > converted.csv"
-        )
     if b"\0" in data:
         raise BadInputError(
             f"{path}: not a text: it contains bytes of 0",

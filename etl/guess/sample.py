@@ -10,14 +10,13 @@ import pyarrow.parquet as pq
 
 from clicklog.errors import BadInputError
 from clicklog.readers.lines import filesystem_of, read_stream, read_up_to
-from clicklog.text.first_lines import check_line_ends
+from clicklog.text.first_lines import check_text
 from etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows
 from etl.guess.values import Profile, has_decimal_commas, profile
 
 #: At most so many rows of the head are looked at, and so many of each place further on.
 HEAD_ROWS, FURTHER_ROWS = 20_000, 2000
 _PLACES, _PLACE_BYTES = (0.25, 0.5, 0.75, 1.0), 256 << 10
-_PACKED = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +63,6 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> Sample:
         raise BadInputError(f"{path}: empty file", "pass a file with rows")
     if head[:4] == b"PAR1":
         return _of_parquet(path)
-    for magic, ending in _PACKED.items():
-        if head.startswith(magic):
-            raise BadInputError(
-                f"{path}: compressed, but its name does not say so", f"name it {path}.{ending}"
-            )
     return _of_text(path, head, whole, delimiter)
 
 
@@ -83,7 +77,7 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
         return head, True
     cut = head.rfind(b"\n", 0, head_bytes) + 1
     if not cut:
-        check_line_ends(head, path)
+        check_text(head, path)
         raise BadInputError(
             f"{path}: no line ends within the first {head_bytes >> 20} MiB",
             "give a larger --head_mb",
@@ -92,7 +86,7 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
 
 
 def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
-    check_line_ends(head, path)
+    check_text(head, path)
     text, encoding = decode(head, path)
     dialect = find_dialect(text, path, delimiter)
     rows = split_rows(text, dialect)

@@ -27,7 +27,7 @@ _CLOCKS = [("", ""), (r" \d{1,2}:\d\d", " %H:%M"), (r" \d{1,2}:\d\d:\d\d", " %H:
 _CLOCKS += [(r" \d{1,2}:\d\d [AaPp][Mm]", " %I:%M %p")]
 _CLOCKS += [(r" \d{1,2}:\d\d:\d\d [AaPp][Mm]", " %I:%M:%S %p")]
 _SERVER_LOG = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [-+]\d{4}")
-_ISO = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?Z?)?")
+_ISO = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z| UTC|[-+]\d\d(:?\d\d)?)?)?")
 #: Digits only: how many, and the format.
 _COMPACT = [(8, "%Y%m%d"), (8, "%y%m%d%H"), (10, "%Y%m%d%H"), (12, "%Y%m%d%H%M")]
 _COMPACT += [(14, "%Y%m%d%H%M%S")]
@@ -68,7 +68,8 @@ def to_time(text: str, time_format: str) -> datetime.datetime:
         since = datetime.timedelta(microseconds=int(text) * EPOCHS[time_format])
         return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + since
     if time_format == ISO:
-        return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC)
+        time = datetime.datetime.fromisoformat(text.removesuffix(" UTC"))
+        return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
     time = datetime.datetime.strptime(text, time_format)
     return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
 

@@ -82,7 +82,9 @@ def time_of(text: str, time_format: str):
     try:
         if time_format == "":
             day = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-            clock = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-5][0-9])?"
+            clock = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}(:?[0-5][0-9])?)?"
+            text = text.removesuffix(" UTC") if re.search(r":.* UTC$", text) else text
+            assert not re.search("UTC$", text)
             assert re.fullmatch(rf"{day}([T ]{clock})?", text)
             time = datetime.datetime.fromisoformat(text)
         else:

@@ -127,6 +127,10 @@ _ISO = st.one_of(
     _TIMES.map(lambda time: time.isoformat(" ")),
     _TIMES.map(lambda time: time.isoformat(timespec="minutes") + "+05:30"),
     _TIMES.map(lambda time: time.isoformat(timespec="milliseconds") + "Z"),
+    st.tuples(
+        _TIMES.map(lambda time: time.isoformat(" ")),
+        st.sampled_from(["+0000", "-0530", "+02", " UTC", "UTC", "+2", "+020", "+24", "-00:0"]),
+    ).map("".join),
     st.dates().map(str),
     st.tuples(st.integers(0, 2100), st.integers(0, 13), st.integers(0, 32)).map(
         lambda parts: "{:04}-{:02}-{:02}".format(*parts)

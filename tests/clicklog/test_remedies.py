@@ -79,6 +79,11 @@ def test_decimal_commas(text: str, raw: str, own: str) -> None:
     ("text", "rule", "start"),
     [
         ("yes", LabelRule("y"), 'set positive, the texts that are 1, such as positive = ["yes"]'),
+        (
+            "False",
+            LabelRule("y"),
+            'set positive, the texts that are 1, such as positive = ["true"]',
+        ),
         ("4", LabelRule("y"), "set threshold, the least number that is 1"),
         (" 1", LabelRule("y"), "set trim = true in [label]"),
         ("no", LabelRule("y", positive=("a",), negative=("b",)), 'add "no" to positive or neg'),
@@ -126,6 +131,10 @@ def _spec(raw: str = "int", **options) -> FeatureSpec:
         (b"a log\n\ny,n,a,b\n1,2,3,x\n", _spec(), r"set skip_lines = 2 in \[input\]"),
         (b"x\ny::n::a::b\n", _spec(), r'set delimiter = "::" and skip_lines = 1 in'),
         (b"1,2,3,x\n0,2,3,y\n", _spec(), r"set header = false"),
+        (b"y,n,a,b\n1,2,3,x\n\n", _spec(), "set skip_empty_lines = true in .* if no row follows"),
+        ("y,n,a,b\n1,2,3,x\n".encode("utf-16"), _spec(), "UTF-16\n.*iconv"),
+        (gzip.compress(b"y,n,a,b\n"), _spec(), r"its name does not say so\n.*name it .*\.gz"),
+        (b"PK\x03\x04\0\0", _spec(), "a zip archive\n.*unzip"),
         (b"1::2::3::x\n", _spec(header=False), r'set delimiter = "::" in'),
         (b"1,2,3,x\n", _spec(format="tsv"), r'set format = "csv" and header = false in'),
         (b"1,2,3,x,5,6\n" * 3, _spec(header=False), r"name its 6 fields with columns = \["),
