@@ -84,6 +84,7 @@ def test_decimal_commas(text: str, raw: str, own: str) -> None:
             LabelRule("y"),
             'set positive, the texts that are 1, such as positive = ["true"]',
         ),
+        ("N", LabelRule("y"), 'set positive, the texts that are 1, such as positive = ["Y"]'),
         ("4", LabelRule("y"), "set threshold, the least number that is 1"),
         (" 1", LabelRule("y"), "set trim = true in [label]"),
         ("no", LabelRule("y", positive=("a",), negative=("b",)), 'add "no" to positive or neg'),
