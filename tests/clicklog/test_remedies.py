@@ -82,7 +82,7 @@ def test_decimal_commas(text: str, raw: str, own: str) -> None:
         (
             "False",
             LabelRule("y"),
-            'set positive, the texts that are 1, such as positive = ["true"]',
+            'set positive, the texts that are 1, such as positive = ["True"]',
         ),
         ("N", LabelRule("y"), 'set positive, the texts that are 1, such as positive = ["Y"]'),
         ("4", LabelRule("y"), "set threshold, the least number that is 1"),
