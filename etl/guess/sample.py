@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from clicklog.errors import BadInputError
 from clicklog.readers.lines import filesystem_of, read_stream, read_up_to
 from clicklog.text.first_lines import check_text
-from etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows
+from etl.guess.dialect import Dialect, decode, find_dialect, has_header, short_header, split_rows
 from etl.guess.values import Profile, has_decimal_commas, profile
 
 #: At most so many rows of the head are looked at, and so many of each place further on.
@@ -90,9 +90,10 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
     text, encoding = decode(head, path)
     dialect = find_dialect(text, path, delimiter)
     rows = split_rows(text, dialect)
-    header = has_header(rows)
-    names = [field.strip(" \t") for field in rows[0]] if header else []
-    rows = rows[1:] if header else rows
+    short = short_header(text, dialect, rows)
+    header = bool(short) or has_header(rows)
+    names = short or ([field.strip(" \t") for field in rows[0]] if header else [])
+    rows = rows[1:] if header and not short else rows
     if not rows:
         raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
     seen_all = whole and len(rows) <= HEAD_ROWS
@@ -103,7 +104,11 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
     even = [row for row in rows if len(row) == dialect.fields]
     empty_end = (whole and head.endswith((b"\n\n", b"\n\r\n"))) or _ends_empty(path)
     columns = list(zip(*even, strict=True))
-    usable = bool(names) and len(set(filter(None, names))) == len(list(filter(None, names)))
+    usable = (
+        bool(names)
+        and not short
+        and len(set(filter(None, names))) == len(list(filter(None, names)))
+    )
     shown = names if usable else _place_holders(names, dialect.fields)
     decimal = "," if has_decimal_commas(columns) else "."
     profiles = [
@@ -113,14 +118,15 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
     profiles = _one_separator(profiles, columns, header, dialect)
     keys = _input_keys(dialect, encoding, header and usable, empty_end)
     if header and not usable:
-        keys["skip_lines"] = dialect.skip_lines + 1
+        keys["skip_lines"] = dialect.skip_lines + (not short)
     if decimal != ".":
         keys["decimal"] = decimal
     if separators := {each.separator for each in profiles if each.separator}:
         keys["list_separator"] = separators.pop()
     elif dialect.delimiter == "|":
         keys["list_separator"] = ";"  # the default is the delimiter here
-    notes = ("The header names columns twice: here they are named by position.",)
+    quirk = "has a field less than the rows" if short else "names columns twice"
+    notes = (f"The header {quirk}: here the columns are named by position.",)
     return Sample(
         profiles,
         len(rows),

@@ -22,8 +22,6 @@ from clicklog.spec.toml_file import load_spec
 from etl.__main__ import main
 from etl.guess.dialect import find_dialect, split_rows
 from etl.guess.run import guess
-from etl.guess.times import time_format
-from etl.guess.values import profile
 
 
 def guessed(path: Path, **options) -> FeatureSpec:
@@ -191,6 +189,23 @@ def test_lines_that_end_with_carriage_returns(tmp_path: Path) -> None:
         guess(str(path))
 
 
+@pytest.mark.parametrize("side", ["numbers before", "delimiters behind"])
+def test_a_header_with_a_field_less(side: str, tmp_path: Path) -> None:
+    """As R's write.table and some databases write it."""
+    header, *rows = clicks(50)
+    wider = [[f'"{i}"', *row] if side == "numbers before" else [*row, ""] for i, row in
+             enumerate(rows)]  # fmt: skip
+    path = write(tmp_path / "log.csv", [header, *wider])
+    spec = guessed(path)
+    assert (spec.label, spec.input.skip_lines) == ("clicked", 1)
+    assert set(columns_of(spec)) == {"country", "visits", "price"}
+    unread = [""]
+    names = [*unread, *header] if side == "numbers before" else [*header, *unread]
+    assert list(spec.input.columns) == names
+    assert main(["run", "--spec", f"{path}.guess.toml", "--input_path", str(path),
+                 "--output_path", str(tmp_path / "out")]) == 0  # fmt: skip
+
+
 def test_decimal_commas_are_no_lists(tmp_path: Path) -> None:
     rng = random.Random(0)
     rows = [["Kunde", "Umsatz", "Rabatt", "gekauft"]]
@@ -344,43 +359,6 @@ def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert tomllib.loads(printed)["label"]["name"] == "clicked"
     assert main(["guess", str(path), "--output", str(spec)]) == 2
     assert "there already" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("texts", "name", "expected"),
-    [
-        (["2024-01-31", "2024-02-01"], "x", ""),
-        (["2024-01-31 10:11:12.5", "2024-02-01T00:00Z"], "x", ""),
-        (["2024-01-31 10:11:12.123456789 UTC", "2024-02-01T00:00:00+0000"], "x", ""),
-        (["2024-13-31"], "when", None),
-        (["14102123", "14103000"], "hour", "%y%m%d%H"),
-        (["20141021"], "date", "%Y%m%d"),
-        (["978300760"], "timestamp", "epoch_s"),
-        (["978300760"], "price", None),
-        (["978300760"], "", "epoch_s"),
-        (["1700000000000"], "event_time", "epoch_ms"),
-        (["12/31/2020", "1/2/2021"], "x", "%m/%d/%Y"),
-        (["31/12/2020 10:00", "1/2/2021 9:05"], "x", "%d/%m/%Y %H:%M"),
-        (["01/03/2024", "09/03/2024"], "x", "%d/%m/%Y"),  # nearer to each other than by %m/%d
-        (["1/5/24 9:05", "2/29/24 10:00"], "x", "%m/%d/%y %H:%M"),
-        (["1/5/2024 3:05 PM", "12/31/2024 12:59 am"], "x", "%m/%d/%Y %I:%M %p"),
-        (["05-Jan-2024", "31-DEC-2024"], "x", "%d-%b-%Y"),
-        (["10/Oct/2000:13:55:36 -0700"], "x", "%d/%b/%Y:%H:%M:%S %z"),
-        (["99"], "hour", None),
-        (["9" * 400], "time", None),
-    ],
-)
-def test_formats_of_times(texts: list[str], name: str, expected: str | None) -> None:
-    assert time_format(texts, name) == expected
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.text(max_size=12), min_size=1, max_size=30))
-def test_any_texts_have_a_profile(values: list[str]) -> None:
-    found = profile(values, "x")
-    assert found.rows == len(values)
-    assert 0 <= found.missing <= found.rows
-    assert (found.kind == "empty") == (found.missing == found.rows)
 
 
 _FIELD = st.text(
