@@ -21,6 +21,7 @@ _CODE_NAMES = re.compile(
 _MEASURES = re.compile(
     r"(price|amount|value|revenue|duration|seconds|bytes|count|age$|size)", re.IGNORECASE
 )
+_WITH_UNIT = re.compile(r"[-+]?([$€£¥] ?[\d.,]*\d|[\d.,]*\d ?[%$€£¥])")
 #: Rows from which on it means something that all values are different.
 _ENOUGH_ROWS = 100
 #: Buckets of values that never stop coming.
@@ -229,6 +230,8 @@ def _categorical(column: Profile) -> Feature:
     raw, kind = column.kind, {"hex32": "hexadecimal", "int": "integers"}.get(column.kind, "texts")
     if raw == "int" and not (fits(column.least, "int") and fits(column.most, "int")):
         raw, kind = "string", "integers of more than 53 bits"
+    if raw == "string" and all(map(_WITH_UNIT.fullmatch, column.counts)):
+        kind = "texts (numbers with a unit, which is not read: without it, they could be dense)"
     options: dict[str, Any] = {"raw": raw}
     reading = _reading(column)
     if raw == "string":
@@ -289,7 +292,10 @@ def _with_a_category(
         for j, c in enumerate(columns)
         if j != label and c.name and c.kind not in ("empty", "time")
     ]
+    numbers = [c for c in able if c.kind == "float" and c.distinct > 1]
     able = [c for c in able if c.kind != "float"]
+    if not able and numbers:
+        return [*features, _buckets(numbers[0])], unread
     if not able:
         raise BadInputError(
             f"{path}: no column that could be a category", "a spec has at least one: add a column"
@@ -299,6 +305,15 @@ def _with_a_category(
     own = dataclasses.replace(own, why=f"{own.why}; at least one column is a category")
     kept = [feature for feature in features if feature.name != chosen.name]
     return [*kept, own], {name: why for name, why in unread.items() if name != chosen.name}
+
+
+def _buckets(column: Profile) -> Feature:
+    """Return the quarter in which a number is, as a category."""
+    numbers = sorted(column.number(text) for text in column.counts)
+    quarters = {numbers[len(numbers) * k // 4] for k in (1, 2, 3)}
+    options = {**_reading(column), "derive": "bucket", "boundaries": sorted(quarters)}
+    why = f"the quarter in which {column.name} is; at least one column is a category"
+    return Feature(f"{column.name}_bucket", "categorical", options, why, column.name)
 
 
 def _without_clashes(features: list[Feature], label: str) -> list[Feature]:

@@ -189,6 +189,21 @@ def test_lines_that_end_with_carriage_returns(tmp_path: Path) -> None:
         guess(str(path))
 
 
+def test_numbers_alone_and_with_units(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    rows = [["y", "a", "b"]]
+    rows += [[str(i % 2), f"{rng.random():.4f}", f"{rng.random()}"] for i in range(80)]
+    path = write(tmp_path / "log.csv", rows)
+    spec = guessed(path)
+    assert [column.name for column in spec.categorical] == ["a_bucket"]
+    assert len(spec.categorical[0].derive.boundaries) == 3
+    assert main(["run", "--spec", f"{path}.guess.toml", "--input_path", str(path),
+                 "--output_path", str(tmp_path / "out")]) == 0  # fmt: skip
+    for row in rows[1:]:
+        row[1:] = [f"${row[1]}", f"{row[2]} %"]
+    assert guess(str(write(path, rows))).count("numbers with a unit") == 2
+
+
 @pytest.mark.parametrize("side", ["numbers before", "delimiters behind"])
 def test_a_header_with_a_field_less(side: str, tmp_path: Path) -> None:
     """As R's write.table and some databases write it."""
