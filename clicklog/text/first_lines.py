@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -28,8 +29,8 @@ def first_line_of(head: bytes, spec: FeatureSpec) -> bytes:
 def check_text(head: bytes, source: str) -> None:
     """Raise :class:`BadInputError` for what is no text in one of the encodings of a spec.
 
-    That is UTF-16, a compressed file whose name does not say so, and lines that end with a carriage
-    return alone.
+    That is UTF-16, a compressed file whose name does not say so, JSON, and lines that end with a
+    carriage return alone.
     """
     file = shlex.quote(source)
     if head.startswith(_UTF_16):
@@ -43,11 +44,30 @@ def check_text(head: bytes, source: str) -> None:
             raise BadInputError(
                 f"{source}: compressed, but its name does not say so", f"name it {source}.{ending}"
             )
+    if _is_json(head):
+        raise BadInputError(
+            f"{source}: JSON",
+            "convert it to parquet, rows in lines for example with pyarrow.json.read_json and "
+            "pyarrow.parquet.write_table",
+        )
     if b"\n" not in head and head.rstrip(b"\r").count(b"\r"):
+        packed = source.endswith(tuple(_COMPRESSED.values()))
         raise BadInputError(
             f"{source}: its lines end with \\r alone",
-            f"convert it: tr '\\r' '\\n' < {file} > converted.csv",
+            f"{'unpack it and ' * packed}convert it: tr '\\r' '\\n' < {file} > converted.csv",
         )
+
+
+def _is_json(head: bytes) -> bool:
+    """Whether a text begins with an object in its first line, or with a list of objects."""
+    if head.startswith(b'[{"'):
+        return True
+    if not head.startswith(b"{"):
+        return False
+    try:
+        return isinstance(json.loads(head.split(b"\n", 1)[0]), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def header_names(head: bytes, spec: FeatureSpec) -> list[str]:
