@@ -114,7 +114,8 @@ class FeatureSpec:
             _check_name(name)
         for name in self.vocabularies:
             _check_name(name)
-        for column in (*self.dense, *self.categorical):
+        every: list[DenseColumn | CategoricalColumn] = [*self.dense, *self.categorical]
+        for column in every:
             if self.input.decimal == column.reading.thousands == ",":
                 raise SettingsError(
                     f'column {column.name}: thousands = ",", but decimal = "," in [input]',
