@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 _SORTED = (
     "most likely the log is sorted by label: splits are cut in the order of the rows, so put the "
     "rows into random order (`shuf`, without a header line) and run the ETL again"
 )
-
-
-_DIVIDED = (
-    "no row of the other label is in this split: use larger shares, other times or other files in "
-    "the spec's [split], and run the ETL again"
-)
-
-
-def one_label_remedy(rule: Mapping[str, Any] | None) -> str:
-    """Return what to do about such a split.
-
-    Args:
-        rule: The manifest's ``split``; None by days, where splits are cut in the order of the rows.
-    """
-    return _DIVIDED if rule else _SORTED
+#: By the rule of the split; other rules have too few rows in a split.
+_BY = {
+    "days": _SORTED,
+    "time": "most likely the label changed with time: set other times or shares in [split] of the "
+    "spec, and run the ETL again",
+    "files": "put rows of both labels into the files of each split, or change [split] in the spec",
+}
+_FEW = "use more rows, or larger shares of valid and test in [split] of the spec"
 
 
 def one_label(rows: int, positives: int) -> str:
@@ -39,3 +31,18 @@ def one_label_splits(splits: dict[str, dict[str, int]]) -> list[str]:
         split: one_label(counts["rows"], counts["positives"]) for split, counts in splits.items()
     }
     return [f"{split}: {what}" for split, what in found.items() if what]
+
+
+def one_label_remedy(manifest: dict[str, Any] | None) -> str:
+    """Return what to do about splits with one label; without a manifest, as for a log of days."""
+    if manifest is None:
+        return _SORTED
+    rows, positives = (
+        sum(split[key] for split in manifest["splits"].values()) for key in ("rows", "positives")
+    )
+    if positives in (0, rows):
+        return (
+            f"no row has label {int(positives == 0)}: choose another column, or other values that "
+            "are 1, in [label] of the spec, or use a log with rows of both labels"
+        )
+    return _BY.get((manifest.get("split") or {"by": "days"})["by"], _FEW)

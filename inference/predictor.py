@@ -212,7 +212,7 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
         return spec
     own = spec.input
     if file_format == "parquet":
-        given = InputFormat("parquet", max_line_kb=own.max_line_kb)
+        given = InputFormat("parquet", max_line_kb=own.max_line_kb, decimal=own.decimal)
     else:
         # text of another format has the same values in the same order, and other separators
         separator = InputFormat().list_separator if own.format == "parquet" else own.list_separator
@@ -223,6 +223,7 @@ def input_spec(spec: FeatureSpec, path: str, file_format: str | None = None) -> 
             columns=own.columns,
             encoding=own.encoding,
             quoted_newlines=own.quoted_newlines and file_format == "csv",
+            decimal=own.decimal,
         )
     return dataclasses.replace(spec, input=given)
 

@@ -130,7 +130,8 @@ def find_days(
         raise BadInputError(
             f"{input_path}: no files day_0, day_1 … in it, and no numbered or dated ones",
             "make a log with `python -m etl synthesize`, or see README.md for the real one; name "
-            "files such as part-0.csv or 2024-10-30.csv, or pass one file",
+            "files such as part-0.csv or 2024-10-30.csv, pass one file, or, with a [split] by "
+            f"share, column or time, a glob such as '{str(input_path).rstrip('/')}/*'",
         )
     _check_gaps(found, named[0][1] if named else None, days, after, str(input_path))
     return [found[day] for day in sorted(found)]

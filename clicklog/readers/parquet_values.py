@@ -113,7 +113,9 @@ def _is_text(held: pa.DataType) -> bool:
 
 def _is_digits(time_format: str) -> bool:
     """Whether a time format is a pattern of digits alone."""
-    return re.fullmatch("(%[a-zA-Z])+", time_format) is not None
+    if not re.fullmatch("(%[a-zA-Z])+", time_format):
+        return False
+    return all(DIRECTIVES[name] for name in time_format[1::2])
 
 
 def _plain(array: pa.Array) -> pa.Array:

@@ -139,9 +139,20 @@ def check_label(label: bool, source: str, spec: FeatureSpec) -> None:
     if spec.is_plain and not spec.input.columns:
         what = f"rows of {len(spec.columns) - 1} fields"
     if spec.input.format == "parquet" or spec.input.header:
-        what = f"no column {' or '.join(wanted)}"
-    what += ", so there is no label" if len(wanted) == 1 else ", which training reads"
-    raise BadRowError(f"{source}: {what}", "training data needs the label")
+        what = f"not all of the columns {', '.join(wanted)}, which training reads, are there"
+        what = what if len(wanted) > 1 else f"no column {wanted[0]}"
+    elif len(wanted) > 1:
+        what += ", which training reads"
+    what += ", so there is no label" if len(wanted) == 1 else ""
+    if any(f"/{name}=" in source for name in wanted):
+        raise BadRowError(
+            f"{source}: {what}",
+            "a value in the name of a directory is no column: days are split by such dates "
+            'without a [split], and by = "files" takes patterns of them',
+        )
+    raise BadRowError(
+        f"{source}: {what}", "correct the names in the spec, or pass data with labels to train on"
+    )
 
 
 def read_block(

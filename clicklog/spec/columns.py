@@ -48,6 +48,7 @@ class InputFormat:
         comment: of text, how lines begin that are neither header nor row. Such lines before the
             header or the first row are skipped; "": there are none.
         skip_empty_lines: of text, whether empty lines at the end of a file are no rows.
+        decimal: the decimal point of numbers as text: "." or ",".
     """
 
     format: str = "tsv"
@@ -61,6 +62,7 @@ class InputFormat:
     quoted_newlines: bool = False
     comment: str = ""
     skip_empty_lines: bool = False
+    decimal: str = "."
 
     def __post_init__(self) -> None:
         if self.format not in INPUT_FORMATS:
@@ -91,6 +93,8 @@ class InputFormat:
             raise SettingsError(f"max_line_kb = {self.max_line_kb!r}", f"from 1 to {MAX_LINE_KB}")
         if self.delimiter == self.list_separator:
             raise SettingsError(f"delimiter and list_separator are both {self.delimiter!r}")
+        if self.decimal not in (".", ","):
+            raise SettingsError(f"decimal = {self.decimal!r}", 'give "." or ","')
         self._check_text()
 
     def _check_text(self) -> None:

@@ -23,6 +23,7 @@ from clicklog.spec.columns import (
     InputFormat,
 )
 from clicklog.spec.labels import LabelRule
+from clicklog.spec.raw_types import NUMBERS
 from clicklog.spec.reading import AS_IT_IS, Read, ReadPlan
 from clicklog.spec.split import BY_DAYS, Split
 
@@ -63,6 +64,7 @@ _ADDED = {
         "quoted_newlines",
         "comment",
         "skip_empty_lines",
+        "decimal",
     ),
 }
 
@@ -112,6 +114,13 @@ class FeatureSpec:
             _check_name(name)
         for name in self.vocabularies:
             _check_name(name)
+        every: list[DenseColumn | CategoricalColumn] = [*self.dense, *self.categorical]
+        for column in every:
+            if self.input.decimal == column.reading.thousands == ",":
+                raise SettingsError(
+                    f'column {column.name}: thousands = ",", but decimal = "," in [input]',
+                    'remove one of them; thousands = "." takes 1.234,56',
+                )
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SettingsError(f"column names used twice: {', '.join(twice)}")
@@ -152,6 +161,8 @@ class FeatureSpec:
         reads: dict[Read, int] = {}
 
         def place(read: Read) -> int:
+            if self.input.decimal != "." and read.raw in NUMBERS:
+                read = dataclasses.replace(read, decimal=self.input.decimal)
             return reads.setdefault(read, len(reads))
 
         labels: tuple[int, ...] = ()
@@ -192,9 +203,8 @@ class FeatureSpec:
     def is_plain(self) -> bool:
         """Whether each output column is one column of the file, read without rules of its own."""
         columns: list[DenseColumn | CategoricalColumn] = [*self.dense, *self.categorical]
-        return not (self.label_rules or self.weight or self.split.column) and all(
-            c.reading == AS_IT_IS and c.derive is None for c in columns
-        )
+        ruled = self.label_rules or self.weight or self.split.column or self.input.decimal != "."
+        return not ruled and all(c.reading == AS_IT_IS and c.derive is None for c in columns)
 
     @property
     def dense_names(self) -> list[str]:

@@ -82,6 +82,8 @@ RAW_TYPES = {
     "string": RawType("str", "", "expected a string or a missing value"),
 }
 DENSE_RAW_TYPES = ("int32", "float")
+#: Raw types whose text may have a decimal point.
+NUMBERS = ("int32", "int", "float", "label", "weight")
 CATEGORICAL_RAW_TYPES = ("hex32", "int", "string")
 
 #: Error messages that several raw types share.

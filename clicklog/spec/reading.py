@@ -155,6 +155,7 @@ class Read:
         nulls: see :class:`Reading`; so are the next three.
         time_format: of raw type time.
         label: of raw type label, the rule.
+        decimal: of numbers as text, the decimal point.
     """
 
     source: str
@@ -166,6 +167,7 @@ class Read:
     thousands: str = ""
     time_format: str = ""
     label: LabelRule | None = None
+    decimal: str = "."
 
 
 @dataclasses.dataclass(frozen=True)

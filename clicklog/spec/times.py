@@ -9,8 +9,10 @@ from clicklog.errors import SettingsError
 
 #: Numbers of seconds, milliseconds or microseconds since 1970-01-01 00:00 UTC.
 EPOCHS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
-#: The directives of a format, as in ``strptime``, and the most digits that each takes.
-DIRECTIVES = {"Y": 4, "y": 2, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "f": 6}
+#: The directives of a format, as in ``strptime``, and the most digits that each takes; 0 for AM or
+#: PM, the first three letters of English months, and an offset from UTC (Z, +0200 or +02:00).
+DIRECTIVES = {"Y": 4, "y": 2, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "f": 6, "I": 2}
+DIRECTIVES |= {"p": 0, "b": 0, "z": 0}
 #: "" stands for ISO 8601: a date, or a date and a time, with or without a fraction and "Z".
 ISO = ""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -31,6 +33,11 @@ def check_time_format(format: str, where: str) -> None:
             f"{where}: time_format = {format!r}",
             f"{', '.join(EPOCHS)}, or a pattern with a year, such as %Y-%m-%d %H:%M:%S; of "
             f"%{' %'.join(DIRECTIVES)}, each at most once",
+        )
+    if ("I" in used) != ("p" in used) or {"I", "H"} <= set(used) or {"m", "b"} <= set(used):
+        raise SettingsError(
+            f"{where}: time_format = {format!r}",
+            "an hour is %H, or %I with %p (AM or PM); a month is %m or %b",
         )
 
 

@@ -16,6 +16,7 @@ All keys of a spec; those that are optional say so, or show their default::
     quoted_newlines = true        # csv only: quoted fields may contain line breaks; default false
     comment = "|"                 # text only: lines before the first row that begin so are skipped
     skip_empty_lines = true       # text only: empty lines at the end of a file are no rows
+    decimal = ","                 # numbers as text are written as 1,5; default "."
     nulls = ["NA", "?"]           # default of all columns, see [[dense]]
     trim = true                   # default of all columns, and of the labels
 
@@ -75,13 +76,16 @@ How values are read, in text and in parquet's text columns:
 - ``lenient`` takes an integer in any form whose value is one (``260.0``, ``2.6e2``) and in range,
   and a plus sign. ``thousands`` must stand between groups of three digits: with ``","``, 1,5 is
   malformed. Neither matters for hex32, strings and times.
+- ``decimal`` is that of all columns, labels and the weight: with ``","``, 1.5 is malformed.
 - Labels are 0, 1, 0.0 or 1.0; with ``threshold`` any number. ``positive`` and ``negative`` are
   compared with the text, after ``trim``; of parquet's numbers and booleans (``true``, ``false``)
   with what they are. A label and a weight, a number of at least 0, may not be missing.
 - Times are UTC; what is beyond microseconds is left out. ISO 8601 is ``2014-10-30``, or with ``T``
-  or a space ``2014-10-30 12:00``, with or without seconds, their fraction, ``Z`` or ``+02:00``.
+  or a space ``2014-10-30 12:00``, with or without seconds, their fraction, ``Z``, `` UTC`` or
+  ``+02:00`` (``+0200``, ``+02``).
   Numbers since 1970 may have a fraction. In a pattern, ``%Y`` has 4 and ``%y`` 2 digits (1969 to
-  2068), others one or more. A date that the calendar lacks is malformed.
+  2068), others one or more; ``%b`` is Jan to Dec, ``%p`` AM or PM, ``%z`` Z, +0200 or +02:00. A
+  date that the calendar lacks is malformed.
 - Parquet's integers are read as strings by their digits, its timestamps and dates as times. Floats
   with a fraction are no integers, and floats no strings.
 

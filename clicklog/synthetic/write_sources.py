@@ -97,13 +97,15 @@ def source_values(rows: SpecRows, spec: FeatureSpec, days: int, *, text: bool) -
     labels = [rows.label, *(rows.further[name] for name in spec.labels[1:])]
     for rule, label in zip(spec.label_rules or (LabelRule(spec.label),), labels, strict=True):
         if rule.column not in found:  # labels of one column follow from the first of them
-            values = _label_values(rule, label.tolist(), text=text)
+            values = _label_values(rule, label.tolist(), spec.input.decimal if text else "")
             found[rule.column] = _spaced(values) if text and rule.trim else values
     if spec.weight and spec.weight not in found:
         weights = [
             0.5 + round(draw * HUNDREDTHS) / HUNDREDTHS for draw in rows.further[spec.weight]
         ]
-        found[spec.weight] = [f"{weight:.2f}" for weight in weights] if text else weights
+        point = spec.input.decimal
+        texts = [f"{weight:.2f}".replace(".", point) for weight in weights] if text else []
+        found[spec.weight] = texts if text else weights
     if plan.key is not None and plan.reads[plan.key].source not in found:
         name = plan.reads[plan.key].source
         found[name] = _key_values(rows, plan.reads[plan.key], spec, days, text=text)
@@ -188,7 +190,7 @@ def _time(time: int, time_format: str, *, text: bool) -> Any:
     moment = _EPOCH + datetime.timedelta(microseconds=time)
     if time_format == ISO:
         return moment.isoformat(" ") if text else moment
-    return moment.strftime(time_format)
+    return moment.replace(tzinfo=datetime.UTC).strftime(time_format)
 
 
 def _as_fields(values: Values, source: Source, spec: FeatureSpec) -> list[str]:
@@ -206,20 +208,18 @@ def _written(source: Source) -> Callable[[Any, int], str | None]:
     numeric = source.kind == NUMBER and all(read.raw != "string" for read in source.reads)
     lenient = numeric and _all(source.reads, "lenient")
     separator = source.reads[0].thousands if numeric and _all(source.reads, "thousands") else ""
+    point = "," if any(read.decimal == "," for read in source.reads) else "."
 
     def write(value: Any, row: int) -> str | None:
         if value is None or source.kind != NUMBER:
             return value if value is None else str(value)
-        text = f"{value:.2f}" if source.hundredths else str(value)
+        text = f"{value:.2f}".replace(".", point) if source.hundredths else str(value)
         if separator and row % 2 and value >= 1000:
-            return (
-                f"{value:,.2f}".replace(",", separator)
-                if source.hundredths
-                else (f"{value:,}".replace(",", separator))
-            )
+            grouped = f"{value:,.2f}" if source.hundredths else f"{value:,}"
+            return grouped.translate({ord(","): separator, ord("."): point})
         if lenient and row % 5 == 0:
             return f"+{text}"
-        return f"{value}.0" if lenient and row % 5 == 1 and not source.hundredths else text
+        return f"{value}{point}0" if lenient and row % 5 == 1 and not source.hundredths else text
 
     return write
 
@@ -232,7 +232,8 @@ def _spaced(fields: list[str]) -> list[str]:
     return [f" {field}" if i % 3 == 0 else field for i, field in enumerate(fields)]
 
 
-def _label_values(rule: LabelRule, labels: list[int], *, text: bool) -> Values:
+def _label_values(rule: LabelRule, labels: list[int], point: str) -> Values:
+    """Return what a rule reads as labels: texts with a decimal point, or values if it is ""."""
     if rule.positive:
         others = rule.negative or (_NEGATIVE,)
         return [
@@ -240,12 +241,12 @@ def _label_values(rule: LabelRule, labels: list[int], *, text: bool) -> Values:
             for i, label in enumerate(labels)
         ]
     if rule.threshold is None:
-        return list(map(str, labels)) if text else labels
+        return list(map(str, labels)) if point else labels
     least = float(rule.threshold)
     numbers = [
         least + (i % 2) / 2 if label else least - (1 + i % 2) / 2 for i, label in enumerate(labels)
     ]
-    return [f"{number:g}" for number in numbers] if text else numbers
+    return [f"{number:g}".replace(".", point) for number in numbers] if point else numbers
 
 
 def _key_values(rows: SpecRows, read: Read, spec: FeatureSpec, days: int, *, text: bool) -> Values:

@@ -34,6 +34,7 @@ from clicklog.text.field_errors import (
 )
 from clicklog.text.field_rules import find_texts, trim
 from clicklog.text.numbers import (
+    exchange,
     gather,
     parse_floats,
     parse_ints,
@@ -107,14 +108,17 @@ def convert(fields: Fields, read: Read) -> Converted:
     code = np.zeros(len(fields), np.uint8)
     if raw == "string":
         return Converted(_strings(data, begin, end, code), missing, code, fields.show, fields.text)
-    if raw == "label":
-        values = _labels(data, begin, end, read.label, missing, code)
-        return Converted(values, missing, code, fields.show, fields.text)
     grouped = None
     if read.thousands and raw in _SYNTAX:
         grouped = ungroup(data, begin, end, read.thousands)
         if grouped:
             data, begin, end, wrong = grouped
+    texts = raw == "label" and read.label is not None and read.label.positive
+    if read.decimal == "," and not texts:
+        data, begin, end = exchange(data, begin, end)
+    if raw == "label":
+        values = _labels(data, begin, end, read.label, missing, code)
+        return Converted(values, missing, code, fields.show, fields.text)
     kind = RAW_TYPES[raw]
     values = np.zeros(len(fields), kind.dtype)
     if raw == "float":

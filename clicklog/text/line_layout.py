@@ -7,7 +7,13 @@ import difflib
 
 from clicklog.errors import BadInputError, BadRowError
 from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.first_lines import first_line_of, first_lines, header_names, split_line
+from clicklog.text.first_lines import (
+    check_text,
+    first_line_of,
+    first_lines,
+    header_names,
+    split_line,
+)
 from clicklog.text.line_remedies import field_count_remedy, header_remedy
 
 
@@ -70,6 +76,7 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
         BadRowError: there is no header, and no line has as many fields as the spec, or as many as
             without labels.
     """
+    check_text(head, source)
     if not spec.input.header:
         return _layout_by_count(head, source, spec)
     names = header_names(head, spec)
@@ -77,12 +84,24 @@ def layout_of(head: bytes, source: str, spec: FeatureSpec) -> LineLayout:
     columns = spec.sources(label=label)
     for name in columns:
         if names.count(name) != 1:
-            problem = "twice" if name in names else "not"
+            if name in names:
+                raise BadInputError(
+                    f"{source}: column {name} is twice in the header", _by_position(names, spec)
+                )
             raise BadInputError(
-                f"{source}: column {name} is {problem} in the header",
+                f"{source}: column {name} is not in the header",
                 header_remedy(head, spec, columns) or _where_else(name, names),
             )
     return LineLayout(tuple(names), label, len(first_line_of(head, spec)) + 1)
+
+
+def _by_position(names: list[str], spec: FeatureSpec) -> str:
+    other = list(spec.file_columns(label=True))[:2]
+    return (
+        f"name its {len(names)} fields by position in [input] of the spec: header = false, "
+        f"skip_lines = {spec.input.skip_lines + 1}, columns = "
+        f'["{other[0]}", "", …], with "" for those that are not read'
+    )
 
 
 def _where_else(name: str, names: list[str]) -> str:

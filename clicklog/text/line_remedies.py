@@ -28,6 +28,8 @@ def line_remedy(line: bytes, spec: FeatureSpec, code: int, fields: int) -> str:
         return (
             "set quoted_newlines = true in [input] of the spec if its text goes on in the next one"
         )
+    if code == FIELD_COUNT and not line.strip(b"\r\n") and not spec.input.skip_empty_lines:
+        return "set skip_empty_lines = true in [input] of the spec if no row follows"
     if code == FIELD_COUNT:
         for keys, other in _with_delimiters(spec):
             if fields > 1 and len(split_line(line, other)) == fields:

@@ -16,7 +16,7 @@ from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.strings import string_array
 from clicklog.text.field_errors import BAD_FLOAT, BAD_INTEGER, NOT_FINITE
 
-_PLUS, _MINUS, _DOT, _ZERO = 43, 45, 46, 48
+_PLUS, _COMMA, _MINUS, _DOT, _ZERO = 43, 44, 45, 46, 48
 #: What :func:`decimal` returns beside the number.
 EXACT, SYNTAX, FRACTION, BIG = range(4)
 #: Numbers stop growing here, because further digits would wrap around.
@@ -229,6 +229,21 @@ def ungroup(
     _ungroup(data, begin, end, ord(separator), kept, first, last, wrong)
     kept.flags.writeable = False  # one type of array, so that loops are compiled once
     return kept, first, last, wrong
+
+
+def exchange(
+    data: np.ndarray, begin: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the fields with commas for points and points for commas.
+
+    So 1,5 is parsed as 1.5, and 1.5 is malformed like 1,5 elsewhere.
+    """
+    offsets, exchanged = gather(data, begin, end)
+    commas = exchanged == _COMMA
+    exchanged[exchanged == _DOT] = _COMMA
+    exchanged[commas] = _DOT
+    exchanged.flags.writeable = False  # one type of array, so that loops are compiled once
+    return exchanged, offsets[:-1].copy(), offsets[1:].copy()
 
 
 @compiled()

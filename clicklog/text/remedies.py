@@ -29,7 +29,11 @@ _PATTERNS = (
     "%Y-%m-%d %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M%S",
     "%y%m%d%H", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%d/%m/%Y %H:%M:%S",
     "%m/%d/%Y", "%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%Y",
+    "%m/%d/%Y %I:%M %p", "%m/%d/%Y %I:%M:%S %p", "%d-%b-%Y", "%d-%b-%Y %H:%M:%S", "%d %b %Y",
+    "%b %d, %Y", "%b %d, %Y %I:%M %p", "%d/%b/%Y:%H:%M:%S %z",
 )  # fmt: skip
+#: Of labels that are 0, the ones that are 1.
+_OPPOSITES = {"no": "yes", "n": "y", "false": "true", "f": "t", "negative": "positive"}
 #: Plausible times: 1990 to 2100, so that a number is not taken for another unit.
 _FIRST_TIME, _LAST_TIME = 631_152_000_000_000, 4_102_444_800_000_000
 _MOST_TEXT = 40
@@ -58,6 +62,9 @@ def remedy(text: str | None, read: Read, code: int) -> str:
         return _label_remedy(text, read)
     for keys, _ in keys_that_take(text, read):
         return f"set {keys} for column {read.source} in the spec"
+    if (keys := _decimal_keys(text, read)) is not None:
+        own = keys and f", and {keys} for column {read.source},"
+        return f'set decimal = "," in [input]{own} of the spec'
     if len(text) > _MOST_TEXT or read.raw == "weight" or any(c.isdigit() for c in text):
         return ""
     return (
@@ -113,6 +120,22 @@ def _candidates(text: str, read: Read) -> Iterator[tuple[str, Read]]:
             yield _and(keys, f'raw = "{raw}"'), dataclasses.replace(one, raw=raw)
 
 
+def _decimal_keys(text: str, read: Read) -> str | None:
+    """Return the keys that take a number beside ``decimal = ","``; None if that does not help."""
+    if read.raw not in ("int32", "float", "weight") or read.decimal == ",":
+        return None
+    read = dataclasses.replace(read, decimal=",")
+    numbers = [("", read)]
+    if read.raw == "int32":
+        numbers.append(('raw = "float"', dataclasses.replace(read, raw="float")))
+    for trim, trimmed in [("", read.trim), ("trim = true", True)]:
+        for point, thousands in [("", read.thousands), ('thousands = "."', ".")]:
+            for raw, one in numbers:
+                if _takes(text, dataclasses.replace(one, trim=trimmed, thousands=thousands)):
+                    return _and(raw, point, trim)
+    return None
+
+
 #: By raw type, those that take more; the dense ones are for dense columns.
 _OTHER_RAW_TYPES = {DENSE_RAW_TYPES[0]: ("float",), "int": ("string",), "hex32": ("int", "string")}
 
@@ -130,7 +153,9 @@ def _label_remedy(text: str, read: Read) -> str:
     number = dataclasses.replace(read, label=LabelRule(rule.name, rule.source, threshold=1))
     if rule.threshold is None and _takes(text, number):
         return f"set threshold, the least number that is 1, {where}"
-    return f"set positive, the texts that are 1, such as positive = [{_toml(bare)}], {where}"
+    one = _OPPOSITES.get(bare.lower(), bare)
+    one = one.upper() if bare.isupper() else one.title() if bare.istitle() else one
+    return f"set positive, the texts that are 1, such as positive = [{_toml(one)}], {where}"
 
 
 def _trimmed(rule: LabelRule) -> LabelRule:

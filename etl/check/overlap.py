@@ -7,7 +7,9 @@ An error is reported for files with the same rows in any order, and for *windows
 rows that occur in two splits, because then a range of rows was copied. Single equal rows are no
 error, as the same user may see the same page twice. The number to expect is estimated from repeats
 within a split: if a share s of its n rows is repeated in it, up to s·N/n of its rows are expected
-in another split of N rows. A share well above that is a warning.
+in another split of N rows. So that a small split is not warned of for want of repeats, their
+number is taken as the largest that chance would have made so few of, with 95 % probability. A share
+well above that is a warning.
 """
 
 from __future__ import annotations
@@ -34,6 +36,13 @@ _LEAST_COPIED = 48
 #: Shares of equal rows up to this, or up to twice the expected share, are not warned of.
 _HARMLESS = 0.01
 _REMEDY = "evaluation on training rows is meaningless: cut the splits by time"
+#: The same by the rule of the spec's [split], where it is not by days.
+_REMEDIES = {
+    "time": "evaluation on training rows is meaningless: if they are the same events, remove the "
+    "repeats from the log",
+    "files": "evaluation on training rows is meaningless: see whether the files of the splits "
+    "repeat rows",
+}
 
 
 @dataclasses.dataclass
@@ -212,7 +221,7 @@ class Overlap:
                 pair[1],
                 f"about {count * scale + WINDOW - 1} rows of it are in {pair[0]} too, in the same "
                 "order",
-                _REMEDY,
+                _remedy(output),
             )
 
     def _windows_by_chance(self, split: str, held: _HeldOut) -> float:
@@ -229,7 +238,8 @@ class Overlap:
     ) -> None:
         kept = held.counts.sum()
         share = held.counts[common.hashes].sum() / kept
-        repeated = held.counts[held.counts > 1].sum() / kept
+        repeats = held.counts[held.counts > 1].sum()
+        repeated = (repeats + 2 * repeats**0.5 + 3) / kept
         expected = min(1.0, repeated * max(1.0, self._rows[split] / max(held.rows, 1)))
         suspicious = share > max(_HARMLESS, 2 * expected)
         report = output.warning if suspicious else output.note
@@ -238,8 +248,13 @@ class Overlap:
             output.root / other,
             f"{share:.2%} of its rows are also in {split} (from repeats within it, up to "
             f"{expected:.2%} is expected)",
-            _REMEDY if suspicious else "",
+            _remedy(output) if suspicious else "",
         )
+
+
+def _remedy(output: Output) -> str:
+    rule = (output.manifest or {}).get("split") or {}
+    return _REMEDIES.get(rule.get("by", ""), _REMEDY)
 
 
 def _mask(rows: int, kept: int) -> int:

@@ -93,11 +93,11 @@ def check(
 
 
 def _check_labels(output: Output, positives: Counter, negatives: Counter) -> None:
+    remedy = one_label_remedy(output.manifest)
     for split, files in output.splits.items():
         counted = sum(positives[file] for file in files)
         labelled = counted + sum(negatives[file] for file in files)
         if what := one_label(labelled, counted):
-            remedy = one_label_remedy((output.manifest or {}).get("split"))
             output.warning("labels", output.root / split, what, remedy)
         if output.manifest is None:
             continue

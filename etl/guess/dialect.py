@@ -45,12 +45,8 @@ def decode(data: bytes, path: str) -> tuple[str, str]:
     """Return a text and its encoding; a byte order mark is removed.
 
     Raises:
-        BadInputError: it is UTF-16, or not a text.
+        BadInputError: it is not a text.
     """
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise BadInputError(
-            f"{path}: UTF-16", f"convert it: iconv -f UTF-16 -t UTF-8 {path} > converted.csv"
-        )
     if b"\0" in data:
         raise BadInputError(
             f"{path}: not a text: it contains bytes of 0",
@@ -115,6 +111,28 @@ def has_header(rows: list[list[str]]) -> bool:
     return named and not any(
         name in column for name, column in zip(first, columns, strict=True) if name
     )
+
+
+def short_header(text: str, dialect: Dialect, rows: list[list[str]]) -> list[str]:
+    """Return the names of a header that has a field less than the rows; [] if there is none.
+
+    Then the rows end with a delimiter, or begin with numbers of rows, as R writes them.
+    """
+    if not dialect.skip_lines:
+        return []
+    above = _split(text.split("\n", dialect.skip_lines)[-2].removesuffix("\r"), dialect.delimiter)
+    names = [field.strip(" \t") for field in above]
+    if len(names) + 1 != dialect.fields or not all(names):
+        return []
+    even = [row for row in rows if len(row) == dialect.fields]
+    first = [row[0] for row in even]
+    if not any(row[-1].strip() for row in even):
+        names, values = [*names, ""], [row[:-1] for row in even]
+    elif len(set(first)) == len(first) > 1:
+        names, values = ["", *names], [row[1:] for row in even]
+    else:
+        return []
+    return names if has_header([list(filter(None, names)), *values]) else []
 
 
 def _is_value(text: str) -> bool:

@@ -108,7 +108,7 @@ def label_rule(column: Profile, path: str) -> tuple[dict[str, Any], str]:
         return rule, f"two values, {part:.1%} are {' or '.join(sorted(ones))}{extra}"
     if column.kind in ("int", "float") and column.distinct > 1:
         threshold = _threshold(column)
-        part = sum(o for text, o in share.items() if number_of(text) >= threshold)
+        part = sum(o for text, o in share.items() if column.number(text) >= threshold)
         rule["threshold"] = threshold
         return rule, (
             f"numbers from {column.least:g} to {column.most:g}, of which {part:.1%} are at least "
@@ -124,14 +124,9 @@ def _of(text: str) -> str:
     return text.casefold().removesuffix(".").removesuffix(".0")
 
 
-def number_of(text: str) -> float:
-    """Return the number that a text is, which may group its digits."""
-    return float(text.replace(",", ""))
-
-
 def _threshold(column: Profile) -> float:
     """Return the smallest value that is in the upper half of the range, 4 for ratings up to 5."""
-    numbers = sorted({number_of(text) for text in column.counts})
+    numbers = sorted({column.number(text) for text in column.counts})
     wanted = 0.75 * column.most
     number = next((n for n in numbers if n >= wanted), numbers[-1])
     return int(number) if number == int(number) else number

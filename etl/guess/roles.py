@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from clicklog.errors import BadInputError
-from etl.guess.labels import chosen_label, find_label, label_rule, number_of
+from etl.guess.labels import chosen_label, find_label, label_rule
 from etl.guess.sample import Sample
 from etl.guess.times import to_time
 from etl.guess.values import Profile, fits
@@ -21,6 +21,7 @@ _CODE_NAMES = re.compile(
 _MEASURES = re.compile(
     r"(price|amount|value|revenue|duration|seconds|bytes|count|age$|size)", re.IGNORECASE
 )
+_WITH_UNIT = re.compile(r"[-+]?([$€£¥] ?[\d.,]*\d|[\d.,]*\d ?[%$€£¥])")
 #: Rows from which on it means something that all values are different.
 _ENOUGH_ROWS = 100
 #: Buckets of values that never stop coming.
@@ -141,7 +142,7 @@ def _features(
     if not name:
         return [], "it has no name"
     if column.kind == "empty":
-        return [], "no values in the rows looked at"
+        return [], column.unread or "no values in the rows looked at"
     if column.kind == "time":
         return _of_time(column)
     if _names_rows(column):
@@ -163,7 +164,7 @@ def _names_rows(column: Profile) -> bool:
         return False
     if column.kind != "int" or _CODE_NAMES.search(column.name):
         return True
-    numbers = [number_of(text) for text in column.counts]  # in the order of the rows
+    numbers = [column.number(text) for text in column.counts]  # in the order of the rows
     return numbers == sorted(numbers)
 
 
@@ -175,7 +176,7 @@ def _is_code(column: Profile) -> bool:
         return True
     if column.distinct <= 10 and column.present >= 1000:
         return True
-    positive = sorted(n for n in map(number_of, column.counts) if n >= 0)
+    positive = sorted(n for n in map(column.number, column.counts) if n >= 0)
     if not positive or column.distinct > 0.5 * column.present or _MEASURES.search(column.name):
         return False
     if positive[0] >= 1000 and column.present >= _ENOUGH_ROWS:
@@ -229,6 +230,8 @@ def _categorical(column: Profile) -> Feature:
     raw, kind = column.kind, {"hex32": "hexadecimal", "int": "integers"}.get(column.kind, "texts")
     if raw == "int" and not (fits(column.least, "int") and fits(column.most, "int")):
         raw, kind = "string", "integers of more than 53 bits"
+    if raw == "string" and all(map(_WITH_UNIT.fullmatch, column.counts)):
+        kind = "texts (numbers with a unit, which is not read: without it, they could be dense)"
     options: dict[str, Any] = {"raw": raw}
     reading = _reading(column)
     if raw == "string":
@@ -289,7 +292,10 @@ def _with_a_category(
         for j, c in enumerate(columns)
         if j != label and c.name and c.kind not in ("empty", "time")
     ]
+    numbers = [c for c in able if c.kind == "float" and c.distinct > 1]
     able = [c for c in able if c.kind != "float"]
+    if not able and numbers:
+        return [*features, _buckets(numbers[0])], unread
     if not able:
         raise BadInputError(
             f"{path}: no column that could be a category", "a spec has at least one: add a column"
@@ -299,6 +305,15 @@ def _with_a_category(
     own = dataclasses.replace(own, why=f"{own.why}; at least one column is a category")
     kept = [feature for feature in features if feature.name != chosen.name]
     return [*kept, own], {name: why for name, why in unread.items() if name != chosen.name}
+
+
+def _buckets(column: Profile) -> Feature:
+    """Return the quarter in which a number is, as a category."""
+    numbers = sorted(column.number(text) for text in column.counts)
+    quarters = {numbers[len(numbers) * k // 4] for k in (1, 2, 3)}
+    options = {**_reading(column), "derive": "bucket", "boundaries": sorted(quarters)}
+    why = f"the quarter in which {column.name} is; at least one column is a category"
+    return Feature(f"{column.name}_bucket", "categorical", options, why, column.name)
 
 
 def _without_clashes(features: list[Feature], label: str) -> list[Feature]:

@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 
 from clicklog.errors import BadInputError
 from clicklog.readers.lines import filesystem_of, read_stream, read_up_to
-from etl.guess.dialect import Dialect, decode, find_dialect, has_header, split_rows
-from etl.guess.values import Profile, profile
+from clicklog.text.first_lines import check_text
+from etl.guess.dialect import Dialect, decode, find_dialect, has_header, short_header, split_rows
+from etl.guess.values import Profile, has_decimal_commas, profile
 
 #: At most so many rows of the head are looked at, and so many of each place further on.
 HEAD_ROWS, FURTHER_ROWS = 20_000, 2000
 _PLACES, _PLACE_BYTES = (0.25, 0.5, 0.75, 1.0), 256 << 10
-_PACKED = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +63,6 @@ def take_sample(path: str, head_bytes: int, delimiter: str = "") -> Sample:
         raise BadInputError(f"{path}: empty file", "pass a file with rows")
     if head[:4] == b"PAR1":
         return _of_parquet(path)
-    for magic, ending in _PACKED.items():
-        if head.startswith(magic):
-            raise BadInputError(
-                f"{path}: compressed, but its name does not say so", f"name it {path}.{ending}"
-            )
     return _of_text(path, head, whole, delimiter)
 
 
@@ -82,6 +77,7 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
         return head, True
     cut = head.rfind(b"\n", 0, head_bytes) + 1
     if not cut:
+        check_text(head, path)
         raise BadInputError(
             f"{path}: no line ends within the first {head_bytes >> 20} MiB",
             "give a larger --head_mb",
@@ -90,12 +86,14 @@ def _head(path: str, head_bytes: int) -> tuple[bytes, bool]:
 
 
 def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
+    check_text(head, path)
     text, encoding = decode(head, path)
     dialect = find_dialect(text, path, delimiter)
     rows = split_rows(text, dialect)
-    header = has_header(rows)
-    names = [field.strip(" \t") for field in rows[0]] if header else []
-    rows = rows[1:] if header else rows
+    short = short_header(text, dialect, rows)
+    header = bool(short) or has_header(rows)
+    names = short or ([field.strip(" \t") for field in rows[0]] if header else [])
+    rows = rows[1:] if header and not short else rows
     if not rows:
         raise BadInputError(f"{path}: a header and no rows", "pass a file with rows")
     seen_all = whole and len(rows) <= HEAD_ROWS
@@ -106,20 +104,29 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
     even = [row for row in rows if len(row) == dialect.fields]
     empty_end = (whole and head.endswith((b"\n\n", b"\n\r\n"))) or _ends_empty(path)
     columns = list(zip(*even, strict=True))
-    usable = bool(names) and len(set(filter(None, names))) == len(list(filter(None, names)))
+    usable = (
+        bool(names)
+        and not short
+        and len(set(filter(None, names))) == len(list(filter(None, names)))
+    )
     shown = names if usable else _place_holders(names, dialect.fields)
+    decimal = "," if has_decimal_commas(columns) else "."
     profiles = [
-        profile(values, name, named=header) for name, values in zip(shown, columns, strict=True)
+        profile(values, name, named=header, decimal=decimal)
+        for name, values in zip(shown, columns, strict=True)
     ]
     profiles = _one_separator(profiles, columns, header, dialect)
     keys = _input_keys(dialect, encoding, header and usable, empty_end)
     if header and not usable:
-        keys["skip_lines"] = dialect.skip_lines + 1
+        keys["skip_lines"] = dialect.skip_lines + (not short)
+    if decimal != ".":
+        keys["decimal"] = decimal
     if separators := {each.separator for each in profiles if each.separator}:
         keys["list_separator"] = separators.pop()
     elif dialect.delimiter == "|":
         keys["list_separator"] = ";"  # the default is the delimiter here
-    notes = ("The header names columns twice: here they are named by position.",)
+    quirk = "has a field less than the rows" if short else "names columns twice"
+    notes = (f"The header {quirk}: here the columns are named by position.",)
     return Sample(
         profiles,
         len(rows),
@@ -182,7 +189,9 @@ def _one_separator(
     ]
     best = max(sorted(set(used)), key=used.count, default="")
     return [
-        each if each.separator == best else profile(values, each.name, named=header, lists=False)
+        each
+        if each.separator == best
+        else profile(values, each.name, named=header, lists=False, decimal=each.decimal)
         for each, values in zip(profiles, columns, strict=True)
     ]
 
@@ -235,10 +244,10 @@ def _of_array(array: pa.Array, field: pa.Field) -> Profile:
         items = [item for each in values if each for item in each]
         of = profile([_text(item) for item in items], field.name, lists=False)
         kind = of.kind if of.kind in ("int", "hex32") else "string"
-        if pa.types.is_floating(held.value_type) or pa.types.is_nested(held.value_type):
-            kind = "empty"  # no lists of numbers are read
         missing = sum(not each for each in values)
         changed = {"kind": kind, "rows": len(values), "missing": missing, "trim": False}
+        if pa.types.is_floating(held.value_type) or pa.types.is_nested(held.value_type):
+            changed |= {"kind": "empty", "unread": f"columns of type {held} are not read"}
         return dataclasses.replace(of, multi_hot=True, nulls=(), **changed)
     if pa.types.is_timestamp(held) or pa.types.is_date(held):
         texts = [_text(value)[:26] for value in values]
@@ -246,7 +255,9 @@ def _of_array(array: pa.Array, field: pa.Field) -> Profile:
             profile(texts, field.name, lists=False), kind="time", time_format=""
         )
     if pa.types.is_nested(held) or pa.types.is_temporal(held):
-        return Profile(field.name, "empty", len(values), profile([], field.name).counts)
+        none = profile([], field.name)
+        why = f"columns of type {held} are not read"
+        return dataclasses.replace(none, rows=len(values), unread=why)
     found = profile([_text(value) for value in values], field.name, lists=False)
     if pa.types.is_floating(held) or pa.types.is_decimal(held):
         return (

@@ -16,9 +16,18 @@ _PATTERNS = [
     (r"\d{1,2}/\d{1,2}/\d{4}", "%m/%d/%Y"),
     (r"\d{1,2}/\d{1,2}/\d{4}", "%d/%m/%Y"),
     (r"\d{1,2}-\d{1,2}-\d{4}", "%d-%m-%Y"),
+    (r"\d{1,2}/\d{1,2}/\d\d", "%m/%d/%y"),
+    (r"\d{1,2}/\d{1,2}/\d\d", "%d/%m/%y"),
+    (r"\d{1,2}\.\d{1,2}\.\d\d", "%d.%m.%y"),
+    (r"\d{1,2}-[A-Za-z]{3}-\d{4}", "%d-%b-%Y"),
+    (r"\d{1,2} [A-Za-z]{3} \d{4}", "%d %b %Y"),
+    (r"[A-Za-z]{3} \d{1,2}, \d{4}", "%b %d, %Y"),
 ]
 _CLOCKS = [("", ""), (r" \d{1,2}:\d\d", " %H:%M"), (r" \d{1,2}:\d\d:\d\d", " %H:%M:%S")]
-_ISO = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?Z?)?")
+_CLOCKS += [(r" \d{1,2}:\d\d [AaPp][Mm]", " %I:%M %p")]
+_CLOCKS += [(r" \d{1,2}:\d\d:\d\d [AaPp][Mm]", " %I:%M:%S %p")]
+_SERVER_LOG = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [-+]\d{4}")
+_ISO = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z| UTC|[-+]\d\d(:?\d\d)?)?)?")
 #: Digits only: how many, and the format.
 _COMPACT = [(8, "%Y%m%d"), (8, "%y%m%d%H"), (10, "%Y%m%d%H"), (12, "%Y%m%d%H%M")]
 _COMPACT += [(14, "%Y%m%d%H%M%S")]
@@ -41,11 +50,16 @@ def time_format(values: Iterable[str], name: str) -> str | None:
         return ISO if all(_is_iso(text) for text in texts) else None
     if all(text.isascii() and text.isdigit() for text in texts):
         return _of_digits(texts) if not name or _NAMED.search(name) else None
-    for date, its_format in _PATTERNS:
-        for clock, suffix in _CLOCKS:
-            if re.fullmatch(date + clock, texts[0]) and _all_match(texts, its_format + suffix):
-                return its_format + suffix
-    return None
+    if _SERVER_LOG.fullmatch(texts[0]) and _all_match(texts, "%d/%b/%Y:%H:%M:%S %z"):
+        return "%d/%b/%Y:%H:%M:%S %z"
+    found = [
+        its_format + suffix
+        for date, its_format in _PATTERNS
+        for clock, suffix in _CLOCKS
+        if re.fullmatch(date + clock, texts[0]) and _all_match(texts, its_format + suffix)
+    ]
+    # 01/03, 02/03, … may be days of March or of different months: the rows of a log are near
+    return min(found, key=lambda each: _span(texts, each), default=None)
 
 
 def to_time(text: str, time_format: str) -> datetime.datetime:
@@ -54,8 +68,15 @@ def to_time(text: str, time_format: str) -> datetime.datetime:
         since = datetime.timedelta(microseconds=int(text) * EPOCHS[time_format])
         return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + since
     if time_format == ISO:
-        return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC)
-    return datetime.datetime.strptime(text, time_format).replace(tzinfo=datetime.UTC)
+        time = datetime.datetime.fromisoformat(text.removesuffix(" UTC"))
+        return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
+    time = datetime.datetime.strptime(text, time_format)
+    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
+
+
+def _span(texts: list[str], its_format: str) -> datetime.timedelta:
+    times = [to_time(text, its_format) for text in texts]
+    return max(times) - min(times)
 
 
 def _is_iso(text: str) -> bool:

@@ -19,6 +19,8 @@ _LENIENT_INT = re.compile(r"[-+]?\d+(\.0+)?")
 _GROUPED = re.compile(r"-?\d{1,3}(,\d{3})*(\.\d+)?")
 _HEX = re.compile("[0-9a-fA-F]{8}")
 _SHORT_HEX = re.compile("[0-9a-fA-F]{1,8}")
+_COMMA_NUMBER = re.compile(r"[-+]?(\d+|[1-9]\d{0,2}(\.\d{3})+)(,\d+)?")
+_EXCHANGED = str.maketrans(",.", ".,")
 _SEPARATORS = "|,;^"
 
 
@@ -35,10 +37,12 @@ class Profile:
         missing: how many values are missing.
         trim: whether values have spaces around them.
         lenient: whether integers are written as +5 or 260.0, numbers as +5.0.
-        thousands: "," where digits are grouped.
+        thousands: the character between groups of digits; "" where there are none.
+        decimal: the decimal point of the file's numbers.
         time_format: of times; None for parquet's own.
         separator: of lists in text.
         multi_hot: whether values are lists.
+        unread: why the column cannot be read; "" if it can.
         least: of numbers, the smallest.
         most: the largest.
     """
@@ -52,9 +56,11 @@ class Profile:
     trim: bool = False
     lenient: bool = False
     thousands: str = ""
+    decimal: str = "."
     time_format: str = ""
     separator: str = ""
     multi_hot: bool = False
+    unread: str = ""
     least: float = 0
     most: float = 0
 
@@ -68,8 +74,19 @@ class Profile:
         """The number of values that are not missing."""
         return self.rows - self.missing
 
+    def number(self, text: str) -> float:
+        """Return the number that a text is, which may group its digits."""
+        return float(_with_point(text, self.decimal).replace(",", ""))
 
-def profile(values: Sequence[str], name: str, *, named: bool = True, lists: bool = True) -> Profile:
+
+def profile(
+    values: Sequence[str],
+    name: str,
+    *,
+    named: bool = True,
+    lists: bool = True,
+    decimal: str = ".",
+) -> Profile:
     """Return what a column of texts is.
 
     Args:
@@ -77,6 +94,7 @@ def profile(values: Sequence[str], name: str, *, named: bool = True, lists: bool
         name: of the column.
         named: whether the file names its columns.
         lists: whether a text may be a list of values.
+        decimal: the decimal point of numbers.
     """
     raw = Counter(values)
     trim = any(value != value.strip(" \t") for value in raw)
@@ -84,10 +102,10 @@ def profile(values: Sequence[str], name: str, *, named: bool = True, lists: bool
     for value, often in raw.items():
         counts[value.strip(" \t")] += often
     counts.pop("", None)
-    nulls = _null_texts(counts)
+    nulls = _null_texts(counts, decimal)
     counts = Counter({text: often for text, often in counts.items() if text not in nulls})
     missing = len(values) - sum(counts.values())
-    found = Profile(name, "empty", len(values), counts, nulls, missing, trim)
+    found = Profile(name, "empty", len(values), counts, nulls, missing, trim, decimal=decimal)
     if not counts:
         return found
     format = time_format(counts, name if named else "")
@@ -109,11 +127,33 @@ def profile(values: Sequence[str], name: str, *, named: bool = True, lists: bool
     return dataclasses.replace(of_items, kind=kind, separator=separator, multi_hot=True)
 
 
-def _null_texts(counts: Counter[str]) -> tuple[str, ...]:
+def has_decimal_commas(columns: Sequence[Sequence[str]]) -> bool:
+    """Whether the numbers of a file are written as 1,5: some columns are, and none as 1.5."""
+    some = False
+    for values in columns:
+        texts = {value.strip(" \t") for value in values} - {"", *_NULLS, *_NULLS_OF_NUMBERS}
+        if not any("," in text or "." in text for text in texts):
+            continue
+        fractions = {text.partition(".")[2] for text in texts if "." in text}
+        if all(map(_FLOAT.fullmatch, texts)) and any(len(each) != 3 for each in fractions):
+            return False
+        # 1,234 alone may be a group of digits
+        grouped = all(map(_GROUPED.fullmatch, texts))
+        some = some or (not grouped and all(map(_COMMA_NUMBER.fullmatch, texts)))
+    return some
+
+
+def _with_point(text: str, decimal: str) -> str:
+    """Return a number with commas only between groups of digits."""
+    return text.translate(_EXCHANGED) if decimal == "," else text
+
+
+def _null_texts(counts: Counter[str], decimal: str) -> tuple[str, ...]:
     """Return the texts among the values that mean a missing value."""
     codes = sum(bool(re.fullmatch("[A-Z]{2}", text)) for text in counts) > len(counts) / 2
     nulls = {text for text in _NULLS if text in counts and not (text == "NA" and codes)}
     others = [text for text in counts if text not in nulls and text not in _NULLS_OF_NUMBERS]
+    others = [_with_point(text, decimal) for text in others]
     if others and all(_LENIENT_INT.fullmatch(text) or _FLOAT.fullmatch(text) for text in others):
         nulls |= {text for text in _NULLS_OF_NUMBERS if text in counts}
     return tuple(sorted(nulls))
@@ -121,7 +161,7 @@ def _null_texts(counts: Counter[str]) -> tuple[str, ...]:
 
 def _as_numbers(of: Profile) -> Profile | None:
     """Return the profile of a column of numbers, or None."""
-    texts = list(of.counts)
+    texts = [_with_point(text, of.decimal) for text in of.counts]
     if all(_INT.fullmatch(text) for text in texts):
         if any(re.fullmatch(r"-?0\d+", text) for text in texts):
             return None  # 00501 is not 501
@@ -146,7 +186,7 @@ def _as_numbers(of: Profile) -> Profile | None:
         of,
         kind=kind,
         lenient=not plain,
-        thousands="," if grouped else "",
+        thousands={".": ",", ",": "."}[of.decimal] if grouped else "",
         least=min(values),
         most=max(values),
     )
@@ -158,7 +198,7 @@ def _as_hex(of: Profile) -> Profile | None:
     letters = any(not text.isdigit() for text in of.counts)
     if not all(_SHORT_HEX.fullmatch(text) for text in of.counts) or eight < 0.9 * of.distinct:
         return None
-    if not letters and of.distinct > 1 and of.distinct > eight:
+    if not letters and of.distinct > min(eight, 4):  # hashes of digits only are rare: 00501234
         return None
     return dataclasses.replace(of, kind="hex32")
 

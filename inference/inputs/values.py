@@ -6,6 +6,7 @@ Made for few rows, as in JSON: one loop over the fields of a row, instead of an 
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,7 +49,7 @@ def is_missing(value: Any) -> bool:
         return True
     if isinstance(value, str | bytes):
         return not value
-    return isinstance(value, float | np.floating) and math.isnan(value)
+    return isinstance(value, float | np.floating | decimal.Decimal) and math.isnan(value)
 
 
 def _integer(value: Any, kind: RawType) -> int:
@@ -57,6 +58,8 @@ def _integer(value: Any, kind: RawType) -> int:
         if abs(value) > limit and limit < 2**53:
             raise ValueError(f"{value.dtype} rounds integers above {limit}, use int64 or float64")
         value = int(value)
+    if isinstance(value, decimal.Decimal) and value.is_finite() and value == int(value):
+        value = int(value)  # databases return numbers so
     if not isinstance(value, int | np.integer | np.bool_):
         raise ValueError(_INT.syntax)
     value = int(value)
@@ -94,7 +97,7 @@ def _float(value: Any) -> float | None:
     if type(value) is not float or value != value:
         if is_missing(value):
             return None
-        if not isinstance(value, int | float | np.number | np.bool_):
+        if not isinstance(value, int | float | np.number | np.bool_ | decimal.Decimal):
             raise ValueError(_FLOAT.syntax)
     try:
         number = float(value)
@@ -158,7 +161,7 @@ def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | Non
 
 def reads_plainly(spec: FeatureSpec) -> bool:
     """Whether each column is one source, read without rules, as :class:`RowReader` reads it."""
-    return all(
+    return spec.input.decimal == "." and all(
         column.derive is None and dataclasses.replace(column.reading, sources=()) == AS_IT_IS
         for column in (*spec.dense, *spec.categorical)
     )

@@ -13,7 +13,16 @@ from clicklog.spec.labels import LabelRule
 from clicklog.spec.reading import Derivation, Reading
 from clicklog.spec.split import BY_DAYS, Split
 
-TIME_FORMATS = ("", "%Y-%m-%d %H:%M:%S", "%y%m%d%H", "%d/%m/%Y", "epoch_s", "epoch_ms", "epoch_us")
+TIME_FORMATS = (
+    "",
+    "%Y-%m-%d %H:%M:%S",
+    "%y%m%d%H",
+    "%d/%m/%Y",
+    "%b %d, %Y %I:%M %p",
+    "epoch_s",
+    "epoch_ms",
+    "epoch_us",
+)
 _NULLS = ("?", "NA", "\\N", "-1", "null")
 #: Of each kind of source: the raw types that its texts suit.
 _RAW = {
@@ -90,6 +99,8 @@ def random_logs(draw: st.DrawFn, *, formats: tuple[str, ...] = ("csv", "tsv")) -
     if kind == "csv":
         options["delimiter"] = draw(st.sampled_from([",", ";", "::", " | "]))
         options["list_separator"] = "/"
+    if kind != "parquet" and options.get("delimiter") != ",":
+        options["decimal"] = draw(st.sampled_from([".", ","]))
     text = kind != "parquet"
     return RandomLog(
         FeatureSpec(
@@ -225,14 +236,21 @@ def _field(name: str, log: RandomLog) -> st.SearchStrategy[str]:
         own = source.reading
         texts = [st.just("")] if name != log.spec.split.column else []
         texts += [st.sampled_from(own.nulls)] if own.nulls else []
-        field = st.one_of(*texts, *[_texts(source)] * 4)
+        values = _texts(source)
+        if source.kind == "number":
+            values = values.map(lambda text: text.replace(".", log.spec.input.decimal))
+        field = st.one_of(*texts, *[values] * 4)
         return st.one_of(field, field.map(lambda text: f" {text}\t")) if own.trim else field
+    numbers = {
+        "rating": st.integers(1, 10).map(lambda half: str(half / 2)),
+        "weight": st.sampled_from(["1", "0.25", "3e2", " 7", "0", "1.1"]),
+    }
+    if name in numbers:
+        return numbers[name].map(lambda text: text.replace(".", log.spec.input.decimal))
     return {
         "": st.sampled_from(["", "anything", "1"]),
         "label": st.sampled_from(["0", "1", "1.0"]),
         "income": st.sampled_from([">50K", ">50K.", "<=50K", " >50K", "other"]),
-        "rating": st.integers(1, 10).map(lambda half: str(half / 2)),
-        "weight": st.sampled_from(["1", "0.25", "3e2", " 7", "0", "1.1"]),
         "key": st.integers(0, 2_000_000_000).map(str),
     }[name]
 

@@ -16,6 +16,7 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 MICROSECOND = datetime.timedelta(microseconds=1)
 _LIMITS = {"int32": (-(2**31), 2**31 - 1), "int": (-(2**53), 2**53)}
 _NUMBER = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_EXCHANGED = str.maketrans(",.", ".,")
 BAD = "malformed"
 
 
@@ -26,6 +27,8 @@ def expected(text: str, read: Read):
     if text in map(strip, read.nulls):
         text = ""
     if read.raw == "label":
+        if read.decimal == "," and not read.label.positive:
+            text = text.translate(_EXCHANGED)
         return _label(text, read.label, strip)
     if text == "":
         return BAD if read.raw == "weight" else None
@@ -40,6 +43,8 @@ def expected(text: str, read: Read):
         if not re.fullmatch(rf"[+-]?[1-9][0-9]{{0,2}}({sep}[0-9]{{3}})+(?![0-9])[^{sep}]*", text):
             return BAD
         text = text.replace(read.thousands, "")
+    if read.decimal == "," and read.raw in (*_LIMITS, "float", "weight"):
+        text = text.translate(_EXCHANGED)
     sign = "[+-]?" if read.lenient else "-?"
     if read.raw in _LIMITS:
         if not re.fullmatch(sign + (_NUMBER if read.lenient else "[0-9]+"), text):
@@ -77,7 +82,9 @@ def time_of(text: str, time_format: str):
     try:
         if time_format == "":
             day = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-            clock = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-5][0-9])?"
+            clock = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}(:?[0-5][0-9])?)?"
+            text = text.removesuffix(" UTC") if re.search(r":.* UTC$", text) else text
+            assert not re.search("UTC$", text)
             assert re.fullmatch(rf"{day}([T ]{clock})?", text)
             time = datetime.datetime.fromisoformat(text)
         else:

@@ -68,6 +68,7 @@ _NUMBERS = st.one_of(
     st.text(st.sampled_from("0123456789+-.,_ e"), max_size=9),
     st.sampled_from(["1000000000000000000000e-18", "0e999999999999", "9" * 25, "1e18", "1,000.5"]),
     st.sampled_from(["260.0", "2.6e2", "+5", "1,0", "0,123", "1,0000", "1.5", "+-5", ",", "1,,0"]),
+    st.sampled_from(["1.234,5", "12.345,67", "0,5e3", "1,5,0"]),
 )
 _TEXTS = st.one_of(_NUMBERS, st.sampled_from(["?", "NA", "\\N", "n/a", "é", "", "a b", "ff"]))
 
@@ -75,13 +76,17 @@ _TEXTS = st.one_of(_NUMBERS, st.sampled_from(["?", "NA", "\\N", "n/a", "é", "",
 @st.composite
 def _reads(draw) -> Read:
     raw = draw(st.sampled_from(["int32", "int", "float", "hex32", "string", "weight"]))
+    decimal = draw(st.sampled_from([".", ","]))
     return Read(
         "x",
         raw,
         nulls=tuple(draw(_NULLS)),
         trim=draw(st.booleans()),
         lenient=raw != "weight" and draw(st.booleans()),
-        thousands=draw(st.sampled_from(["", "", ",", "_", "."])) if raw != "weight" else "",
+        thousands=draw(st.sampled_from(["", "", {",": ".", ".": ","}[decimal], "_", "."]))
+        if raw != "weight"
+        else "",
+        decimal=decimal,
     )
 
 
@@ -97,6 +102,7 @@ def test_values_are_what_plain_python_reads(texts: list[str], read: Read) -> Non
         st.one_of(
             st.sampled_from(["0", "1", "0.0", "1.0", "1.00", "01", "", "2", ">50K", "<=50K", " "]),
             st.sampled_from(["yes", "true", "4", "3.99", "4.0", "-1e3", "+4", "nan", "1e39"]),
+            st.sampled_from(["4,5", "1,0", "0,0", "3,5"]),
         ).flatmap(lambda text: st.sampled_from([text, f" {text}", f"{text}\t"])),
         max_size=6,
     ),
@@ -107,10 +113,13 @@ def test_values_are_what_plain_python_reads(texts: list[str], read: Read) -> Non
         st.just(LabelRule("y", positive=("yes",), negative=("<=50K", "0"))),
     ),
     st.booleans(),
+    st.sampled_from([".", ","]),
 )
-def test_labels_are_what_plain_python_reads(texts: list[str], rule: LabelRule, trim: bool) -> None:
+def test_labels_are_what_plain_python_reads(
+    texts: list[str], rule: LabelRule, trim: bool, decimal: str
+) -> None:
     rule = dataclasses.replace(rule, trim=trim)
-    check(texts, Read("y", "label", trim=trim, label=rule))
+    check(texts, Read("y", "label", trim=trim, label=rule, decimal=decimal))
 
 
 _TIMES = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30))
@@ -118,6 +127,10 @@ _ISO = st.one_of(
     _TIMES.map(lambda time: time.isoformat(" ")),
     _TIMES.map(lambda time: time.isoformat(timespec="minutes") + "+05:30"),
     _TIMES.map(lambda time: time.isoformat(timespec="milliseconds") + "Z"),
+    st.tuples(
+        _TIMES.map(lambda time: time.isoformat(" ")),
+        st.sampled_from(["+0000", "-0530", "+02", " UTC", "UTC", "+2", "+020", "+24", "-00:0"]),
+    ).map("".join),
     st.dates().map(str),
     st.tuples(st.integers(0, 2100), st.integers(0, 13), st.integers(0, 32)).map(
         lambda parts: "{:04}-{:02}-{:02}".format(*parts)
@@ -146,11 +159,18 @@ def test_numbers_since_1970_are_what_python_reads(texts: list[str], time_format:
     check(texts, Read("t", "time", time_format=time_format))
 
 
+_OFFSETS = st.sampled_from(["Z", "+0000", "-0530", "+02:00", "+2400", "+02:60", "+2", "-12:3"])
+
+
 @st.composite
 def _patterns(draw) -> tuple[str, list[str]]:
     """A pattern and times: written by it, with other digits, or of another form."""
     year = draw(st.sampled_from("Yy"))
-    others = draw(st.lists(st.sampled_from("mdHMSf"), unique=True))
+    others = draw(st.lists(st.sampled_from("mdHMSfz"), unique=True))
+    if "m" in others and draw(st.booleans()):
+        others[others.index("m")] = "b"
+    if "H" in others and draw(st.booleans()):
+        others[others.index("H") : others.index("H") + 1] = "Ip"
     order = draw(st.permutations([year, *others]))
     separators = st.sampled_from(["-", "/", ".", ":", "T", " um ", "é"])
     pattern = "%" + "%".join(
@@ -160,6 +180,11 @@ def _patterns(draw) -> tuple[str, list[str]]:
     for time in draw(st.lists(_TIMES, max_size=5)):
         text = pattern
         for name in order:
+            if not DIRECTIVES[name]:
+                word = draw(_OFFSETS) if name == "z" else time.strftime(f"%{name}")
+                word = draw(st.sampled_from([word, word, word.upper(), word.lower(), "may", "x"]))
+                text = text.replace(f"%{name}", word)
+                continue
             number = {"Y": time.year, "y": time.year % 100, "f": time.microsecond}.get(name)
             if number is None:
                 number = int(time.strftime(f"%{name}"))
@@ -190,6 +215,12 @@ def test_patterns_are_what_strptime_reads(given_pattern: tuple[str, list[str]]) 
         ("%Y-%m-%d", "2024-02-30", None),
         ("%Y-%m-%d", "2024-02-03 ", None),
         ("%Y", "2024", "2024-01-01"),
+        ("%m/%d/%Y %I:%M %p", "1/5/2024 12:07 AM", "2024-01-05 00:07"),
+        ("%m/%d/%Y %I:%M%p", "1/5/2024 1:07pm", "2024-01-05 13:07"),
+        ("%m/%d/%Y %I:%M %p", "1/5/2024 13:07 PM", None),
+        ("%d/%b/%Y:%H:%M:%S %z", "10/Oct/2000:13:55:36 -0700", "2000-10-10 20:55:36"),
+        ("%b %d, %Y", "SEP 30, 2024", "2024-09-30"),
+        ("%Y%z", "0001+01:00", None),  # before the year 1
     ],
 )
 def test_patterns_without_separators_and_the_calendar(pattern, text, iso) -> None:

@@ -62,9 +62,29 @@ def test_keys_that_take_a_value(text: str, read: Read, keys: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "raw", "own"),
+    [
+        ("1,5", "float", ""),
+        ("1.234,56", "float", ', and thousands = "." for column x,'),
+        (" 0,25", "float", ", and trim = true for column x,"),
+        ("1,5", "int32", ', and raw = "float" for column x,'),
+        ("0,5", "weight", ""),
+    ],
+)
+def test_decimal_commas(text: str, raw: str, own: str) -> None:
+    assert _remedy(text, Read("x", raw)) == f'set decimal = "," in [input]{own} of the spec'
+
+
+@pytest.mark.parametrize(
     ("text", "rule", "start"),
     [
         ("yes", LabelRule("y"), 'set positive, the texts that are 1, such as positive = ["yes"]'),
+        (
+            "False",
+            LabelRule("y"),
+            'set positive, the texts that are 1, such as positive = ["True"]',
+        ),
+        ("N", LabelRule("y"), 'set positive, the texts that are 1, such as positive = ["Y"]'),
         ("4", LabelRule("y"), "set threshold, the least number that is 1"),
         (" 1", LabelRule("y"), "set trim = true in [label]"),
         ("no", LabelRule("y", positive=("a",), negative=("b",)), 'add "no" to positive or neg'),
@@ -89,7 +109,7 @@ def test_the_keys_really_take_the_value(text: str, raw: str, trim: bool) -> None
     read = Read("x", raw, trim=trim)
     code = int(convert(fields_of([text]), read).code[0])
     found = remedy(text, read, code) if code else ""
-    if found and "if it means" not in found:
+    if found and "if it means" not in found and "decimal" not in found:
         keys = found.removeprefix("set ").removesuffix(" for column x in the spec")
         parts = tomllib.loads(keys.replace(" and ", "\n"))
         parts = {key: tuple(v) if isinstance(v, list) else v for key, v in parts.items()}
@@ -112,6 +132,11 @@ def _spec(raw: str = "int", **options) -> FeatureSpec:
         (b"a log\n\ny,n,a,b\n1,2,3,x\n", _spec(), r"set skip_lines = 2 in \[input\]"),
         (b"x\ny::n::a::b\n", _spec(), r'set delimiter = "::" and skip_lines = 1 in'),
         (b"1,2,3,x\n0,2,3,y\n", _spec(), r"set header = false"),
+        (b"y,n,a,b\n1,2,3,x\n\n", _spec(), "set skip_empty_lines = true in .* if no row follows"),
+        ("y,n,a,b\n1,2,3,x\n".encode("utf-16"), _spec(), "UTF-16\n.*iconv"),
+        (gzip.compress(b"y,n,a,b\n"), _spec(), r"its name does not say so\n.*name it .*\.gz"),
+        (b'{"y": 1, "n": 2}\n{"y": 0, "n": 3}\n', _spec(), r"JSON\n.*convert it to parquet"),
+        (b"PK\x03\x04\0\0", _spec(), "a zip archive\n.*unzip"),
         (b"1::2::3::x\n", _spec(header=False), r'set delimiter = "::" in'),
         (b"1,2,3,x\n", _spec(format="tsv"), r'set format = "csv" and header = false in'),
         (b"1,2,3,x,5,6\n" * 3, _spec(header=False), r"name its 6 fields with columns = \["),

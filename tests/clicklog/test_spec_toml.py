@@ -141,6 +141,7 @@ def test_bad_keys_are_named_with_their_column(
             'by = "time"\ncolumn = "t"\nvalid_from = "2024-01-02"\ntest_from = "2024-01-01"',
             "is not before test_from",
         ),
+        ('by = "time"\ncolumn = "t"\ntime_format = "%Y %I"\nvalid = 0.1\ntest = 0.1', "%I with %p"),
         ('by = "time"\ncolumn = "t"\ntime_format = "%H"\nvalid = 0.1\ntest = 0.1', "time_format"),
         ('by = "time"\ncolumn = "t"', "two times or two shares"),
         ('by = "days"\nvalid = 0.1', "split by days with valid"),

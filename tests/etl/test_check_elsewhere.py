@@ -215,6 +215,15 @@ def test_rows_that_repeat_by_nature_are_no_finding(tmp_path: Path) -> None:
     assert all(one.kind == "splits" for one in check(directory) if one.severity != NOTE)
 
 
+def test_chance_in_a_small_split_is_no_finding(tmp_path: Path) -> None:
+    """That none of 50 rows comes twice says little about 3 of them that are in train too."""
+    directory = _elsewhere(tmp_path / "data", {"train": 400, "valid": 47, "test": 10})
+    rows = _rows(directory, "train").take(to_arrow(np.array([7, 100, 390])))
+    _append(directory, "valid", rows)
+    assert any("valid: 6.00% of its rows are also in train" in str(one) for one in check(directory))
+    assert not any("also in train" in one for one in bad(directory))
+
+
 def test_one_row_again_and_again_is_no_copied_range(elsewhere: Path) -> None:
     """A robot's rows, in both splits."""
     row = _rows(elsewhere, "train").slice(0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import random
+import re
 import tomllib
 from pathlib import Path
 
@@ -21,8 +22,6 @@ from clicklog.spec.toml_file import load_spec
 from etl.__main__ import main
 from etl.guess.dialect import find_dialect, split_rows
 from etl.guess.run import guess
-from etl.guess.times import time_format
-from etl.guess.values import profile
 
 
 def guessed(path: Path, **options) -> FeatureSpec:
@@ -146,6 +145,9 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     assert columns["at_hour"].derive.time_format == ""
     assert (spec.split.by, spec.split.column) == ("time", "at")
     assert not {"nothing", "nested"} & columns.keys()
+    assert re.search(
+        "nested: columns of type (struct|list).* are not read", guess(str(tmp_path / "log.parquet"))
+    )
 
 
 def test_values_that_need_a_key(tmp_path: Path) -> None:
@@ -178,6 +180,71 @@ def test_values_that_need_a_key(tmp_path: Path) -> None:
     assert columns["tags"].multi_hot
     assert "id" not in columns
     assert "note" not in columns
+
+
+def test_lines_that_end_with_carriage_returns(tmp_path: Path) -> None:
+    path = write(tmp_path / "a log.csv", clicks(50))
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
+    with pytest.raises(BadInputError, match=r"lines end with .r alone\n.*tr .* '.*/a log.csv' >"):
+        guess(str(path))
+
+
+def test_numbers_alone_and_with_units(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    rows = [["y", "a", "b"]]
+    rows += [[str(i % 2), f"{rng.random():.4f}", f"{rng.random()}"] for i in range(80)]
+    path = write(tmp_path / "log.csv", rows)
+    spec = guessed(path)
+    assert [column.name for column in spec.categorical] == ["a_bucket"]
+    assert len(spec.categorical[0].derive.boundaries) == 3
+    assert main(["run", "--spec", f"{path}.guess.toml", "--input_path", str(path),
+                 "--output_path", str(tmp_path / "out")]) == 0  # fmt: skip
+    for row in rows[1:]:
+        row[1:] = [f"${row[1]}", f"{row[2]} %"]
+    assert guess(str(write(path, rows))).count("numbers with a unit") == 2
+
+
+@pytest.mark.parametrize("side", ["numbers before", "delimiters behind"])
+def test_a_header_with_a_field_less(side: str, tmp_path: Path) -> None:
+    """As R's write.table and some databases write it."""
+    header, *rows = clicks(50)
+    wider = [[f'"{i}"', *row] if side == "numbers before" else [*row, ""] for i, row in
+             enumerate(rows)]  # fmt: skip
+    path = write(tmp_path / "log.csv", [header, *wider])
+    spec = guessed(path)
+    assert (spec.label, spec.input.skip_lines) == ("clicked", 1)
+    assert set(columns_of(spec)) == {"country", "visits", "price"}
+    unread = [""]
+    names = [*unread, *header] if side == "numbers before" else [*header, *unread]
+    assert list(spec.input.columns) == names
+    assert main(["run", "--spec", f"{path}.guess.toml", "--input_path", str(path),
+                 "--output_path", str(tmp_path / "out")]) == 0  # fmt: skip
+
+
+def test_decimal_commas_are_no_lists(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    rows = [["Kunde", "Umsatz", "Rabatt", "gekauft"]]
+    for _ in range(300):
+        euros, discount = rng.randint(1, 3000), rng.randint(0, 99)
+        rows.append(
+            [
+                f"{rng.randint(1, 90):08d}",
+                f"{euros:,}".replace(",", ".") + f",{rng.randint(0, 99):02d}",
+                rng.choice([f"{discount},5", f"{discount}", "n/a"]),
+                rng.choice(["ja", "nein"]),
+            ]
+        )
+    path = write(tmp_path / "log.csv", rows, ";")
+    columns = columns_of(spec := guessed(path))
+    assert spec.input.decimal == ","
+    assert columns["Umsatz"].raw == columns["Rabatt"].raw == "float"
+    assert columns["Umsatz"].reading.thousands == "."
+    assert columns["Kunde"].raw == "string"  # no hexadecimal number
+    assert main(["run", "--spec", f"{path}.guess.toml", "--input_path", str(path),
+                 "--output_path", str(tmp_path / "out")]) == 0  # fmt: skip
+    for i, row in enumerate(rows[1:]):
+        row[2] = f"{i}.5"  # another column has points: the commas mean something else
+    assert guessed(write(path, rows, ";")).input.decimal == "."
 
 
 def test_latin_1_byte_order_mark_and_preamble(tmp_path: Path) -> None:
@@ -307,37 +374,6 @@ def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert tomllib.loads(printed)["label"]["name"] == "clicked"
     assert main(["guess", str(path), "--output", str(spec)]) == 2
     assert "there already" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("texts", "name", "expected"),
-    [
-        (["2024-01-31", "2024-02-01"], "x", ""),
-        (["2024-01-31 10:11:12.5", "2024-02-01T00:00Z"], "x", ""),
-        (["2024-13-31"], "when", None),
-        (["14102123", "14103000"], "hour", "%y%m%d%H"),
-        (["20141021"], "date", "%Y%m%d"),
-        (["978300760"], "timestamp", "epoch_s"),
-        (["978300760"], "price", None),
-        (["978300760"], "", "epoch_s"),
-        (["1700000000000"], "event_time", "epoch_ms"),
-        (["12/31/2020", "1/2/2021"], "x", "%m/%d/%Y"),
-        (["31/12/2020 10:00", "1/2/2021 9:05"], "x", "%d/%m/%Y %H:%M"),
-        (["99"], "hour", None),
-        (["9" * 400], "time", None),
-    ],
-)
-def test_formats_of_times(texts: list[str], name: str, expected: str | None) -> None:
-    assert time_format(texts, name) == expected
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.text(max_size=12), min_size=1, max_size=30))
-def test_any_texts_have_a_profile(values: list[str]) -> None:
-    found = profile(values, "x")
-    assert found.rows == len(values)
-    assert 0 <= found.missing <= found.rows
-    assert (found.kind == "empty") == (found.missing == found.rows)
 
 
 _FIELD = st.text(

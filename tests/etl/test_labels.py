@@ -11,7 +11,7 @@ import pytest
 from etl.__main__ import main
 from etl.check.findings import NOTE
 from etl.commands.check import check
-from etl.labels import one_label
+from etl.labels import one_label, one_label_remedy
 from tests.logs import random_rows, write_day, write_log
 
 
@@ -75,3 +75,17 @@ def test_elsewhere_made_data_and_both_labels(tmp_path: Path, caplog) -> None:
     manifest = json.loads((tmp_path / "both" / "manifest.json").read_text())
     assert manifest["splits"]["valid"]["positives"] == 19
     assert one_label(0, 0) == ""
+
+
+def test_the_remedy_suits_the_split() -> None:
+    def remedy(positives: list[int], **split: object) -> str:
+        splits = {str(i): {"rows": 10, "positives": count} for i, count in enumerate(positives)}
+        return one_label_remedy({"splits": splits, **({"split": split} if split else {})})
+
+    assert "sorted by label" in remedy([0, 0, 9])
+    assert "more rows" in remedy([3, 4, 0], by="share")
+    assert "changed with time" in remedy([3, 4, 0], by="time")
+    assert "files of each split" in remedy([3, 4, 0], by="files")
+    # shuffling does not help a log that has one label only
+    assert "no row has label 0: choose another column" in remedy([10, 10, 10], by="share")
+    assert "no row has label 1" in remedy([0, 0, 0])

@@ -21,7 +21,8 @@ from clicklog.readers.raw import (
 )
 from clicklog.readers.stream import stream_rows
 from clicklog.readers.text_rows import header_lines
-from clicklog.spec.feature_spec import InputFormat
+from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
+from clicklog.spec.split import Split
 from clicklog.spec.toml_file import load_spec
 from clicklog.splits import SPLITS
 from clicklog.synthetic.log import synthesize
@@ -253,6 +254,22 @@ def test_a_header_without_the_label(logs, tmp_path: Path) -> None:
         (tmp_path / f"day_{day}.csv").write_text(text.replace("clicked", "bought", 1))
     with pytest.raises(BadRowError, match=r"day_0.csv: no column clicked, so there is no label"):
         make_plan(find_days(str(tmp_path)), RETAIL, block_bytes=1 << 20)
+
+
+def test_a_column_for_the_split_that_only_the_path_has(tmp_path: Path) -> None:
+    path = tmp_path / "dt=2024-01-01" / "part-0.csv"
+    path.parent.mkdir()
+    path.write_text("click,user\n1,2\n")
+    spec = FeatureSpec(
+        "click",
+        (),
+        (CategoricalColumn("user", raw="int"),),
+        input=InputFormat("csv"),
+        split=Split("time", column="dt", valid=0.1, test=0.1),
+    )
+    message = "not all of the columns click, dt, .*\n.*the name of a directory is no column"
+    with pytest.raises(BadRowError, match=message):
+        make_plan(find_days(str(path), split=spec.split), spec, block_bytes=1 << 20)
 
 
 def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import decimal
 import math
 
 import numpy as np
@@ -19,7 +21,7 @@ from clicklog.text.delimited import parse_delimited
 from clicklog.text.line_layout import plain_layout
 from inference import InvalidRowError
 from inference.inputs.frames import read_columns, read_dicts
-from inference.inputs.values import RowReader
+from inference.inputs.values import RowReader, reads_plainly
 
 SPEC = FeatureSpec(
     "label",
@@ -133,6 +135,9 @@ def test_values_read_as_their_text_does(rows: list[dict], data: st.DataObject) -
         ("int", np.float64(2**53), 2**53),
         ("text", "é".encode(), "é"),
         ("text", np.str_("é"), "é"),
+        ("count", decimal.Decimal("7.00"), 7),  # as databases return numbers
+        ("price", decimal.Decimal("0.25"), 0.25),
+        ("price", decimal.Decimal("NaN"), None),
         ("ints", (1, 2), [1, 2]),
         ("ints", np.array([1, 2]), [1, 2]),
         ("texts", np.array(["a", "b"]), ["a", "b"]),
@@ -225,6 +230,19 @@ def test_wrong_columns_are_named(name: str, values, message: str) -> None:
     columns = {key: [value, value] for key, value in GOOD.items()}
     with pytest.raises((InvalidRowError, SchemaError), match=message):
         read_columns({**columns, name: values}, SPEC)
+
+
+def test_strings_with_decimal_commas() -> None:
+    """A string means what it does in the log; a number is one."""
+    spec = dataclasses.replace(
+        SPEC, input=InputFormat("csv", delimiter=";", header=False, decimal=",")
+    )
+    assert not reads_plainly(spec)
+    frame = pd.DataFrame([GOOD, GOOD, GOOD]).assign(price=["1,5", "-0,25", None])
+    assert read_columns(frame, spec).dense[1].tolist() == [1.5, -0.25, 0]
+    assert read_dicts([{**GOOD, "price": 1.5}], spec).dense[1].tolist() == [1.5]
+    with pytest.raises(InvalidRowError, match=r"row 0, column price: '1\.5'"):
+        read_dicts([{**GOOD, "price": "1.5"}], spec)
 
 
 def test_columns_of_arrays() -> None:

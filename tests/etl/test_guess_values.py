@@ -1,0 +1,47 @@
+"""What ``python -m etl guess`` finds in the values of one column."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etl.guess.times import time_format
+from etl.guess.values import profile
+
+
+@pytest.mark.parametrize(
+    ("texts", "name", "expected"),
+    [
+        (["2024-01-31", "2024-02-01"], "x", ""),
+        (["2024-01-31 10:11:12.5", "2024-02-01T00:00Z"], "x", ""),
+        (["2024-01-31 10:11:12.123456789 UTC", "2024-02-01T00:00:00+0000"], "x", ""),
+        (["2024-13-31"], "when", None),
+        (["14102123", "14103000"], "hour", "%y%m%d%H"),
+        (["20141021"], "date", "%Y%m%d"),
+        (["978300760"], "timestamp", "epoch_s"),
+        (["978300760"], "price", None),
+        (["978300760"], "", "epoch_s"),
+        (["1700000000000"], "event_time", "epoch_ms"),
+        (["12/31/2020", "1/2/2021"], "x", "%m/%d/%Y"),
+        (["31/12/2020 10:00", "1/2/2021 9:05"], "x", "%d/%m/%Y %H:%M"),
+        (["01/03/2024", "09/03/2024"], "x", "%d/%m/%Y"),  # nearer to each other than by %m/%d
+        (["1/5/24 9:05", "2/29/24 10:00"], "x", "%m/%d/%y %H:%M"),
+        (["1/5/2024 3:05 PM", "12/31/2024 12:59 am"], "x", "%m/%d/%Y %I:%M %p"),
+        (["05-Jan-2024", "31-DEC-2024"], "x", "%d-%b-%Y"),
+        (["10/Oct/2000:13:55:36 -0700"], "x", "%d/%b/%Y:%H:%M:%S %z"),
+        (["99"], "hour", None),
+        (["9" * 400], "time", None),
+    ],
+)
+def test_formats_of_times(texts: list[str], name: str, expected: str | None) -> None:
+    assert time_format(texts, name) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(max_size=12), min_size=1, max_size=30))
+def test_any_texts_have_a_profile(values: list[str]) -> None:
+    found = profile(values, "x")
+    assert found.rows == len(values)
+    assert 0 <= found.missing <= found.rows
+    assert (found.kind == "empty") == (found.missing == found.rows)
