@@ -5,12 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(900)
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """The output is a whole generation or says that it is not; resumed, it is byte-identical."""
     done = subprocess.run(

@@ -15,8 +15,6 @@ from etl.engines import choice, cluster, hardware
 from etl.settings import EtlSettings
 from tests.logs import CRITEO
 
-pytestmark = pytest.mark.timeout(900)  # workers take a minute to start on a busy machine
-
 CARD = 141 << 30
 
 
