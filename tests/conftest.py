@@ -1,4 +1,4 @@
-"""What all tests share: one Dask cluster, and hypothesis' examples.
+"""What all tests share: their order, one Dask cluster, and hypothesis' examples.
 
 The examples are the same in every run, so that a change is not blamed for what it did not do;
 ``HYPOTHESIS_PROFILE=random`` looks for new ones. Two things of hypothesis would make them depend on
@@ -24,6 +24,27 @@ settings.load_profile(_PROFILE)
 if _PROFILE == "same":
     assert hasattr(providers, "_get_local_constants")  # hypothesis has no setting for it
     providers._get_local_constants = lambda: providers._local_constants  # none are ever added
+
+#: Files of few tests that take a minute each come first: at the end, one process would run them
+#: while the other has nothing to do.
+_LONG = (
+    "tests/test_simulator.py",
+    "tests/test_daily_docs.py",
+    "tests/etl/test_extend_killed.py",
+    "tests/etl/test_dask.py",
+    "tests/dlrm/test_preemption.py",
+    "tests/dlrm/test_resume.py",
+    "tests/benchmarks/test_daily.py",
+    "tests/etl/test_split_interrupted.py",
+    "tests/lookalikes/test_recipes.py",
+    "tests/nvt_loader/test_processes.py",
+    "tests/etl/test_resume.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long files first. The order of the others, and that within a file, stays."""
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in _LONG)
 
 
 @pytest.fixture(autouse=True)
