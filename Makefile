@@ -60,7 +60,7 @@ demo: $(LINKED) ## raw click log -> ETL -> training -> scored rows; everything b
 	@$(ON_PATH) python -m demo --output build/demo $(DEMO_FLAGS)
 
 test: $(LINKED) ## run the tests, two files at a time; on the CPU, also where there are GPUs
-	@CUDA_VISIBLE_DEVICES= $(ON_PATH) python -m pytest -n 2 --dist loadfile $(TEST_FLAGS)
+	@CUDA_VISIBLE_DEVICES= $(ON_PATH) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
 
 test-gpu: $(LINKED) ## the tests that need a GPU, a process for each file; minutes
 	@$(ON_PATH) python -m benchmarks.gpu --only 'tests/*' $(BENCH_FLAGS)

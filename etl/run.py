@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import shutil
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from tqdm import tqdm
@@ -158,6 +157,7 @@ class _Run:
             if not is_fitted:
                 with self.stage("fit"), RowsBar("fit", plan, "train") as bar:
                     self._fit(engine, plan, bar, parts_done=bool(results))
+                stack.enter_context(output.deleted_meanwhile(self.work / output.FIT))
             if missing:
                 done = sum(result.lines for result in results)
                 with self.stage("transform"), RowsBar("transform", plan, initial=done) as bar:
@@ -181,8 +181,6 @@ class _Run:
                 "discard them and begin again with --restart",
             )
         fitted.record_workflow(self.work, now)
-        # no longer needed; deleting takes a while, so it happens while units are transformed
-        Thread(target=shutil.rmtree, args=(self.work / output.FIT, True)).start()
 
     def _shuffle(self, results: list[UnitResult]) -> None:
         from etl.shuffle.training_rows import Part, shuffle

@@ -185,8 +185,8 @@ def find_cuts(counted: list[np.ndarray], valid: float, test: float) -> tuple[int
     first = min(int(block[0, 0]) for block in counted)
     if not until or valid_from == first:
         raise BadInputError(
-            f"split by time: so many rows have the time {format_time(first)}, the first one, that "
-            "there would be none for training",
+            f"split by time: rows of one time stay together, so {'valid' if until else 'test'} "
+            f"would begin at {format_time(first)}, the first time, and no row is left for training",
             "give the times at which valid and test begin as valid_from and test_from, or use a "
             "column of finer times",
         )

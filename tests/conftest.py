@@ -1,7 +1,9 @@
-"""What all tests share: one Dask cluster, and hypothesis' examples.
+"""What all tests share: their order, one Dask cluster, and hypothesis' examples.
 
 The examples are the same in every run, so that a change is not blamed for what it did not do;
-``HYPOTHESIS_PROFILE=random`` looks for new ones.
+``HYPOTHESIS_PROFILE=random`` looks for new ones. Two things of hypothesis would make them depend on
+the machine and on the order of the tests: a check of the time that an example takes, and constants
+that it takes from whichever modules of this repository have been imported so far.
 """
 
 from __future__ import annotations
@@ -11,11 +13,38 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("random", deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "same")
+_OF_TIME = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, **_OF_TIME)
+settings.register_profile("random", **_OF_TIME)
+settings.load_profile(_PROFILE)
+if _PROFILE == "same":
+    assert hasattr(providers, "_get_local_constants")  # hypothesis has no setting for it
+    providers._get_local_constants = lambda: providers._local_constants  # none are ever added
+
+#: Files of few tests that take a minute each come first: at the end, one process would run them
+#: while the other has nothing to do.
+_LONG = (
+    "tests/test_simulator.py",
+    "tests/test_daily_docs.py",
+    "tests/etl/test_extend_killed.py",
+    "tests/etl/test_dask.py",
+    "tests/dlrm/test_preemption.py",
+    "tests/dlrm/test_resume.py",
+    "tests/benchmarks/test_daily.py",
+    "tests/etl/test_split_interrupted.py",
+    "tests/lookalikes/test_recipes.py",
+    "tests/nvt_loader/test_processes.py",
+    "tests/etl/test_resume.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long files first. The order of the others, and that within a file, stays."""
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in _LONG)
 
 
 @pytest.fixture(autouse=True)

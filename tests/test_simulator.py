@@ -7,12 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.timeout(900)  # all of tests/simulator: a minute on two free cores
 def test_kernels_in_the_simulator() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}

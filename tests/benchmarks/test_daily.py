@@ -272,7 +272,6 @@ def test_the_page_shows_the_results(tmp_path: Path) -> None:
 # ---- every command, once
 
 
-@pytest.mark.timeout(900)  # a minute on two idle cores
 def test_with_the_commands_of_a_user(tmp_path: Path, capsys) -> None:
     logging.getLogger("benchmarks").setLevel(logging.INFO)
     output = tmp_path / "out"

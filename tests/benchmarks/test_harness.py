@@ -69,12 +69,13 @@ def test_what_a_run_leaves_behind_is_ended(tmp_path: Path):
     start = (
         "import subprocess, sys, time\n"
         f"subprocess.Popen([sys.executable, '-c', {orphan + '; time.sleep(60)'!r}])\n"
-        f"import os\nwhile not os.path.exists({str(tmp_path / 'pid')!r}): time.sleep(0.01)\n"
+        f"import os\nname = {str(tmp_path / 'pid')!r}\n"
+        "while not os.path.exists(name) or not os.path.getsize(name): time.sleep(0.01)\n"
         "time.sleep(0.2)"
     )
     assert not run(printing(before=start)).error
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.time() + 5
+    deadline = time.time() + 60
     while time.time() < deadline and Path(f"/proc/{pid}").exists():
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
             break
@@ -91,11 +92,11 @@ def test_a_terminated_benchmark_ends_what_it_runs(tmp_path: Path):
         f"start_logging()\nrun([sys.executable, '-c', {child!r}])"
     )
     process = subprocess.Popen(python(program), cwd=harness.ROOT)
-    deadline = time.time() + 60
+    deadline = time.time() + 600
     while not (mark.exists() and mark.read_text()) and time.time() < deadline:
         time.sleep(0.05)
     process.terminate()
-    assert process.wait(30) == 143
+    assert process.wait(600) == 143
     pid = int(mark.read_text())
     while Path(f"/proc/{pid}").exists() and time.time() < deadline:
         if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]:
@@ -122,9 +123,7 @@ def test_a_failed_run_says_why(command: list[str], said: str):
 
 
 def test_a_run_past_its_time_is_killed():
-    begin = time.time()
-    one = run(python("import time; time.sleep(60)"), timeout=0.5)
-    assert time.time() - begin < 10
+    one = run(python("import time; time.sleep(10_000)"), timeout=0.5)
     assert "killed after 0 s" in one.error or "killed after 1 s" in one.error
 
 

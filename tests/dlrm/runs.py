@@ -37,7 +37,7 @@ def train_here(*flags: str) -> TrainResult:
 
 
 def torchrun(
-    *command: str, ranks: int = 2, timeout: float = 120, launcher: Sequence[str] = ()
+    *command: str, ranks: int = 2, timeout: float = 800, launcher: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run a script of the repository with its flags by torchrun."""
     script, *flags = command
@@ -47,7 +47,7 @@ def torchrun(
 
 
 def two_machines(
-    *command: str, timeout: float = 300, launcher: Sequence[str] = ()
+    *command: str, timeout: float = 800, launcher: Sequence[str] = ()
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run a script with its flags by two torchrun agents that meet on the loopback, a rank each."""
     script, *flags = command
@@ -77,7 +77,7 @@ def environment() -> dict[str, str]:
 
 
 def run_command(
-    command: list[str], timeout: float = 120, cwd: Path | None = None
+    command: list[str], timeout: float = 800, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in ``cwd``: by default where this process is, see ``conftest.py``."""
     return subprocess.run(

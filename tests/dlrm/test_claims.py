@@ -48,7 +48,6 @@ def holder(started) -> Iterator[subprocess.Popen]:
         process.communicate()
 
 
-@pytest.mark.timeout(300)
 def test_a_second_run_is_refused_until_the_first_is_gone_however_it_ends(data, started, holder):
     half = started / "steps" / ".step_00000091.tmp"
     half.mkdir()  # that the first run is writing

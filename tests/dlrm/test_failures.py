@@ -45,7 +45,6 @@ sys.exit(train_torchrec.main(sys.argv[3:]))
 """
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -55,14 +54,13 @@ sys.exit(train_torchrec.main(sys.argv[3:]))
     ],
 )
 def test_a_failing_rank_ends_the_job(data, tmp_path, how, message):
-    result = torchrun(*_command(data, tmp_path, how), timeout=300)
+    result = torchrun(*_command(data, tmp_path, how), timeout=800)
     assert message in result.stderr
     before = result.stderr[: result.stderr.index(message)]
     assert "Connection" not in before, "an error that follows from the first one"
     _check(tmp_path, result, message)
 
 
-@pytest.mark.timeout(600)
 def test_a_killed_rank_ends_the_job_on_another_machine_too(data, tmp_path):
     results = two_machines(*_command(data, tmp_path, "killed"))
     (result,) = [result for result in results if "SIGKILL" in result.stderr]

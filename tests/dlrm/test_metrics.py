@@ -71,7 +71,7 @@ def test_no_samples_and_one_class():
 
 def test_over_ranks_with_unequal_rows_and_ties(tmp_path):
     file = tmp_path / "found.json"
-    result = torchrun("tests/dlrm/ranks.py", str(file), ranks=len(ROWS), timeout=300)
+    result = torchrun("tests/dlrm/ranks.py", str(file), ranks=len(ROWS), timeout=800)
     assert result.returncode == 0, result.stderr
     found = json.loads(file.read_text())
     logits, labels = np.concatenate([rows_of(rank) for rank in range(len(ROWS))]).T

@@ -60,14 +60,13 @@ def test_too_little_memory_is_not_called_damage(started, tmp_path, monkeypatch):
         load_model(path)
 
 
-@pytest.mark.timeout(400)
 def test_an_error_of_one_rank_is_raised_on_all(data, started, tmp_path):
     """Else the others would wait for it until the launcher ends them."""
     newest = finished(started / "steps")[-1]
     places = tmp_path / "places"
     places.mkdir()
     flags = [*flags_of(data, started, batch_size=16), "--resume"]
-    result = torchrun("tests/dlrm/one_rank_fails.py", str(places), *flags, timeout=300)
+    result = torchrun("tests/dlrm/one_rank_fails.py", str(places), *flags, timeout=800)
     assert result.returncode == 0, result.stderr
     expected = [
         f"ClickLogError: {places}: cannot be read now: [Errno 5] Input/output error",

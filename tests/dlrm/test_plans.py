@@ -68,7 +68,6 @@ def _compare(references: dict[str, list[float]], logs: dict[tuple[str, str], Pat
         )
 
 
-@pytest.mark.timeout(900)
 def test_every_plan(data, references, tmp_path):
     logs = {(name, sharding): tmp_path / name / sharding for name, sharding in CASES}
     runs = [
@@ -79,7 +78,6 @@ def test_every_plan(data, references, tmp_path):
     _compare(references, logs)
 
 
-@pytest.mark.timeout(900)
 def test_plans_of_mixed_kinds(data, references, tmp_path):
     """On four ranks; of t_cat_3's three rows no rank would get its share, so it stays whole."""
     plans = dict.fromkeys(RATES, ("row_wise", "column_wise", "table_wise", "row_wise"))

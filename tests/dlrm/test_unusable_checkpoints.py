@@ -115,7 +115,7 @@ def test_a_diverged_run_stops_and_keeps_its_finite_checkpoints(data, tmp_path, r
         with pytest.raises(SettingsError, match=message):
             train_here(*flags, *diverging)
     else:
-        result = torchrun("train_torchrec.py", *MODEL, *flags, *diverging, timeout=300)
+        result = torchrun("train_torchrec.py", *MODEL, *flags, *diverging, timeout=800)
         assert result.returncode == 1
         assert re.search(message, result.stderr), result.stderr
     assert [path.name for path in finished(tmp_path / "steps")] == [

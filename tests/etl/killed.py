@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import faulthandler
 import gzip
 import json
@@ -26,10 +25,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from clicklog.spec.split import Split
 from etl.run import run
 from tests.etl.runs import settings, tree
-from tests.logs import CRITEO, random_rows, write_day
+from tests.logs import random_rows, write_day
 
 WORKERS = 2
 #: Kills in each round before it may finish.
@@ -40,7 +38,6 @@ VARIANTS = (
     {},
     {"on_bad_rows": "quarantine"},
     {"shuffle": "full", "seed": 5},
-    {"spec": dataclasses.replace(CRITEO, split=Split("share", valid=0.2, test=0.1))},
 )
 
 

@@ -26,8 +26,6 @@ from etl.run import run
 from tests.etl.runs import parts, read_split, settings, tree
 from tests.logs import CRITEO, random_rows, write_day
 
-pytestmark = pytest.mark.timeout(900)  # workers take a minute to start on a busy machine
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

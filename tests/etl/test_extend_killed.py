@@ -5,12 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("by", "stride", "kills"), [("days", 20, 50), ("share", 40, 35)])
 def test_killed_at_any_moment(tmp_path: Path, by: str, stride: int, kills: int) -> None:
     """The output is a whole generation or says that it is not; resumed, it is byte-identical."""

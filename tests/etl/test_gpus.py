@@ -19,8 +19,6 @@ from etl.settings import EtlSettings
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log
 
-pytestmark = pytest.mark.timeout(900)  # workers take a minute to start on a busy machine
-
 CARD = 141 << 30
 
 

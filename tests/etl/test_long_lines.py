@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,11 @@ def test_zeros_at_the_end_of_a_day(options, tmp_path: Path) -> None:
     size = day.stat().st_size
     with open(day, "ab") as file:
         file.truncate(size + ZEROS)
-    begin = time.monotonic()
     what = f"a line of 67,108,864 bytes from byte {size:,} on"
     with pytest.raises(BadRowError, match=rf"day_1, line 51: {what}"):
         run(settings(tmp_path / "raw", tmp_path / "out", **options, block_mb=1))
     allow = {"on_bad_rows": "quarantine", "max_bad_fraction": 0.1, "block_mb": 1}
     manifest = run(settings(tmp_path / "raw", tmp_path / "out", **options, **allow, resume=True))
-    assert time.monotonic() - begin < 60
     assert manifest["rows"] == {"in": 152, "out": 151, "rejected": 1}
     assert_is(tmp_path / "out", days)
     (rejected,) = (tmp_path / "out" / "rejected").iterdir()

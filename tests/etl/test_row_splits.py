@@ -135,7 +135,9 @@ def _with(split: Split, parquet: bool = False) -> FeatureSpec:
     threads=st.integers(1, 3),
 )
 @hypothesis_settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_every_row_goes_where_the_rule_says(
     tmp_path_factory, name: str, files, block_bytes, parquet, threads
@@ -319,24 +321,41 @@ def test_empty_splits_are_refused(raw: Path, tmp_path: Path) -> None:
     test=st.sampled_from([0.1, 0.4]),
 )
 def test_cuts_by_time(blocks: list[list[int]], valid: float, test: float) -> None:
+    """As plain Python finds them in a sorted list."""
     times = sorted(time for block in blocks for time in block)
     counted = []
     for block in blocks:
         distinct, counts = np.unique(np.array(block, np.int64), return_counts=True)
         counted.append(np.stack([distinct, np.cumsum(counts)]))
-    if len(set(times)) < 3 or times[-1 - len(times) // 2] == times[0]:
+    rows, test_rows, valid_rows = (
+        len(times),
+        *(max(1, round(len(times) * share)) for share in (test, valid)),
+    )
+    expected = None
+    if rows > test_rows + valid_rows:
+        test_from = times[rows - test_rows]
+        before = times.index(test_from)  # rows of one time stay together
+        valid_from = times[max(0, min(rows - test_rows - valid_rows, before - 1))]
+        expected = (valid_from, test_from)
+    if expected is None or expected[0] == times[0]:
+        with pytest.raises(BadInputError, match=r"too few|no row is left for training"):
+            find_cuts(counted, valid, test)
         return
-    try:
-        valid_from, test_from = find_cuts(counted, valid, test)
-    except BadInputError:
-        first = [time for time in times if time == times[0]]
-        assert len(first) >= len(times) * (1 - valid - test) - 2 or len(set(times)) < 3
-        return
-    assert times[0] < valid_from < test_from
-    after = [sum(time >= cut for time in times) for cut in (valid_from, test_from)]
-    assert after[1] >= round(len(times) * test)
-    assert after[0] >= after[1] + 1
-    assert sum(time > test_from for time in times) < max(1, round(len(times) * test))
+    assert find_cuts(counted, valid, test) == expected
+    after = [sum(time >= cut for time in times) for cut in expected]
+    assert after[1] >= round(rows * test)
+    assert rows > after[0] > after[1]
+
+
+@pytest.mark.parametrize(
+    ("times", "split"), [([0, 1, 1, 1, 1, 1, 2], "valid"), ([0, 0, 0, 0, 0, 1], "test")]
+)
+def test_times_that_leave_no_row_for_training(times: list[int], split: str) -> None:
+    """The error says which split would begin at the first time, not that many rows have it."""
+    distinct, counts = np.unique(np.array(times, np.int64), return_counts=True)
+    what = f"so {split} would begin at 1970-01-01 00:00:00, the first time"
+    with pytest.raises(BadInputError, match=what):
+        find_cuts([np.stack([distinct, np.cumsum(counts)])], 0.1, 0.4)
 
 
 def test_dry_run(raw: Path, tmp_path: Path) -> None:

@@ -62,13 +62,16 @@ def test_values(raw, done: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["cpu", "dask"])
-def test_blocks_and_workers_change_nothing(raw, engine, tmp_path: Path) -> None:
+def test_blocks_and_workers_change_nothing(raw, engine, tmp_path: Path, request) -> None:
     """Other partitions, one worker of its own: the same ids and statistics."""
+    shared = {"engine": engine}
+    if engine == "dask":
+        shared["scheduler"] = request.getfixturevalue("dask_client").scheduler.address
     big = tmp_path / "raw"
     for day, rows in enumerate(raw[1]):
-        write_day(big / f"day_{day}", rows * 150)
-    for name, other in (("one", {"block_mb": 1, "workers": 1}), ("two", {"block_mb": 4})):
-        run(settings(big, tmp_path / name, engine=engine, **other))
+        write_day(big / f"day_{day}", rows * 100)
+    run(settings(big, tmp_path / "one", engine=engine, block_mb=1, workers=1))
+    run(settings(big, tmp_path / "two", block_mb=4, **shared))
     first, second = (workflows.inspect(tmp_path / name / "workflow") for name in ("one", "two"))
     assert first.vocabularies == second.vocabularies
     for name, values in first.statistics.items():

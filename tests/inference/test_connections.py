@@ -154,7 +154,7 @@ def test_half_bodies_take_no_place(server: Server) -> None:
             connection = stack.enter_context(server.open(OTHER_ATTACKER))
             connection.sendall(HEAD + b"Content-Length: 8000000\r\n\r\n{")
         assert [len(server.predict(rows=rows)) for _ in range(5)] == [1] * 5
-        assert server.metric("inference_requests_under_way") == 0
+        server.wait_for("inference_requests_under_way", 0)
         connection = stack.enter_context(server.open(ATTACKER))
         connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1])
         connection.sendall(body[-1:])

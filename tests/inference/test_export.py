@@ -179,7 +179,6 @@ def test_a_package_of_lists_hashes_and_small_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="AOTInductor needs a C++ compiler")
-@pytest.mark.timeout(900)
 def test_a_compiled_package(tmp_path: Path) -> None:
     """A small one: compiling takes as long as all other exports."""
     columns = (

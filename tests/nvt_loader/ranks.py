@@ -25,7 +25,7 @@ from tests.nvt_loader.helper import rows_of
 def main(split: str, output: str, global_batch: int, steps: int, state: str = "") -> None:
     """Run one rank."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
     loader = KJTLoader(
         split,
         global_batch // world_size,

@@ -39,7 +39,7 @@ def root(request, tmp_path_factory) -> Path:
 @settings(
     max_examples=30,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     batch_size=st.integers(1, 130),

@@ -27,7 +27,7 @@ def train(tmp_path_factory):
 def torchrun(processes: int, *arguments: object) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={processes}", "-m", "tests.nvt_loader.ranks"]
-    subprocess.run([*command, *map(str, arguments)], check=True, cwd=ROOT, timeout=240)
+    subprocess.run([*command, *map(str, arguments)], check=True, cwd=ROOT, timeout=800)
 
 
 def test_two_processes_stop_and_four_go_on(train, tmp_path):

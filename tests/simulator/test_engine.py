@@ -62,6 +62,11 @@ def client() -> Iterator[Client]:
 @pytest.fixture(autouse=True)
 def gpus(client: Client, monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """Let the engine ``dask`` find workers with a card; NVTabular's functions are not there."""
+    return simulate(client, monkeypatch)
+
+
+def simulate(client: Client, monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
+    """Put simulated cards into the place of those of the client's workers."""
 
     @contextlib.contextmanager
     def cluster(*_: Any) -> Iterator[tuple[Client, bool]]:

@@ -85,7 +85,9 @@ def check(workflow: compiled.CompiledWorkflow, rows: RawRows) -> None:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_as_the_host(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
