@@ -28,7 +28,7 @@ from etl.drift.thresholds import Thresholds
 from etl.extend.run import extend
 from etl.run import run
 from etl.settings import ExtendSettings
-from tests.etl.drift.days import ROWS, changed, drift_of, make_log, read_rows
+from tests.etl.drift.days import ROWS, changed, drift_of, make_log, read_rows, with_larger_int_2
 from tests.etl.runs import settings
 from tests.etl.test_report import Page
 from tests.logs import CRITEO
@@ -100,7 +100,7 @@ def test_fewer_missing_values_are_flagged(log: Path, day: Path, tmp_path: Path):
 
 
 def test_another_scale_of_a_dense_column_is_flagged(log: Path, day: Path, tmp_path: Path):
-    other = changed(day, tmp_path / "day_3", "int_2", lambda v, i: v and str(10 * int(v)))
+    other = with_larger_int_2(day, tmp_path / "day_3")
     drift = drift_of(log / "out", other)
     assert drift.flags == ["int_2 PSI"]
     median = next(q for q in drift.column("int_2").quantiles if q.share == 0.5)
@@ -258,7 +258,7 @@ def test_files_and_exit_status(
     Page(text)
     assert "://" not in text
 
-    other = changed(day, tmp_path / "day_3", "int_2", lambda v, i: v and str(10 * int(v)))
+    other = with_larger_int_2(day, tmp_path / "day_3")
     results = tmp_path / "results"
     arguments = ["drift", str(log / "out"), "--input", str(other), "--output", str(results)]
     assert main(arguments) == 3
@@ -272,7 +272,7 @@ def test_files_and_exit_status(
 
 
 def test_thresholds_of_a_file_decide(log: Path, day: Path, tmp_path: Path, capsys):
-    other = changed(day, tmp_path / "day_3", "int_2", lambda v, i: v and str(10 * int(v)))
+    other = with_larger_int_2(day, tmp_path / "day_3")
     arguments = ["drift", str(log / "out"), "--input", str(other), "--output", str(tmp_path / "r")]
     thresholds = tmp_path / "thresholds.toml"
     thresholds.write_text("[columns.int_2]\npsi = inf\n")
@@ -426,7 +426,7 @@ def test_without_that_result_unseen_values_are_shown_only(
         assert (unseen.then_count, unseen.flagged) == (None, False)
         assert unseen.now > 0.2
         file.unlink(missing_ok=True)
-    assert "? -> " in table(drift_of(out, new))
+    assert "? -> " in table(drift_of(out, new), all_columns=True)
     Page(page(drift_of(out, new)))
 
 
