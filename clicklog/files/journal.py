@@ -26,7 +26,7 @@ from clicklog.files.atomic import output_errors, read_json, write_json
 from clicklog.files.validation import parse
 
 PLAN_FILE, UNITS = "plan.json", "units"
-#: Of the changes that an error lists; of a value.
+#: Of the changes that an error lists; of a list or dict.
 _SHOWN_CHANGES, _SHOWN_LETTERS = 8, 60
 T = TypeVar("T")
 
@@ -170,4 +170,5 @@ def _items(value: Any) -> dict[str, Any] | None:
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN_LETTERS else f"{text[: _SHOWN_LETTERS - 1]}…"
+    is_short = isinstance(value, str) or len(text) <= _SHOWN_LETTERS  # a path is shown as a whole
+    return text if is_short else f"{text[: _SHOWN_LETTERS - 1]}…"
