@@ -251,7 +251,7 @@ class ImportSettings(Settings):
     resume: bool = flag("continue an interrupted import", False, excludes=("restart",))
     restart: bool = flag("discard an interrupted import and start again", False)
     trust_pickle: bool = flag(
-        "open a workflow.pkl: this RUNS whatever code is in it; only if you trust its origin", False
+        "open a workflow.pkl, which runs any code in it: only for files that you trust", False
     )
     spec: str | None = flag(
         "feature spec of the raw rows that a workflow.pkl was fitted on (default: from the "

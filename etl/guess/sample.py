@@ -119,7 +119,7 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
         keys["list_separator"] = separators.pop()
     elif dialect.delimiter == "|":
         keys["list_separator"] = ";"  # the default is the delimiter here
-    notes = ("The header names columns twice: here they are named by position.",)
+    notes = ("The header repeats names, so columns are named by position here.",)
     return Sample(
         profiles,
         len(rows),
