@@ -52,7 +52,7 @@ def run(settings: GuessSettings) -> None:
 
     if settings.output and settings.output.exists():
         raise OutputError(
-            f"{settings.output}: there already", "choose another --output, or delete it"
+            f"{settings.output}: exists already", "choose another --output, or delete it"
         )
     text = guess(
         settings.input_path,

@@ -234,7 +234,7 @@ def _checked_ids(
     )  # fmt: skip
     if size is None:
         remedy = (
-            "raw hashes are no ids: run TorchRec's contiguous preprocessing, or `python -m etl "
+            "raw hashes are not ids: run TorchRec's contiguous preprocessing, or `python -m etl "
             "run` on the raw log, or use --modulo with --num_embeddings_per_feature"
         )
     else:

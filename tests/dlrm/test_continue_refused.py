@@ -42,7 +42,7 @@ def test_what_is_no_ancestor_is_refused(outputs, copy, tmp_path):
     assert (
         f"of workflow {'f' * 12}… (generation 0), which is none of the generations 0 to 2" in text
     )
-    assert "train anew" in text
+    assert "train from scratch" in text
     change_model_file(copy, training={**record, "workflow_digest": None})
     assert "does not name the workflow of its data" in refusal(outputs[2], copy)
     change_model_file(copy, training={**record, "workflow_digest": DIGESTS[2]})
@@ -108,7 +108,7 @@ def test_another_tensor_in_a_tensors_place(outputs, copy):
     forge(copy, part.name, content, pickled_only=False)
     forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
     text = refusal(outputs[2], copy, error=BadInputError)
-    assert "are no tensor [33, 8]" in text
+    assert "are not a tensor [33, 8]" in text
 
 
 def test_a_damaged_checkpoint(outputs, copy):

@@ -114,7 +114,7 @@ def test_a_directory_of_another_run(outputs, trained, tmp_path):
     anew = [flag.replace(str(tmp_path), str(tmp_path / "anew")) for flag in anew]
     train_here(*anew)
     shutil.rmtree(tmp_path / "anew" / "final")
-    with pytest.raises(SettingsError, match="holds a run that began anew, not from"):
+    with pytest.raises(SettingsError, match="holds a run that began from scratch, not from"):
         train_here(*continued(outputs[2], second, tmp_path / "anew", "--resume"))
 
 

@@ -306,7 +306,7 @@ def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert spec.read_text() == printed
     assert tomllib.loads(printed)["label"]["name"] == "clicked"
     assert main(["guess", str(path), "--output", str(spec)]) == 2
-    assert "there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

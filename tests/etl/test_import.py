@@ -165,12 +165,12 @@ def test_npy_that_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: float32 of shape \[50, 26\]"):
         find_source(directory)
     np.save(path, sparse.astype(object), allow_pickle=True)
-    with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: no whole \.npy file"):
+    with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: not a whole \.npy file"):
         find_source(directory)
     np.save(path, sparse)
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: no whole \.npy file"):
+    with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: not a whole \.npy file"):
         find_source(directory)
     path.write_bytes(data + b"1")
     with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: \d+ bytes, \d+ by its header"):
