@@ -53,7 +53,7 @@ class TableSchema:
             )
         unknown = set(self.multi_hot) - set(self.categorical)
         if unknown:
-            raise SchemaError(f"multi-hot columns {sorted(unknown)} are no categorical columns")
+            raise SchemaError(f"multi-hot columns {sorted(unknown)} are not categorical columns")
 
     @property
     def columns(self) -> list[str]:

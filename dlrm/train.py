@@ -352,7 +352,7 @@ class Trainer:
             if checkpoints.saved_step != self.progress.step:
                 self._save_checkpoint()
                 checkpoints.wait()
-            kept = f"--resume goes on from the checkpoint of this step in {checkpoints.directory}"
+            kept = f"--resume continues from the checkpoint of this step in {checkpoints.directory}"
         if self.group.rank == 0:
             log.warning("SIGTERM: the run ends after step %d; %s", self.progress.step, kept)
         raise SystemExit(EXIT_STATUS)

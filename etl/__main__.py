@@ -14,9 +14,9 @@ from clicklog.errors import run_command
 #: Subcommand → its module and its help.
 COMMANDS = {
     "synthesize": ("etl.commands.synthesize", "make a synthetic click log with a known best AUROC"),
-    "guess": ("etl.commands.guess", "a first feature spec from the head of a file"),
-    "run": ("etl.commands.run", "days of a raw log → saved NVTabular Workflow + parquet"),
-    "extend": ("etl.commands.extend", "add new days to a finished output; its ids stay"),
+    "guess": ("etl.commands.guess", "write a first feature spec for a file"),
+    "run": ("etl.commands.run", "fit a Workflow on the days of a raw log and write parquet"),
+    "extend": ("etl.commands.extend", "add new days to a finished output; no id changes"),
     "check": (
         "etl.commands.check",
         "verify an output: files, values, checksums, overlap of the splits",
@@ -24,11 +24,11 @@ COMMANDS = {
     "drift": ("etl.commands.drift", "compare a new day with those the workflow was fitted on"),
     "import": (
         "etl.commands.import_data",
-        "import what TorchRec, NVIDIA or NVTabular preprocessed",
+        "import data preprocessed by TorchRec, NVIDIA or NVTabular",
     ),
     "doctor": (
         "etl.commands.doctor",
-        "whether this machine can do it: driver, CUDA, packages, links",
+        "check this machine: driver, CUDA, packages, NVLink, memory",
     ),
 }
 

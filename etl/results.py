@@ -88,7 +88,7 @@ class UnitRecord:
 
     def __post_init__(self) -> None:
         if any(len(row) != 2 for row in self.bad):
-            raise ValueError("bad is no list of lines and reasons")
+            raise ValueError("bad is not a list of lines and reasons")
 
     def result(self, unit: Unit) -> UnitResult:
         """The result of the unit."""

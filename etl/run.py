@@ -23,12 +23,11 @@ from etl.engines import choice
 from etl.engines.hardware import cores
 from etl.finish import check_rows, check_splits, move_parts, quarantine, without_empty_parts
 from etl.labels import one_label_remedy, one_label_splits
-from etl.manifest import inputs_of, read_manifest, without_extensions
 from etl.plan import Plan, make_plan
 from etl.progress import RowsBar, StageTimer
 from etl.results import UnitResult
 from etl.settings import EtlSettings
-from etl.state import begin_or_resume, check_cuts, plan_record, recorded, with_defaults
+from etl.state import already_finished, begin_or_resume, check_cuts, plan_record, recorded
 
 log = logging.getLogger(__name__)
 
@@ -51,26 +50,14 @@ def run(settings: EtlSettings) -> dict[str, Any]:
         settings.output_path, resume=settings.resume, restart=settings.restart
     ) as work:
         if output.is_finished(settings.output_path):
-            return _already_finished(settings.output_path, now)
+            remedy = "choose another --output_path, or add new days with `python -m etl extend`"
+            return already_finished(settings.output_path, now, remedy)
         resumed = begin_or_resume(work, now, settings.output_path)
         return _Run(settings, days, work, now, resumed).execute()
 
 
 def _files(settings: EtlSettings) -> list[DayFile]:
     return find_days(settings.input_path, settings.days, split=settings.spec.split)
-
-
-def _already_finished(path: Path, now: dict[str, Any]) -> dict[str, Any]:
-    EtlOutput(path).check_whole()
-    manifest = read_manifest(EtlOutput(path).manifest)
-    inputs = without_extensions(manifest, inputs_of(manifest))
-    before = with_defaults({"settings": manifest["settings"], "inputs": inputs})
-    # without versions: others may read the output
-    now = {"settings": now["settings"], "inputs": without_extensions(manifest, now["inputs"])}
-    remedy = "choose another --output_path, or add new days with `python -m etl extend`"
-    refuse_changes(before, now, path, remedy)
-    log.info("%s: finished already, nothing to do", path)
-    return manifest
 
 
 @dataclasses.dataclass

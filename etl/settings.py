@@ -26,6 +26,18 @@ threads_flag = functools.partial(
     lambda: len(os.sched_getaffinity(0)),
     least=1,
 )
+_scheduler_flag = functools.partial(
+    flag,
+    "address of a running Dask cluster to use instead of starting one",
+    None,
+    metavar="ADDRESS",
+)
+_on_bad_rows_flag = functools.partial(
+    flag,
+    "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
+    "error",
+    choices=ON_BAD_ROWS,
+)
 
 
 def _days(text: str) -> frozenset[int]:
@@ -69,13 +81,8 @@ class EtlSettings(Settings):
         "number of threads or processes (default: one per core; with GPUs, one per GPU)", None,
         least=1, excludes=("scheduler",)
     )
-    scheduler: str | None = flag(
-        "address of a running Dask cluster to use instead of starting one", None, metavar="ADDRESS"
-    )
-    on_bad_rows: str = flag(
-        "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
-        "error", choices=ON_BAD_ROWS
-    )
+    scheduler: str | None = _scheduler_flag()
+    on_bad_rows: str = _on_bad_rows_flag()
     max_bad_fraction: float = flag(
         "with --on_bad_rows quarantine, stop if more than this share of all rows is malformed",
         0.01, least=0, most=1
@@ -175,13 +182,8 @@ class ExtendSettings(Settings):
         "number of threads or processes (default: one per core)", None, least=1,
         excludes=("scheduler",)
     )
-    scheduler: str | None = flag(
-        "address of a running Dask cluster to use instead of starting one", None, metavar="ADDRESS"
-    )
-    on_bad_rows: str = flag(
-        "stop at the first malformed row, or leave such rows out and keep them in OUT/rejected",
-        "error", choices=ON_BAD_ROWS
-    )
+    scheduler: str | None = _scheduler_flag()
+    on_bad_rows: str = _on_bad_rows_flag()
     max_bad_fraction: float = flag(
         "with --on_bad_rows quarantine, stop if more than this share of a day's rows is malformed",
         0.01, least=0, most=1
@@ -251,7 +253,7 @@ class ImportSettings(Settings):
     resume: bool = flag("continue an interrupted import", False, excludes=("restart",))
     restart: bool = flag("discard an interrupted import and start again", False)
     trust_pickle: bool = flag(
-        "open a workflow.pkl: this RUNS whatever code is in it; only if you trust its origin", False
+        "open a workflow.pkl, which runs any code in it: only for files that you trust", False
     )
     spec: str | None = flag(
         "feature spec of the raw rows that a workflow.pkl was fitted on (default: from the "

@@ -20,12 +20,14 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.errors import BadInputError, ClickLogError
+from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import Written, atomic_path, deferred, publish, read_json, write_json
 from clicklog.files.journal import Journal, refuse_changes
 from clicklog.readers.raw import DayFile, read_bytes
 from clicklog.rows import BadRow, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
+from etl.manifest import inputs_of, read_manifest, without_extensions
 from etl.output import CUTS_FILE, REJECTED
 from etl.parquet import write_tables
 from etl.plan import DividedBlock, Unit
@@ -229,6 +231,30 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
         log.info("%s: resuming a run that did not finish", output)
         journal.update(now)
     return found is not None
+
+
+def already_finished(output: Path, now: dict[str, Any], remedy: str) -> dict[str, Any]:
+    """Return the manifest of a finished job that is to be resumed; its plan must be the same.
+
+    Args:
+        output: What the job wrote.
+        now: The plan, see :func:`plan_record`. Versions are not compared: others may read the
+            output.
+        remedy: What to do about another plan.
+
+    Raises:
+        BadInputError: The output is damaged, or an extension of it was interrupted.
+        OutputError: The plan is another one.
+    """
+    paths = EtlOutput(output)
+    paths.check_whole()
+    manifest = read_manifest(paths.manifest)
+    inputs = without_extensions(manifest, inputs_of(manifest))
+    before = with_defaults({"settings": manifest["settings"], "inputs": inputs})
+    now = {"settings": now["settings"], "inputs": without_extensions(manifest, now["inputs"])}
+    refuse_changes(before, now, output, remedy)
+    log.info("%s: finished already, nothing to do", output)
+    return manifest
 
 
 def check_cuts(work: Path, units: Iterable[Unit], input_path: str) -> None:

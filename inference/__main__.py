@@ -1,4 +1,4 @@
-"""Raw rows, a saved workflow and a checkpoint → click probabilities."""
+"""Score raw rows with a saved workflow and a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from clicklog.errors import run_command
 COMMANDS = {
     "predict": (
         "inference.commands.predict",
-        "raw rows → parquet of click probabilities, in the order of the rows",
+        "score raw rows; writes parquet",
     ),
     "bundle": (
         "inference.commands.bundle",
-        "workflow and checkpoint → one directory that can be moved",
+        "make one directory of a workflow and a checkpoint, for deployment",
     ),
     "publish": (
         "inference.commands.publish",
-        "put a bundle in the place of the one that is served, or go back to the one before",
+        "replace the bundle that is served, or roll back to the one before",
     ),
     "lineage": (
         "inference.commands.lineage",
-        "where a bundle comes from: checkpoint, workflow generation, days, settings, versions",
+        "show where a bundle comes from: checkpoint, workflow generation, days, settings",
     ),
-    "serve": ("inference.commands.serve", "answer requests over HTTP: JSON in, JSON out"),
-    "export": ("inference.commands.export", "a bundle for other programs"),
+    "serve": ("inference.commands.serve", "score rows over HTTP, in JSON"),
+    "export": ("inference.commands.export", "export a bundle for PyTorch, Triton or NVIDIA's DLRM"),
     "benchmark": (
         "inference.commands.benchmark",
-        "latency and rows/s by batch size, beside Workflow.transform",
+        "measure latency and rows/s by batch size",
     ),
 }
 

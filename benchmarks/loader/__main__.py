@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.harness import Metric, System, Table, run_benchmark
-from benchmarks.loader.data import ensure
+from benchmarks.loader.data import bytes_per_row, ensure
 from benchmarks.loader.systems import DECODE, MEMCPY, NPY, OURS, PLAIN, STOCK
 from benchmarks.venvs import BUILD
 from clicklog.command_line import Settings, flag
@@ -79,6 +79,8 @@ def _run(settings: BenchmarkSettings) -> int:
     table = Table("loader", title, METRICS, base=STOCK)
     table.measure(chosen, repeats=settings.repeats)
     table.notes += _notes(table)
+    sizes = ", ".join(f"{name} {size:.0f}" for name, size in bytes_per_row(data).items())
+    table.notes += ["", f"bytes of a row on disk: {sizes}"]
     table.print()
     print(f"written to {table.write()}")
     return 1 if table.failed else 0

@@ -46,6 +46,16 @@ def ensure(root: Path, rows: int) -> None:
     done.write_text(f"{rows} {VERSION}")
 
 
+def bytes_per_row(root: Path) -> dict[str, float]:
+    """Return the bytes on disk of a row, as parquet and as TorchRec's arrays."""
+    rows = sum(pq.read_metadata(file).num_rows for file in (root / "int32").rglob("*.parquet"))
+    files = {
+        "parquet": (root / "int32").rglob("*.parquet"),
+        "torchrec npy": (root / "npy").rglob("*.npy"),
+    }
+    return {name: sum(file.stat().st_size for file in own) / rows for name, own in files.items()}
+
+
 def _make(root: Path, rows: int, dtype: type, multi_hot: tuple[str, ...]) -> None:
     categorical = tuple(f"cat_{i}" for i in range(len(TABLE_SIZES)))
     dense = tuple(f"int_{i}" for i in range(DENSE))

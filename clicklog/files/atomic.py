@@ -278,7 +278,9 @@ def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
         _check_depth(value)
         return value
     except FileNotFoundError:
-        raise BadInputError(f"{path}: no such file", f"is this the path of {what}?") from None
+        raise BadInputError(
+            f"{path}: no such file", f"check the path; it should lead to {what}"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise BadInputError(
             f"{path}: cannot be read as {what}: {error}",

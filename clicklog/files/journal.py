@@ -17,6 +17,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +26,8 @@ from clicklog.files.atomic import output_errors, read_json, write_json
 from clicklog.files.validation import parse
 
 PLAN_FILE, UNITS = "plan.json", "units"
-_SHOWN_CHANGES = 8
+#: Of the changes that an error lists; of a list or dict.
+_SHOWN_CHANGES, _SHOWN_LETTERS = 8, 60
 T = TypeVar("T")
 
 
@@ -123,42 +125,50 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any], path: Path, reme
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What is different between two plans, one line for each difference.
+    """Return what is different between two plans, a line for each difference, inputs last.
 
     Plans are nested dicts and lists. A line names a value by the keys below the first: of
     ``{"settings": {"seed": 0}}`` it says ``seed: 0 before, 1 now``.
     """
-    old, new = _leaves(before), _leaves(now)
-    lines = []
+    kinds = sorted(before.keys() | now.keys(), key=lambda kind: (kind == "inputs", kind))
+    return [
+        line
+        for kind in kinds
+        for line in _changes(before.get(kind, {}), now.get(kind, {}), (kind,))
+    ]
+
+
+def _changes(before: Any, now: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """Yield the lines on the values below a path; nothing is the same as an empty dict or list."""
+    old, new = _items(before), _items(now)
+    if old is None or new is None:
+        if before != now:
+            yield f"{_name(path)}: {_short(before)} before, {_short(now)} now"
+        return
     for key in sorted(old.keys() | new.keys()):
+        below = (*path, key)
         if key in old and key in new:
-            if old[key] != new[key]:
-                lines.append(f"{_name(key)}: {old[key]!r} before, {new[key]!r} now")
-            continue
-        there, what = (old, "new") if key in new else (new, "no longer there")
-        shared = max((_shared(key, other) for other in there), default=0)
-        lines.append(f"{_name(key[: shared + 1])}: {what}")
-    return list(dict.fromkeys(lines))
-
-
-def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """How many first steps of two paths are the same."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+            yield from _changes(old[key], new[key], below)
+        else:
+            yield f"{_name(below)}: {'new' if key in new else 'no longer there'}"
 
 
 def _name(path: tuple[str, ...]) -> str:
     kind, *rest = path
-    return " ".join(rest) if kind == "inputs" else ".".join(rest)
+    return " ".join(rest) if kind == "inputs" else ".".join(rest or path)
 
 
-def _leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """The leaves of nested dicts and lists by their path; columns go by their names."""
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
+def _items(value: Any) -> dict[str, Any] | None:
+    """Return the items of a dict or a list, columns by their names; None of other values."""
+    if isinstance(value, list):
         named = all(isinstance(item, dict) and "name" in item for item in value)
-        items = [(item["name"] if named else str(i), item) for i, item in enumerate(value)]
-    else:
-        return {path: value}
-    return {k: v for name, item in items for k, v in _leaves(item, (*path, str(name))).items()}
+        value = {item["name"] if named else i: item for i, item in enumerate(value)}
+    if not isinstance(value, dict):
+        return None
+    return {str(key): item for key, item in value.items() if _items(item) != {}}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    is_short = isinstance(value, str) or len(text) <= _SHOWN_LETTERS  # a path is shown as a whole
+    return text if is_short else f"{text[: _SHOWN_LETTERS - 1]}…"

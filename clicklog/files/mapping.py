@@ -74,7 +74,7 @@ def _header(file: IO[bytes], dtype: np.dtype, dimensions: int) -> tuple[tuple[in
             raise ValueError(f".npy of version {version}")
         shape, by_column, found = np.lib.format.read_array_header_1_0(file)
     except Exception as error:  # NumPy parses it as Python, which raises anything
-        raise ValueError(f"is no .npy file: {error!r:.200}") from None
+        raise ValueError(f"is not an .npy file: {error!r:.200}") from None
     if found != dtype or len(shape) != dimensions or (by_column and dimensions > 1):
         raise ValueError(f"holds {found} {shape}, not {dtype} in {dimensions} dimensions")
     return shape, file.tell()

@@ -47,7 +47,7 @@ class InputFormat:
         quoted_newlines: csv only: whether quoted fields may contain line breaks.
         comment: of text, how lines begin that are neither header nor row. Such lines before the
             header or the first row are skipped; "": there are none.
-        skip_empty_lines: of text, whether empty lines at the end of a file are no rows.
+        skip_empty_lines: of text, whether empty lines at the end of a file are skipped.
         decimal: the decimal point of numbers as text: "." or ",".
     """
 

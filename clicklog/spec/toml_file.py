@@ -15,7 +15,7 @@ All keys of a spec; those that are optional say so, or show their default::
     skip_lines = 1                # text only: lines before the header or the first row; default 0
     quoted_newlines = true        # csv only: quoted fields may contain line breaks; default false
     comment = "|"                 # text only: lines before the first row that begin so are skipped
-    skip_empty_lines = true       # text only: empty lines at the end of a file are no rows
+    skip_empty_lines = true       # text only: empty lines at the end of a file are skipped
     decimal = ","                 # numbers as text are written as 1,5; default "."
     nulls = ["NA", "?"]           # default of all columns, see [[dense]]
     trim = true                   # default of all columns, and of the labels

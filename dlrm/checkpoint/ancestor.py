@@ -90,7 +90,7 @@ def find_ancestor(settings: TrainSettings, own: list[Path]) -> Ancestor | None:
     path, before = recorded
     if before is None:
         raise SettingsError(
-            f"{path.parent}: holds a run that began anew, not from {given}",
+            f"{path.parent}: holds a run that began from scratch, not from {given}",
             "give each run a --checkpoint_dir of its own, or leave --continue_from out",
         )
     if not _may_be(given.absolute(), before):
@@ -209,20 +209,20 @@ def read_growth(
     if different:
         raise SchemaError(
             f"--continue_from {path}: another model: {different}",
-            "give the same model settings, or train anew without --continue_from",
+            "give the same model settings, or train from scratch without --continue_from",
         )
     before = value["training"]["settings"]
     optimizer = table_optimizer(before.get("optimizer"), before.get("adagrad"))
     if settings.mode == "train" and optimizer != settings.table_optimizer:
         raise SettingsError(
             f"--continue_from {path}: optimizer was {optimizer}, is {settings.table_optimizer}",
-            f"give --optimizer {optimizer}, or train anew without --continue_from",
+            f"give --optimizer {optimizer}, or train from scratch without --continue_from",
         )
     workflow = EtlOutput.of_splits(settings.binary_path).workflow
     if ancestor.workflow_digest is None:
         raise SchemaError(
             f"--continue_from {path}: does not name the workflow of its data",
-            "train anew, on data that lie beside their workflow as the ETL writes them",
+            "train from scratch, on data that lie beside their workflow as the ETL writes them",
         )
     lineage = Lineage.read(workflow)
     generation = lineage.ancestor(ancestor.workflow_digest)
@@ -232,8 +232,8 @@ def read_growth(
             f"--continue_from {path}: trained on data of workflow "
             f"{ancestor.workflow_digest:.12}…{number}, which is none of the generations 0 to "
             f"{lineage.current.number} of {workflow} (workflow {lineage.digest:.12}…)",
-            "continue from a checkpoint of an earlier generation of these data, or train anew "
-            "without --continue_from",
+            "continue from a checkpoint of an earlier generation of these data, or train from "
+            "scratch without --continue_from",
         )
     return grow_tables(then, config, generation, lineage)
 

@@ -107,5 +107,5 @@ def _check_size(
             f"generation and {needed_now} now, its table {rows_then} rows and {rows_now} now: "
             "with --hash_indices values that are new would share rows with others",
             "limit the table in the ETL instead (--max_table_size, or hash_buckets in the spec), "
-            "and train anew without --continue_from",
+            "and train from scratch without --continue_from",
         )

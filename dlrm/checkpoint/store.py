@@ -145,7 +145,7 @@ def _check_finite(state: dict[str, Any], record: dict[str, Any], group: Group) -
             f"{name} is not finite after step {record['steps']}: training diverged, and this "
             "checkpoint is not written",
             f"lower --learning_rate (now {record['learning_rate']:g}); with --checkpoint_dir the "
-            "checkpoints from before are kept, and --resume goes on from the newest",
+            "checkpoints from before are kept, and --resume continues from the newest",
         )
 
 

@@ -171,7 +171,7 @@ class Reader(dcp.FileSystemReader):
             tensor = torch.load(part, map_location="cpu", weights_only=True)
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != chunk.sizes:
             raise BadInputError(
-                f"{Path(self.path) / chunk.file}: the bytes from {chunk.begin} on are no tensor "
+                f"{Path(self.path) / chunk.file}: the bytes from {chunk.begin} on are not a tensor "
                 f"{list(chunk.sizes)}",
                 _AGAIN,
             )

@@ -91,7 +91,7 @@ class TrainFields(Settings):
         metavar="all|new|LIST", needs="--mode train"
     )
     replay: float | None = _data(
-        "share of the rows of the other training days to read besides", None, above=0, most=1,
+        "share of the rows of the other training days to read as well", None, above=0, most=1,
         needs="--days new"
     )
     undersampling_rate: float | None = _data(

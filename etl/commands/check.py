@@ -92,6 +92,6 @@ def run(settings: CheckSettings) -> int:
     print(
         f"{settings.output}: {count[ERROR]} errors, {count[WARNING]} warnings"
         if bad
-        else f"{settings.output}: all is well"
+        else f"{settings.output}: no problems found"
     )
     return 1 if bad else 0

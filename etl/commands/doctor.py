@@ -2,7 +2,7 @@
 
 Exit status 0: nothing is wrong. That includes machines without a GPU, where the CPU engine and the
 CPU trainer do the work. 1: something is wrong, and its remedy is printed below it. Packages are
-tried in processes of their own, so that a crash is reported like any other error.
+imported in processes of their own, so that a crash is reported like any other error.
 """
 
 from __future__ import annotations
@@ -363,10 +363,10 @@ class DoctorSettings(Settings):
     json: bool = flag("print the diagnoses as JSON", False)
     measure: bool = flag(
         "also time both engines of the ETL on a synthetic log: --engine auto takes the faster one "
-        "from then on; some minutes", False
+        "from then on; takes a few minutes", False
     )  # fmt: skip
     seconds: float = flag(
-        "how long the slower engine works, about", 30.0, above=0, needs="--measure"
+        "approximate run time of the slower engine", 30.0, above=0, needs="--measure"
     )
 
 

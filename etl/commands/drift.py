@@ -13,8 +13,8 @@ from etl.settings import threads_flag
 DESCRIPTION = (
     "Compares a raw day with the days that the workflow of OUT was fitted on: per column the "
     "population stability index, missing rate and share of unseen values, and the label rate. "
-    "Prints a table, writes day_N.json and day_N.html. Exit status: 0 if no measure exceeds its "
-    "threshold, 3 if one does, 2 after an error."
+    "Prints the columns that drifted; writes all columns to day_N.json and a page day_N.html. Exit "
+    "status: 0 if no measure exceeds its threshold, 3 if one does, 2 after an error."
 )
 #: The exit status of a day that exceeds a threshold.
 DRIFTED = 3
@@ -36,6 +36,7 @@ class DriftSettings(Settings):
     rows: int | None = flag(
         "compare the first N rows of the day only (default: all)", None, least=1
     )
+    all_columns: bool = flag("print the columns without drift as well", False)
     workers: int = threads_flag()
 
 
@@ -43,7 +44,7 @@ SETTINGS = (DriftSettings,)
 
 
 def run(settings: DriftSettings) -> int:
-    """Compare, print a table and write the result; return 3 if a threshold is exceeded, else 0.
+    """Compare, print what drifted, write the result; return 3 if a threshold is exceeded, else 0.
 
     Raises:
         ClickLogError: There is nothing to compare; see :func:`etl.drift.measure.measure_drift`.
@@ -78,6 +79,6 @@ def run(settings: DriftSettings) -> int:
             report=report,
         )
     html, json = write_result(settings.output or output.drift, drift)
-    print(table(drift))
+    print(table(drift, all_columns=settings.all_columns))
     print(f"{html}\n{json}")
     return DRIFTED if drift.flags else 0

@@ -7,11 +7,11 @@ from etl.settings import ExtendSettings
 
 DESCRIPTION = (
     "Adds new days to the OUT of `python -m etl run`. Values keep their ids, so the parquet of "
-    "earlier days stays as it is; values that have earned an id get one behind those. Each day "
+    "earlier days stays as it is; new values that qualify for an id get the next ones. Each day "
     "is a generation. The newest day is halved into valid and test, all others are for training; "
     "rows that are split by share, column or time go where the spec's [split] says. "
-    "Until all of a day is ready, OUT is the previous generation. Interrupted, it goes on with "
-    "--resume where it was."
+    "Until all of a day is ready, OUT is the previous generation. --resume continues an "
+    "interrupted extension."
 )
 SETTINGS = (ExtendSettings,)
 

@@ -13,8 +13,8 @@ logger = logging.getLogger(__name__)
 #: For the command's help.
 DESCRIPTION = (
     "Reads the head of a file (text, also compressed, or parquet), and writes a feature spec for "
-    "it: its format, the type of each column, a label, a split, and comments that say why. It runs "
-    "as it is, and is meant to be looked through; docs/specs.md explains the keys."
+    "it: its format, the type of each column, a label, a split, and comments that say why. The "
+    "spec can be used at once, but review it first; docs/specs.md explains the keys."
 )
 
 
@@ -28,10 +28,10 @@ class GuessSettings(Settings):
         "write the spec to this file (default: print it)", None, metavar="TOML"
     )
     label: str = flag(
-        "the label's column, by its name or, from 1 on, its number (default: find it)", "",
+        "the label's column, by its name or, from 1 on, its number (default: detected)", "",
         metavar="COLUMN"
     )
-    delimiter: str = flag("what is between the fields of a row (default: find it)", "")
+    delimiter: str = flag("delimiter of the fields (default: detected)", "")
     head_mb: int = flag("MiB of text to read from the beginning", 8, least=1, most=1024)
     # fmt: on
 
@@ -52,7 +52,7 @@ def run(settings: GuessSettings) -> None:
 
     if settings.output and settings.output.exists():
         raise OutputError(
-            f"{settings.output}: there already", "choose another --output, or delete it"
+            f"{settings.output}: exists already", "choose another --output, or delete it"
         )
     text = guess(
         settings.input_path,
@@ -65,7 +65,7 @@ def run(settings: GuessSettings) -> None:
         return
     with output_errors(settings.output):
         write_text(settings.output, text)
-    logger.info("wrote %s; look through it, then:", settings.output)
+    logger.info("wrote %s; review it, then run:", settings.output)
     logger.info(
         "python -m etl run --spec %s --input_path %s --output_path OUT",
         settings.output,

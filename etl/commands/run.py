@@ -11,8 +11,8 @@ from etl.settings import EtlSettings
 DESCRIPTION = (
     "Fits a Workflow on all days but the last, saves it to OUT/workflow, and writes "
     "OUT/criteo_binary/split/{train,valid,test}. Unless the spec's [split] says otherwise, the "
-    "last day is halved into valid and test; a "
-    "log of one day is cut 80/10/10. Interrupted, it goes on with --resume where it was."
+    "last day is halved into valid and test; a log of one day is split 80/10/10. --resume "
+    "continues an interrupted run."
 )
 
 

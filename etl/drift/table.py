@@ -6,22 +6,43 @@ from clicklog.pages.formats import percent
 from etl.drift.artifact import ColumnDrift, Drift, Mover, ShareDrift
 
 
-def table(drift: Drift) -> str:
-    """Return a line for each column, what is known of flagged ones, and what is flagged."""
-    lines = [f"{drift.input}: {drift.rows:,} rows, compared with {_days(drift.baseline_days)}", ""]
+def table(drift: Drift, *, all_columns: bool = False) -> str:
+    """Return what drifted, with details, a line on the rest, and how many measures are flagged.
+
+    Args:
+        drift: The comparison.
+        all_columns: Whether columns without drift have a line each as well.
+    """
+    shown = [column for column in drift.columns if all_columns or column.flags]
+    lines = [f"{drift.input}: {drift.rows:,} rows, compared with {_days(drift.baseline_days)}"]
     for name, measure in (("label rate", drift.label_rate), ("malformed rows", drift.malformed)):
         if measure is not None:
             lines.append(f"  {name:15} {changed(measure)}{'  << drift' * measure.flagged}")
-    lines += [
-        "",
-        f"  {'column':18} {'PSI':>7} {'limit':>7}  {'missing':>19}  {'unseen':>19}",
-    ]
-    for column in drift.columns:
-        lines.append(_line(column))
-        if column.flags:
-            lines += [f"      {line}" for line in details(column)]
-    lines += ["", _verdict(drift)]
+    if shown:
+        width = max(len("column"), *(len(column.name) for column in shown))
+        lines += [
+            "",
+            f"  {'column':{width}} {'PSI':>7} {'limit':>7}  {'missing':>19}  {'unseen':>19}",
+        ]
+        for column in shown:
+            lines.append(_line(column, width))
+            if column.flags:
+                lines += [f"      {line}" for line in details(column)]
+        lines.append("")
+    rest = [column for column in drift.columns if not column.flags]
+    if rest and not all_columns:
+        lines.append(f"  {_summary(rest)}")
+    lines.append(_verdict(drift))
     return "\n".join(lines)
+
+
+def _summary(columns: list[ColumnDrift]) -> str:
+    """Return a line on columns without drift."""
+    highest = max(columns, key=lambda column: column.psi.psi)
+    count = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
+    limit = psi_limit(highest)
+    limited = "no limit" if limit is None else f"limit {limit:.4f}"
+    return f"{count} without drift; highest PSI {highest.psi.psi:.4f} of {highest.name} ({limited})"
 
 
 def _days(days: list[int]) -> str:
@@ -30,10 +51,10 @@ def _days(days: list[int]) -> str:
     return f"day {days[0]}" if len(days) == 1 else f"days {days[0]} to {days[-1]}"
 
 
-def _line(column: ColumnDrift) -> str:
+def _line(column: ColumnDrift, width: int) -> str:
     limit = psi_limit(column)
     cells = (
-        f"{column.name:18.18}",
+        f"{column.name:{width}}",
         f"{column.psi.psi:7.4f}",
         "      -" if limit is None else f"{limit:7.4f}",
         f" {changed(column.missing):>19}",

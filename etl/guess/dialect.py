@@ -49,7 +49,7 @@ def decode(data: bytes, path: str) -> tuple[str, str]:
     """
     if b"\0" in data:
         raise BadInputError(
-            f"{path}: not a text: it contains bytes of 0",
+            f"{path}: not text: it contains NUL bytes",
             "pass text, compressed text (.gz, .bz2, .xz, .zst) or parquet",
         )
     data = data.removeprefix(b"\xef\xbb\xbf")
@@ -79,7 +79,7 @@ def find_dialect(text: str, path: str, delimiter: str = "") -> Dialect:
         if not good:
             raise BadInputError(
                 f"{path}: one column, or rows with different numbers of fields: {lines[0]:.60}",
-                "a log has a label and at least one more column; name what is between them with "
+                "a log has a label and at least one more column; give what separates them with "
                 "--delimiter",
             )
     best = max(good, key=lambda item: (item[1] >= 0.99, item[0].fields))[0]
@@ -114,7 +114,7 @@ def has_header(rows: list[list[str]]) -> bool:
 
 
 def short_header(text: str, dialect: Dialect, rows: list[list[str]]) -> list[str]:
-    """Return the names of a header that has a field less than the rows; [] if there is none.
+    """Return the names of a header that has one field less than the rows; [] if there is none.
 
     Then the rows end with a delimiter, or begin with numbers of rows, as R writes them.
     """

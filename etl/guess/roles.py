@@ -142,11 +142,11 @@ def _features(
     if not name:
         return [], "it has no name"
     if column.kind == "empty":
-        return [], column.unread or "no values in the rows looked at"
+        return [], column.unread or "no values in the rows that were read"
     if column.kind == "time":
         return _of_time(column)
     if _names_rows(column):
-        return [], "all values are different, so that nothing can be learned from them"
+        return [], "all values are distinct, so nothing can be learned from them"
     if column.distinct == 1 and column.rows > 1 and not column.missing:
         return [], f"always {next(iter(column.counts))!r:.40}"
     if column.kind == "float" or (
@@ -245,16 +245,16 @@ def _categorical(column: Profile) -> Feature:
     if column.present >= _ENOUGH_ROWS and not column.multi_hot:
         if often > 0.9:
             options["hash_buckets"] = _BUCKETS
-            kind += ", hardly any comes twice: hashed"
+            kind += ", most occur only once: hashed"
         elif often > 0.4:
             options["freq_threshold"] = 2
-            kind += ", many come once"
+            kind += ", many occur only once"
     return Feature(column.name, "categorical", options, _says(column, kind), column.name)
 
 
 def _says(column: Profile, kind: str) -> str:
     words = [kind]
-    words.append(f"{column.distinct:,} different" if column.distinct != 1 else "one value")
+    words.append(f"{column.distinct:,} distinct" if column.distinct != 1 else "one value")
     if column.missing:
         words.append(f"{column.missing / column.rows:.1%} missing")
     return ", ".join(words)
@@ -298,11 +298,11 @@ def _with_a_category(
         return [*features, _buckets(numbers[0])], unread
     if not able:
         raise BadInputError(
-            f"{path}: no column that could be a category", "a spec has at least one: add a column"
+            f"{path}: no column can be categorical", "a spec needs at least one: add a column"
         )
     chosen = min(able, key=lambda column: column.distinct)
     own = dataclasses.replace(_categorical(chosen), name=chosen.name)
-    own = dataclasses.replace(own, why=f"{own.why}; at least one column is a category")
+    own = dataclasses.replace(own, why=f"{own.why}; a spec needs a categorical column")
     kept = [feature for feature in features if feature.name != chosen.name]
     return [*kept, own], {name: why for name, why in unread.items() if name != chosen.name}
 
@@ -349,9 +349,9 @@ def _split(columns: list[Profile], label: int, sample: Sample) -> tuple[dict[str
         if chosen.time_format:
             split["time_format"] = chosen.time_format
         return {**split, "valid": 0.1, "test": 0.1}, (
-            f"{chosen.name} is a time: the last tenth of the rows is test, as a model in use is "
-            "older than what it predicts"
+            f"{chosen.name} is a time: the last tenth of the rows is test, because a model scores "
+            "rows that are newer than those it was trained on"
         )
     return {"by": "share", "valid": 0.1, "test": 0.1}, (
-        'at random: no column is a time; for rows of one user on one side: by = "column"'
+        'at random, because no column is a time; by = "column" keeps the rows of a user together'
     )

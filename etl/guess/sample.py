@@ -125,8 +125,8 @@ def _of_text(path: str, head: bytes, whole: bool, delimiter: str) -> Sample:
         keys["list_separator"] = separators.pop()
     elif dialect.delimiter == "|":
         keys["list_separator"] = ";"  # the default is the delimiter here
-    quirk = "has a field less than the rows" if short else "names columns twice"
-    notes = (f"The header {quirk}: here the columns are named by position.",)
+    quirk = "has one field less than the rows" if short else "repeats names"
+    notes = (f"The header {quirk}, so columns are named by position here.",)
     return Sample(
         profiles,
         len(rows),

@@ -45,8 +45,8 @@ def _about(sample: Sample, path: str) -> str:
     name = path.rstrip("/").rsplit("/", 1)[-1]
     part = "all" if sample.whole else "some"
     text = (
-        f"A first spec for {_shown(name)}, guessed from {part} of its rows ({sample.rows:,}): look "
-        "through it. Numbers of values and shares are of these rows."
+        f"First spec for {_shown(name)}, made from {part} of its rows ({sample.rows:,}). Review "
+        "it. Counts and shares are of these rows."
     )
     if sample.uneven:
         text += (

@@ -202,7 +202,7 @@ def _npy(path: Path, kinds: str) -> ArrayFile:
     except FileNotFoundError:
         raise BadInputError(f"{path}: missing", "each day has dense, sparse and labels") from None
     except Exception as error:  # NumPy parses the header as Python, which raises anything
-        raise BadInputError(f"{path}: no whole .npy file: {error}", "fetch it again") from error
+        raise BadInputError(f"{path}: not a whole .npy file: {error}", "fetch it again") from error
     if array.dtype.kind not in kinds or array.ndim not in (1, 2):
         raise BadInputError(
             f"{path}: {array.dtype} of shape {list(array.shape)}",

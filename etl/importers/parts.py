@@ -29,12 +29,11 @@ from etl.manifest import (
     MANIFEST_VERSION,
     click_counts,
     days_of_splits,
-    read_manifest,
     split_counts,
 )
 from etl.parquet import ROW_GROUP_ROWS, write_descriptions, write_part
 from etl.settings import ImportSettings
-from etl.state import begin_or_resume
+from etl.state import already_finished, begin_or_resume
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +98,7 @@ def import_arrays(
         settings.output_path, resume=settings.resume, restart=settings.restart
     ) as work:
         if output.is_finished(settings.output_path):
-            log.info("%s: finished already", settings.output_path)
-            return read_manifest(EtlOutput(settings.output_path).manifest)
+            return already_finished(settings.output_path, record, "choose another --output_path")
         begin_or_resume(work, record, settings.output_path)
         return _import(source, settings, sizes, record, work, report)
 
@@ -236,7 +234,7 @@ def _checked_ids(
     )  # fmt: skip
     if size is None:
         remedy = (
-            "raw hashes are no ids: run TorchRec's contiguous preprocessing, or `python -m etl "
+            "raw hashes are not ids: run TorchRec's contiguous preprocessing, or `python -m etl "
             "run` on the raw log, or use --modulo with --num_embeddings_per_feature"
         )
     else:

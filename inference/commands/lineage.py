@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = (
     "Prints where a bundle comes from: checkpoint, generation of the workflow, days, settings and "
-    "versions. What is at hand is compared; the rest is listed as not verified."
+    "versions. What the flags name is verified; the rest is listed as not verified."
 )
 
 

@@ -49,8 +49,8 @@ class ModelSettings(Settings):
         choices=TABLES
     )
     skip_digests: bool = flag(
-        "open a bundle or workflow without reading its files first to compare them with their "
-        "digests; a damaged one is not noticed", False
+        "do not verify the digests of a bundle's or workflow's files first; damage goes unnoticed",
+        False
     )
     # fmt: on
 

@@ -28,11 +28,11 @@ class ServerSettings(Settings):
 
     # fmt: off
     host: str = flag(
-        "address to listen on; the default is reached from this machine only (default: 127.0.0.1)",
+        "address to listen on; the default accepts local connections only (default: 127.0.0.1)",
         "127.0.0.1", metavar="HOST"
     )
     port: int = flag("port to listen on; 0: any free one", 8000, least=0, most=65535)
-    workers: int = flag("processes that answer; they share a bundle's memory", 1, least=1)
+    workers: int = flag("number of server processes; they share a bundle's memory", 1, least=1)
     batch_rows: int = flag(
         "largest number of rows that go through the model at once; larger requests are split", 1024,
         least=1
@@ -78,7 +78,7 @@ class ServerSettings(Settings):
         "file with an API key on each line; 401 without one", None, metavar="FILE"
     )
     tls_cert: Path | None = flag(
-        "certificate, followed by those that lead to a root: serve HTTPS", None, metavar="PEM"
+        "certificate and its chain; serves HTTPS", None, metavar="PEM"
     )
     tls_key: Path | None = flag(
         "private key of the certificate (default: in the file of --tls_cert)", None, metavar="PEM",

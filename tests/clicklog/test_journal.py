@@ -86,6 +86,32 @@ def test_a_new_plan_discards_the_records(tmp_path: Path) -> None:
         journal.plan(dict[str, int], "begin again with --restart")
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ([1, 2], [1, 3], ["x.1: 2 before, 3 now"]),
+        ([1, 2], [1], ["x.1: no longer there"]),
+        ([1, 2], None, ["x: [1, 2] before, None now"]),
+        (None, {"a": 1}, ["x: None before, {'a': 1} now"]),
+        (None, [], ["x: no longer there"]),
+        ({"a": [{}]}, [], []),
+        ([{"name": "a"}], [{"name": "b"}], ["x.a: no longer there", "x.b: new"]),
+        (list(range(99)), 1, [f"x: {str(list(range(99)))[:59]}… before, 1 now"]),
+    ],
+)
+def test_changes_of_one_value(before, now, expected: list[str]) -> None:
+    assert changes({"settings": {"x": before}}, {"settings": {"x": now}}) == expected
+    assert bool(expected) == bool(changes({"inputs": {"x": now}}, {"inputs": {"x": before}}))
+
+
+def test_changes_of_settings_are_listed_before_those_of_inputs(tmp_path: Path) -> None:
+    before = {"inputs": {f"in/day_{i}": {"size": 1, "modified": "1"} for i in range(24)}}
+    now = {"inputs": {f"other/day_{i}": {"size": 1, "modified": "1"} for i in range(24)}}
+    before["settings"], now["settings"] = {"seed": 0}, {"seed": 1}
+    with pytest.raises(OutputError, match=r"inputs:\n  seed: 0 before, 1 now\n  in/day_0: no lon"):
+        refuse_changes(before, now, tmp_path, "undo that")
+
+
 def test_changes_are_listed_by_name(tmp_path: Path) -> None:
     before = {
         "settings": {"columns": [{"name": "a", "cap": 1}], "old": 1},
@@ -98,10 +124,11 @@ def test_changes_are_listed_by_name(tmp_path: Path) -> None:
     assert changes(before, before) == []
     refuse_changes(before, before, tmp_path, "")
     assert changes(before, now) == [
-        "y: new",
         "columns.a.cap: 1 before, 2 now",
         "old: no longer there",
+        "y: new",
     ]
+    assert changes(now, before)[0] == "columns.a.cap: 2 before, 1 now"
     many = {"settings": {f"s{i}": i for i in range(10)}}
     other = {"settings": {f"s{i}": -1 for i in range(10)}}
     with pytest.raises(OutputError, match=r"begun with other settings(.|\n)*s7(.|\n)*and 2 more"):

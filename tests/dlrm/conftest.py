@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.dlrm.generations import write_output
 from tests.dlrm.resuming import flags_of
 from tests.dlrm.runs import train_here
 from tests.nvt_loader.data import write_split
@@ -44,6 +45,13 @@ def whole(data, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("whole")
     train_here(*flags_of(data, path))
     return path
+
+
+@pytest.fixture(scope="session")
+def outputs(tmp_path_factory) -> list[Path]:
+    """By generation of the workflow, the splits with the same rows."""
+    root = tmp_path_factory.mktemp("outputs")
+    return [write_output(root / f"{number}", number) for number in range(3)]
 
 
 @pytest.fixture

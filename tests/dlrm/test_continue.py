@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
 from dlrm import evaluate as evaluate_module
-from dlrm import train as train_module
 from dlrm.checkpoint.store import load_model, read_model_file
-from dlrm.checkpoint.writer import finished
 from dlrm.evaluate import score
 from nvt_loader import KJTLoader
+from tests.dlrm.continued_runs import RATES, SHARDINGS, TABLES, flags, train_checkpoints
 from tests.dlrm.continuing import read_all, save_start_here
 from tests.dlrm.generations import (
     DIGESTS,
@@ -25,50 +21,17 @@ from tests.dlrm.generations import (
     sources,
     table_sizes,
     write_output,
-    write_workflow,
 )
 from tests.dlrm.resuming import assert_same
 from tests.dlrm.runs import events, losses, torchrun, train_here, train_many
-from tests.dlrm.test_checkpoint import Attack, change_model_file, forge
-
-RATES = {"sgd": 0.3, "adagrad": 0.02, "rowwise_adagrad": 0.05, "adam": 0.005}
-SHARDINGS = ("table_wise", "row_wise", "column_wise")
-_TABLES = "model.dlrm.sparse_arch.embedding_bag_collection.embedding_bags."
-
-
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory) -> list[Path]:
-    """By generation, the splits with the same rows."""
-    root = tmp_path_factory.mktemp("outputs")
-    return [write_output(root / f"{number}", number) for number in range(3)]
-
-
-def flags(data: Path, optimizer: str = "rowwise_adagrad", *more: str, batch: int = 32) -> list[str]:
-    return [
-        f"--binary_path={data}",
-        f"--batch_size={batch}",
-        f"--optimizer={optimizer}",
-        f"--learning_rate={RATES[optimizer]}",
-        "--throughput_check_freq_within_epoch=1000",
-        *more,
-    ]
 
 
 @pytest.fixture(scope="module")
 def trained(outputs, tmp_path_factory) -> dict[tuple[str, int, str], Path]:
     """Checkpoints of generation 0 by optimizer, world size and kind of sharding."""
-    root = tmp_path_factory.mktemp("trained")
-    found, runs = {}, []
-    for optimizer in RATES:
-        for ranks, kind in ((1, "table_wise"), *((2, kind) for kind in SHARDINGS)):
-            path = found[optimizer, ranks, kind] = root / f"{optimizer}-{ranks}-{kind}"
-            more = [f"--save_checkpoint_path={path}", "--max_steps=8", f"--sharding={kind}"]
-            runs.append((ranks, flags(outputs[0], optimizer, *more, batch=32 // ranks)))
-    for ranks, run in runs:
-        if ranks == 1:
-            train_here(*run)
-    train_many([run for ranks, run in runs if ranks == 2], 2)
-    return found
+    kinds = [(1, "table_wise"), *((2, kind) for kind in SHARDINGS)]
+    every = [(optimizer, *kind) for optimizer in RATES for kind in kinds]
+    return train_checkpoints(tmp_path_factory.mktemp("trained"), outputs[0], every)
 
 
 def assert_grown(then: Path, now: Path, generation: int = 2, since: int = 0) -> None:
@@ -144,7 +107,7 @@ def test_moments_of_column_shards(outputs, trained, tmp_path):
     assert result.stderr.count("tables have other column shards") == 3
     for (then, now), (before, path) in paths.items():
         for number, column in enumerate(SPEC.categorical):
-            name = f"{_TABLES}t_{column.name}.weight".replace("model.", "optimizer.tables.", 1)
+            name = f"{TABLES}t_{column.name}.weight".replace("model.", "optimizer.tables.", 1)
             name = f"{name}.t_{column.name}.momentum1"
             old, new = read_all(before)[name], read_all(path)[name]
             old = old.view(2, -1) if then == "column_wise" else old.view(1, -1)
@@ -295,236 +258,3 @@ def test_lower_rates_and_no_warm_up_unless_given(outputs, trained, tmp_path):
     first, continued, given = (start["learning_rate"] for start in starts)
     assert continued < first
     assert given == 0.5
-
-
-def continued(data: Path, before: Path, path: Path, *more: str) -> list[str]:
-    return flags(
-        data,
-        "rowwise_adagrad",
-        f"--continue_from={before}",
-        f"--checkpoint_dir={path / 'steps'}",
-        "--checkpoint_freq=4",
-        f"--log_path={path / 'log'}",
-        f"--save_checkpoint_path={path / 'final'}",
-        *more,
-    )
-
-
-def interrupted(monkeypatch, step: int, *flags_: str) -> None:
-    """Train until step ``step`` (from 0)."""
-    calls = iter(range(10**9))
-    original = train_module.set_learning_rate
-
-    def pull(optimizer, value):
-        if next(calls) == step:
-            raise KeyboardInterrupt
-        original(optimizer, value)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_module, "set_learning_rate", pull)
-        with pytest.raises(KeyboardInterrupt):
-            train_here(*flags_)
-
-
-def test_a_resumed_run_does_not_begin_again(outputs, trained, tmp_path, monkeypatch):
-    """It goes on from its own checkpoint, also when that of the earlier generation is gone."""
-    gone = Path(shutil.copytree(trained["rowwise_adagrad", 2, "row_wise"], tmp_path / "gone"))
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train_here(*continued(outputs[2], gone, whole))
-    interrupted(monkeypatch, 2, *continued(outputs[2], gone, broken))  # without a checkpoint yet
-    assert not finished(broken / "steps")
-    interrupted(monkeypatch, 14, *continued(outputs[2], gone, broken, "--resume"))
-    shutil.rmtree(gone)
-    train_here(*continued(outputs[2], gone, broken, "--resume"))
-    assert [event["step"] for event in events(broken / "log", "resume")] == [12]
-    assert len(events(broken / "log", "continue")) == 2
-    assert_same(whole / "final", broken / "final")
-    records = [read_model_file(path / "final")["training"] for path in (whole, broken)]
-    for name in ("optimizer_steps", "days", "continued_from", "generation"):
-        assert records[0][name] == records[1][name]
-
-
-def test_new_days_are_those_of_the_run_when_it_resumes(outputs, tmp_path, monkeypatch):
-    """They are new to the checkpoint that it continued from, not to its own."""
-    before, path = tmp_path / "before", tmp_path / "run"
-    train_here(
-        *flags(outputs[0], "rowwise_adagrad", "--days=0", f"--save_checkpoint_path={before}")
-    )
-    new = ["--days=new", "--replay=0.25"]
-    train_here(*continued(outputs[2], before, tmp_path / "whole", *new))
-    interrupted(monkeypatch, 9, *continued(outputs[2], before, path, *new))
-    result = train_here(*continued(outputs[2], before, path, "--resume", *new))
-    assert result.samples == 260 + 329 + 340 // 4
-    assert_same(path / "final", tmp_path / "whole" / "final")
-    assert read_model_file(path / "final")["training"]["days"] == [0, 1, 2]
-    shutil.rmtree(path / "final")
-    for other, message in (
-        ("--replay=0.3", "replay was 0.25, is 0.3"),
-        ("--seed=5", "seed was 0, is 5"),
-    ):
-        with pytest.raises(SettingsError, match=message):
-            train_here(*continued(outputs[2], before, path, "--resume", *new, other))
-    for all_days in ([], ["--days=all"]):
-        with pytest.raises(SettingsError, match=r"days was new, is None; replay was 0\.25"):
-            train_here(*continued(outputs[2], before, path, "--resume", *all_days))
-
-
-def test_a_directory_of_another_run(outputs, trained, tmp_path):
-    first, second = (trained["rowwise_adagrad", ranks, "table_wise"] for ranks in (1, 2))
-    run = continued(outputs[2], first, tmp_path, "--max_steps=4")
-    train_here(*run)
-    shutil.rmtree(tmp_path / "final")
-    with pytest.raises(OutputError, match=r"holds a run, up to step_00000004\n.*--resume"):
-        train_here(*run)
-    with pytest.raises(
-        SettingsError,
-        match=r"continued from .*table_wise, not from (?s:.*)a --checkpoint_dir of its own",
-    ):
-        train_here(*continued(outputs[2], second, tmp_path, "--resume"))
-    anew = [flag for flag in run if "continue_from" not in flag]
-    anew = [flag.replace(str(tmp_path), str(tmp_path / "anew")) for flag in anew]
-    train_here(*anew)
-    shutil.rmtree(tmp_path / "anew" / "final")
-    with pytest.raises(SettingsError, match="holds a run that began anew, not from"):
-        train_here(*continued(outputs[2], second, tmp_path / "anew", "--resume"))
-
-
-def test_a_directory_that_has_a_newer_checkpoint_by_now(outputs, trained, tmp_path):
-    """The run goes on from its own checkpoint, which began from the one that was newest then."""
-    before, run = tmp_path / "before", tmp_path / "run"
-    steps = before / "steps"
-    shutil.copytree(trained["rowwise_adagrad", 1, "table_wise"], steps / "step_00000008")
-    train_here(*continued(outputs[2], steps, run, "--max_steps=4"))
-    shutil.rmtree(run / "final")
-    shutil.copytree(trained["rowwise_adagrad", 2, "table_wise"], steps / "step_00000009")
-    train_here(*continued(outputs[2], steps, run, "--resume", "--max_steps=6"))
-    training = read_model_file(run / "final")["training"]
-    assert training["continued_from"]["checkpoint"] == str(steps / "step_00000008")
-    assert (training["steps"], training["optimizer_steps"]) == (6, 14)
-
-
-def test_which_checkpoint_is_meant(outputs, trained, tmp_path):
-    """A final one, a periodic one, or the newest of a directory of them."""
-    run = continued(outputs[2], trained["rowwise_adagrad", 1, "table_wise"], tmp_path)
-    train_here(*run, "--max_steps=10")
-    for name, steps in (("final", 18), ("steps", 16), ("steps/step_00000004", 12)):
-        given = f"--continue_from={tmp_path / name}"
-        start = tmp_path / "starts" / name.replace("/", "-")
-        save_start_here(flags(outputs[2], "rowwise_adagrad", given), start)
-        assert read_model_file(start)["training"]["optimizer_steps"] == steps
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(BadInputError, match=r"no checkpoint\n.*--save_checkpoint_path named"):
-            train_here(*flags(outputs[2], "rowwise_adagrad", f"--continue_from={path}"))
-
-
-def refusal(data: Path, checkpoint: Path, *more: str, optimizer: str = "sgd", error=SchemaError):
-    with pytest.raises(error) as caught:
-        train_here(*flags(data, optimizer, f"--continue_from={checkpoint}", *more))
-    return str(caught.value)
-
-
-@pytest.fixture
-def copy(trained, tmp_path) -> Path:
-    return Path(shutil.copytree(trained["sgd", 1, "table_wise"], tmp_path / "copy"))
-
-
-def test_what_is_no_ancestor_is_refused(outputs, copy, tmp_path):
-    record = read_model_file(copy)["training"]
-    change_model_file(copy, training={**record, "workflow_digest": "f" * 64})
-    text = refusal(outputs[2], copy)
-    assert (
-        f"of workflow {'f' * 12}… (generation 0), which is none of the generations 0 to 2" in text
-    )
-    assert "train anew" in text
-    change_model_file(copy, training={**record, "workflow_digest": None})
-    assert "does not name the workflow of its data" in refusal(outputs[2], copy)
-    change_model_file(copy, training={**record, "workflow_digest": DIGESTS[2]})
-    assert "none of the generations 0 to 1" in refusal(outputs[1], copy), "a descendant"
-
-
-def test_data_without_a_lineage(outputs, copy, tmp_path):
-    data = write_output(tmp_path / "out", 2)
-    file = tmp_path / "out" / "workflow" / "metadata.json"
-    value = json.loads(file.read_text())
-    file.write_text(json.dumps({k: v for k, v in value.items() if k != "lineage"}))
-    assert "names no generations" in refusal(data, copy)
-    shutil.rmtree(file.parent)
-    assert "no such file" in refusal(data, copy, error=BadInputError)
-    write_workflow(file.parent, 2)
-    (file.parent / "lineage" / "reused.2.parquet").unlink()
-    assert "reused.2.parquet: missing" in refusal(data, copy, error=BadInputError)
-
-
-def test_another_model_is_refused(outputs, copy):
-    assert "embedding_dim was 8, is 16" in refusal(
-        outputs[2], copy, "--embedding_dim=16", "--dense_arch_layer_sizes=16"
-    )
-    text = refusal(outputs[2], copy, "--over_arch_layer_sizes=8,1")
-    assert "over_arch_layer_sizes was (16, 1), is (8, 1)" in text
-    text = refusal(outputs[2], copy, optimizer="adam", error=SettingsError)
-    assert "optimizer was sgd, is adam\n  -> give --optimizer sgd" in text
-
-
-def test_a_table_in_which_new_values_would_share_rows(outputs, copy):
-    sizes = ",".join(map(str, (33, *table_sizes(2)[1:])))
-    more = ["--hash_indices", f"--num_embeddings_per_feature={sizes}"]
-    text = refusal(outputs[2], copy, *more, error=SettingsError)
-    assert "column cat_0 has 33 ids in the checkpoint's generation and 43 now" in text
-
-
-def test_code_in_a_tensors_place(outputs, copy, tmp_path):
-    """Tensors are read by torch.load with weights_only."""
-    buffer = io.BytesIO()
-    torch.save({"x": Attack(tmp_path / "attacked")}, buffer)
-    (part,) = copy.glob("*.distcp")
-    content = part.read_bytes() + buffer.getvalue()
-    tensors = json.loads((copy / "tensors.json").read_text())
-    begin = len(content) - len(buffer.getvalue())
-    for tensor in tensors.values():
-        if tensor["size"]:
-            tensor["chunks"][0] |= {"begin": begin, "length": len(buffer.getvalue())}
-            break
-    forge(copy, part.name, content, pickled_only=False)
-    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
-    assert "damaged" in refusal(outputs[2], copy, error=BadInputError)
-    assert not (tmp_path / "attacked").exists()
-
-
-def test_another_tensor_in_a_tensors_place(outputs, copy):
-    buffer = io.BytesIO()
-    torch.save(torch.zeros(3), buffer)
-    (part,) = copy.glob("*.distcp")
-    content = part.read_bytes() + buffer.getvalue() + bytes(10_000)
-    tensors = json.loads((copy / "tensors.json").read_text())
-    chunk = tensors[f"{_TABLES}t_cat_0.weight"]["chunks"][0]
-    chunk |= {"begin": part.stat().st_size, "length": len(buffer.getvalue())}
-    forge(copy, part.name, content, pickled_only=False)
-    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
-    text = refusal(outputs[2], copy, error=BadInputError)
-    assert "are no tensor [33, 8]" in text
-
-
-def test_a_damaged_checkpoint(outputs, copy):
-    (part,) = copy.glob("*.distcp")
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-    text = refusal(outputs[2], copy, error=BadInputError)
-    assert "the checkpoint is damaged" in text
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--continue_from=a", "--load_checkpoint_path=b"], "are both set"),
-        (["--continue_from=a", "--dataset_type=synthetic"], "have no days and no workflow"),
-        (["--days=1", "--dataset_type=synthetic"], "have no days and no workflow"),
-        (["--days=new"], "--days new without --continue_from"),
-        (["--days=1-"], r"--days 1-\n.*all, new, or days such as 0-3,7"),
-        (["--days=0-3", "--replay=0.1", "--continue_from=a"], "no effect without --days new"),
-        (["--mode=inference_benchmark", "--continue_from=a"], "give --load_checkpoint_path"),
-    ],
-)
-def test_settings_that_contradict_each_other(outputs, more, message):
-    with pytest.raises(SettingsError, match=message):
-        train_here(f"--binary_path={outputs[2]}", *more)

@@ -53,7 +53,7 @@ def test_alone(data, whole, tmp_path, monkeypatch, caplog, what, number, step):
         with pytest.raises(SystemExit) as ended:
             train_here(*flags)
     assert ended.value.code == EXIT_STATUS == 143
-    assert f"SIGTERM: the run ends after step {step}; --resume goes on" in caplog.text
+    assert f"SIGTERM: the run ends after step {step}; --resume continues" in caplog.text
     assert [path.name for path in finished(tmp_path / "steps")] == [f"step_{step:08}"]
     assert not (tmp_path / "final").exists()
     assert signal.getsignal(signal.SIGTERM) == before

@@ -76,7 +76,7 @@ def test_one_split_of_a_sound_output(sound: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_sound_output(sound: Path, capsys) -> None:
     assert main(["check", str(sound)]) == 0
     shown = capsys.readouterr().out
-    assert shown.endswith("all is well\n")
+    assert shown.endswith("no problems found\n")
     assert "of its rows are also in train" in shown
     rows: list[int] = []
     check(sound, workers=3, report=lambda n, total: rows.append(n) or rows.append(-total))

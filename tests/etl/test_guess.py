@@ -87,7 +87,7 @@ def test_avazu(tmp_path: Path) -> None:
     assert columns["hour_of_day"].derive.time_format == "%y%m%d%H"
     assert columns["device_ip"].raw == "hex32"
     assert columns["C20"].raw == "int"
-    assert "#   id: all values are different" in guess(str(path))
+    assert "#   id: all values are distinct" in guess(str(path))
 
 
 @pytest.mark.parametrize(("name", "comment"), [("adult.data", ""), ("adult.test", "|")])
@@ -326,7 +326,7 @@ def test_numbers_only_still_give_a_category(tmp_path: Path) -> None:
         (b"\n\n", "empty file"),
         (b"y,a,b\n", "a header and no rows"),
         (b"one\ntwo\nthree\n", "one column"),
-        (b"a,b\n1,2\n" * 3 + b"\0", "not a text"),
+        (b"a,b\n1,2\n" * 3 + b"\0", "not text"),
         (b"name,city\nann,rome\nbob,oslo\ncyd,bonn\n", "looks like a label"),
         (gzip.compress(b"a,b\n1,2\n", mtime=0), "compressed, but its name does not say so"),
         (b"PAR1 and no more", "cannot be read as parquet"),
@@ -361,7 +361,7 @@ def test_the_head_of_a_large_file_and_places_behind_it(tmp_path: Path) -> None:
     path = write(tmp_path / "log.csv", rows)
     assert path.stat().st_size > 1 << 20
     for head_mb in (1, 8):
-        assert "guessed from some of its" in guess(str(path), head_mb=head_mb)
+        assert "made from some of its" in guess(str(path), head_mb=head_mb)
         assert columns_of(guessed(path, head_mb=head_mb))["visits"].raw == "float"
 
 
@@ -373,7 +373,7 @@ def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert spec.read_text() == printed
     assert tomllib.loads(printed)["label"]["name"] == "clicked"
     assert main(["guess", str(path), "--output", str(spec)]) == 2
-    assert "there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 _FIELD = st.text(

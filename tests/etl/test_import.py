@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import etl.importers.parts
-from clicklog.errors import BadInputError, OutputError, SettingsError
+from clicklog.errors import BadInputError, SettingsError
 from clicklog.schema import TableSchema
 from etl.__main__ import main
 from etl.importers.arrays import find_source
@@ -165,12 +165,12 @@ def test_npy_that_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: float32 of shape \[50, 26\]"):
         find_source(directory)
     np.save(path, sparse.astype(object), allow_pickle=True)
-    with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: no whole \.npy file"):
+    with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: not a whole \.npy file"):
         find_source(directory)
     np.save(path, sparse)
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: no whole \.npy file"):
+    with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: not a whole \.npy file"):
         find_source(directory)
     path.write_bytes(data + b"1")
     with pytest.raises(BadInputError, match=r"day_1_sparse\.npy: \d+ bytes, \d+ by its header"):
@@ -257,51 +257,6 @@ def test_parts_and_workers_change_nothing(tmp_path: Path, monkeypatch) -> None:
     for split in ("train", "valid", "test"):
         assert_rows(read_rows(tmp_path / "many", split), read_rows(tmp_path / "one", split))
     assert is_sound(tmp_path / "many")
-
-
-class _PulledError(Exception):
-    """As if the process had ended there."""
-
-
-def test_resume(tmp_path: Path, monkeypatch) -> None:
-    """Byte-identical, and what is done is not done again."""
-    monkeypatch.setattr(etl.importers.parts, "ROWS_PER_PART", 16)
-    write_npy(tmp_path / "in", [70, 50, 41])
-    import_set(tmp_path / "in", tmp_path / "whole")
-    write, written = etl.importers.parts.write_part, []
-
-    def pull(table, path: Path) -> int:
-        if len(written) == 5:
-            raise _PulledError
-        written.append(path.name)
-        return write(table, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(etl.importers.parts, "write_part", pull)
-        with pytest.raises(_PulledError):
-            import_set(tmp_path / "in", tmp_path / "out")
-    assert (tmp_path / "out" / UNFINISHED_FILE).exists()
-    with pytest.raises(OutputError, match="did not finish"):
-        import_set(tmp_path / "in", tmp_path / "out")
-    with pytest.raises(OutputError, match="table_sizes"):
-        import_set(tmp_path / "in", tmp_path / "out", num_embeddings_per_feature=SIZES, resume=True)
-    again: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            etl.importers.parts,
-            "write_part",
-            lambda t, path: again.append(path.name) or write(t, path),
-        )
-        import_set(tmp_path / "in", tmp_path / "out", resume=True)
-    assert len(again) == 9 + 2 + 2 - 5  # parts of train, valid, test, less those that were there
-    files = {path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("part.*")}
-    files |= {Path("manifest.json"), SPLIT / "_metadata"}
-    for file in files:
-        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
-    # once more: nothing to do; and never over something else
-    assert import_set(tmp_path / "in", tmp_path / "out", resume=True)["rows"]["in"] == 161
-    with pytest.raises(OutputError, match="finished"):
-        import_set(tmp_path / "in", tmp_path / "out")
 
 
 def test_command_line(tmp_path: Path, capsys) -> None:

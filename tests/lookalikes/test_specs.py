@@ -158,7 +158,7 @@ def fitted_ids(log: Log, out: Path) -> list[dict]:
 def test_check_finds_nothing(done, capsys: pytest.CaptureFixture) -> None:
     _, _, out = done
     assert main(["check", str(out)]) == 0
-    assert "all is well" in capsys.readouterr().out
+    assert "no problems found" in capsys.readouterr().out
 
 
 def test_both_engines_write_the_same(made, dask_client, tmp_path: Path) -> None:

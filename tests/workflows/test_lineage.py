@@ -1,14 +1,10 @@
-"""Lines of descent: what reading refuses, what the commands show."""
+"""Lines of descent: what a generation holds, and what reading and extending refuse."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,95 +14,24 @@ import pytest
 
 import workflows
 from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from tests.mutations import expect_own_errors
+from tests.workflows.line import SPEC, day, edit, fitted, run, write_line
 from tests.workflows.test_extension import extend, write_base
 from workflows.description import reused_ids
-from workflows.difference import difference
 from workflows.extension.state import read_state
 from workflows.extension.workflow import DayCounts
 from workflows.lookup import id_of, meaning_of
-from workflows.vocabulary import apply_policy
-from workflows.writer import Fitted, write_workflow
-
-SPEC = FeatureSpec(
-    "label",
-    (DenseColumn("price", raw="float"),),
-    (
-        CategoricalColumn("cat_0"),
-        CategoricalColumn("user", raw="int", freq_threshold=3),
-        CategoricalColumn("item", raw="string", max_table_size=5),
-        CategoricalColumn("city", raw="string", hash_buckets=10),
-    ),
-)
-
-
-def moments_of(*values: float) -> np.ndarray:
-    mean = np.mean(values)
-    m2 = np.sum((np.array(values) - mean) ** 2)
-    return np.array([[len(values), values[0], mean - values[0], m2]])
-
-
-def fitted() -> Fitted:
-    """item: a and b have the ids 3 and 4, c and d none; user: 5 has none."""
-    counted = {
-        "cat_0": apply_policy(np.array([7, 8]), np.array([9, 4]), SPEC.categorical[0], 1),
-        "user": apply_policy(np.array([5, 1]), np.array([2, 6]), SPEC.categorical[1], 0),
-        "item": apply_policy(
-            pa.array(["d", "c", "a", "b"]), np.array([1, 2, 9, 5]), SPEC.categorical[2], 0
-        ),
-        "city": apply_policy(pa.array([], pa.string()), np.empty(0), SPEC.categorical[3], 0),
-    }
-    return Fitted(
-        {"price": {"mean": 2.0, "std": 1.0}},
-        {name: own for name, (own, _) in counted.items()},
-        {name: pending for name, (_, pending) in counted.items()},
-        moments_of(1.0, 2.0, 3.0),
-    )
-
-
-def day(number: int, **values: dict) -> DayCounts:
-    return DayCounts(
-        number,
-        {
-            name: (
-                pa.array(list(own)) if name == "item" else np.array(list(own), np.int64),
-                np.array(list(own.values()), np.int64),
-            )
-            for name, own in values.items()
-        },
-        {"cat_0": 2},
-        moments_of(10.0, 20.0),
-    )
+from workflows.writer import write_workflow
 
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directories 0, 1 and 2: in generation 2 item e has the id of a."""
-    root = tmp_path_factory.mktemp("line")
-    write_base(root / "0", SPEC, fitted(), [3, 4])
-    extend(root / "0", root / "1", day(6, cat_0={0x99: 1, 7: 1}, user={5: 1, 9: 2}, item={"b": 1}))
-    extend(
-        root / "1", root / "2", day(7, user={9: 1}, item={"e": 2, "b": 1}), retire_after_days=3,
-        update_statistics=True,
-    )  # fmt: skip
-    return root
+    return write_line(tmp_path_factory.mktemp("line"))
 
 
 @pytest.fixture
 def copy(line: Path, tmp_path: Path) -> Path:
     return shutil.copytree(line / "2", tmp_path / "copy")
-
-
-def _run(*args: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "workflows", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def _edit(file: Path, change: Callable[[dict], object]) -> None:
-    value = json.loads(file.read_text())
-    change(value)
-    file.write_text(json.dumps(value))
 
 
 def test_generations(line: Path) -> None:
@@ -182,7 +107,7 @@ def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
     ],
 )
 def test_damaged_lineage(copy: Path, change, message: str) -> None:
-    _edit(copy / "workflow" / "metadata.json", lambda value: change(value["lineage"]))
+    edit(copy / "workflow" / "metadata.json", lambda value: change(value["lineage"]))
     with pytest.raises(BadInputError, match=rf"metadata.json: damaged: .*{message}"):
         workflows.inspect(copy / "workflow")
 
@@ -223,13 +148,13 @@ def _extend_copy(copy: Path, **options) -> None:
 
 def test_a_workflow_without_a_line_of_descent(tmp_path: Path) -> None:
     write_base(tmp_path, SPEC, fitted(), [3])
-    _edit(tmp_path / "workflow" / "metadata.json", lambda value: value.pop("lineage"))
+    edit(tmp_path / "workflow" / "metadata.json", lambda value: value.pop("lineage"))
     description = workflows.inspect(tmp_path / "workflow")
     assert (description.generation, description.parent, description.lineage) == (None, None, ())
     assert workflows.compiled.load(tmp_path / "workflow").digest == description.digest
     with pytest.raises(BadInputError, match=r"does not say which days.*\n.*fit it again with"):
         _extend_copy(tmp_path)
-    assert "line of descent\n  unknown: it was imported" in _run(
+    assert "line of descent\n  unknown: it was imported" in run(
         "inspect", tmp_path / "workflow"
     ).stdout  # fmt: skip
     state = fitted()
@@ -318,108 +243,6 @@ def test_state_that_cannot_be(copy: Path, name: str, columns: dict, message: str
     pq.write_table(pa.table({k: pa.array(found[k], kinds[k]) for k in kinds}), file)
     data = file.read_bytes()
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    _edit(
-        copy / "extension" / "state.json", lambda value: value["files"].update({file.name: entry})
-    )
+    edit(copy / "extension" / "state.json", lambda value: value["files"].update({file.name: entry}))
     with pytest.raises(BadInputError, match=f"{file.name}: damaged: .*{message}"):
         _extend_copy(copy)
-
-
-def test_full_tables_are_logged(
-    line: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "workflows.extension")
-    extend(line / "0", tmp_path / "1", day(6, item={"c": 1}))
-    assert "generation 1, day 6: 0 values added, 0 ids reused" in caplog.messages
-    assert (
-        "at max_table_size: item (2 values wait for an id)\n"
-        "  -> --retire_after_days N gives them the ids of values that are no longer seen"
-        in caplog.messages
-    )
-    caplog.clear()
-    extend(line / "0", tmp_path / "2", day(6, item={"c": 1}), retire_after_days=2)
-    assert "generation 1, day 6: 0 values added, 1 ids reused" in caplog.messages
-
-
-def test_inspect_shows_the_line(line: Path) -> None:
-    done = _run("inspect", line / "2" / "workflow")
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.split("line of descent\n")[1].splitlines()[:4]]
-    digests = [one.digest[:12] for one in workflows.inspect(line / "2" / "workflow").lineage]
-    assert lines == [
-        ["generation", "digest", "days", "values", "added", "ids", "reused"],
-        ["0", digests[0], "3-4", "5", "5", "0"],
-        ["1", digests[1], "6", "7", "2", "0"],
-        ["2", digests[2], "7", "8", "1", "1"],
-    ]
-
-
-def test_lookup_says_which_days_were_counted(line: Path) -> None:
-    for name, answer in (
-        ("0", "user 3: 1 (6 times in the training days)\n"),
-        ("2", "user 3: 1 (6 times in the days counted)\n"),
-    ):
-        assert _run("lookup", line / name / "workflow", "user", 3).stdout == answer
-
-
-def test_diff(line: Path) -> None:
-    done = _run("diff", line / "0" / "workflow", line / "2" / "workflow")
-    assert done.returncode == 0, done.stderr
-    lines = {line.split()[0]: " ".join(line.split()) for line in done.stdout.splitlines() if line}
-    assert lines["cat_0"] == "cat_0 2 1 0 6 5 = 00000099"
-    assert lines["user"] == "user 1 2 0 6 4 = 5; 5 = 9"
-    assert lines["item"] == "item 2 0 1 5 3 = e, was a"
-    assert "city" not in lines
-    assert lines["price"].startswith("price 2 9.42857 1 ")
-    done = _run("diff", line / "0" / "workflow", line / "1" / "workflow", "--examples", 0)
-    assert "00000099" not in done.stdout
-    assert done.stdout.endswith("statistics of dense columns\n  unchanged\n")
-    done = _run("diff", line / "1" / "workflow", line / "1" / "workflow")
-    assert done.stdout.endswith("both encode every row equally\n")
-
-
-def test_workflows_that_do_not_descend_from_one_another(line: Path, tmp_path: Path) -> None:
-    first, second = (line / name / "workflow" for name in "02")
-    with pytest.raises(SettingsError, match=r"descends from .*\n.*in the other order"):
-        difference(second, first, 3)
-    extend(line / "1", tmp_path / "1", day(9, user={77: 5}))
-    with pytest.raises(
-        SchemaError, match=r"parted after generation 1 .* counted day 7 and the other day 9"
-    ):
-        difference(second, tmp_path / "1" / "workflow", 3)
-
-    def base(name: str, spec: FeatureSpec, state: Fitted, days: list[int]) -> Path:
-        return write_base(tmp_path / name, spec, state, days) / "workflow"
-
-    columns = (CategoricalColumn("cat_0", max_table_size=9), *SPEC.categorical[1:])
-    other = FeatureSpec(SPEC.label, SPEC.dense, columns)
-    with pytest.raises(SchemaError, match=r"spec.categorical\[0\].max_table_size is 0 ins"):
-        difference(first, base("spec", other, fitted(), [3, 4]), 3)
-    state = fitted()
-    state.vocabularies["cat_0"].values[0] = 6
-    changed = base("changed", SPEC, state, [3, 4])
-    with pytest.raises(SchemaError, match="id 3 of vocabulary cat_0 is 00000007 and 00000006"):
-        difference(first, changed, 3)
-    state = fitted()
-    state.statistics["price"]["std"] = 5.0
-    with pytest.raises(SchemaError, match=r"statistics.price.std is 1.0 instead of 5.0"):
-        difference(first, base("std", SPEC, state, [3, 4]), 3)
-    with pytest.raises(SchemaError, match="fitted on different days, 3-4 and 2"):
-        difference(first, base("days", SPEC, state, [2]), 3)
-    imported = write_workflow(tmp_path / "imported", SPEC, state)
-    assert imported.digest != workflows.inspect(first).digest
-    with pytest.raises(SchemaError, match=r"imported has no line of descent"):
-        difference(first, tmp_path / "imported", 3)
-
-
-def test_ids_that_changed_although_the_lineage_does_not_say_so(copy: Path, line: Path) -> None:
-    """A workflow whose metadata claim that it descends from another one."""
-    state = fitted()
-    state.vocabularies["cat_0"].values[0] = 6
-    write_base(copy / "false", SPEC, state, [3, 4])
-    extend(copy / "false", copy / "falser", day(6))
-    first = workflows.inspect(line / "0" / "workflow").digest
-    workflow = copy / "falser" / "workflow"
-    _edit(workflow / "metadata.json", lambda value: value["lineage"][0].update(digest=first))
-    with pytest.raises(BadInputError, match="id 3 of vocabulary cat_0 has another value than in"):
-        difference(line / "0" / "workflow", workflow, 3)

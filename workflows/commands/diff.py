@@ -17,9 +17,7 @@ class DiffSettings(Settings):
         "directory of a workflow that was made by extending A", metavar="B", positional=True
     )
     examples: int = flag("values to show of each vocabulary", 3, least=0)
-    skip_digests: bool = flag(
-        "do not read all files first to compare them with their digests", False
-    )
+    skip_digests: bool = flag("do not verify the digests of the files first", False)
 
 
 SETTINGS = (DiffSettings,)

@@ -13,9 +13,7 @@ class SavedWorkflow(Settings):
     """The workflow to look into."""
 
     workflow: Path = flag("directory of the workflow", metavar="OUT/workflow", positional=True)
-    skip_digests: bool = flag(
-        "do not read all files first to compare them with their digests", False
-    )
+    skip_digests: bool = flag("do not verify the digests of the files first", False)
 
     def verify(self) -> None:
         """Compare all files with their digests, unless ``skip_digests`` is set."""

@@ -27,7 +27,9 @@ class CompileSettings(Settings):
 
 def main(argv: list[str] | None = None) -> None:
     """Compile the workflow in a directory."""
-    parser = Parser(prog="python -m workflows.compiled", description=__doc__)
+    parser = Parser(
+        prog="python -m workflows.compiled", description="Compile a saved workflow (again)."
+    )
     path = parse(parser, argv, CompileSettings)[0].workflow
     begin = time.monotonic()
     build(path)

@@ -89,7 +89,7 @@ def extend_vocabulary(
 ) -> ExtendedVocabulary:
     """Add a day to a vocabulary.
 
-    Values that have earned an id by the column's policy are appended by falling count over all
+    Values that qualify for an id by the column's policy are appended by falling count over all
     days, ties by value. With ``max_table_size`` every value has, while there is room. Where there
     is none, and with ``retire_after_days``, ids of values that were not seen for so many days are
     given to the pending values that were seen since then, those with the highest counts first. The

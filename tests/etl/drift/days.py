@@ -39,6 +39,11 @@ def changed(day: Path, to: Path, column: str, change: Callable[[str, int], str])
     return to
 
 
+def with_larger_int_2(day: Path, to: Path) -> Path:
+    """Write a day whose values of int_2 are ten times as large."""
+    return changed(day, to, "int_2", lambda value, row: value and str(10 * int(value)))
+
+
 def drift_of(output: Path, day: Path | str, **options) -> Drift:
     """Compare a file with an output."""
     return measure_drift(output, find_day(str(day)), **options)

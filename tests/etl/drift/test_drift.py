@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import json
-import re
-import shutil
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.spec.feature_spec import InputFormat
 from clicklog.spec.toml_file import load_spec
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
-from etl.__main__ import main
-from etl.drift import baseline
 from etl.drift import tally as tally_module
-from etl.drift.artifact import FORMAT, read_drift
 from etl.drift.page import page
 from etl.drift.table import table
-from etl.drift.thresholds import Thresholds
-from etl.extend.run import extend
 from etl.run import run
-from etl.settings import ExtendSettings
-from tests.etl.drift.days import ROWS, changed, drift_of, make_log, read_rows
+from tests.etl.drift.days import ROWS, changed, drift_of, make_log, read_rows, with_larger_int_2
 from tests.etl.runs import settings
 from tests.etl.test_report import Page
 from tests.logs import CRITEO
@@ -100,7 +89,7 @@ def test_fewer_missing_values_are_flagged(log: Path, day: Path, tmp_path: Path):
 
 
 def test_another_scale_of_a_dense_column_is_flagged(log: Path, day: Path, tmp_path: Path):
-    other = changed(day, tmp_path / "day_3", "int_2", lambda v, i: v and str(10 * int(v)))
+    other = with_larger_int_2(day, tmp_path / "day_3")
     drift = drift_of(log / "out", other)
     assert drift.flags == ["int_2 PSI"]
     median = next(q for q in drift.column("int_2").quantiles if q.share == 0.5)
@@ -245,245 +234,3 @@ def test_lists_strings_hashed_and_shared_columns(tmp_path: Path, file_format: st
     again = drift_of(tmp_path / "out", day, workers=3)
     assert again == drift
     Page(page(drift))
-
-
-def test_files_and_exit_status(
-    log: Path, day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert main(["drift", str(log / "out"), "--input", str(day)]) == 0
-    assert "no drift" in capsys.readouterr().out
-    written = read_drift(log / "out" / "drift" / "day_3.json")
-    assert written == drift_of(log / "out", day)
-    text = (log / "out" / "drift" / "day_3.html").read_text()
-    Page(text)
-    assert "://" not in text
-
-    other = changed(day, tmp_path / "day_3", "int_2", lambda v, i: v and str(10 * int(v)))
-    results = tmp_path / "results"
-    arguments = ["drift", str(log / "out"), "--input", str(other), "--output", str(results)]
-    assert main(arguments) == 3
-    out = capsys.readouterr().out
-    assert re.search(r"int_2 .*<< PSI", out)
-    assert "1 of 106 measures exceed" in out
-    content = json.loads((results / "day_3.json").read_text())
-    assert content["flags"] == ["int_2 PSI"]
-    assert (content["format"], content["format_version"]) == (FORMAT.name, FORMAT.version)
-    assert "<b>PSI</b>" in (results / "day_3.html").read_text()
-
-
-def test_thresholds_of_a_file_decide(log: Path, day: Path, tmp_path: Path, capsys):
-    other = changed(day, tmp_path / "day_3", "int_2", lambda v, i: v and str(10 * int(v)))
-    arguments = ["drift", str(log / "out"), "--input", str(other), "--output", str(tmp_path / "r")]
-    thresholds = tmp_path / "thresholds.toml"
-    thresholds.write_text("[columns.int_2]\npsi = inf\n")
-    assert main([*arguments, "--thresholds", str(thresholds)]) == 0
-    thresholds.write_text("[columns.int_3]\npsi = inf\n")
-    assert main([*arguments, "--thresholds", str(thresholds)]) == 3
-    thresholds.write_text("[columns.int_99]\npsi = inf\n")
-    assert main([*arguments, "--thresholds", str(thresholds)]) == 2
-    assert "int_99" in capsys.readouterr().err
-
-
-def test_a_file_of_another_name(log: Path, day: Path, tmp_path: Path):
-    copy = tmp_path / "yesterday.tsv"
-    copy.write_bytes(day.read_bytes())
-    assert drift_of(log / "out", copy).name == "yesterday"
-
-
-def test_values_of_the_log_are_escaped_on_the_page(tmp_path: Path):
-    spec = dataclasses.replace(
-        CRITEO,
-        categorical=tuple(dataclasses.replace(c, raw="string") for c in CRITEO.categorical[:2]),
-    )
-    (tmp_path / "raw").mkdir()
-    rng = np.random.default_rng(0)
-    for d in range(3):
-        rows = [
-            [str(i % 2), *["1"] * 13, "<b>x</b>" if d == 2 else "y", str(rng.integers(4))]
-            for i in range(500)
-        ]
-        (tmp_path / "raw" / f"day_{d}").write_text("".join("\t".join(row) + "\n" for row in rows))
-    run(settings(tmp_path / "raw", tmp_path / "out", spec, days=frozenset({0, 1})))
-    drift = drift_of(tmp_path / "out", tmp_path / "raw" / "day_2")
-    assert drift.column("cat_0").new_values[0].value == "<b>x</b>"
-    assert "<b>x" not in page(drift)
-
-
-# errors
-
-
-def test_no_such_day(log: Path):
-    with pytest.raises(BadInputError, match=r"day_9: no such file(.|\n)*day_3"):
-        drift_of(log / "out", log / "raw" / "day_9")
-    with pytest.raises(SettingsError, match=r"directory of 4 days(.|\n)*day_3"):
-        drift_of(log / "out", log / "raw")
-
-
-def test_a_day_of_other_columns(log: Path, tmp_path: Path):
-    (tmp_path / "day_3").write_text("1\t2\t3\n" * 10)
-    with pytest.raises(BadInputError, match="day_3, line 1: 3 tab-separated fields"):
-        drift_of(log / "out", tmp_path / "day_3")
-
-
-def test_a_day_without_a_well_formed_row(log: Path, day: Path, tmp_path: Path):
-    bad = changed(day, tmp_path / "day_3", "cat_0", lambda v, i: "not hex")
-    with pytest.raises(BadInputError, match="no well-formed row; row 1: column cat_0"):
-        drift_of(log / "out", bad)
-
-
-def test_an_output_that_is_not_finished(log: Path, day: Path, tmp_path: Path):
-    with pytest.raises(BadInputError, match=r"no manifest.json(.|\n)*etl run"):
-        drift_of(tmp_path, day)
-
-
-def test_an_interrupted_extension(log: Path, day: Path, tmp_path: Path, capsys):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / ".switching.json").write_text("{}")
-    assert main(["drift", str(out), "--input", str(day)]) == 2
-    assert "--resume" in capsys.readouterr().err
-
-
-def _copy(log: Path, to: Path) -> Path:
-    shutil.copytree(log / "out", to)
-    return to
-
-
-def test_another_workflow_than_that_of_the_manifest(log: Path, day: Path, tmp_path: Path):
-    out = _copy(log, tmp_path / "out")
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps({**manifest, "workflow_digest": "0" * 64}))
-    with pytest.raises(SchemaError, match="not the workflow of"):
-        drift_of(out, day)
-    (out / "manifest.json").write_text(json.dumps({**manifest, "workflow_digest": None}))
-    with pytest.raises(BadInputError, match="imported without a workflow"):
-        drift_of(out, day)
-
-
-def test_a_workflow_of_another_version(log: Path, day: Path, tmp_path: Path):
-    out = _copy(log, tmp_path / "out")
-    file = out / "workflow" / "metadata.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 99}))
-    with pytest.raises(SchemaError, match="format version 99"):
-        drift_of(out, day)
-
-
-def test_a_damaged_vocabulary(log: Path, day: Path, tmp_path: Path):
-    out = _copy(log, tmp_path / "out")
-    (file,) = (out / "workflow").rglob("unique.cat_6.parquet")
-    file.write_bytes(b"x" * file.stat().st_size)
-    with pytest.raises(BadInputError, match=r"unique.cat_6.parquet"):
-        drift_of(out, day)
-
-
-# after an extension
-
-
-@pytest.fixture(scope="module")
-def extended(log: Path) -> Path:
-    """Days 0 and 1, extended by day 2."""
-    out = log / "extended"
-    run(settings(log / "raw", out, days=frozenset({0, 1})))
-    extend(ExtendSettings(out, str(log / "raw" / "day_2"), engine="cpu"))
-    return out
-
-
-def test_an_extension_measures_its_day_before_it_is_added(log: Path, extended: Path):
-    before = log / "before"
-    run(settings(log / "raw", before, days=frozenset({0, 1})))
-    written = read_drift(extended / "drift" / "day_2.json")
-    assert written == drift_of(before, log / "raw" / "day_2")
-    assert (written.generation, written.baseline_days) == (0, [0, 1])
-    assert (extended / "drift" / "day_2.html").is_file()
-
-
-def test_after_an_extension_unseen_values_are_compared_with_those_of_the_new_day(
-    log: Path, extended: Path, day: Path, tmp_path: Path
-):
-    """In its parquet they have ids already."""
-    drift = drift_of(extended, day)
-    assert (drift.flags, drift.generation, drift.baseline_days) == ([], 1, [0, 1, 2])
-    was = read_drift(extended / "drift" / "day_2.json").column("cat_0").unseen
-    now = drift.column("cat_0").unseen
-    assert (now.then_count, now.then_total) == (was.count, was.total)
-    assert was.count
-    new = changed(day, tmp_path / "day_3", "cat_6", lambda v, i: v if i % 5 else "feedbeef")
-    assert "cat_6 unseen share" in drift_of(extended, new).flags
-
-
-def test_without_that_result_unseen_values_are_shown_only(
-    extended: Path, day: Path, tmp_path: Path
-):
-    out = tmp_path / "out"
-    shutil.copytree(extended, out)
-    new = changed(day, tmp_path / "day_3", "cat_6", lambda v, i: v if i % 5 else "feedbeef")
-    file = out / "drift" / "day_2.json"
-    # of a comparison with another workflow than the one before the extension
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "workflow_digest": "0" * 64}))
-    for _ in range(2):
-        unseen = drift_of(out, new).column("cat_6").unseen
-        assert (unseen.then_count, unseen.flagged) == (None, False)
-        assert unseen.now > 0.2
-        file.unlink(missing_ok=True)
-    assert "? -> " in table(drift_of(out, new))
-    Page(page(drift_of(out, new)))
-
-
-def test_a_day_that_was_added_is_not_compared_with_itself(
-    log: Path, extended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    kept = (extended / "drift" / "day_2.json").read_bytes()
-    arguments = ["drift", str(extended), "--input", str(log / "raw" / "day_2")]
-    assert main(arguments) == 2
-    assert "--output" in capsys.readouterr().err
-    assert (extended / "drift" / "day_2.json").read_bytes() == kept
-    assert main([*arguments, "--output", str(tmp_path / "other")]) == 0
-
-
-def test_parts_of_other_statistics_are_not_compared():
-    def part(split: str, number: int, generation: int) -> dict:
-        return {
-            "file": f"{split}/part.{number}.parquet", "rows": 1, "generation": generation,
-        }  # fmt: skip
-
-    files = [part("train", 0, 0), part("train", 1, 1), part("train", 2, 2), part("valid", 0, 3)]
-
-    def chosen(*settings: dict) -> list[str]:
-        extensions = [
-            {"generation": i + 1, "day": i, "settings": one} for i, one in enumerate(settings)
-        ]
-        return baseline._comparable_parts({"files": files, "extensions": extensions})
-
-    frozen = {"statistics": "frozen", "retire_after_days": None}
-    assert chosen() == ["train/part.0.parquet", "train/part.1.parquet", "train/part.2.parquet"]
-    assert chosen(frozen, frozen) == chosen()
-    update = {"statistics": "update"}
-    assert chosen(frozen, update, frozen) == ["train/part.2.parquet"]
-    assert chosen({"retire_after_days": 3}, frozen) == chosen()[1:]
-    assert chosen(frozen, frozen, update) == ["valid/part.0.parquet"]
-
-
-def test_thresholds_are_in_the_result(log: Path, day: Path):
-    thresholds = Thresholds(label_rate=float("inf"))
-    assert drift_of(log / "out", day, thresholds=thresholds).thresholds["label_rate"] is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content | {"rows": "many"},
-        lambda content: content | {"columns": [{}]},
-        lambda content: {key: item for key, item in content.items() if key != "flags"},
-        lambda content: content | {"format": "another"},
-    ],
-)
-def test_a_damaged_result_is_an_error_with_a_remedy(
-    extended: Path, day: Path, tmp_path: Path, change
-):
-    out = tmp_path / "out"
-    shutil.copytree(extended, out)
-    file = out / "drift" / "day_2.json"
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with pytest.raises(BadInputError, match=r"day_2.json(.|\n)*etl drift"):
-        drift_of(out, day)

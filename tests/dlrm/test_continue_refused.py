@@ -1,0 +1,137 @@
+"""``--continue_from``: checkpoints, data and settings that are refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from clicklog.errors import BadInputError, SchemaError, SettingsError
+from dlrm.checkpoint.store import read_model_file
+from tests.dlrm.continued_runs import TABLES, flags, train_checkpoints
+from tests.dlrm.generations import DIGESTS, table_sizes, write_output, write_workflow
+from tests.dlrm.runs import train_here
+from tests.dlrm.test_checkpoint import Attack, change_model_file, forge
+
+
+@pytest.fixture(scope="module")
+def checkpoint(outputs, tmp_path_factory) -> Path:
+    kind = ("sgd", 1, "table_wise")
+    return train_checkpoints(tmp_path_factory.mktemp("trained"), outputs[0], [kind])[kind]
+
+
+def refusal(data: Path, checkpoint: Path, *more: str, optimizer: str = "sgd", error=SchemaError):
+    with pytest.raises(error) as caught:
+        train_here(*flags(data, optimizer, f"--continue_from={checkpoint}", *more))
+    return str(caught.value)
+
+
+@pytest.fixture
+def copy(checkpoint, tmp_path) -> Path:
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+
+
+def test_what_is_no_ancestor_is_refused(outputs, copy, tmp_path):
+    record = read_model_file(copy)["training"]
+    change_model_file(copy, training={**record, "workflow_digest": "f" * 64})
+    text = refusal(outputs[2], copy)
+    assert (
+        f"of workflow {'f' * 12}… (generation 0), which is none of the generations 0 to 2" in text
+    )
+    assert "train from scratch" in text
+    change_model_file(copy, training={**record, "workflow_digest": None})
+    assert "does not name the workflow of its data" in refusal(outputs[2], copy)
+    change_model_file(copy, training={**record, "workflow_digest": DIGESTS[2]})
+    assert "none of the generations 0 to 1" in refusal(outputs[1], copy), "a descendant"
+
+
+def test_data_without_a_lineage(outputs, copy, tmp_path):
+    data = write_output(tmp_path / "out", 2)
+    file = tmp_path / "out" / "workflow" / "metadata.json"
+    value = json.loads(file.read_text())
+    file.write_text(json.dumps({k: v for k, v in value.items() if k != "lineage"}))
+    assert "names no generations" in refusal(data, copy)
+    shutil.rmtree(file.parent)
+    assert "no such file" in refusal(data, copy, error=BadInputError)
+    write_workflow(file.parent, 2)
+    (file.parent / "lineage" / "reused.2.parquet").unlink()
+    assert "reused.2.parquet: missing" in refusal(data, copy, error=BadInputError)
+
+
+def test_another_model_is_refused(outputs, copy):
+    assert "embedding_dim was 8, is 16" in refusal(
+        outputs[2], copy, "--embedding_dim=16", "--dense_arch_layer_sizes=16"
+    )
+    text = refusal(outputs[2], copy, "--over_arch_layer_sizes=8,1")
+    assert "over_arch_layer_sizes was (16, 1), is (8, 1)" in text
+    text = refusal(outputs[2], copy, optimizer="adam", error=SettingsError)
+    assert "optimizer was sgd, is adam\n  -> give --optimizer sgd" in text
+
+
+def test_a_table_in_which_new_values_would_share_rows(outputs, copy):
+    sizes = ",".join(map(str, (33, *table_sizes(2)[1:])))
+    more = ["--hash_indices", f"--num_embeddings_per_feature={sizes}"]
+    text = refusal(outputs[2], copy, *more, error=SettingsError)
+    assert "column cat_0 has 33 ids in the checkpoint's generation and 43 now" in text
+
+
+def test_code_in_a_tensors_place(outputs, copy, tmp_path):
+    """Tensors are read by torch.load with weights_only."""
+    buffer = io.BytesIO()
+    torch.save({"x": Attack(tmp_path / "attacked")}, buffer)
+    (part,) = copy.glob("*.distcp")
+    content = part.read_bytes() + buffer.getvalue()
+    tensors = json.loads((copy / "tensors.json").read_text())
+    begin = len(content) - len(buffer.getvalue())
+    for tensor in tensors.values():
+        if tensor["size"]:
+            tensor["chunks"][0] |= {"begin": begin, "length": len(buffer.getvalue())}
+            break
+    forge(copy, part.name, content, pickled_only=False)
+    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
+    assert "damaged" in refusal(outputs[2], copy, error=BadInputError)
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_another_tensor_in_a_tensors_place(outputs, copy):
+    buffer = io.BytesIO()
+    torch.save(torch.zeros(3), buffer)
+    (part,) = copy.glob("*.distcp")
+    content = part.read_bytes() + buffer.getvalue() + bytes(10_000)
+    tensors = json.loads((copy / "tensors.json").read_text())
+    chunk = tensors[f"{TABLES}t_cat_0.weight"]["chunks"][0]
+    chunk |= {"begin": part.stat().st_size, "length": len(buffer.getvalue())}
+    forge(copy, part.name, content, pickled_only=False)
+    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
+    text = refusal(outputs[2], copy, error=BadInputError)
+    assert "are not a tensor [33, 8]" in text
+
+
+def test_a_damaged_checkpoint(outputs, copy):
+    (part,) = copy.glob("*.distcp")
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    text = refusal(outputs[2], copy, error=BadInputError)
+    assert "the checkpoint is damaged" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--continue_from=a", "--load_checkpoint_path=b"], "are both set"),
+        (["--continue_from=a", "--dataset_type=synthetic"], "have no days and no workflow"),
+        (["--days=1", "--dataset_type=synthetic"], "have no days and no workflow"),
+        (["--days=new"], "--days new without --continue_from"),
+        (["--days=1-"], r"--days 1-\n.*all, new, or days such as 0-3,7"),
+        (["--days=0-3", "--replay=0.1", "--continue_from=a"], "no effect without --days new"),
+        (["--mode=inference_benchmark", "--continue_from=a"], "give --load_checkpoint_path"),
+    ],
+)
+def test_settings_that_contradict_each_other(outputs, more, message):
+    with pytest.raises(SettingsError, match=message):
+        train_here(f"--binary_path={outputs[2]}", *more)

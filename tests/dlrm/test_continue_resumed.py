@@ -1,0 +1,146 @@
+"""``--continue_from`` with ``--checkpoint_dir``: which checkpoint a run begins and resumes from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clicklog.errors import BadInputError, OutputError, SettingsError
+from dlrm import train as train_module
+from dlrm.checkpoint.store import read_model_file
+from dlrm.checkpoint.writer import finished
+from tests.dlrm.continued_runs import flags, train_checkpoints
+from tests.dlrm.continuing import save_start_here
+from tests.dlrm.resuming import assert_same
+from tests.dlrm.runs import events, train_here
+
+
+@pytest.fixture(scope="module")
+def trained(outputs, tmp_path_factory) -> dict[tuple[int, str], Path]:
+    """Checkpoints of generation 0 by world size and kind of sharding."""
+    kinds = [(1, "table_wise"), (2, "table_wise"), (2, "row_wise")]
+    root = tmp_path_factory.mktemp("trained")
+    found = train_checkpoints(root, outputs[0], [("rowwise_adagrad", *kind) for kind in kinds])
+    return {(ranks, sharding): path for (_, ranks, sharding), path in found.items()}
+
+
+def continued(data: Path, before: Path, path: Path, *more: str) -> list[str]:
+    return flags(
+        data,
+        "rowwise_adagrad",
+        f"--continue_from={before}",
+        f"--checkpoint_dir={path / 'steps'}",
+        "--checkpoint_freq=4",
+        f"--log_path={path / 'log'}",
+        f"--save_checkpoint_path={path / 'final'}",
+        *more,
+    )
+
+
+def interrupted(monkeypatch, step: int, *flags_: str) -> None:
+    """Train until step ``step`` (from 0)."""
+    calls = iter(range(10**9))
+    original = train_module.set_learning_rate
+
+    def pull(optimizer, value):
+        if next(calls) == step:
+            raise KeyboardInterrupt
+        original(optimizer, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "set_learning_rate", pull)
+        with pytest.raises(KeyboardInterrupt):
+            train_here(*flags_)
+
+
+def test_a_resumed_run_does_not_begin_again(outputs, trained, tmp_path, monkeypatch):
+    """It goes on from its own checkpoint, also when that of the earlier generation is gone."""
+    gone = Path(shutil.copytree(trained[2, "row_wise"], tmp_path / "gone"))
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train_here(*continued(outputs[2], gone, whole))
+    interrupted(monkeypatch, 2, *continued(outputs[2], gone, broken))  # without a checkpoint yet
+    assert not finished(broken / "steps")
+    interrupted(monkeypatch, 14, *continued(outputs[2], gone, broken, "--resume"))
+    shutil.rmtree(gone)
+    train_here(*continued(outputs[2], gone, broken, "--resume"))
+    assert [event["step"] for event in events(broken / "log", "resume")] == [12]
+    assert len(events(broken / "log", "continue")) == 2
+    assert_same(whole / "final", broken / "final")
+    records = [read_model_file(path / "final")["training"] for path in (whole, broken)]
+    for name in ("optimizer_steps", "days", "continued_from", "generation"):
+        assert records[0][name] == records[1][name]
+
+
+def test_new_days_are_those_of_the_run_when_it_resumes(outputs, tmp_path, monkeypatch):
+    """They are new to the checkpoint that it continued from, not to its own."""
+    before, path = tmp_path / "before", tmp_path / "run"
+    train_here(
+        *flags(outputs[0], "rowwise_adagrad", "--days=0", f"--save_checkpoint_path={before}")
+    )
+    new = ["--days=new", "--replay=0.25"]
+    train_here(*continued(outputs[2], before, tmp_path / "whole", *new))
+    interrupted(monkeypatch, 9, *continued(outputs[2], before, path, *new))
+    result = train_here(*continued(outputs[2], before, path, "--resume", *new))
+    assert result.samples == 260 + 329 + 340 // 4
+    assert_same(path / "final", tmp_path / "whole" / "final")
+    assert read_model_file(path / "final")["training"]["days"] == [0, 1, 2]
+    shutil.rmtree(path / "final")
+    for other, message in (
+        ("--replay=0.3", "replay was 0.25, is 0.3"),
+        ("--seed=5", "seed was 0, is 5"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            train_here(*continued(outputs[2], before, path, "--resume", *new, other))
+    for all_days in ([], ["--days=all"]):
+        with pytest.raises(SettingsError, match=r"days was new, is None; replay was 0\.25"):
+            train_here(*continued(outputs[2], before, path, "--resume", *all_days))
+
+
+def test_a_directory_of_another_run(outputs, trained, tmp_path):
+    first, second = (trained[ranks, "table_wise"] for ranks in (1, 2))
+    run = continued(outputs[2], first, tmp_path, "--max_steps=4")
+    train_here(*run)
+    shutil.rmtree(tmp_path / "final")
+    with pytest.raises(OutputError, match=r"holds a run, up to step_00000004\n.*--resume"):
+        train_here(*run)
+    with pytest.raises(
+        SettingsError,
+        match=r"continued from .*table_wise, not from (?s:.*)a --checkpoint_dir of its own",
+    ):
+        train_here(*continued(outputs[2], second, tmp_path, "--resume"))
+    anew = [flag for flag in run if "continue_from" not in flag]
+    anew = [flag.replace(str(tmp_path), str(tmp_path / "anew")) for flag in anew]
+    train_here(*anew)
+    shutil.rmtree(tmp_path / "anew" / "final")
+    with pytest.raises(SettingsError, match="holds a run that began from scratch, not from"):
+        train_here(*continued(outputs[2], second, tmp_path / "anew", "--resume"))
+
+
+def test_a_directory_that_has_a_newer_checkpoint_by_now(outputs, trained, tmp_path):
+    """The run goes on from its own checkpoint, which began from the one that was newest then."""
+    before, run = tmp_path / "before", tmp_path / "run"
+    steps = before / "steps"
+    shutil.copytree(trained[1, "table_wise"], steps / "step_00000008")
+    train_here(*continued(outputs[2], steps, run, "--max_steps=4"))
+    shutil.rmtree(run / "final")
+    shutil.copytree(trained[2, "table_wise"], steps / "step_00000009")
+    train_here(*continued(outputs[2], steps, run, "--resume", "--max_steps=6"))
+    training = read_model_file(run / "final")["training"]
+    assert training["continued_from"]["checkpoint"] == str(steps / "step_00000008")
+    assert (training["steps"], training["optimizer_steps"]) == (6, 14)
+
+
+def test_which_checkpoint_is_meant(outputs, trained, tmp_path):
+    """A final one, a periodic one, or the newest of a directory of them."""
+    run = continued(outputs[2], trained[1, "table_wise"], tmp_path)
+    train_here(*run, "--max_steps=10")
+    for name, steps in (("final", 18), ("steps", 16), ("steps/step_00000004", 12)):
+        given = f"--continue_from={tmp_path / name}"
+        start = tmp_path / "starts" / name.replace("/", "-")
+        save_start_here(flags(outputs[2], "rowwise_adagrad", given), start)
+        assert read_model_file(start)["training"]["optimizer_steps"] == steps
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(BadInputError, match=r"no checkpoint\n.*--save_checkpoint_path named"):
+            train_here(*flags(outputs[2], "rowwise_adagrad", f"--continue_from={path}"))

@@ -1,0 +1,137 @@
+"""Drift of a day after ``python -m etl extend`` has added the day before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clicklog.errors import BadInputError
+from etl.__main__ import main
+from etl.drift import baseline
+from etl.drift.artifact import read_drift
+from etl.drift.page import page
+from etl.drift.table import table
+from etl.extend.run import extend
+from etl.run import run
+from etl.settings import ExtendSettings
+from tests.etl.drift.days import changed, drift_of, make_log
+from tests.etl.runs import settings
+from tests.etl.test_report import Page
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_log(tmp_path_factory.mktemp("drift"))
+
+
+@pytest.fixture(scope="module")
+def day(log: Path) -> Path:
+    return log / "raw" / "day_3"
+
+
+@pytest.fixture(scope="module")
+def extended(log: Path) -> Path:
+    """Days 0 and 1, extended by day 2."""
+    out = log / "extended"
+    run(settings(log / "raw", out, days=frozenset({0, 1})))
+    extend(ExtendSettings(out, str(log / "raw" / "day_2"), engine="cpu"))
+    return out
+
+
+def test_an_extension_measures_its_day_before_it_is_added(log: Path, extended: Path):
+    before = log / "before"
+    run(settings(log / "raw", before, days=frozenset({0, 1})))
+    written = read_drift(extended / "drift" / "day_2.json")
+    assert written == drift_of(before, log / "raw" / "day_2")
+    assert (written.generation, written.baseline_days) == (0, [0, 1])
+    assert (extended / "drift" / "day_2.html").is_file()
+
+
+def test_after_an_extension_unseen_values_are_compared_with_those_of_the_new_day(
+    log: Path, extended: Path, day: Path, tmp_path: Path
+):
+    """In its parquet they have ids already."""
+    drift = drift_of(extended, day)
+    assert (drift.flags, drift.generation, drift.baseline_days) == ([], 1, [0, 1, 2])
+    was = read_drift(extended / "drift" / "day_2.json").column("cat_0").unseen
+    now = drift.column("cat_0").unseen
+    assert (now.then_count, now.then_total) == (was.count, was.total)
+    assert was.count
+    new = changed(day, tmp_path / "day_3", "cat_6", lambda v, i: v if i % 5 else "feedbeef")
+    assert "cat_6 unseen share" in drift_of(extended, new).flags
+
+
+def test_without_that_result_unseen_values_are_shown_only(
+    extended: Path, day: Path, tmp_path: Path
+):
+    out = tmp_path / "out"
+    shutil.copytree(extended, out)
+    new = changed(day, tmp_path / "day_3", "cat_6", lambda v, i: v if i % 5 else "feedbeef")
+    file = out / "drift" / "day_2.json"
+    # of a comparison with another workflow than the one before the extension
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "workflow_digest": "0" * 64}))
+    for _ in range(2):
+        unseen = drift_of(out, new).column("cat_6").unseen
+        assert (unseen.then_count, unseen.flagged) == (None, False)
+        assert unseen.now > 0.2
+        file.unlink(missing_ok=True)
+    assert "? -> " in table(drift_of(out, new), all_columns=True)
+    Page(page(drift_of(out, new)))
+
+
+def test_a_day_that_was_added_is_not_compared_with_itself(
+    log: Path, extended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    kept = (extended / "drift" / "day_2.json").read_bytes()
+    arguments = ["drift", str(extended), "--input", str(log / "raw" / "day_2")]
+    assert main(arguments) == 2
+    assert "--output" in capsys.readouterr().err
+    assert (extended / "drift" / "day_2.json").read_bytes() == kept
+    assert main([*arguments, "--output", str(tmp_path / "other")]) == 0
+
+
+def test_parts_of_other_statistics_are_not_compared():
+    def part(split: str, number: int, generation: int) -> dict:
+        return {
+            "file": f"{split}/part.{number}.parquet", "rows": 1, "generation": generation,
+        }  # fmt: skip
+
+    files = [part("train", 0, 0), part("train", 1, 1), part("train", 2, 2), part("valid", 0, 3)]
+
+    def chosen(*settings: dict) -> list[str]:
+        extensions = [
+            {"generation": i + 1, "day": i, "settings": one} for i, one in enumerate(settings)
+        ]
+        return baseline._comparable_parts({"files": files, "extensions": extensions})
+
+    frozen = {"statistics": "frozen", "retire_after_days": None}
+    assert chosen() == ["train/part.0.parquet", "train/part.1.parquet", "train/part.2.parquet"]
+    assert chosen(frozen, frozen) == chosen()
+    update = {"statistics": "update"}
+    assert chosen(frozen, update, frozen) == ["train/part.2.parquet"]
+    assert chosen({"retire_after_days": 3}, frozen) == chosen()[1:]
+    assert chosen(frozen, frozen, update) == ["valid/part.0.parquet"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content | {"rows": "many"},
+        lambda content: content | {"columns": [{}]},
+        lambda content: {key: item for key, item in content.items() if key != "flags"},
+        lambda content: content | {"format": "another"},
+    ],
+)
+def test_a_damaged_result_is_an_error_with_a_remedy(
+    extended: Path, day: Path, tmp_path: Path, change
+):
+    out = tmp_path / "out"
+    shutil.copytree(extended, out)
+    file = out / "drift" / "day_2.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(BadInputError, match=r"day_2.json(.|\n)*etl drift"):
+        drift_of(out, day)

@@ -1,0 +1,87 @@
+"""What ``python -m etl drift`` cannot compare is an error with a remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clicklog.errors import BadInputError, SchemaError, SettingsError
+from etl.__main__ import main
+from tests.etl.drift.days import changed, drift_of, make_log
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_log(tmp_path_factory.mktemp("drift"))
+
+
+@pytest.fixture(scope="module")
+def day(log: Path) -> Path:
+    return log / "raw" / "day_3"
+
+
+def test_no_such_day(log: Path):
+    with pytest.raises(BadInputError, match=r"day_9: no such file(.|\n)*day_3"):
+        drift_of(log / "out", log / "raw" / "day_9")
+    with pytest.raises(SettingsError, match=r"directory of 4 days(.|\n)*day_3"):
+        drift_of(log / "out", log / "raw")
+
+
+def test_a_day_of_other_columns(log: Path, tmp_path: Path):
+    (tmp_path / "day_3").write_text("1\t2\t3\n" * 10)
+    with pytest.raises(BadInputError, match="day_3, line 1: 3 tab-separated fields"):
+        drift_of(log / "out", tmp_path / "day_3")
+
+
+def test_a_day_without_a_well_formed_row(log: Path, day: Path, tmp_path: Path):
+    bad = changed(day, tmp_path / "day_3", "cat_0", lambda v, i: "not hex")
+    with pytest.raises(BadInputError, match="no well-formed row; row 1: column cat_0"):
+        drift_of(log / "out", bad)
+
+
+def test_an_output_that_is_not_finished(log: Path, day: Path, tmp_path: Path):
+    with pytest.raises(BadInputError, match=r"no manifest.json(.|\n)*etl run"):
+        drift_of(tmp_path, day)
+
+
+def test_an_interrupted_extension(log: Path, day: Path, tmp_path: Path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".switching.json").write_text("{}")
+    assert main(["drift", str(out), "--input", str(day)]) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def _copy(log: Path, to: Path) -> Path:
+    shutil.copytree(log / "out", to)
+    return to
+
+
+def test_another_workflow_than_that_of_the_manifest(log: Path, day: Path, tmp_path: Path):
+    out = _copy(log, tmp_path / "out")
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps({**manifest, "workflow_digest": "0" * 64}))
+    with pytest.raises(SchemaError, match="not the workflow of"):
+        drift_of(out, day)
+    (out / "manifest.json").write_text(json.dumps({**manifest, "workflow_digest": None}))
+    with pytest.raises(BadInputError, match="imported without a workflow"):
+        drift_of(out, day)
+
+
+def test_a_workflow_of_another_version(log: Path, day: Path, tmp_path: Path):
+    out = _copy(log, tmp_path / "out")
+    file = out / "workflow" / "metadata.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 99}))
+    with pytest.raises(SchemaError, match="format version 99"):
+        drift_of(out, day)
+
+
+def test_a_damaged_vocabulary(log: Path, day: Path, tmp_path: Path):
+    out = _copy(log, tmp_path / "out")
+    (file,) = (out / "workflow").rglob("unique.cat_6.parquet")
+    file.write_bytes(b"x" * file.stat().st_size)
+    with pytest.raises(BadInputError, match=r"unique.cat_6.parquet"):
+        drift_of(out, day)
