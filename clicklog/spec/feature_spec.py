@@ -148,7 +148,6 @@ class FeatureSpec:
         """The transform of a dense column."""
         return column.transform or self.dense_transform
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - specs are few and frozen
     def read_plan(self, *, label: bool) -> ReadPlan:
         """Return what is read from the file.
 
@@ -158,6 +157,17 @@ class FeatureSpec:
         Args:
             label: whether rows have labels; without, the weight and the key are not read either.
         """
+        return self._labelled_plan if label else self._plan
+
+    @functools.cached_property
+    def _labelled_plan(self) -> ReadPlan:
+        return self._make_plan(label=True)
+
+    @functools.cached_property
+    def _plan(self) -> ReadPlan:
+        return self._make_plan(label=False)
+
+    def _make_plan(self, *, label: bool) -> ReadPlan:
         reads: dict[Read, int] = {}
 
         def place(read: Read) -> int:

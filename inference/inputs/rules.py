@@ -83,69 +83,68 @@ def _lists(values: list, read: Read) -> Converted:
 
 
 def _values(values: list, read: Read) -> Converted:
-    kinds = np.array([_kind(value, read) for value in values], np.uint8)
-    result = np.zeros(len(values), RAW_TYPES[read.raw].dtype) if read.raw != "string" else None
-    strings, order = [], []
-    missing, code = np.ones(len(values), bool), np.zeros(len(values), np.uint8)
-    for kind in (_MISSING, _TEXT, *_ARRAYS):
-        rows = np.flatnonzero(kinds == kind)
-        if kind == _MISSING and read.raw != "string":
-            continue
-        if not len(rows) and kind != _MISSING:
-            continue
-        some = [values[row] for row in rows.tolist()]
-        if kind in _ARRAYS:
-            part = _of_array(_array(some, rows, kind, read), some, rows, read)
+    rows_of: dict[int, list[int]] = {}
+    for row, value in enumerate(values):
+        rows_of.setdefault(_kind(value, read), []).append(row)
+    parts = [_part(kind, values, rows, read) for kind, rows in (rows_of or {_TEXT: []}).items()]
+    merged, missing, code = parts[0].values, parts[0].missing, parts[0].code
+    if len(parts) > 1:
+        place = np.argsort(np.concatenate(list(rows_of.values())))
+        missing = np.concatenate([part.missing for part in parts])[place]
+        code = np.concatenate([part.code for part in parts])[place]
+        if read.raw == "string":
+            merged = pa.concat_arrays([part.values for part in parts]).take(to_arrow(place))
         else:
-            part = _of_texts(["" for _ in some] if kind == _MISSING else some, rows, read)
-        missing[rows], code[rows] = part.missing, part.code
-        if result is None:
-            strings.append(part.values)
-            order.append(rows)
-        else:
-            result[rows] = part.values
-    if result is None:
-        place = np.argsort(np.concatenate(order), kind="stable")
-        result = pa.concat_arrays(strings).take(to_arrow(place))
-    return Converted(result, missing, code, lambda row: f"{values[row]!r:.60}")
+            merged = np.concatenate([part.values for part in parts])[place]
+    if read.raw != "string":
+        merged = merged.astype(RAW_TYPES[read.raw].dtype, copy=False)
+    return Converted(merged, missing, code, lambda row: f"{values[row]!r:.60}")
 
 
-_MISSING, _TEXT, _INTEGERS, _FLOATS, _TIMES = range(5)
-_ARRAYS = (_INTEGERS, _FLOATS, _TIMES)
+#: How values are converted; missing ones are empty texts.
+_TEXT, _INTEGERS, _FLOATS, _TIMES = range(4)
+
+
+def _part(kind: int, values: list, rows: list[int], read: Read) -> Converted:
+    """Convert the values in some rows, all of one kind."""
+    some = values if len(rows) == len(values) else [values[row] for row in rows]
+    if kind == _TEXT:
+        return _of_texts(some, rows, read)
+    return _of_array(_array(some, rows, kind, read), some, rows, read)
 
 
 def _kind(value: Any, read: Read) -> int:
     if isinstance(value, np.datetime64):
-        return _MISSING if np.isnat(value) else _TIMES
-    if isinstance(value, str | bytes):
+        return _TEXT if np.isnat(value) else _TIMES
+    if isinstance(value, str | bytes) or is_missing(value):
         return _TEXT
-    if is_missing(value):
-        return _MISSING
     if isinstance(value, datetime.date):  # also datetime.datetime and pandas' Timestamp
         return _TIMES
     floats = isinstance(value, float | np.floating) or read.raw == "float"
     return _FLOATS if floats else _INTEGERS
 
 
-def _of_texts(values: list[str | bytes], rows: np.ndarray, read: Read) -> Converted:
+def _of_texts(values: list, rows: list[int], read: Read) -> Converted:
+    """Convert texts; all other values are missing."""
     encoded = []
-    for row, value in zip(rows.tolist(), values, strict=True):
+    for row, value in zip(rows, values, strict=True):
         try:
-            encoded.append(value if isinstance(value, bytes) else value.encode())
+            text = value.encode() if isinstance(value, str) else value
         except UnicodeEncodeError:
             raise InvalidRowError(row, read.source, f"{value!r:.60}: {NOT_UTF8}") from None
+        encoded.append(text if isinstance(text, bytes) else b"")
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     data = np.frombuffer(b"".join(encoded), np.uint8)
     return convert(Fields(data, ends[:-1].copy(), ends[1:]), read)
 
 
-def _array(values: list, rows: np.ndarray, kind: int, read: Read) -> pa.Array:
+def _array(values: list, rows: list[int], kind: int, read: Read) -> pa.Array:
     """Return values of one kind as an array."""
     if kind == _TIMES:
         return times_to_arrow(np.array([_microseconds(value) for value in values], "M8[us]"))
     numbers: list[int | float] = []
     parse = functools.partial(_number, read=read) if read.raw in _TEXTS else parser(read.raw)
-    for row, value in zip(rows.tolist(), values, strict=True):
+    for row, value in zip(rows, values, strict=True):
         try:
             numbers.append(parse(value))
         except ValueError as error:
@@ -167,12 +166,12 @@ def _number(value: Any, read: Read) -> int | float:
     raise ValueError(RAW_TYPES[read.raw].syntax)
 
 
-def _of_array(array: pa.Array, values: list, rows: np.ndarray, read: Read) -> Converted:
+def _of_array(array: pa.Array, values: list, rows: list[int], read: Read) -> Converted:
     try:
         return convert_column(array, read, "the rows")
     except BadInputError:
         reason = f"{values[0]!r:.60}: {RAW_TYPES[read.raw].syntax}"
-        raise InvalidRowError(int(rows[0]), read.source, reason) from None
+        raise InvalidRowError(rows[0], read.source, reason) from None
 
 
 def _microseconds(value: Any) -> int:
