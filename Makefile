@@ -88,7 +88,7 @@ bench-convergence: $(LINKED) ## AUROC after one epoch beside the oracle's, at th
 bench-stability: $(LINKED) ## AUROC over seeds: mean, spread, worst; minutes
 	@$(ON_PATH) python -m benchmarks.stability $(BENCH_FLAGS)
 
-daily: $(LINKED) ## a model updated daily beside one that is refitted and one that is not; minutes
+daily: $(LINKED) ## a model updated daily beside one that is refitted and one that is not; half an hour
 	@$(ON_PATH) python -m benchmarks.daily --output build/daily $(BENCH_FLAGS)
 
 bench-gpu: $(LINKED) ## checks, figures beside their limits and tests on a GPU, step by step; half an hour

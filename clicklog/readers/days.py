@@ -238,7 +238,8 @@ def _named(
         if unknown:
             raise BadInputError(
                 f"{input_path}: no number or date in {_shown(unknown)}",
-                "days need one; narrow the pattern, or split by share, column, time or files",
+                "days need one: rename the files or narrow the pattern; a new run may split by "
+                "share, column, time or files",
             )
         _check_alike(known, input_path)
     return [
