@@ -432,5 +432,5 @@ def test_a_split_of_one_label(raw: Path, bases, tmp_path: Path, caplog) -> None:
     assert len(found) == 1
     assert what in caplog.text
     for text in (caplog.text, report, *found):
-        assert "use larger shares" in text
+        assert "larger shares" in text
         assert "sorted by label" not in text
