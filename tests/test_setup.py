@@ -47,7 +47,9 @@ def pins(name):
 
 
 def installed():
-    found = {canonicalize_name(d.metadata["Name"]): d for d in metadata.distributions()}
+    """The distributions of the environment; setuptools, once imported, adds copies of its own."""
+    path = [folder for folder in sys.path if not folder.endswith("setuptools/_vendor")]
+    found = {canonicalize_name(d.metadata["Name"]): d for d in metadata.distributions(path=path)}
     return {name: found[name] for name in sorted(found)}
 
 
