@@ -42,7 +42,8 @@ def quarantine(
         work: directory of the run's state.
         directory: for the files; what it holds is deleted.
         most: the largest share of bad rows that is accepted.
-        shown: where the files will be in the end, for the log; None: in ``directory``.
+        shown: where the files will be in the end, beside those of earlier days, which keep their
+            names; None: in ``directory``.
 
     Raises:
         BadRowError: the share of bad rows is larger.

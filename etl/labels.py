@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 _SORTED = (
@@ -33,16 +34,21 @@ def one_label_splits(splits: dict[str, dict[str, int]]) -> list[str]:
     return [f"{split}: {what}" for split, what in found.items() if what]
 
 
-def one_label_remedy(manifest: dict[str, Any] | None) -> str:
-    """Return what to do about splits with one label; without a manifest, as for a log of days."""
-    if manifest is None:
-        return _SORTED
+def one_label_remedy(
+    splits: Mapping[str, Mapping[str, int]], rule: Mapping[str, Any] | None
+) -> str:
+    """Return what to do about splits with one label.
+
+    Args:
+        splits: Rows and positives of each split.
+        rule: The manifest's ``split``; None by days.
+    """
     rows, positives = (
-        sum(split[key] for split in manifest["splits"].values()) for key in ("rows", "positives")
+        sum(split[key] for split in splits.values()) for key in ("rows", "positives")
     )
-    if positives in (0, rows):
+    if len(splits) > 1 and positives in (0, rows):
         return (
             f"no row has label {int(positives == 0)}: choose another column, or other values that "
             "are 1, in [label] of the spec, or use a log with rows of both labels"
         )
-    return _BY.get((manifest.get("split") or {"by": "days"})["by"], _FEW)
+    return _BY.get((rule or {"by": "days"})["by"], _FEW)

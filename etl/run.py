@@ -218,7 +218,7 @@ class _Run:
         output.release(self.output)
         log.info("wrote %s", self.paths.manifest)
         if warnings := one_label_splits(manifest["splits"]):
-            remedy = one_label_remedy(manifest)
+            remedy = one_label_remedy(manifest["splits"], manifest.get("split"))
             log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
         return manifest
 

@@ -57,12 +57,12 @@ def parse_iso(text: str, where: str) -> int:
 
 
 def time_text(time: int, format: str) -> str:
-    """Write a time, in microseconds since 1970, in a format. What a pattern lacks is left out."""
+    """Write a time, in microseconds since 1970, in UTC. What a pattern lacks is left out."""
     if format in EPOCHS:
         whole, rest = divmod(time, EPOCHS[format])
         return f"{whole}" if not rest else repr(time / EPOCHS[format])
-    moment = _EPOCH.replace(tzinfo=None) + datetime.timedelta(microseconds=time)
-    return moment.isoformat() if format == ISO else moment.strftime(format)
+    moment = _EPOCH + datetime.timedelta(microseconds=time)
+    return moment.replace(tzinfo=None).isoformat() if format == ISO else moment.strftime(format)
 
 
 def microseconds_of(time: datetime.datetime) -> int:

@@ -20,7 +20,7 @@ from clicklog.spec.columns import CategoricalColumn
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.labels import LabelRule
 from clicklog.spec.reading import Read
-from clicklog.spec.times import EPOCHS, ISO
+from clicklog.spec.times import EPOCHS, ISO, time_text
 from clicklog.synthetic.any_spec import ItemLists, SpecRows
 from clicklog.synthetic.model import MISSING_COUNT, MISSING_VALUE, zipf_ranks
 from clicklog.synthetic.sources import (
@@ -187,10 +187,10 @@ def _time(time: int, time_format: str, *, text: bool) -> Any:
     if time_format in EPOCHS:
         number = time // EPOCHS[time_format]
         return str(number) if text else number
+    if time_format != ISO:
+        return time_text(time, time_format)
     moment = _EPOCH + datetime.timedelta(microseconds=time)
-    if time_format == ISO:
-        return moment.isoformat(" ") if text else moment
-    return moment.replace(tzinfo=datetime.UTC).strftime(time_format)
+    return moment.isoformat(" ") if text else moment
 
 
 def _as_fields(values: Values, source: Source, spec: FeatureSpec) -> list[str]:

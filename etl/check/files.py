@@ -50,6 +50,12 @@ class Output:
     findings: list[Finding]
     sizes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
+    @property
+    def split_rule(self) -> dict[str, Any] | None:
+        """The manifest's rule by which rows were split; None by days, and if it is damaged."""
+        rule = (self.manifest or {}).get("split")
+        return rule if isinstance(rule, dict) and isinstance(rule.get("by"), str) else None
+
     def error(self, kind: str, where: Any, what: str, remedy: str) -> None:
         """Add a finding that training fails on, or is wrong with."""
         self.findings.append(Finding(ERROR, kind, str(where), what, remedy))

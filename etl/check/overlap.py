@@ -253,8 +253,7 @@ class Overlap:
 
 
 def _remedy(output: Output) -> str:
-    rule = (output.manifest or {}).get("split") or {}
-    return _REMEDIES.get(rule.get("by", ""), _REMEDY)
+    return _REMEDIES.get((output.split_rule or {"by": "days"})["by"], _REMEDY)
 
 
 def _mask(rows: int, kept: int) -> int:

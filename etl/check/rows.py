@@ -93,11 +93,17 @@ def check(
 
 
 def _check_labels(output: Output, positives: Counter, negatives: Counter) -> None:
-    remedy = one_label_remedy(output.manifest)
-    for split, files in output.splits.items():
-        counted = sum(positives[file] for file in files)
-        labelled = counted + sum(negatives[file] for file in files)
-        if what := one_label(labelled, counted):
+    counts = {
+        split: {
+            "rows": sum(positives[file] + negatives[file] for file in files),
+            "positives": sum(positives[file] for file in files),
+        }
+        for split, files in output.splits.items()
+    }
+    remedy = one_label_remedy(counts, output.split_rule)
+    for split, found in counts.items():
+        counted = found["positives"]
+        if what := one_label(found["rows"], counted):
             output.warning("labels", output.root / split, what, remedy)
         if output.manifest is None:
             continue

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from clicklog.errors import BadInputError, SettingsError
-from clicklog.files.atomic import will_read
+from clicklog.files.atomic import Written, will_read
 from clicklog.readers.raw import Block, read_block_chunks
 from clicklog.rows import CategoryValues, Jagged, RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
@@ -357,11 +357,7 @@ def transform(
     def transform_block(turn: int, own: tuple[Unit, ...]) -> list[UnitResult]:
         log.debug("begin %s", own[0].file)
         _read_ahead(blocks, turn, workers, workflow.spec)
-        pieces = read_block_chunks(
-            blocks[turn], workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES
-        )
-        encode_own = functools.partial(encode_rows, workflow)
-        results, written = write_units(own, pieces, encode_own, parts, work)
+        results, written = write_block(own, workflow, parts, work, reject=reject)
         syncer.add(written, results)
         return results
 
@@ -373,13 +369,15 @@ def transform(
             yield from future.result()
 
 
-def encode(block: Block, workflow: CompiledWorkflow, reject: bool) -> Iterator[Piece]:
-    """Read and encode a block in pieces; see :func:`etl.state.write_unit`."""
-    for rows in read_block_chunks(block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES):
-        yield encode_rows(workflow, rows)
+def write_block(
+    units: tuple[Unit, ...], workflow: CompiledWorkflow, parts: Path, work: Path, *, reject: bool
+) -> tuple[list[UnitResult], list[Written]]:
+    """Read and encode the units of a block in pieces; see :func:`etl.state.write_units`."""
+    block = units[0].block
+    pieces = read_block_chunks(block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES)
+    return write_units(units, pieces, functools.partial(_encode_rows, workflow), parts, work)
 
 
-def encode_rows(workflow: CompiledWorkflow, rows: RawRows) -> Piece:
-    """Encode rows of one split; see :func:`etl.state.write_units`."""
+def _encode_rows(workflow: CompiledWorkflow, rows: RawRows) -> Piece:
     encoded = workflow.transform(rows)
     return rows, compiled.to_table(encoded, workflow.schema), encoded.oov

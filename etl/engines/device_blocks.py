@@ -44,7 +44,6 @@ from etl.engines.device_parquet import write_on_device
 from etl.engines.moments import moments
 from etl.plan import Unit
 from etl.results import LostRowsError, UnitResult
-from etl.state import write_unit
 from workflows.compiled import CompiledWorkflow
 from workflows.compiled.device import DeviceWorkflow, count_missing
 from workflows.moments import merge_moments, normalized
@@ -252,7 +251,8 @@ def transform_unit(
         rows = card.parse(lane, unit.block, spec)
         if rows is None:
             held.close()
-            return write_unit(unit, cpu.encode(unit.block, on_host, reject), parts, work)
+            (result,), written = cpu.write_block((unit,), on_host, parts, work, reject=reject)
+            return result, written
         encoded = workflow.transform(rows.dense, rows.categorical, rows.missing)
         with deferred() as written, atomic_path(parts / unit.file) as temporary:
             write_on_device(

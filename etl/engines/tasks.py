@@ -19,21 +19,15 @@ from distributed.client import ClosedClientError
 
 from clicklog.files.artifact import FileEntry
 from clicklog.files.atomic import publish
-from clicklog.readers.raw import Block, read_block_chunks
+from clicklog.readers.raw import Block
 from clicklog.spec.feature_spec import FeatureSpec
 from etl.engines.cluster import readable_errors
-from etl.engines.cpu import (
-    PIECE_BYTES,
-    count_block,
-    day_counts,
-    encode_rows,
-    runs_of,
-)
+from etl.engines.cpu import count_block, day_counts, runs_of, write_block
 from etl.engines.cpu_runs import Runs, run_name, write_run
 from etl.engines.hardware import cores
 from etl.plan import Unit, by_block
 from etl.results import UnitResult
-from etl.state import record, write_units
+from etl.state import record
 from workflows import compiled
 from workflows.description import METADATA_FILE
 from workflows.extension.workflow import DayCounts
@@ -139,11 +133,7 @@ def _transform_block(
     """Transform the units of a block in a worker; write their parts and records, durably."""
     log.debug("begin %s", units[0].file)
     workflow = _load_once(workflow_path, digest)
-    pieces = read_block_chunks(
-        units[0].block, workflow.spec, reject=reject, chunk_bytes=PIECE_BYTES
-    )
-    encode = functools.partial(encode_rows, workflow)
-    found, written = write_units(units, pieces, encode, parts, work)
+    found, written = write_block(units, workflow, parts, work, reject=reject)
     publish(written)
     record(work, found)
     return found

@@ -344,7 +344,7 @@ class _Day:
         write_report(self.next.report, manifest, description)
         write_json(self.next.manifest, manifest)
         if warnings := one_label_splits(manifest["splits"]):
-            remedy = one_label_remedy(manifest)
+            remedy = one_label_remedy(manifest["splits"], manifest.get("split"))
             log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
         return manifest, new
 

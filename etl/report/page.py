@@ -67,7 +67,7 @@ def page(
             for split in SPLITS
         },
         warnings=one_label_splits(manifest["splits"]),
-        remedy=one_label_remedy(manifest),
+        remedy=one_label_remedy(manifest["splits"], manifest.get("split")),
         days=[titles[day] or day for day in days],
         split=_split_text(manifest),
         evaluated=0

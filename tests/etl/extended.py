@@ -9,6 +9,8 @@ from typing import Any
 
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from etl.check.findings import NOTE
+from etl.commands.check import check
 from etl.extend.run import extend
 from etl.run import run
 from etl.settings import ExtendSettings
@@ -79,3 +81,14 @@ def content(output: Path) -> dict[str, bytes]:
 def differences(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
     """The names of files that differ."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def assert_sound(output: Path) -> None:
+    """``etl check`` finds nothing wrong."""
+    found = [
+        str(finding)
+        for finding in check(output)
+        # rows of few columns are equal by chance
+        if finding.severity != NOTE and finding.kind != "overlap"
+    ]
+    assert not found, found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import faulthandler
 import gzip
 import json
 import logging
@@ -18,22 +17,17 @@ import re
 import shutil
 import signal
 import sys
-import threading
 import time
-import traceback
 from pathlib import Path
-
-from tqdm import tqdm
 
 from etl.run import run
 from tests.etl.runs import settings, tree
+from tests.forks import fork
 from tests.logs import random_rows, write_day
 
 WORKERS = 2
 #: Kills in each round before it may finish.
 KILLS = 3
-#: Seconds after which an attempt shows what its threads do, and ends.
-HANGS_AFTER = 100
 VARIANTS = (
     {},
     {"on_bad_rows": "quarantine"},
@@ -56,25 +50,15 @@ def make_log(directory: Path) -> Path:
 
 def attempt(raw: Path, output: Path, log: Path, **options) -> int:
     """Start an attempt in a process group of its own; its id."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        os.setsid()
-        # tqdm's own is a semaphore that all forks share: who is killed while holding it stops them
-        tqdm.set_lock(threading.RLock())
-        faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
+
+    def work() -> None:
         handler = logging.FileHandler(log)
         handler.setFormatter(logging.Formatter("%(process)d %(message)s"))
         logging.getLogger("etl").addHandler(handler)
         logging.getLogger("etl").setLevel(logging.DEBUG)
         run(settings(raw, output, workers=WORKERS, block_mb=1, **options))
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+
+    return fork(work)
 
 
 def killed_after(child: int, seconds: float) -> bool:

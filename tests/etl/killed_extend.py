@@ -1,9 +1,8 @@
 """Extensions that end with SIGKILL at chosen moments, and are resumed until they finish.
 
 ``python -m tests.etl.killed_extend DIRECTORY STRIDE SPLIT`` prints what it saw as JSON; the rows of
-the output are split by days or share. A moment is a call that changes a directory: a rename, a
-link, a new or a deleted name. All moments within the first switch are tried, and every STRIDE-th
-of the others. Each attempt is a fork of one process that has imported and compiled everything.
+the output are split by days or share. For moments see ``tests/forks.py``: all within the first
+switch are tried, and every STRIDE-th of the others.
 """
 
 from __future__ import annotations
@@ -11,19 +10,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import faulthandler
 import json
-import os
 import random
 import shutil
-import signal
 import sys
-import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-
-from tqdm import tqdm
 
 from clicklog.errors import BadInputError
 from clicklog.etl_output import SWITCH_FILE, EtlOutput
@@ -31,60 +23,20 @@ from clicklog.files.atomic import TEMPORARY
 from clicklog.spec.split import BY_DAYS, Split
 from etl.output import EXTENDING_FILE
 from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
+from tests.forks import kill_before, was_killed
 
 SPLITS = {"days": BY_DAYS, "share": Split("share", valid=0.2, test=0.2)}
 ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52}
-CALLS = ("replace", "rename", "symlink", "mkdir", "unlink", "rmdir")
-HANGS_AFTER = 100
-
-
-def watch(before_call: Callable[[], object]) -> None:
-    """Call a function before each change of a directory by this process."""
-    lock = threading.RLock()
-    for name in CALLS:
-        original = getattr(os, name)
-
-        def watched(*arguments, original=original, **options):
-            with lock:
-                before_call()
-                return original(*arguments, **options)
-
-        setattr(os, name, watched)
 
 
 def attempt(output: Path, raw: Path, before_call: Callable[[], object], **options) -> bool:
     """Extend in a fork; whether it was killed."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.setsid()
-            tqdm.set_lock(threading.RLock())
-            faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
-            watch(before_call)
-            add(output, raw, workers=2, **options)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status) and os.waitstatus_to_exitcode(status):
-        raise SystemExit("an attempt failed")
-    return os.WIFSIGNALED(status)
 
+    def work(begin: Callable[[], None]) -> None:
+        begin()
+        add(output, raw, workers=2, **options)
 
-def kill_before(moment: int) -> Callable[[], None]:
-    """Make a function that kills its process when it is called for the ``moment``-th time."""
-    calls = 0
-
-    def count() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return count
+    return was_killed(work, before_call)
 
 
 def moments_of(base: Path, raw: Path, directory: Path) -> list[bool]:

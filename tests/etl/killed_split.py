@@ -1,35 +1,28 @@
 """Runs that divide rows, killed with SIGKILL at chosen moments and resumed until they finish.
 
-``python -m tests.etl.killed_split DIRECTORY STRIDE`` prints what it saw as JSON. A moment is a call
-that changes a directory, see ``killed_extend``. Every second one while times are counted is tried,
-all while their records make place for the cuts, and every STRIDE-th of the others. Each attempt is
-a fork of one process that has compiled everything.
+``python -m tests.etl.killed_split DIRECTORY STRIDE`` prints what it saw as JSON. For moments
+see ``tests/forks.py``: every second one while times are counted is tried, all while their records
+make place for the cuts, and every STRIDE-th of the others.
 """
 
 from __future__ import annotations
 
 import collections
-import faulthandler
 import json
 import logging
-import os
 import random
 import shutil
 import sys
-import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-
-from tqdm import tqdm
 
 import etl.run
 from clicklog.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.split import Split
 from etl.plan import make_plan
-from tests.etl.killed_extend import HANGS_AFTER, kill_before, watch
 from tests.etl.runs import settings, tree
+from tests.forks import kill_before, was_killed
 
 WORKERS = 2
 ROWS = (40, 25, 60)
@@ -83,26 +76,14 @@ def attempt(
     raw: Path, output: Path, split: Split, notes: Path, before_call: Callable[[], object]
 ) -> bool:
     """Run in a fork, which may go on with what is there; whether it was killed."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.setsid()
-            tqdm.set_lock(threading.RLock())
-            faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
-            logging.getLogger("etl.split_pass").addHandler(logging.FileHandler(notes))
-            logging.getLogger("etl.split_pass").setLevel(logging.DEBUG)
-            watch(before_call)
-            etl.run.run(settings(raw, output, spec_of(split), workers=WORKERS, resume=True))
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status) and os.waitstatus_to_exitcode(status):
-        raise SystemExit("an attempt failed")
-    return os.WIFSIGNALED(status)
+
+    def work(begin: Callable[[], None]) -> None:
+        logging.getLogger("etl.split_pass").addHandler(logging.FileHandler(notes))
+        logging.getLogger("etl.split_pass").setLevel(logging.DEBUG)
+        begin()
+        etl.run.run(settings(raw, output, spec_of(split), workers=WORKERS, resume=True))
+
+    return was_killed(work, before_call)
 
 
 def one_split(raw: Path, directory: Path, split: Split, stride: int) -> dict:

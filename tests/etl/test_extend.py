@@ -22,7 +22,7 @@ from clicklog.etl_output import EtlOutput, Part
 from clicklog.readers.raw import Block, read_block
 from clicklog.splits import SPLITS
 from etl.__main__ import main
-from etl.check.findings import ERROR, NOTE
+from etl.check.findings import ERROR
 from etl.commands.check import check
 from etl.engines.dask import transform_frame
 from etl.report.data import collect
@@ -31,6 +31,7 @@ from tests.etl.extended import (
     SMALL,
     add,
     add_each,
+    assert_sound,
     content,
     copy_of,
     differences,
@@ -64,17 +65,6 @@ def extended(raw, base, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def _is_sound(output: Path) -> bool:
-    found = [
-        str(finding)
-        for finding in check(output)
-        # rows of few columns are equal by chance
-        if finding.severity != NOTE and finding.kind != "overlap"
-    ]
-    assert not found, found
-    return True
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -100,7 +90,7 @@ def test_one_by_one_is_all_at_once(raw, base, tmp_path: Path, options: dict) -> 
             add(output, raw[0], days=group, **options, **asked)
         assert not {path.name for path in output.iterdir()} & {".work", ".extending"}
         seen.append(content(output))
-    assert _is_sound(output)
+    assert_sound(output)
     for other in seen[1:]:
         assert differences(seen[0], other) == []
 
@@ -268,19 +258,19 @@ def test_splits_can_be_chosen(raw, base, tmp_path: Path) -> None:
         ("valid/part.0.parquet", 2), ("valid/part.1.parquet", 2)
     ]  # fmt: skip
     assert [(part.file, part.rows) for part in parts("test")] == [("test/part.1.parquet", 45)]
-    assert _is_sound(output)
+    assert_sound(output)
     assert add(output, raw[0] / "day_4")["days"] == {
         "train": [0, 1, 2, 3], "valid": [4], "test": [4]
     }  # fmt: skip
     assert [part.day for part in parts("train")] == [0, 1, 2, 2, 3]
-    assert _is_sound(output)
+    assert_sound(output)
 
 
 def test_a_log_of_one_day_can_be_extended(raw, tmp_path: Path) -> None:
     output = tmp_path / "out"
     run(settings(raw[0], output, SMALL, days=frozenset({0})))
     assert add(output, raw[0], days={1})["days"] == {"train": [0], "valid": [1], "test": [1]}
-    assert _is_sound(output)
+    assert_sound(output)
     assert len(read_split(output, "train")) == 60
 
 
@@ -295,7 +285,7 @@ def test_a_compressed_day_with_bad_rows(raw, base, extended, tmp_path: Path) -> 
     assert manifest["inputs"][-1]["rows"] == {"in": 46, "out": 45, "rejected": 1}
     rejected = (output / "rejected" / "day_3.gz.tsv").read_bytes().splitlines()
     assert rejected[1].split(b"\t")[1:] == [b"8", b"1 fields instead of 7", b"bad row"]
-    assert _is_sound(output)
+    assert_sound(output)
     # without the bad row, the day is what it was
     other = copy_of(base, tmp_path / "other")
     add(other, raw[0] / "day_3")
@@ -316,7 +306,7 @@ def test_rejected_rows_of_earlier_days_stay(raw, tmp_path: Path) -> None:
     output = make_base(mine, tmp_path / "out", **options)
     add(output, mine, **options)
     assert {path.name for path in (output / "rejected").iterdir()} == {"day_1.tsv", "day_4.tsv"}
-    assert _is_sound(output)
+    assert_sound(output)
 
 
 def test_the_settings_of_the_run_hold(tmp_path: Path) -> None:
@@ -333,7 +323,7 @@ def test_a_shuffled_run_is_extended_in_the_order_of_the_log(raw, tmp_path: Path)
     add(output, raw[0])
     labels = [float(row[0]) for row in raw[1][3]]
     assert read_split(output, "train")["label"].tolist()[-97:-52] == labels
-    assert _is_sound(output)
+    assert_sound(output)
 
 
 def test_the_run_says_that_it_is_finished(raw, base, extended, tmp_path: Path, caplog) -> None:
@@ -379,7 +369,7 @@ def test_command_line(raw, base, tmp_path: Path, capsys) -> None:
     assert "valid: 45 rows of days 3" in text
     sizes = workflows.inspect(output / "workflow").table_schema.num_embeddings_per_feature
     assert f"--num_embeddings_per_feature {sizes}" in text
-    assert _is_sound(output)
+    assert_sound(output)
 
 
 def _damage(output: Path, change) -> list[str]:
@@ -440,4 +430,4 @@ def test_columns_of_other_kinds(tmp_path: Path) -> None:
     grown = workflows.inspect(output / "workflow").table_schema.table_sizes
     assert all(after >= before for before, after in zip(sizes, grown, strict=True))
     assert grown[-1] > sizes[-1]
-    assert _is_sound(output)
+    assert_sound(output)

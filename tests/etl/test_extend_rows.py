@@ -24,11 +24,10 @@ from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.split import Split
 from clicklog.splits import SPLITS
 from etl.__main__ import main
-from etl.check.findings import NOTE
 from etl.commands.check import check
 from etl.drift.artifact import read_drift
 from etl.run import run
-from tests.etl.extended import add, add_each, content, copy_of, differences, make_base
+from tests.etl.extended import add, add_each, assert_sound, content, copy_of, differences, make_base
 from tests.etl.runs import read_split, settings
 
 SPEC = FeatureSpec(
@@ -103,17 +102,6 @@ def _ids(rows: dict[int, dict[str, str]], train: list[int], name: str, threshold
     return ids
 
 
-def _is_sound(output: Path) -> bool:
-    found = [
-        str(finding)
-        for finding in check(output)
-        # rows of few columns are equal by chance
-        if finding.severity != NOTE and finding.kind != "overlap"
-    ]
-    assert not found, found
-    return True
-
-
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("log") / "raw"
@@ -159,7 +147,7 @@ def test_the_splits_are_those_of_a_run_over_all_days(
         for split in SPLITS:
             expected = [ids.get(rows[row][column], 2) for row in found[split]]
             assert read_split(output, split)[column].tolist() == expected
-    assert _is_sound(output)
+    assert_sound(output)
 
 
 def add_each_csv(output: Path, raw: Path, days, **options) -> None:
@@ -182,7 +170,7 @@ def test_one_by_one_is_all_at_once(raw: Path, bases, dask_client, tmp_path: Path
         for group in groups:
             add(output, raw, days=group, statistics="update", **options)
         seen.append(content(output))
-    assert _is_sound(output)
+    assert_sound(output)
     for other in seen[1:]:
         assert differences(seen[0], other) == []
     before = [path.read_bytes() for path in bases[name].rglob("part.*.parquet")]
@@ -278,9 +266,9 @@ def test_a_day_without_training_rows(bases, tmp_path: Path) -> None:
         before, after = (workflows.inspect(one / "workflow") for one in (output, other))
         assert before.table_schema == after.table_schema
         assert before.statistics == after.statistics
-        assert _is_sound(other)
+        assert_sound(other)
     assert add(other, raw / "day_4.csv")["generation"] == 2
-    assert _is_sound(other)
+    assert_sound(other)
 
 
 def test_bad_rows_are_rejected_once(raw: Path, bases, tmp_path: Path) -> None:
@@ -304,7 +292,7 @@ def test_bad_rows_are_rejected_once(raw: Path, bases, tmp_path: Path) -> None:
         [b"9", b"10"],
         [b"7", b"8"],
     ]
-    assert _is_sound(output)
+    assert_sound(output)
 
 
 def test_without_any_well_formed_row(raw: Path, bases, tmp_path: Path) -> None:
@@ -417,7 +405,7 @@ def test_parquet(tmp_path: Path) -> None:
     add_each(output, raw, [f"{day}.parquet" for day in NEW])
     run(settings(raw, tmp_path / "fresh", spec))
     assert _rows_of(output) == _rows_of(tmp_path / "fresh")
-    assert _is_sound(output)
+    assert_sound(output)
 
 
 def test_a_split_of_one_label(raw: Path, bases, tmp_path: Path, caplog) -> None:

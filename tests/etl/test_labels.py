@@ -80,7 +80,7 @@ def test_elsewhere_made_data_and_both_labels(tmp_path: Path, caplog) -> None:
 def test_the_remedy_suits_the_split() -> None:
     def remedy(positives: list[int], **split: object) -> str:
         splits = {str(i): {"rows": 10, "positives": count} for i, count in enumerate(positives)}
-        return one_label_remedy({"splits": splits, **({"split": split} if split else {})})
+        return one_label_remedy(splits, split or None)
 
     assert "sorted by label" in remedy([0, 0, 9])
     assert "more rows" in remedy([3, 4, 0], by="share")
@@ -89,3 +89,18 @@ def test_the_remedy_suits_the_split() -> None:
     # shuffling does not help a log that has one label only
     assert "no row has label 0: choose another column" in remedy([10, 10, 10], by="share")
     assert "no row has label 1" in remedy([0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda value: value.pop("splits"), lambda value: value.update(split={"by": []})],
+)
+def test_a_damaged_manifest_is_a_finding(tmp_path: Path, change) -> None:
+    """The check of labels and of equal rows does without what the manifest lacks."""
+    write_log(tmp_path / "raw", [60, 50, 40])
+    assert _run(tmp_path / "raw", tmp_path / "out") == 0
+    file = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    change(manifest)
+    file.write_text(json.dumps(manifest))
+    assert {severity for severity, *_ in _found(tmp_path / "out")} <= {"error"}

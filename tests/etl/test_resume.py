@@ -20,6 +20,7 @@ from clicklog.readers.raw import find_days
 from etl.run import run
 from etl.state import plan_record
 from tests.etl.runs import assert_is, settings, tree
+from tests.forks import seen_by
 from tests.logs import CRITEO, write_day, write_log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,15 +51,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
     """Byte-identical after resuming. Done twice are at most a unit per worker, and those that were
     being synced or waited for it: each time as many as there are workers.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.etl.killed", str(tmp_path), "3"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    seen = seen_by("tests.etl.killed", tmp_path, 3)
     assert seen["different"] == []
     assert seen["kills"] >= 9  # of 27; on a machine that was busy at first, later runs are faster
     assert {"fit", "transform"} <= seen["stages"].keys()

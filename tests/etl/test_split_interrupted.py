@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,22 +13,14 @@ from clicklog.errors import BadRowError, OutputError
 from etl.run import run
 from tests.etl.killed_split import SPLITS, spec_of, write_log
 from tests.etl.runs import settings, tree
+from tests.forks import seen_by
 
-ROOT = Path(__file__).resolve().parents[2]
 BY_TIME = SPLITS[0]
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """Resumed, they are byte-identical, and no times that were counted are counted again."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.etl.killed_split", str(tmp_path), "40"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    seen = seen_by("tests.etl.killed_split", tmp_path, 40)
     assert {by: found["wrong"] for by, found in seen.items()} == {split.by: [] for split in SPLITS}
     assert seen["time"]["blocks"] > 5
     assert {"times", "cut", "fit", "transform", "describe"} <= seen["time"]["kills"].keys()

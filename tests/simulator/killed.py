@@ -1,31 +1,26 @@
 """Runs of the engine for GPUs that are killed with SIGKILL, and resumed.
 
-``NUMBA_ENABLE_CUDASIM=1 python -m tests.simulator.killed DIRECTORY`` prints what it saw as JSON. A
-moment is a call that changes a directory, see ``tests/etl/killed_extend.py``. The simulated card
-and Dask's workers are threads of the process that is killed.
+``NUMBA_ENABLE_CUDASIM=1 python -m tests.simulator.killed DIRECTORY`` prints what it saw as JSON.
+For moments see ``tests/forks.py``. The simulated card and Dask's workers are threads of the process
+that is killed.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import os
 import shutil
 import sys
-import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from distributed import Client, LocalCluster
-from tqdm import tqdm
 
 from etl.engines import device
 from etl.run import run
-from tests.etl.killed_extend import kill_before, watch
 from tests.etl.killed_split import stage_of
 from tests.etl.runs import settings, tree
+from tests.forks import kill_before, was_killed
 from tests.simulator.test_engine import SPEC, simulate, write
 
 DAYS = 5
@@ -36,36 +31,24 @@ MOMENTS = (("fit", 0.05), ("fit", 0.6), ("transform", 0.5))
 
 def attempt(raw: Path, output: Path, counts: Path, before_call: Callable[[], object]) -> bool:
     """Run in a fork, which may go on with what is there; whether it was killed."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.setsid()
-            tqdm.set_lock(threading.RLock())
-            faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
-            options = {"processes": False, "dashboard_address": None, "threads_per_worker": 1}
-            patches = pytest.MonkeyPatch()
-            with LocalCluster(n_workers=2, **options) as workers, Client(workers) as client:
-                simulate(client, patches)
-                count = device.count_block
 
-                def counted(card, block, *arguments, **options):
-                    with open(counts, "a") as file:
-                        file.write(f"{block.path}\n")
-                    return count(card, block, *arguments, **options)
+    def work(begin: Callable[[], None]) -> None:
+        options = {"processes": False, "dashboard_address": None, "threads_per_worker": 1}
+        patches = pytest.MonkeyPatch()
+        with LocalCluster(n_workers=2, **options) as workers, Client(workers) as client:
+            simulate(client, patches)
+            count = device.count_block
 
-                patches.setattr(device, "count_block", counted)
-                watch(before_call)
-                run(settings(raw, output, SPEC, engine="dask", resume=True))
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status) and os.waitstatus_to_exitcode(status):
-        raise SystemExit("an attempt failed")
-    return os.WIFSIGNALED(status)
+            def counted(card, block, *arguments, **options):
+                with open(counts, "a") as file:
+                    file.write(f"{block.path}\n")
+                return count(card, block, *arguments, **options)
+
+            patches.setattr(device, "count_block", counted)
+            begin()
+            run(settings(raw, output, SPEC, engine="dask", resume=True))
+
+    return was_killed(work, before_call, HANGS_AFTER)
 
 
 def main(directory: Path) -> None:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.forks import seen_by
 
 
 def test_killed_while_counting_and_encoding(tmp_path: Path) -> None:
     """Resumed, it writes the same bytes, and counts no block again whose counts were written."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.simulator.killed", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    seen = seen_by("tests.simulator.killed", tmp_path)
     assert seen["killed"] == ["fit", "fit", "transform"]
     assert seen["different"] == []
     first, *others = seen["counted"]

@@ -1,0 +1,101 @@
+"""Forks of this process that are killed with SIGKILL at chosen moments.
+
+A moment is a call that changes a directory: a rename, a link, a new or a deleted name.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+CALLS = ("replace", "rename", "symlink", "mkdir", "unlink", "rmdir")
+
+
+def fork(work: Callable[[], object], hangs_after: float = 100) -> int:
+    """Start to work in a fork, in a process group of its own; its id.
+
+    It has imported and compiled what this process has, so that moments fall into the work. After
+    ``hangs_after`` seconds it shows what its threads do, and ends.
+    """
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        os.setsid()
+        # tqdm's own is a semaphore that all forks share: who is killed while holding it stops them
+        tqdm.set_lock(threading.RLock())
+        faulthandler.dump_traceback_later(hangs_after, exit=True)
+        work()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def was_killed(
+    work: Callable[[Callable[[], None]], object],
+    before_call: Callable[[], object],
+    hangs_after: float = 100,
+) -> bool:
+    """Work in a fork; whether it was killed.
+
+    ``work`` calls the function that it is given where moments begin to count: from there on,
+    ``before_call`` is called before each.
+    """
+    _, status = os.waitpid(fork(lambda: work(lambda: _watch(before_call)), hangs_after), 0)
+    if not os.WIFSIGNALED(status) and os.waitstatus_to_exitcode(status):
+        raise SystemExit("an attempt failed")
+    return os.WIFSIGNALED(status)
+
+
+def _watch(before_call: Callable[[], object]) -> None:
+    lock = threading.RLock()
+    for name in CALLS:
+        original = getattr(os, name)
+
+        def watched(*arguments, original=original, **options):
+            with lock:
+                before_call()
+                return original(*arguments, **options)
+
+        setattr(os, name, watched)
+
+
+def kill_before(moment: int) -> Callable[[], None]:
+    """Make a function that kills its process when it is called for the ``moment``-th time."""
+    calls = 0
+
+    def count() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return count
+
+
+def seen_by(module: str, *arguments: object) -> Any:
+    """Run a module that kills its forks; what it printed as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
