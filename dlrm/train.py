@@ -28,9 +28,8 @@ from dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
 from dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from dlrm.metrics import Metrics
 from dlrm.model import TrainBatch
-from dlrm.optim.default_rates import rates_line, remedies, with_default_rates
+from dlrm.optim.learning_rates import learning_rates, rates_line, remedies, with_default_rates
 from dlrm.optim.optimizers import set_learning_rate, set_step
-from dlrm.optim.schedule import learning_rates
 from dlrm.reporting.learning_check import LearningCheck
 from dlrm.reporting.metrics_log import MetricsLog, metrics_table
 from dlrm.reporting.profiling import StepProfiler
@@ -105,7 +104,6 @@ class Trainer:
             global_batch=global_batch,
             remedy=remedy,
             remedy_at_chance=remedy_at_chance,
-            learnable=settings.dataset_type == "parquet",
         )
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.model, self.optimizer, plan = build(settings, config, group, self.loaders)
@@ -200,7 +198,7 @@ class Trainer:
         progress.meter.reset()
         set_step(self.model, self.optimizer, self._optimizer_steps)
         # a new iterator object: the pipeline takes it as a new series of batches
-        segment = self._segment_batches(batches, epoch, first, end)
+        segment = self._segment_batches(batches, first, end)
         for step in range(first, end):
             self._train_step(segment)
             self.epoch_step = step + 1
@@ -213,7 +211,7 @@ class Trainer:
             self._stop_if_asked()
 
     def _segment_batches(
-        self, batches: Iterator[Batch], epoch: int, first: int, end: int
+        self, batches: Iterator[Batch], first: int, end: int
     ) -> Iterator[TrainBatch]:
         loader = self.loaders["train"]
         for step in range(first, end):
@@ -222,7 +220,7 @@ class Trainer:
             self.progress.meter.waited += time.perf_counter() - begin
             if batch is None:
                 raise RuntimeError(f"the loader ended after {step} of {self.epoch_steps} steps")
-            yield training_batch(batch, self.settings, loader, self.group, epoch, step)
+            yield training_batch(batch, self.settings, loader, self.group, step)
 
     def _train_step(self, segment: Iterator[TrainBatch]) -> None:
         """Train the next batch, at the learning rates of this step."""
@@ -235,17 +233,12 @@ class Trainer:
         self.learning.add(progress.step, output)
         if self.profiler:
             self.profiler.step()
-        if self.settings.print_lr and self.group.rank == 0:
-            dense = "" if rates.dense == rates.tables else f", dense layers {rates.dense:g}"
-            log.info("step %d: lr %g%s", progress.step, rates.tables, dense)
 
     def _validation_is_due(self) -> bool:
         """Whether an evaluation of valid follows the last step."""
         progress, settings = self.progress, self.settings
         if progress.step == progress.total_steps:
             return True
-        if progress.step < settings.test_after * self.epoch_steps:
-            return False
         return progress.step % self.epoch_steps % settings.validation_freq_within_epoch == 0
 
     def _validate(self) -> bool:

@@ -3,7 +3,7 @@
 A model of one step, from what one card does and from link speeds; nothing is measured here. All
 tables lie table-wise, each on one rank, the largest first: to the rank with fewest of them, which
 evens out lookups and messages, or (--balance memory) to the one that holds least. The trainer's
-own plan: `train_torchrec.py --plan_only --world_size 8`. In a step of B samples per rank
+own plan: `train_torchrec.py --plan_only 8`. In a step of B samples per rank
 on W ranks, each rank sends
 
 - the ids of its samples to the ranks with their tables: B · T · (W-1)/W · id bytes;

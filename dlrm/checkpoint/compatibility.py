@@ -26,13 +26,12 @@ _MUST_STAY = (
     "limit_train_batches",
     "undersampling_rate",
     "hash_indices",
-    "dataset_type",
-    "dataset_subset",
-    "shuffle_batches",
     "days",
     "replay",
     "label",
 )
+#: Settings of earlier versions that must have had these values.
+_REMOVED = {"dataset_type": "parquet", "dataset_subset": None, "shuffle_batches": False}
 #: Settings that also change what is trained, but may change when a run is resumed.
 _MAY_CHANGE = (
     "epochs",
@@ -44,9 +43,6 @@ _MAY_CHANGE = (
     "lr_warmup_steps",
     "lr_decay_start",
     "lr_decay_steps",
-    "lr_policy",
-    "decay_power",
-    "decay_end_lr",
     "comm_precision",
     "max_steps",
     "amp",
@@ -63,8 +59,6 @@ def data_origin(settings: TrainSettings) -> dict[str, Any]:
         the ETL puts it; and ``data_digest``, of the footers of all training files, which hold each
         column's sizes, smallest and largest values, if the ETL collected them.
     """
-    if settings.dataset_type != "parquet":
-        return dict.fromkeys((*_DIGESTS, "generation"))
     workflow = identify(EtlOutput.of_splits(settings.binary_path).workflow)
     footers = settings.split_path("train") / "_metadata"
     found = hashlib.blake2b(footers.read_bytes()).hexdigest() if footers.is_file() else None
@@ -148,7 +142,8 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
     adagrad, optimizer = settings.get("adagrad"), settings.get("optimizer")
     fixed["table_precision"] = settings.get("table_precision", "fp32")
-    return {"optimizer": table_optimizer(optimizer, adagrad), **fixed}
+    removed = {name: settings.get(name, value) for name, value in _REMOVED.items()}
+    return {"optimizer": table_optimizer(optimizer, adagrad), **fixed, **removed}
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> str:

@@ -37,8 +37,8 @@ from dlrm.checkpoint.store import (
 )
 from dlrm.checkpoint.writer import LATEST_FILE, set_aside
 from dlrm.config import ModelConfig
-from dlrm.data import Loader
 from dlrm.launch.distributed import Group, from_rank_0, gathered
+from nvt_loader import KJTLoader
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def resume_from(
     found: list[Path],
     record: dict[str, Any],
     config: ModelConfig,
-    loader: Loader,
+    loader: KJTLoader,
     model: DistributedModelParallel,
     optimizer: CombinedOptimizer,
     group: Group,
@@ -322,7 +322,7 @@ def _read_tensors(path: Path, state: dict[str, Any], read: Callable[..., Any]) -
 
 
 def _read_training(
-    path: Path, record: dict[str, Any], config: ModelConfig, loader: Loader
+    path: Path, record: dict[str, Any], config: ModelConfig, loader: KJTLoader
 ) -> dict[str, Any]:
     """The training record of a checkpoint that a run may continue from; the loader is set to it."""
     training = check_resumable(path, record, config)

@@ -27,7 +27,6 @@ from dlrm.sharding.planning import (
     fit_text,
     gib_per_rank,
     make_plan,
-    plan_text,
     sharder,
 )
 
@@ -117,8 +116,6 @@ def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int
 
 
 def _log_plan(tables: list[TablePlan], hardware: Hardware, settings: TrainSettings) -> None:
-    if settings.print_sharding_plan:
-        log.info("%s", plan_text(tables, hardware))
     kinds = Counter(table.sharding for table in tables)
     log.info(
         "%d tables, %s rows × %d: %s; GiB per rank: %s",

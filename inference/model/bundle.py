@@ -33,8 +33,9 @@ from clicklog.files.artifact import FileEntry, Format, check_digests, check_size
 from clicklog.files.directories import new_directory
 from clicklog.files.mapping import MappedArray
 from clicklog.finite import not_finite
+from dlrm.interactions import interaction_of
 from inference.model.origin import Origin, file_digest, read_checkpoint_origin
-from inference.model.scoring import GROUPS, Layer, ServingModel
+from inference.model.scoring import Layer, ServingModel
 from inference.model.tables import KINDS, Table
 from inference.model.weights import ModelShape, check_pair, read_checkpoint
 from workflows import compiled
@@ -254,7 +255,8 @@ class BundleDescription:
 
     def __post_init__(self) -> None:
         bottom = "bottom" in self.layers  # exactly where there are dense columns
-        if set(self.layers) not in GROUPS or bottom != bool(self.model.dense):
+        known = "top" in self.layers and interaction_of(set(self.layers)) is not None
+        if not known or bottom != bool(self.model.dense):
             raise ValueError(f"layers {', '.join(self.layers)}")
         if self.tables not in KINDS:
             raise ValueError(f"tables {self.tables!r:.60}")

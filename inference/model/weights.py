@@ -11,7 +11,8 @@ import torch
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from clicklog.versions import check_training_stack
-from inference.model.scoring import Layer, ServingModel
+from dlrm.interactions import linear_layers
+from inference.model.scoring import ServingModel
 from inference.model.tables import Table
 
 if TYPE_CHECKING:
@@ -88,38 +89,14 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
 
 
 def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
-    """Return a model that shares the memory of a :class:`dlrm.model.Scorer`.
-
-    Raises:
-        SchemaError: The model expands each id to several, for benchmarks; a workflow does not.
-    """
-    if config.multi_hot_sizes:
-        raise SchemaError(
-            "a model with multi_hot_sizes cannot be served",
-            "serve one that was trained without --multi_hot_sizes; train_torchrec.py --mode test "
-            "evaluates it",
-        )
+    """Return a model that shares the memory of a :class:`dlrm.model.Scorer`."""
     dlrm = scorer.dlrm
-    layers = {"top": _layers(dlrm.over_arch)}
-    if config.dense:
-        layers["bottom"] = _layers(dlrm.dense_arch)
-    if config.interaction_type == "dcn":
-        cross = dlrm.inter_arch.crossnet
-        inner = [kernel.detach() for kernel in cross.V_kernels]
-        layers["cross_in"] = [(weight, weight.new_zeros(len(weight))) for weight in inner]
-        layers["cross_out"] = [
-            (kernel.detach(), bias.detach())
-            for kernel, bias in zip(cross.W_kernels, cross.bias, strict=True)
-        ]
-    elif config.interaction_type == "projection":
-        layers["branch1"] = _layers(dlrm.inter_arch.interaction_branch1)
-        layers["branch2"] = _layers(dlrm.inter_arch.interaction_branch2)
+    layers = {
+        "top": linear_layers(dlrm.over_arch),
+        **({"bottom": linear_layers(dlrm.dense_arch)} if config.dense else {}),
+        **config.interaction.serving_layers(dlrm.inter_arch),
+    }
     return ServingModel.make(Table(scorer.tables), config.num_embeddings, layers)
-
-
-def _layers(module: torch.nn.Module) -> list[Layer]:
-    linear = [part for part in module.modules() if isinstance(part, torch.nn.Linear)]
-    return [(layer.weight.detach(), layer.bias.detach()) for layer in linear]
 
 
 def check_pair(

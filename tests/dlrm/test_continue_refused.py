@@ -124,12 +124,9 @@ def test_a_damaged_checkpoint(outputs, copy):
     ("more", "message"),
     [
         (["--continue_from=a", "--load_checkpoint_path=b"], "are both set"),
-        (["--continue_from=a", "--dataset_type=synthetic"], "have no days and no workflow"),
-        (["--days=1", "--dataset_type=synthetic"], "have no days and no workflow"),
         (["--days=new"], "--days new without --continue_from"),
         (["--days=1-"], r"--days 1-\n.*all, new, or days such as 0-3,7"),
         (["--days=0-3", "--replay=0.1", "--continue_from=a"], "no effect without --days new"),
-        (["--mode=inference_benchmark", "--continue_from=a"], "give --load_checkpoint_path"),
     ],
 )
 def test_settings_that_contradict_each_other(outputs, more, message):
