@@ -21,11 +21,6 @@ class SynthesizeSettings(Settings):
     output_path: Path = flag(
         "directory for day_0 … and synthetic.json: new, empty, or of an interrupted run"
     )
-    spec: str | None = flag(
-        "feature spec of the log: its columns, their types, the file format (default: Criteo's)",
-        None,
-        metavar="NAME|TOML",
-    )
     workers: int = threads_flag()
 
 
@@ -37,14 +32,11 @@ def run(settings: SynthesizeSettings, log: SyntheticSettings) -> None:
 
     Raises:
         OutputError: The output directory is not empty or cannot be written.
-        SettingsError: There is no such spec.
     """
-    from clicklog.spec.toml_file import load_spec
     from clicklog.synthetic.log import SUMMARY_FILE, synthesize
 
     begin = time.monotonic()
-    spec = load_spec(settings.spec) if settings.spec else None
-    summary = synthesize(settings.output_path, log, spec=spec, workers=settings.workers)
+    summary = synthesize(settings.output_path, log, workers=settings.workers)
     seconds = time.monotonic() - begin
     logger.info(
         "%s: %d days, %d rows, %.1f %% clicks, %.1f s (%.0f rows/s)",
