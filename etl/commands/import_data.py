@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import ClassVar
 
 from clicklog.command_line import Settings, flag
 from clicklog.errors import BadInputError
@@ -18,6 +19,12 @@ DESCRIPTION = (
 @dataclasses.dataclass(frozen=True)
 class ImportSettings(Settings):
     """The settings of ``python -m etl import``."""
+
+    HINTS: ClassVar = dict.fromkeys(
+        ("--num_embeddings_per_feature", "--modulo", "--workers", "--resume", "--restart"),
+        "it was for data in .npy and .bin files, which are not imported any more: make parquet "
+        "from the raw log with `python -m etl run`",
+    )
 
     # fmt: off
     input_path: Path = flag("directory of a workflow.pkl", metavar="DIR")

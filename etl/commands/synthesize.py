@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from clicklog.command_line import Settings, flag
 from clicklog.synthetic.model import SyntheticSettings
@@ -17,6 +18,11 @@ logger = logging.getLogger(__name__)
 @dataclasses.dataclass(frozen=True)
 class SynthesizeSettings(Settings):
     """The settings of ``python -m etl synthesize``, beside those of the log itself."""
+
+    HINTS: ClassVar = {
+        "--spec": "it was removed: logs are made in Criteo's format only; for another spec take "
+        "some rows of your own log"
+    }
 
     output_path: Path = flag(
         "directory for day_0 … and synthetic.json: new, empty, or of an interrupted run"

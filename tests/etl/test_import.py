@@ -182,6 +182,8 @@ def test_arrays_are_not_imported_any_more(tmp_path: Path, capsys) -> None:
     assert main(["import", "--input_path", str(tmp_path), "--output_path", "out"]) == 2
     assert "no workflow.pkl" in (said := capsys.readouterr().err)
     assert "python -m etl run" in said
+    assert main(["import", "--input_path", "in", "--output_path", "out", "--modulo"]) == 2
+    assert "python -m etl run" in capsys.readouterr().err
 
 
 class _Bomb:
