@@ -17,7 +17,7 @@ from dlrm.config import ModelConfig
 from dlrm.launch.distributed import Group
 from dlrm.layers import PairProducts, choose_kernel
 from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
-from dlrm.optim.optimizers import combine_optimizers, fuse_table_optimizer
+from dlrm.optim.combined import combine_optimizers, fuse_table_optimizer
 from dlrm.settings.train_settings import TrainSettings
 from dlrm.sharding.distribute import shard_model
 from nvt_loader import KJTLoader

@@ -15,7 +15,7 @@ from clicklog.errors import SettingsError
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import did_you_mean
 from dlrm.checkpoint.ancestor import resolve
-from dlrm.checkpoint.store import read_model_file
+from dlrm.checkpoint.record import CheckpointRecord
 from dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def _checkpoint(settings: TrainSettings) -> Path | None:
 def _compared(
     settings: TrainSettings, schema: TableSchema, label: str | None, path: Path
 ) -> str | None:
-    then = label_of(read_model_file(path)["training"])
+    then = label_of(CheckpointRecord.read(path).training)
     if settings.mode != "train" and settings.label is None:
         return then
     if then == label:

@@ -15,8 +15,8 @@ from clicklog.files.atomic import write_json
 from dlrm.build import build, make_pipeline
 from dlrm.checkpoint.ancestor import agree_on_ancestor, ancestor_of, earlier_days, load_ancestor
 from dlrm.checkpoint.claims import claimed, lock_files
-from dlrm.checkpoint.compatibility import data_origin
-from dlrm.checkpoint.resume import check_may_continue, load_weights, resume_from, training_state
+from dlrm.checkpoint.resume import check_may_continue, data_origin, load_weights, resume_from
+from dlrm.checkpoint.state import training_state
 from dlrm.checkpoint.store import check_destination, save_checkpoint
 from dlrm.checkpoint.writer import Checkpoints, checkpoints_in
 from dlrm.config import ModelConfig, model_config
@@ -28,8 +28,8 @@ from dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
 from dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from dlrm.metrics import Metrics
 from dlrm.model import TrainBatch
+from dlrm.optim.combined import set_learning_rate, set_step
 from dlrm.optim.learning_rates import learning_rates, rates_line, remedies, with_default_rates
-from dlrm.optim.optimizers import set_learning_rate, set_step
 from dlrm.reporting.learning_check import LearningCheck
 from dlrm.reporting.metrics_log import MetricsLog, metrics_table
 from dlrm.reporting.profiling import StepProfiler

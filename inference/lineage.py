@@ -16,8 +16,8 @@ from clicklog.etl_output import EtlOutput
 from clicklog.files.artifact import check_digests
 from clicklog.readers.days import find_days
 from clicklog.readers.lines import filesystem_of
+from dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 from inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
-from inference.model.origin import MODEL_FILE, model_digest
 from workflows.description import WorkflowDescription, inspect, verify
 
 
@@ -166,13 +166,13 @@ def _check_checkpoint(
     if origin is not None:
         found.compare(
             f"checkpoint: the digest of {checkpoint / MODEL_FILE}",
-            model_digest(checkpoint),
+            digest_of(checkpoint),
             origin.checkpoint.digest,
         )
-    from dlrm.checkpoint.store import check_contents, read_model_file
+    from dlrm.checkpoint.store import check_contents  # imports TorchRec: seconds
 
     try:
-        files = read_model_file(checkpoint)["files"]
+        files = CheckpointRecord.read(checkpoint).files
         damage = check_contents(checkpoint, files)
     except ClickLogError as error:
         damage = error.what

@@ -74,7 +74,7 @@ class CheckpointRecord:
         if TENSORS_FILE not in record.files:
             raise SchemaError(
                 f"{path}: has no {TENSORS_FILE}: an earlier version of this program wrote it",
-                "train again, or let nvt-torchrec 0.9 load and save it",
+                "train again",
             )
         return record
 

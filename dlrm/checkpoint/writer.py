@@ -24,7 +24,8 @@ from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 
 from clicklog.errors import OutputError
 from clicklog.files.atomic import TEMPORARY, write_text
-from dlrm.checkpoint.store import MODEL_FILE, save_checkpoint
+from dlrm.checkpoint.record import MODEL_FILE
+from dlrm.checkpoint.store import save_checkpoint
 from dlrm.config import ModelConfig
 from dlrm.launch.distributed import Group
 

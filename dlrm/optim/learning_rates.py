@@ -21,7 +21,7 @@ import dataclasses
 from typing import NamedTuple
 
 from dlrm.config import ModelConfig
-from dlrm.optim.kinds import OPTIMIZERS
+from dlrm.optimizers import OPTIMIZERS
 from dlrm.settings.train_settings import TrainSettings
 
 #: The default warm-up: a share of an epoch's steps, and the least and the most steps.

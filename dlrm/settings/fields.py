@@ -12,7 +12,7 @@ import functools
 
 from clicklog.command_line import Settings, flag
 from dlrm.interactions import INTERACTIONS
-from dlrm.optim.kinds import OPTIMIZERS
+from dlrm.optimizers import OPTIMIZERS
 from dlrm.settings import other_trainers
 
 SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")

@@ -18,7 +18,7 @@ from dlrm.config import ModelConfig
 from dlrm.launch.distributed import Group
 from dlrm.model import TrainModel, fill_table
 from dlrm.optim.adam import leave_to_table_adam
-from dlrm.optim.optimizers import on_cpu_adam
+from dlrm.optim.combined import on_cpu_adam
 from dlrm.settings.train_settings import TrainSettings
 from dlrm.sharding.planning import (
     GIB,
@@ -46,7 +46,7 @@ def shard_model(
     caller to subtract them.
 
     The tables of ``model`` must be on the meta device, with their optimizer
-    (:func:`dlrm.optim.optimizers.fuse_table_optimizer`).
+    (:func:`dlrm.optim.combined.fuse_table_optimizer`).
 
     Returns:
         The sharded model, and on rank 0 the plan, JSON-ready: ``tables`` (the fields of

@@ -14,7 +14,7 @@ from torchrec.distributed.types import BoundsCheckMode
 from torchrec.modules.embedding_configs import DataType
 
 from dlrm.config import ModelConfig
-from dlrm.optim.kinds import Optimizer
+from dlrm.optimizers import Optimizer
 from dlrm.settings.train_settings import TrainSettings
 
 #: The type of a lookup's output in 16 bits. FBGEMM's kernels for CPUs have no bfloat16.

@@ -39,9 +39,9 @@ from clicklog.errors import BadInputError, SettingsError
 from clicklog.schema import SCHEMA_FILE, TableSchema
 from dlrm.config import ModelConfig, model_config
 from dlrm.model import TrainModel, build_dlrm
-from dlrm.optim.kinds import OPTIMIZERS
+from dlrm.optim.combined import fuse_table_optimizer
 from dlrm.optim.learning_rates import with_default_rates
-from dlrm.optim.optimizers import fuse_table_optimizer
+from dlrm.optimizers import OPTIMIZERS
 from dlrm.settings.fields import SHARDINGS
 from dlrm.settings.train_settings import TrainSettings
 from dlrm.sharding.lookups import StorageEstimator, fused_params, output_type

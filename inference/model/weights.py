@@ -11,6 +11,7 @@ import torch
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
 from clicklog.versions import check_training_stack
+from dlrm.checkpoint.record import CheckpointRecord
 from dlrm.interactions import linear_layers
 from inference.model.scoring import ServingModel
 from inference.model.tables import Table
@@ -61,13 +62,13 @@ def usable(device: torch.device | str) -> torch.device:
     return chosen
 
 
-def shape_of_checkpoint(record: dict[str, Any]) -> ModelShape:
+def shape_of_checkpoint(record: CheckpointRecord) -> ModelShape:
     """Return the shape that a checkpoint's ``model.json`` describes."""
     from dlrm.config import ModelConfig
     from dlrm.labels import label_of
 
-    config = ModelConfig.from_dict(record.get("model"))
-    training = record["training"]
+    config = ModelConfig.from_dict(record.model)
+    training = record.training
     digest, label = training.get("workflow_digest") or "", label_of(training) or ""
     return ModelShape(config.dense, config.categorical, config.num_embeddings, str(digest), label)
 
@@ -81,9 +82,9 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
         UnsupportedStackError: TorchRec is not installed.
     """
     check_training_stack()
-    from dlrm.checkpoint.store import load_model, read_model_file  # imports TorchRec: seconds
+    from dlrm.checkpoint.store import load_model  # imports TorchRec: seconds
 
-    shape = shape_of_checkpoint(read_model_file(path))
+    shape = shape_of_checkpoint(CheckpointRecord.read(path))
     scorer, config = load_model(path, device)
     return from_scorer(scorer, config), shape
 

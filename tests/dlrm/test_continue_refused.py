@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
-from dlrm.checkpoint.store import read_model_file
+from dlrm.checkpoint.record import CheckpointRecord
 from tests.dlrm.continued_runs import TABLES, flags, train_checkpoints
 from tests.dlrm.generations import DIGESTS, table_sizes, write_output, write_workflow
 from tests.dlrm.runs import train_here
@@ -36,7 +36,7 @@ def copy(checkpoint, tmp_path) -> Path:
 
 
 def test_what_is_no_ancestor_is_refused(outputs, copy, tmp_path):
-    record = read_model_file(copy)["training"]
+    record = CheckpointRecord.read(copy).training
     change_model_file(copy, training={**record, "workflow_digest": "f" * 64})
     text = refusal(outputs[2], copy)
     assert (
@@ -91,8 +91,8 @@ def test_code_in_a_tensors_place(outputs, copy, tmp_path):
         if tensor["size"]:
             tensor["chunks"][0] |= {"begin": begin, "length": len(buffer.getvalue())}
             break
-    forge(copy, part.name, content, pickled_only=False)
-    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
+    forge(copy, part.name, content)
+    forge(copy, "tensors.json", json.dumps(tensors).encode())
     assert "damaged" in refusal(outputs[2], copy, error=BadInputError)
     assert not (tmp_path / "attacked").exists()
 
@@ -105,8 +105,8 @@ def test_another_tensor_in_a_tensors_place(outputs, copy):
     tensors = json.loads((copy / "tensors.json").read_text())
     chunk = tensors[f"{TABLES}t_cat_0.weight"]["chunks"][0]
     chunk |= {"begin": part.stat().st_size, "length": len(buffer.getvalue())}
-    forge(copy, part.name, content, pickled_only=False)
-    forge(copy, "tensors.json", json.dumps(tensors).encode(), pickled_only=False)
+    forge(copy, part.name, content)
+    forge(copy, "tensors.json", json.dumps(tensors).encode())
     text = refusal(outputs[2], copy, error=BadInputError)
     assert "are not a tensor [33, 8]" in text
 

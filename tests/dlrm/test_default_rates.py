@@ -6,8 +6,8 @@ import pytest
 
 from clicklog.schema import TableSchema
 from dlrm.config import model_config
-from dlrm.optim.kinds import OPTIMIZERS
 from dlrm.optim.learning_rates import default_rates, default_warmup, with_default_rates
+from dlrm.optimizers import OPTIMIZERS
 from dlrm.settings.flags import parse_settings
 from tests.dlrm.runs import events, losses, train_here
 from tests.nvt_loader.data import write_split

@@ -12,7 +12,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.schema import TableSchema
-from dlrm.checkpoint.store import load_model, read_model_file
+from dlrm.checkpoint.record import CheckpointRecord
+from dlrm.checkpoint.store import load_model
 from dlrm.config import ModelConfig, model_config
 from dlrm.evaluate import score
 from dlrm.model import Scorer, build_dlrm, fill_table
@@ -82,7 +83,7 @@ def test_a_run_and_its_resumption(split, tmp_path, interaction):
     assert not any("dense_arch" in name for name in expected)
     model, config = load_model(whole / "final")
     assert (config.dense, config.dense_arch_layer_sizes) == ((), ())
-    assert read_model_file(whole / "final")["model"]["dense"] == []
+    assert CheckpointRecord.read(whole / "final").model["dense"] == []
     logits, labels = score(model, KJTLoader(split / "test", 64, device="cpu"))
     losses_of_rows = np.logaddexp(0, np.where(labels > 0, -logits, logits).astype(np.float64))
     event = events(whole / "log", "evaluation")[-1]

@@ -15,7 +15,7 @@ import workflows
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files.atomic import read_json, write_json
 from clicklog.schema import TableSchema
-from dlrm.checkpoint.store import FORMAT
+from dlrm.checkpoint.record import FORMAT
 from inference import Predictor, write_bundle
 from inference.__main__ import main
 from tests.inference.conftest import Trained

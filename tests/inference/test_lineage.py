@@ -12,7 +12,7 @@ import pytest
 
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.files.atomic import read_json, write_json
-from dlrm.checkpoint.store import FORMAT
+from dlrm.checkpoint.record import FORMAT
 from inference import Predictor, write_bundle
 from inference.__main__ import main
 from inference.lineage import read_lineage

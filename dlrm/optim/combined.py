@@ -11,8 +11,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from dlrm.model import TrainModel
 from dlrm.optim.adam import TableAdam, lookups_of
-from dlrm.optim.kinds import OPTIMIZERS, Optimizer
 from dlrm.optim.learning_rates import Rates
+from dlrm.optimizers import OPTIMIZERS, Optimizer
 from dlrm.settings.train_settings import TrainSettings
 
 
