@@ -18,15 +18,14 @@ import pyarrow as pa
 from clicklog.arrays import to_arrow
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import write_json
 from clicklog.files.journal import Journal
+from clicklog.manifest import InputFile, Manifest, PartFile
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 from clicklog.versions import installed_version
 from etl import output
 from etl.importers.arrays import ArrayFile, ArraySource, RowSet
 from etl.manifest import (
-    MANIFEST_VERSION,
     click_counts,
     days_of_splits,
     split_counts,
@@ -165,7 +164,7 @@ def _import(
     schema = TableSchema(source.label, source.dense, source.categorical, sizes)
     write_descriptions(root, [part.file for part in parts], schema)
     manifest = _manifest(source, schema, record, parts, results)
-    write_json(EtlOutput(settings.output_path).manifest, manifest)
+    manifest.write(EtlOutput(settings.output_path).manifest)
     output.release(settings.output_path)
     return manifest
 
@@ -259,7 +258,7 @@ def _manifest(
     record: dict,
     parts: list[_Part],
     results: list[_PartRecord],
-) -> dict[str, Any]:
+) -> Manifest:
     """As that of a run (:func:`etl.manifest.make_manifest`), without a workflow."""
     by_day_and_split: dict[str, dict[str, dict[str, Any]]] = {}
     for part, result in zip(parts, results, strict=True):
@@ -275,38 +274,29 @@ def _manifest(
     }
     days = {str(file.path): row_set.day for row_set in source.sets for file in row_set.files}
     total = sum(result.rows for result in results)
-    return {
-        "format_version": MANIFEST_VERSION,
-        "generation": None,
-        "settings": record["settings"],
-        "extensions": [],
-        "inputs": [
-            {"day": days[path], "path": path, "fingerprint": fingerprint, "rows": rows[path]}
+    return Manifest(
+        settings=record["settings"],
+        inputs=[
+            InputFile(days[path], path, fingerprint, rows[path])
             for path, fingerprint in record["inputs"].items()
         ],
-        "rows": {"in": total, "out": total, "rejected": 0},
-        "days": days_of,
-        "splits": {
+        rows={"in": total, "out": total, "rejected": 0},
+        days=days_of,
+        splits={
             split: split_counts(by_day_and_split, split) if days_of[split] else _no_rows()
             for split in SPLITS
         },
-        "by_day_and_split": by_day_and_split,
-        "by_day": click_counts(by_day_and_split),
-        "num_embeddings_per_feature": schema.num_embeddings_per_feature,
-        "workflow_digest": None,
-        "versions": record["versions"],
-        "files": [
-            {
-                "file": part.file,
-                "rows": result.rows,
-                "bytes": result.bytes,
-                "day": part.rows.day,
-                "generation": None,
-            }
+        by_day_and_split=by_day_and_split,
+        by_day=click_counts(by_day_and_split),
+        num_embeddings_per_feature=schema.num_embeddings_per_feature,
+        workflow_digest=None,
+        versions=record["versions"],
+        files=[
+            PartFile(part.file, result.rows, result.bytes, part.rows.day)
             for part, result in zip(parts, results, strict=True)
         ],
-        "next_parts": {split: sum(part.rows.split == split for part in parts) for split in SPLITS},
-    }
+        next_parts={split: sum(part.rows.split == split for part in parts) for split in SPLITS},
+    )
 
 
 def _no_rows() -> dict[str, Any]:
