@@ -19,7 +19,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError, SettingsError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_text
-from clicklog.lineage import identify
+from clicklog.workflow_description import identify
 from dlrm.checkpoint.record import CheckpointRecord
 from dlrm.checkpoint.state import load_state, on_all_ranks
 from dlrm.checkpoint.writer import LATEST_FILE, set_aside
