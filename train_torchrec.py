@@ -6,7 +6,7 @@ Started by ``torchx run -s local_cwd dist.ddp``, by ``torchrun``, or plainly as 
 
 from __future__ import annotations
 
-import clicklog.interrupts  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import gc
@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from clicklog.errors import exit_status
+from nvt_torchrec.base.errors import exit_status
 
 #: Seconds that a rank waits before it reports an error that another rank reports, too, so that the
 #: launcher ends it meanwhile and the error is printed once. A connection is lost because another
@@ -23,10 +23,10 @@ _REPORT_DELAY_S = 2.0
 
 
 def _train(argv: list[str]) -> None:
-    from clicklog.versions import check_training_stack
-    from dlrm.launch.startup import bind_cpus, prepare_torch
-    from dlrm.reporting.metrics_log import set_up_logging
-    from dlrm.settings.flags import parse_settings
+    from nvt_torchrec.base.versions import check_training_stack
+    from nvt_torchrec.dlrm.launch.startup import bind_cpus, prepare_torch
+    from nvt_torchrec.dlrm.reporting.metrics_log import set_up_logging
+    from nvt_torchrec.dlrm.settings.flags import parse_settings
 
     settings = parse_settings(argv)
     check_training_stack()  # also where TorchRec is missing
@@ -35,14 +35,14 @@ def _train(argv: list[str]) -> None:
         bind_cpus()
     prepare_torch()
     if settings.plan_only:
-        from dlrm.sharding.planning import plan_only
+        from nvt_torchrec.dlrm.sharding.planning import plan_only
 
         print(plan_only(settings))
         return
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from dlrm.launch.distributed import process_group
-    from dlrm.train import train
+    from nvt_torchrec.dlrm.launch.distributed import process_group
+    from nvt_torchrec.dlrm.train import train
 
     gc.freeze()  # imported objects stay: a collection that visits them takes a tenth of a second
 
@@ -81,7 +81,7 @@ def _report(message: str) -> None:
     if rank:
         time.sleep(_REPORT_DELAY_S)
         message = message.replace("error: ", f"error: [rank {rank}] ", 1)
-    clicklog.interrupts.print_error(message)
+    nvt_torchrec.base.interrupts.print_error(message)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torchrec.models.dlrm import DLRM
 
-from dlrm.layers import ALIGNMENT, PairProducts
+from nvt_torchrec.dlrm.layers import ALIGNMENT, PairProducts
 
 
 def align_inputs(dlrm: DLRM, *, aligned: bool) -> None:

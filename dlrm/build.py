@@ -12,15 +12,15 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.keyed import CombinedOptimizer
 
-from dlrm.alignment import align_inputs
-from dlrm.config import ModelConfig
-from dlrm.launch.distributed import Group
-from dlrm.layers import PairProducts, choose_kernel
-from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
-from dlrm.optim.combined import combine_optimizers, fuse_table_optimizer
-from dlrm.settings.train_settings import TrainSettings
-from dlrm.sharding.distribute import shard_model
-from nvt_loader import KJTLoader
+from nvt_torchrec.dlrm.alignment import align_inputs
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.layers import PairProducts, choose_kernel
+from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
+from nvt_torchrec.dlrm.optim.combined import combine_optimizers, fuse_table_optimizer
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.sharding.distribute import shard_model
+from nvt_torchrec.nvt_loader import KJTLoader
 
 log = logging.getLogger(__name__)
 

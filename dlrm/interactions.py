@@ -14,8 +14,8 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from clicklog.command_line import as_text, flag
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.command_line import as_text, flag
+from nvt_torchrec.base.errors import SettingsError
 
 if TYPE_CHECKING:
     import torch
@@ -94,12 +94,12 @@ class DotProducts(Interaction):
         return DLRM
 
     def replacement(self, features: int) -> nn.Module:
-        from dlrm.layers import PairProducts
+        from nvt_torchrec.dlrm.layers import PairProducts
 
         return PairProducts(features)
 
     def of_embeddings(self, features: int, dim: int) -> tuple[nn.Module, int]:
-        from dlrm.layers import PairProducts
+        from nvt_torchrec.dlrm.layers import PairProducts
 
         return PairProducts(features, dense=False), features * (features - 1) // 2
 
@@ -134,7 +134,7 @@ class LowRankCross(Interaction):
     def of_embeddings(self, features: int, dim: int) -> tuple[nn.Module, int]:
         from torchrec.modules.crossnet import LowRankCrossNet
 
-        from dlrm.layers import EmbeddingsCross
+        from nvt_torchrec.dlrm.layers import EmbeddingsCross
 
         width = features * dim
         crossnet = LowRankCrossNet(width, self.dcn_num_layers, self.dcn_low_rank_dim)
@@ -194,7 +194,7 @@ class Projection(Interaction):
     def of_embeddings(self, features: int, dim: int) -> tuple[nn.Module, int]:
         from torchrec.models.dlrm import DenseArch
 
-        from dlrm.layers import EmbeddingsProjection
+        from nvt_torchrec.dlrm.layers import EmbeddingsProjection
 
         sizes = self.interaction_branch1_layer_sizes, self.interaction_branch2_layer_sizes
         first, second = (DenseArch(features * dim, list(layers)) for layers in sizes)

@@ -70,7 +70,7 @@ class PairProducts(nn.Module):
         width = len(self.pairs) + self.dense * dense_features.shape[1]
         more = -width % ALIGNMENT if self.aligned else 0
         if self.kernel == "triton":
-            from dlrm.fused_pairs import fused_pairs
+            from nvt_torchrec.dlrm.fused_pairs import fused_pairs
 
             dense = dense_features if self.dense else None
             return fused_pairs(dense, sparse_features, width + more)
@@ -110,7 +110,7 @@ def choose_kernel(layer: PairProducts, device: torch.device) -> None:
 def _refusal(layer: PairProducts, device: torch.device) -> str | None:
     """Return why the kernel cannot be used, after a trial on a few samples."""
     try:
-        from dlrm.fused_pairs import MOST_VECTORS
+        from nvt_torchrec.dlrm.fused_pairs import MOST_VECTORS
     except ImportError as error:
         return f"needs Triton, which comes with PyTorch for CUDA ({error})"
     if layer.vectors > MOST_VECTORS:

@@ -23,9 +23,9 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm.config import ModelConfig
-from dlrm.layers import PooledVectors
-from nvt_loader.batch import LoaderBatch
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.layers import PooledVectors
+from nvt_torchrec.nvt_loader.batch import LoaderBatch
 
 #: The rows of a table that one generator initializes. The initial weights depend on it.
 BLOCK_ROWS = 65536

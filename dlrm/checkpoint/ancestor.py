@@ -15,18 +15,18 @@ from typing import Any
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from clicklog.errors import BadInputError, ClickLogError, SchemaError, SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.validation import parse
-from clicklog.workflow_description import METADATA_FILE, WorkflowDescription
-from dlrm.checkpoint.growth import GrownTable, grow_tables
-from dlrm.checkpoint.record import AGAIN, MODEL_FILE, CheckpointRecord, digest_of
-from dlrm.checkpoint.resume import differences
-from dlrm.checkpoint.state import load_state, on_all_ranks
-from dlrm.checkpoint.writer import checkpoints_in, finished
-from dlrm.config import ModelConfig
-from dlrm.launch.distributed import Group, from_rank_0
-from dlrm.settings.train_settings import TrainSettings, table_optimizer
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, SettingsError
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.dlrm.checkpoint.growth import GrownTable, grow_tables
+from nvt_torchrec.dlrm.checkpoint.record import AGAIN, MODEL_FILE, CheckpointRecord, digest_of
+from nvt_torchrec.dlrm.checkpoint.resume import differences
+from nvt_torchrec.dlrm.checkpoint.state import load_state, on_all_ranks
+from nvt_torchrec.dlrm.checkpoint.writer import checkpoints_in, finished
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 
 log = logging.getLogger(__name__)
 

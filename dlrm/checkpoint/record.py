@@ -9,9 +9,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.files.artifact import FileEntry, Format, check_sizes
-from clicklog.files.atomic import read_json
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry, Format, check_sizes
+from nvt_torchrec.base.files.atomic import read_json
 
 MODEL_FILE, TENSORS_FILE = "model.json", "tensors.json"
 FORMAT = Format(

@@ -16,17 +16,23 @@ from typing import Any
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError, SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import write_text
-from clicklog.workflow_description import identify
-from dlrm.checkpoint.record import CheckpointRecord
-from dlrm.checkpoint.state import load_state, on_all_ranks
-from dlrm.checkpoint.writer import LATEST_FILE, set_aside
-from dlrm.config import ModelConfig
-from dlrm.launch.distributed import Group, from_rank_0
-from dlrm.settings.train_settings import TrainSettings, table_optimizer
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import (
+    BadInputError,
+    ClickLogError,
+    OutputError,
+    SchemaError,
+    SettingsError,
+)
+from nvt_torchrec.base.files.atomic import write_text
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.state import load_state, on_all_ranks
+from nvt_torchrec.dlrm.checkpoint.writer import LATEST_FILE, set_aside
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.workflow_description import identify
+from nvt_torchrec.nvt_loader import KJTLoader
 
 log = logging.getLogger(__name__)
 

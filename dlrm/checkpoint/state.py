@@ -19,15 +19,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError
-from clicklog.files.artifact import FileEntry
-from clicklog.finite import flat, not_finite
-from clicklog.spec.feature_spec import FIRST_OOV_ID
-from dlrm.checkpoint.growth import GrownTable
-from dlrm.checkpoint.record import CheckpointRecord
-from dlrm.checkpoint.store import check_contents, is_momentary, not_read, reason
-from dlrm.checkpoint.tensors import Tensors, Window, read_tensors, read_windows
-from dlrm.launch.distributed import Group, gathered
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.finite import flat, not_finite
+from nvt_torchrec.dlrm.checkpoint.growth import GrownTable
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.store import check_contents, is_momentary, not_read, reason
+from nvt_torchrec.dlrm.checkpoint.tensors import Tensors, Window, read_tensors, read_windows
+from nvt_torchrec.dlrm.launch.distributed import Group, gathered
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from clicklog.errors import BadInputError
-from clicklog.files.atomic import read_json, write_json
-from clicklog.files.validation import parse
-from dlrm.checkpoint.record import TENSORS_FILE
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.dlrm.checkpoint.record import TENSORS_FILE
 
 _AGAIN = "the checkpoint is damaged: copy it again, or use another one"
 _DTYPES = {

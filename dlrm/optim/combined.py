@@ -9,11 +9,11 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from dlrm.model import TrainModel
-from dlrm.optim.adam import TableAdam, lookups_of
-from dlrm.optim.learning_rates import Rates
-from dlrm.optimizers import OPTIMIZERS, Optimizer
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.model import TrainModel
+from nvt_torchrec.dlrm.optim.adam import TableAdam, lookups_of
+from nvt_torchrec.dlrm.optim.learning_rates import Rates
+from nvt_torchrec.dlrm.optimizers import OPTIMIZERS, Optimizer
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 
 def fuse_table_optimizer(model: TrainModel, settings: TrainSettings) -> None:

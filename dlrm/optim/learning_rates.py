@@ -20,9 +20,9 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from dlrm.config import ModelConfig
-from dlrm.optimizers import OPTIMIZERS
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 #: The default warm-up: a share of an epoch's steps, and the least and the most steps.
 _WARMUP_SHARE, _WARMUP_LEAST, _WARMUP_MOST = 0.05, 10, 200

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from clicklog.command_line import Settings, flag
-from dlrm.interactions import INTERACTIONS
-from dlrm.optimizers import OPTIMIZERS
-from dlrm.settings import other_trainers
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.dlrm.interactions import INTERACTIONS
+from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
+from nvt_torchrec.dlrm.settings import other_trainers
 
 SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")
 MODES = ("train", "test")

@@ -13,9 +13,9 @@ from torchrec.distributed.planner.types import ShardingOption, Storage
 from torchrec.distributed.types import BoundsCheckMode
 from torchrec.modules.embedding_configs import DataType
 
-from dlrm.config import ModelConfig
-from dlrm.optimizers import Optimizer
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.optimizers import Optimizer
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 #: The type of a lookup's output in 16 bits. FBGEMM's kernels for CPUs have no bfloat16.
 HALF_LOOKUPS = {"cuda": DataType.BF16}

@@ -7,9 +7,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from clicklog.errors import BadInputError
-from clicklog.files.validation import parse
-from dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.schema import TableSchema
-from clicklog.versions import check_training_stack
-from dlrm.checkpoint.record import CheckpointRecord
-from dlrm.interactions import linear_layers
-from inference.model.scoring import ServingModel
-from inference.model.tables import Table
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.versions import check_training_stack
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.interactions import linear_layers
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.inference.model.scoring import ServingModel
+from nvt_torchrec.inference.model.tables import Table
 
 if TYPE_CHECKING:
-    from dlrm.config import ModelConfig
-    from dlrm.model import Scorer
+    from nvt_torchrec.dlrm.config import ModelConfig
+    from nvt_torchrec.dlrm.model import Scorer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +64,8 @@ def usable(device: torch.device | str) -> torch.device:
 
 def shape_of_checkpoint(record: CheckpointRecord) -> ModelShape:
     """Return the shape that a checkpoint's ``model.json`` describes."""
-    from dlrm.config import ModelConfig
-    from dlrm.labels import label_of
+    from nvt_torchrec.dlrm.config import ModelConfig
+    from nvt_torchrec.dlrm.labels import label_of
 
     config = ModelConfig.from_dict(record.model)
     training = record.training
@@ -82,7 +82,7 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
         UnsupportedStackError: TorchRec is not installed.
     """
     check_training_stack()
-    from dlrm.checkpoint.store import load_model  # imports TorchRec: seconds
+    from nvt_torchrec.dlrm.checkpoint.store import load_model  # imports TorchRec: seconds
 
     shape = shape_of_checkpoint(CheckpointRecord.read(path))
     scorer, config = load_model(path, device)

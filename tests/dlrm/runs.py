@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dlrm.launch.distributed import process_group
-from dlrm.settings.flags import parse_settings
-from dlrm.train import TrainResult, train
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.train import TrainResult, train
 
 ROOT = Path(__file__).parents[2]
 

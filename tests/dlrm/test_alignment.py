@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from dlrm import build
-from dlrm.alignment import align_inputs
-from dlrm.checkpoint.store import load_model
-from dlrm.config import ModelConfig
-from dlrm.model import build_dlrm
-from dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm import build
+from nvt_torchrec.dlrm.alignment import align_inputs
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.model import build_dlrm
+from nvt_torchrec.dlrm.settings.flags import parse_settings
 from tests.dlrm.runs import losses, train_here
 
 NAMES = tuple(f"c{i}" for i in range(26))

@@ -14,12 +14,12 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from clicklog.errors import SettingsError
-from dlrm.checkpoint.store import load_model
-from dlrm.evaluate import score
-from dlrm.layers import PairProducts, PooledVectors
-from dlrm.metrics import compute_metrics
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.evaluate import score
+from nvt_torchrec.dlrm.layers import PairProducts, PooledVectors
+from nvt_torchrec.dlrm.metrics import compute_metrics
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import events, losses, train_here, train_many
 
 
@@ -156,7 +156,7 @@ def test_warm_up_steps_are_left_out_of_the_throughput(data, tmp_path):
 
 def test_a_line_of_progress(data, tmp_path, caplog):
     flags = ["--max_steps=4", "--throughput_check_freq_within_epoch=4", "--lr_warmup_steps=8"]
-    with caplog.at_level(logging.INFO, logger="dlrm"):
+    with caplog.at_level(logging.INFO, logger="nvt_torchrec.dlrm"):
         _train(data, tmp_path, *flags)
     (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("step ")]
     assert line.startswith("step 4/4  epoch 1/1 13 %  loss 0.")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError
-from dlrm.checkpoint.tensors import Chunk, StoredTensor, check_places
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.dlrm.checkpoint.tensors import Chunk, StoredTensor, check_places
 
 
 @pytest.mark.parametrize(("begin", "good"), [(40, True), (39, False), (0, False)])

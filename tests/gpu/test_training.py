@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from clicklog.schema import TableSchema
-from dlrm.checkpoint.store import load_model
-from dlrm.config import model_config
-from dlrm.settings.flags import parse_settings
-from dlrm.sharding.planning import plan_only
-from nvt_loader import KJTLoader
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.sharding.planning import plan_only
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, ROOT, events, losses, run_command, torchrun, train_here
 from tests.nvt_loader.data import write_split
@@ -91,7 +91,7 @@ def test_the_kernel_of_the_dot_products(
 ) -> None:
     """By default, in float32 and without a warning; a rehearsal has the operators."""
     flags = ["--adagrad", "--learning_rate=0.1"]
-    with caplog.at_level("WARNING", logger="dlrm.layers"):
+    with caplog.at_level("WARNING", logger="nvt_torchrec.dlrm.layers"):
         found = train(data, tmp_path / "log", *flags)
     assert not caplog.records, "a kernel that was refused"
     np.testing.assert_allclose(found, expected(data, *flags), rtol=0, atol=1e-3)
