@@ -23,10 +23,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.daily.calendar import Calendar
-from benchmarks.daily.ways import CONTINUING, STAGES, WAYS
-from benchmarks.harness import run_benchmark
-from benchmarks.training_runs import refuse, split_flags
+from benchmarks.daily.ways import CONTINUING, STAGES, WAYS, Calendar
+from benchmarks.harness import refuse, run_benchmark, split_flags
 from clicklog.command_line import Settings, flag
 from clicklog.errors import OutputError, SettingsError
 from clicklog.files.atomic import locked
@@ -35,7 +33,7 @@ from clicklog.synthetic.model import CALENDAR_DAYS
 log = logging.getLogger("benchmarks")
 
 #: Flags of the trainer that the benchmark sets itself.
-_OWN = (
+_REFUSED = (
     *("--binary_path", "--continue_from", "--save_checkpoint_path", "--log_path"),
     *("--checkpoint_dir", "--load_checkpoint_path", "--resume", "--mode"),
 )
@@ -77,13 +75,13 @@ class DailySettings(Settings):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; return the exit status."""
-    own, flags = split_flags(sys.argv[1:] if argv is None else argv)
+    arguments, flags = split_flags(sys.argv[1:] if argv is None else argv)
     work = functools.partial(_run, flags=tuple(flags) or CONTINUING)
-    return run_benchmark("daily", __doc__, DailySettings, work, own)
+    return run_benchmark("daily", __doc__, DailySettings, work, arguments)
 
 
 def _run(settings: DailySettings, flags: tuple[str, ...]) -> int:
-    refuse(list(flags), _OWN)
+    refuse(flags, _REFUSED)
     settings = dataclasses.replace(settings, output=settings.output.absolute())
     output = settings.output
     others = {path.name for path in output.iterdir()} - {_LOCK} if output.exists() else set()
@@ -93,12 +91,8 @@ def _run(settings: DailySettings, flags: tuple[str, ...]) -> int:
     with locked(output / _LOCK, output):
         _begin(settings, flags)
         results = _measure(settings, flags)
-    from benchmarks.daily.page import write_page
-
-    page = output / "daily.html"
-    write_page(page, results)
     print(results.text(), flush=True)
-    print(f"\nwritten to {results.write()} and {page}")
+    print(f"\nwritten to {results.write()}")
     _journal(output).add({_END: {}})
     return 0
 
@@ -129,17 +123,16 @@ def _measure(settings: DailySettings, flags: tuple[str, ...]) -> Any:
     from tqdm import tqdm
     from tqdm.contrib.logging import logging_redirect_tqdm
 
-    from benchmarks.daily.records import Stages
+    from benchmarks.daily import ways
     from benchmarks.daily.results import ORACLE, Result, Results
-    from benchmarks.daily.scores import oracle, score
-    from benchmarks.daily.ways import Work, do_morning, make_first_model
+    from benchmarks.daily.stages import Stages
 
     calendar = settings.calendar
     per_morning = sum(1 + len(STAGES) * (way != "never") for way in settings.ways)
     total = 1 + len(STAGES) + per_morning * len(calendar.mornings)
     with tqdm(total=total, unit="stage", disable=None) as bar, logging_redirect_tqdm():
         stages = Stages(_journal(settings.output), bar)
-        work = Work(settings.output, calendar, stages, flags)
+        work = ways.Work(settings.output, calendar, stages, flags)
         stages.command(
             "log",
             [
@@ -148,24 +141,24 @@ def _measure(settings: DailySettings, flags: tuple[str, ...]) -> Any:
             ],
             before=lambda: shutil.rmtree(work.raw, ignore_errors=True),
         )
-        first = make_first_model(work)
-        results = Results(calendar, settings.rows_per_day, flags, {}, first)
+        ways.make_first_model(work)
+        results = Results(calendar, settings.rows_per_day, flags, {})
         if stages.continued:
             results.notes.append(
                 "The benchmark was interrupted; of the command that was interrupted, only the last "
                 "run is counted."
             )
         for morning in calendar.mornings:
-            found = results.mornings[morning] = {}
+            models = results.mornings[morning] = {}
             for way in settings.ways:
-                costs = do_morning(work, way, morning)
+                costs = ways.do_morning(work, way, morning)
                 metrics = stages.call(
                     f"{way}/day {morning.newest}/score",
-                    functools.partial(score, work.served(way), work.day(morning.served)),
+                    functools.partial(ways.score, work.served(way), work.day(morning.served)),
                 )
-                found[way] = Result(metrics, costs)
+                models[way] = Result(metrics, costs)
                 log.info("%-24s AUROC %.5f on day %d", way, metrics["auroc"], morning.served)
-            found[ORACLE] = Result(oracle(work.raw, morning.served))
+            models[ORACLE] = Result(ways.oracle(work.raw, morning.served))
     return results
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import shutil
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.daily.calendar import Calendar, Morning
-from benchmarks.daily.records import Cost, Stages
-from benchmarks.harness import ROOT
-from benchmarks.training_runs import SMALL_MODEL
+from benchmarks.daily.stages import Cost, Stages
+from benchmarks.harness import ROOT, SMALL_MODEL
 from clicklog.etl_output import EtlOutput
+from clicklog.files.atomic import read_json
+from clicklog.synthetic.model import CALENDAR_DAYS
 
 #: The ways, by the name of their flag, and what the table calls them.
 WAYS = {"never": "never updated", "daily": "updated daily", "refit": "refitted daily"}
@@ -26,6 +27,48 @@ CONTINUING = ("--days", "new")
 LARGEST_DROP, LARGEST_CALIBRATION_CHANGE = 0.05, 1
 
 Command = list[Any]
+
+
+class Morning(NamedTuple):
+    """A morning on which a day of log has arrived.
+
+    Attributes:
+        newest: The day that has arrived. Every way holds its labels back: they choose and check
+            the model, and are trained on a morning later.
+        served: The day after, which the models of this morning score.
+    """
+
+    newest: int
+    served: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Calendar:
+    """The last ``days`` days of the synthetic log, in which its most frequent late values appear.
+
+    Attributes:
+        days: The number of days.
+        first_days: The number of days that the first model is made of, the held-back one included.
+    """
+
+    days: int
+    first_days: int
+
+    @property
+    def first(self) -> int:
+        """The first day of the log that is used."""
+        return CALENDAR_DAYS - self.days
+
+    @property
+    def initial(self) -> Morning:
+        """The morning on which the first model is made."""
+        newest = self.first + self.first_days - 1
+        return Morning(newest, newest + 1)
+
+    @property
+    def mornings(self) -> list[Morning]:
+        """The mornings after the initial one."""
+        return [Morning(day, day + 1) for day in range(self.initial.served, CALENDAR_DAYS - 1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +92,15 @@ class Work:
         """The directory of the log."""
         return self.output / "raw"
 
-    @property
-    def first_bundle(self) -> Path:
-        """The bundle of the first model, which every way begins with."""
-        return self.output / "first" / "bundle"
-
     def day(self, day: int) -> Path:
-        """The file of a day."""
+        """Return the file of a day."""
         return self.raw / f"day_{day}"
 
     def served(self, way: str) -> Path:
-        """The bundle that a way serves."""
-        return self.first_bundle if way == "never" else self.output / way / "served" / "current"
+        """Return the bundle that a way serves."""
+        if way == "never":
+            return self.output / "first" / "bundle"
+        return self.output / way / "served" / "current"
 
 
 def make_first_model(work: Work) -> dict[str, Cost]:
@@ -75,6 +115,31 @@ def do_morning(work: Work, way: str, morning: Morning) -> dict[str, Cost]:
     if way == "refit":
         return _from_nothing(work, way, work.output / way, morning)
     return _extend(work, morning)
+
+
+def score(bundle: Path, day: Path) -> dict[str, Any]:
+    """Score the raw rows of a day as ``inference predict`` does; return the metrics.
+
+    Raises:
+        ClickLogError: Bundle or log is missing or damaged.
+    """
+    from dlrm.launch.startup import prepare_torch
+
+    prepare_torch()
+    from inference.bulk import evaluate_file, predict_file
+    from inference.predictor import Predictor
+
+    predictor = Predictor.load(bundle, check=True)
+    with tempfile.TemporaryDirectory() as directory:
+        scores = Path(directory) / "scores.parquet"
+        predict_file(predictor, str(day), scores, need_label=True)
+        return evaluate_file(scores).to_dict()
+
+
+def oracle(raw: Path, day: int) -> dict[str, Any]:
+    """Return the metrics of the probabilities from which the clicks of a day were drawn."""
+    files = read_json(raw / "synthetic.json", "the synthetic log's description")["files"]
+    return next(file for file in files if file["file"] == f"day_{day}")
 
 
 def _from_nothing(work: Work, way: str, home: Path, morning: Morning) -> dict[str, Cost]:
@@ -94,17 +159,16 @@ def _from_nothing(work: Work, way: str, home: Path, morning: Morning) -> dict[st
 def _extend(work: Work, morning: Morning) -> dict[str, Cost]:
     """Extend the output by the newest day, and continue from the newest checkpoint."""
     home = work.output / "daily"
-    before, checkpoint = (
-        home / f"checkpoint.{day}" for day in (morning.newest - 1, morning.newest)
+    out, before, checkpoint = (
+        home / name
+        for name in ("out", f"checkpoint.{morning.newest - 1}", f"checkpoint.{morning.newest}")
     )
-    out = home / "out"
-    extend = ["-m", "etl", "extend", "--output_path", out]
+    etl = ["-m", "etl", "extend", "--output_path", out]
     # --resume: an interrupted benchmark may have interrupted it
-    extend += ["--input_path", work.day(morning.newest), "--resume"]
+    etl += ["--input_path", work.day(morning.newest), "--resume"]
     train = [*_training(out, checkpoint), "--continue_from", before, *work.update_flags]
-    costs = _do(
-        work, "daily", home, morning, {"etl": extend, "train": train}, {"train": checkpoint}
-    )
+    commands = {"etl": etl, "train": train}
+    costs = _do(work, "daily", home, morning, commands, {"train": checkpoint})
     _remove(before)
     return costs
 
@@ -127,11 +191,16 @@ def _do(
         commands: The commands of the ETL and the trainer.
         replaced: What they write, by stage: an interrupted run of them may have left it.
     """
-    bundle = work.first_bundle if way == "first" else home / "bundle"
-    workflow = EtlOutput(home / "out").workflow
-    checkpoint = home / f"checkpoint.{morning.newest}"
-    commands["bundle"] = ["-m", "inference", "bundle", "--workflow", workflow]
-    commands["bundle"] += ["--checkpoint", checkpoint, "--output", bundle]
+    bundle = work.served("never") if way == "first" else home / "bundle"
+    commands["bundle"] = [
+        "-m",
+        "inference",
+        "bundle",
+        "--workflow",
+        EtlOutput(home / "out").workflow,
+    ]
+    commands["bundle"] += ["--checkpoint", home / f"checkpoint.{morning.newest}"]
+    commands["bundle"] += ["--output", bundle]
     commands["publish"] = ["-m", "inference", "publish", bundle, "--to", home / "served"]
     commands["publish"] += ["--sample", work.day(morning.newest)]
     commands["publish"] += ["--max_auroc_drop", LARGEST_DROP]

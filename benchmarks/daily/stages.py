@@ -94,11 +94,11 @@ class Stages:
 
     def call(self, name: str, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the result of a function, JSON-ready; call it unless its result is recorded."""
-        if name not in self._finished:
+        if name in self._finished:
+            self._bar.update()
+        else:
             self._bar.set_description(name)
             self._record(name, function())
-            return self._finished[name]
-        self._bar.update()
         return self._finished[name]
 
     def _record(self, name: str, record: dict[str, Any]) -> None:
