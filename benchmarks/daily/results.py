@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.daily.stages import Cost
-from benchmarks.daily.ways import STAGES, WAYS, Calendar, Morning
+from benchmarks.daily.ways import STAGES, WAYS, Calendar, Cost, Morning
 from benchmarks.harness import Metric, Table, aligned, describe_machine
 from benchmarks.process import Run
 

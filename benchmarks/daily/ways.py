@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import logging
+import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.daily.stages import Cost, Stages
 from benchmarks.harness import ROOT, SMALL_MODEL
+from benchmarks.process import run
+from clicklog.errors import ClickLogError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 from clicklog.synthetic.model import CALENDAR_DAYS
+
+log = logging.getLogger("benchmarks")
 
 #: The ways, by the name of their flag, and what the table calls them.
 WAYS = {"never": "never updated", "daily": "updated daily", "refit": "refitted daily"}
@@ -27,6 +32,32 @@ CONTINUING = ("--days", "new")
 LARGEST_DROP, LARGEST_CALIBRATION_CHANGE = 0.05, 1
 
 Command = list[Any]
+
+
+class StageFailedError(ClickLogError):
+    """A command of the benchmark failed; its own message names the error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a command took.
+
+    Attributes:
+        wall_s: Seconds from its start to its end.
+        cpu_s: CPU seconds of all its processes.
+        peak_rss_mb: The most memory that they held at one moment, MB.
+    """
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_rss_mb: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.wall_s + other.wall_s,
+            self.cpu_s + other.cpu_s,
+            max(self.peak_rss_mb, other.peak_rss_mb),
+        )
 
 
 class Morning(NamedTuple):
@@ -78,13 +109,11 @@ class Work:
     Attributes:
         output: The directory of the benchmark.
         calendar: Its days.
-        stages: Runs and measures the commands.
         update_flags: The trainer's flags when it continues.
     """
 
     output: Path
     calendar: Calendar
-    stages: Stages
     update_flags: tuple[str, ...]
 
     @property
@@ -103,9 +132,28 @@ class Work:
         return self.output / way / "served" / "current"
 
 
-def make_first_model(work: Work) -> dict[str, Cost]:
+def run_command(name: str, command: Command) -> Cost:
+    """Run a Python program; return what it took.
+
+    Args:
+        name: The name of the stage, for example ``refit/day 14/train``.
+        command: A script, or ``-m`` and a module; then the arguments.
+
+    Raises:
+        StageFailedError: It ended with another exit status than 0.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    program = [sys.executable, *map(str, command)]
+    done = run(program, env={"PATH": path}, cwd=ROOT, result=dict)
+    if done.error:
+        raise StageFailedError(f"{name}: {done.error}", f"see: python {' '.join(program[1:])}")
+    log.info("%-24s %6.1f s  %6.1f CPU s", name, done.wall_s, done.cpu_s)
+    return Cost(done.wall_s, done.cpu_s, done.peak_rss_mb)
+
+
+def make_first_model(work: Work) -> None:
     """Fit and train on the first days; publish the model where the daily updates begin."""
-    return _from_nothing(work, "first", work.output / "daily", work.calendar.initial)
+    _from_nothing(work, "first", work.output / "daily", work.calendar.initial)
 
 
 def do_morning(work: Work, way: str, morning: Morning) -> dict[str, Cost]:
@@ -147,71 +195,46 @@ def _from_nothing(work: Work, way: str, home: Path, morning: Morning) -> dict[st
     out, checkpoint = home / "out", home / f"checkpoint.{morning.newest}"
     etl = ["-m", "etl", "run", "--input_path", work.raw, "--output_path", out]
     etl += ["--days", f"{work.calendar.first}-{morning.newest}"]
-    train = _training(out, checkpoint)
-    replaced = {"etl": out, "train": checkpoint}
-    costs = _do(work, way, home, morning, {"etl": etl, "train": train}, replaced)
+    costs = _do(work, way, home, morning, etl, _training(out, checkpoint))
     if way != "first":
-        _remove(out)
-        _remove(checkpoint)
+        shutil.rmtree(out)
+        shutil.rmtree(checkpoint)
     return costs
 
 
 def _extend(work: Work, morning: Morning) -> dict[str, Cost]:
     """Extend the output by the newest day, and continue from the newest checkpoint."""
     home = work.output / "daily"
-    out, before, checkpoint = (
-        home / name
-        for name in ("out", f"checkpoint.{morning.newest - 1}", f"checkpoint.{morning.newest}")
-    )
-    etl = ["-m", "etl", "extend", "--output_path", out]
-    # --resume: an interrupted benchmark may have interrupted it
-    etl += ["--input_path", work.day(morning.newest), "--resume"]
-    train = [*_training(out, checkpoint), "--continue_from", before, *work.update_flags]
-    commands = {"etl": etl, "train": train}
-    costs = _do(work, "daily", home, morning, commands, {"train": checkpoint})
-    _remove(before)
+    out, before = home / "out", home / f"checkpoint.{morning.newest - 1}"
+    etl = ["-m", "etl", "extend", "--output_path", out, "--input_path", work.day(morning.newest)]
+    train = _training(out, home / f"checkpoint.{morning.newest}")
+    train += ["--continue_from", before, *work.update_flags]
+    costs = _do(work, "daily", home, morning, etl, train)
+    shutil.rmtree(before)
     return costs
 
 
 def _do(
-    work: Work,
-    way: str,
-    home: Path,
-    morning: Morning,
-    commands: dict[str, Command],
-    replaced: dict[str, Path],
+    work: Work, way: str, home: Path, morning: Morning, etl: Command, train: Command
 ) -> dict[str, Cost]:
-    """Run the ETL and the trainer, then bundle and publish; return what each took.
-
-    Args:
-        work: What all ways share.
-        way: The name of the way in the records.
-        home: The directory of the way.
-        morning: The morning.
-        commands: The commands of the ETL and the trainer.
-        replaced: What they write, by stage: an interrupted run of them may have left it.
-    """
+    """Run the ETL and the trainer, then bundle and publish; return what each took."""
     bundle = work.served("never") if way == "first" else home / "bundle"
-    commands["bundle"] = [
-        "-m",
-        "inference",
-        "bundle",
-        "--workflow",
-        EtlOutput(home / "out").workflow,
-    ]
-    commands["bundle"] += ["--checkpoint", home / f"checkpoint.{morning.newest}"]
-    commands["bundle"] += ["--output", bundle]
-    commands["publish"] = ["-m", "inference", "publish", bundle, "--to", home / "served"]
-    commands["publish"] += ["--sample", work.day(morning.newest)]
-    commands["publish"] += ["--max_auroc_drop", LARGEST_DROP]
-    commands["publish"] += ["--max_calibration_change", LARGEST_CALIBRATION_CHANGE]
-    replaced["bundle"] = bundle
+    shutil.rmtree(bundle, ignore_errors=True)  # that of the day before
+    commands = {
+        "etl": etl,
+        "train": train,
+        "bundle": [
+            *("-m", "inference", "bundle", "--workflow", EtlOutput(home / "out").workflow),
+            *("--checkpoint", home / f"checkpoint.{morning.newest}", "--output", bundle),
+        ],
+        "publish": [
+            *("-m", "inference", "publish", bundle, "--to", home / "served"),
+            *("--sample", work.day(morning.newest), "--max_auroc_drop", LARGEST_DROP),
+            *("--max_calibration_change", LARGEST_CALIBRATION_CHANGE),
+        ],
+    }
     return {
-        stage: work.stages.command(
-            f"{way}/day {morning.newest}/{stage}",
-            commands[stage],
-            before=functools.partial(_remove, replaced.get(stage)),
-        )
+        stage: run_command(f"{way}/day {morning.newest}/{stage}", commands[stage])
         for stage in STAGES
     }
 
@@ -222,8 +245,3 @@ def _training(out: Path, checkpoint: Path) -> Command:
         *(ROOT / "train_torchrec.py", "--binary_path", f"{EtlOutput(out).splits}/", *TRAINING),
         *("--save_checkpoint_path", checkpoint, "--log_path", log),
     ]
-
-
-def _remove(path: Path | None) -> None:
-    if path is not None:
-        shutil.rmtree(path, ignore_errors=True)
