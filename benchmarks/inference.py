@@ -8,7 +8,7 @@ the Predictor with NVTabular and TorchRec, stage by stage.
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import contextlib
@@ -28,8 +28,8 @@ import numpy as np
 
 from benchmarks.harness import ROOT, Metric, Table, run_benchmark
 from benchmarks.process import Run
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
 
 METRICS = (
     Metric("rows_per_s", "rows/s", ratio=True),
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: BenchmarkSettings) -> int:
-    from inference import Predictor
+    from nvt_torchrec.inference import Predictor
 
     predictor = Predictor.load(settings.bundle)
     rows = _read_rows(predictor.spec, settings.input, max(settings.rows))
@@ -82,8 +82,8 @@ def _run(settings: BenchmarkSettings) -> int:
 
 def _read_rows(spec: Any, path: str, count: int) -> list[dict[str, Any]]:
     """Return the first rows of a file as dicts, repeated if they are too few."""
-    from clicklog.readers.stream import stream_unparsed
-    from inference.inputs.samples import rows_as_dicts
+    from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+    from nvt_torchrec.inference.inputs.samples import rows_as_dicts
 
     rows: list[dict[str, Any]] = []
     for block in stream_unparsed(path, spec, block_bytes=1 << 20):

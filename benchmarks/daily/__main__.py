@@ -11,7 +11,7 @@ drawn from. Everything after -- goes to train_torchrec.py when it continues, in 
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
@@ -25,9 +25,9 @@ from benchmarks.daily import ways
 from benchmarks.daily.results import ORACLE, Result, Results
 from benchmarks.daily.ways import WAYS, Calendar
 from benchmarks.harness import refuse, run_benchmark, split_flags
-from clicklog.command_line import Settings, flag
-from clicklog.errors import OutputError, SettingsError
-from clicklog.synthetic.model import CALENDAR_DAYS
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import OutputError, SettingsError
+from nvt_torchrec.clicklog.synthetic.model import CALENDAR_DAYS
 
 log = logging.getLogger("benchmarks")
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness import ROOT, SMALL_MODEL
 from benchmarks.process import run
-from clicklog.errors import ClickLogError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import read_json
-from clicklog.synthetic.model import CALENDAR_DAYS
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.clicklog.synthetic.model import CALENDAR_DAYS
+from nvt_torchrec.formats.etl_output import EtlOutput
 
 log = logging.getLogger("benchmarks")
 
@@ -171,11 +171,11 @@ def score(bundle: Path, day: Path) -> dict[str, Any]:
     Raises:
         ClickLogError: Bundle or log is missing or damaged.
     """
-    from dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    from inference.bulk import evaluate_file, predict_file
-    from inference.predictor import Predictor
+    from nvt_torchrec.inference.bulk import evaluate_file, predict_file
+    from nvt_torchrec.inference.predictor import Predictor
 
     predictor = Predictor.load(bundle, check=True)
     with tempfile.TemporaryDirectory() as directory:

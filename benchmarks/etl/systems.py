@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.etl.verify import Output, parts, read_parquet_column
 from benchmarks.harness import ROOT, System
 from benchmarks.venvs import Peer
-from clicklog.errors import ClickLogError
+from nvt_torchrec.base.errors import ClickLogError
 
 HERE = Path(__file__).parent
 
@@ -103,7 +103,7 @@ def peer(log: Log, peer: Peer, name: str, *flags: str, case: str, **more: Any) -
 
 def our_output(directory: Path) -> Output:
     """Read what ``python -m etl run`` wrote."""
-    from workflows import inspect
+    from nvt_torchrec.workflows import inspect
 
     description = inspect(directory / "workflow")
     split = directory / "criteo_binary" / "split"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks.data import FILE_ROWS, criteo_schema, make_once, write_rows
 from benchmarks.gpu.worker import GpuSettings, Result
-from clicklog.synthetic.log import SyntheticSettings, synthesize
-from clicklog.synthetic.model import MLPERF_CARDINALITIES
+from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
+from nvt_torchrec.clicklog.synthetic.model import MLPERF_CARDINALITIES
 
 LOG_DAYS = 3
 #: Names of each training file, so that runs are long: a GPU takes millions of rows a second.

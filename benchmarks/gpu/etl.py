@@ -12,16 +12,16 @@ import torch
 
 from benchmarks.gpu.data import LOG_DAYS, ensure_log
 from benchmarks.gpu.worker import GpuSettings, Result, seconds_of
-from clicklog.files.atomic import read_json
-from clicklog.readers.raw import Block, find_days
-from clicklog.readers.text_rows import line_limit
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.toml_file import load_spec
-from clicklog.text.device.tokenizer import parse_on_device
-from etl.plan import make_plan
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.clicklog.readers.raw import Block, find_days
+from nvt_torchrec.clicklog.readers.text_rows import line_limit
+from nvt_torchrec.clicklog.text.device.tokenizer import parse_on_device
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 if TYPE_CHECKING:
-    from etl.engines.device_blocks import Card
+    from nvt_torchrec.etl.engines.device_blocks import Card
 
 CASE = "ETL"
 _COPIED = 256 << 20
@@ -44,7 +44,7 @@ def copies(args: GpuSettings, device: torch.device) -> Iterator[Result]:
 
 def stages(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Measure the stages of a block of 64 MiB of the log, or of a day if that is smaller."""
-    from etl.engines.device import worker_card
+    from nvt_torchrec.etl.engines.device import worker_card
 
     spec = load_spec()
     days = find_days(str(ensure_log(args)))
@@ -57,10 +57,10 @@ def of_block(
 ) -> Iterator[Result]:
     """Measure each stage of a block on a card alone; ``device`` is the card, as torch names it."""
     from benchmarks.gpu.card import write_fitted
-    from etl.engines.device_blocks import count_rows
-    from etl.engines.device_parquet import write_on_device
-    from workflows import compiled
-    from workflows.compiled.device import DeviceWorkflow
+    from nvt_torchrec.etl.engines.device_blocks import count_rows
+    from nvt_torchrec.etl.engines.device_parquet import write_on_device
+    from nvt_torchrec.workflows import compiled
+    from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
 
     directory = args.data / "stages"
     shutil.rmtree(directory, ignore_errors=True)
@@ -115,8 +115,8 @@ def dask_engine(args: GpuSettings, device: torch.device) -> Iterator[Result]:
 
 
 def _engine(args: GpuSettings, engine: str) -> Iterator[Result]:
-    from etl.run import run
-    from etl.settings import EtlSettings
+    from nvt_torchrec.etl.run import run
+    from nvt_torchrec.etl.settings import EtlSettings
 
     log, output = ensure_log(args), args.data / f"etl-{engine}"
     days = find_days(str(log))

@@ -22,18 +22,18 @@ from benchmarks.data import npy_files
 from benchmarks.gpu.data import ensure_log, ensure_parquet, training_files
 from benchmarks.gpu.worker import GpuSettings, Result, seconds_of, settle
 from benchmarks.venvs import BUILD
-from dlrm.build import OneRankPipeline, build
-from dlrm.config import model_config
-from dlrm.data import read_schema
-from dlrm.launch.distributed import process_group
-from dlrm.model import TrainBatch
-from dlrm.reporting.profiling import TRACE_FILE
-from dlrm.settings.flags import parse_settings
-from dlrm.settings.train_settings import TrainSettings
-from dlrm.train import train
-from nvt_loader import KJTLoader
-from nvt_loader.cpu.builder import CpuBuilder
-from nvt_loader.cuda import builders as gpu
+from nvt_torchrec.dlrm.build import OneRankPipeline, build
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.data import read_schema
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.model import TrainBatch
+from nvt_torchrec.dlrm.reporting.profiling import TRACE_FILE
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.train import train
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
+from nvt_torchrec.nvt_loader.cuda import builders as gpu
 
 #: How a step is computed: the settings that this changes.
 WAYS = {
@@ -118,12 +118,12 @@ def profile(args: GpuSettings, device: torch.device) -> Iterator[Result]:
 
 def scoring(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Measure the p50 of the stages from rows as dicts to probabilities, by batch size."""
-    from clicklog.readers.stream import stream_unparsed
-    from clicklog.spec.toml_file import load_spec
-    from etl.run import run
-    from etl.settings import EtlSettings
-    from inference import Predictor
-    from inference.benchmark import measure
+    from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+    from nvt_torchrec.etl.run import run
+    from nvt_torchrec.etl.settings import EtlSettings
+    from nvt_torchrec.formats.spec.toml_file import load_spec
+    from nvt_torchrec.inference import Predictor
+    from nvt_torchrec.inference.benchmark import measure
 
     log, base = ensure_log(args), args.data / "scoring"
     shutil.rmtree(base, ignore_errors=True)
@@ -178,7 +178,7 @@ def _epochs(
 ) -> Iterator[Batch]:
     loader = None
     while True:
-        with mock.patch("nvt_loader.loader.choose_builder", return_value=kind):
+        with mock.patch("nvt_torchrec.nvt_loader.loader.choose_builder", return_value=kind):
             loader = loader or KJTLoader(
                 split / "train", size, device=device, drop_last=True, decode_threads=threads
             )
@@ -218,7 +218,7 @@ def _drawn_on_device() -> AbstractContextManager[object]:
                 for shard in value.local_shards():
                     shard.tensor.uniform_(-0.01, 0.01)
 
-    return mock.patch("dlrm.sharding.distribute._fill_tables", fill)
+    return mock.patch("nvt_torchrec.dlrm.sharding.distribute._fill_tables", fill)
 
 
 def _train(

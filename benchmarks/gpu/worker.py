@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clicklog.command_line import Parser, Settings, flag, parse
+from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def main() -> None:
     settings, part = parse(Parser(), None, GpuSettings, PartSettings)
     settings.data.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    from dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
     import torch
@@ -114,7 +114,7 @@ def _versions(device: torch.device) -> dict[str, Any]:
     """Return the card, its driver and the versions that matter."""
     import torch
 
-    from clicklog.versions import installed_version
+    from nvt_torchrec.base.versions import installed_version
 
     names = ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "cudf-cu13", "dask-cuda")
     facts: dict[str, Any] = {name: installed_version(name) for name in names}

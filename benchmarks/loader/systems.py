@@ -25,7 +25,7 @@ def _files(args: argparse.Namespace) -> list[Path]:
 
 def _ours(args: argparse.Namespace) -> Iterable[Any]:
     """The loader of this project, with its defaults."""
-    from nvt_loader import KJTLoader
+    from nvt_torchrec.nvt_loader import KJTLoader
 
     return KJTLoader(
         args.data / args.form / "train",
@@ -40,7 +40,7 @@ def _ours(args: argparse.Namespace) -> Iterable[Any]:
 
 def _stock(args: argparse.Namespace) -> Iterable[Any]:
     """merlin.dataloader's Loader as its documentation has it, and a map to TorchRec's batch."""
-    import nvt_compat  # noqa: F401  (before merlin)
+    import nvt_torchrec.nvt_compat  # noqa: F401  (before merlin)
 
     import torch
     from merlin.dataloader.torch import Loader

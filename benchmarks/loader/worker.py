@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.data import DENSE, criteo_schema
 from benchmarks.loader import systems
 from benchmarks.process import high_water
-from dlrm.launch.startup import prepare_torch
+from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
 #: A run ends after its time if it has got LEAST_ROWS rows, and after PATIENCE times that anyway.
 LEAST_ROWS, PATIENCE = 400_000, 20

@@ -10,7 +10,7 @@ Rates are over --steps steps after --warm_up. On a busy machine compare samples 
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
@@ -21,8 +21,8 @@ from benchmarks.data import NPY_KINDS, criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark
 from benchmarks.train.worker import BARE, DLRM_MAIN, OURS, PIPELINED
 from benchmarks.venvs import BUILD, PeerError
-from clicklog.command_line import Settings, flag
-from clicklog.splits import SPLITS
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.formats.splits import SPLITS
 
 METRICS = (
     Metric("samples_per_s", "samples/s", ratio=True),

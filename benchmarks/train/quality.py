@@ -37,8 +37,8 @@ from benchmarks.harness import (
 )
 from benchmarks.process import run
 from benchmarks.venvs import BUILD, PeerError
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
 
 METRICS = (
     Metric("auroc", "AUROC", ".5f"),

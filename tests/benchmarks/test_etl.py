@@ -15,8 +15,8 @@ from benchmarks.etl.log import DAYS, SUMMARY_FILE, make_log, repeat_head, rows_o
 from benchmarks.etl.systems import DUCKDB, POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, Output, compare, parts
 from benchmarks.process import run as measured
-from clicklog.files.atomic import read_json
-from etl.run import run
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.etl.run import run
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log
 

@@ -15,7 +15,7 @@ from benchmarks.gpu.runner import FAILED, OK, SKIPPED, read_records, run_steps
 from benchmarks.gpu.steps import Step, all_steps, chosen
 from benchmarks.gpu.training import WAYS
 from benchmarks.gpu.worker import GpuSettings
-from clicklog.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from benchmarks.process import run
 from benchmarks.train import __main__ as train
 from benchmarks.train import quality
 from benchmarks.train.worker import BARE, OURS, Stamps
-from nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import write_split
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from clicklog.command_line import Parser, parse
-from clicklog.spec.toml_file import shipped_specs
-from dlrm.settings.flags import parse_settings
-from etl.__main__ import COMMANDS as ETL
-from inference.__main__ import COMMANDS as INFERENCE
+from nvt_torchrec.base.command_line import Parser, parse
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.etl.__main__ import COMMANDS as ETL
+from nvt_torchrec.formats.spec.toml_file import shipped_specs
+from nvt_torchrec.inference.__main__ import COMMANDS as INFERENCE
 from tests.lookalikes.logs import LOGS
 
 ROOT = Path(__file__).parents[2]

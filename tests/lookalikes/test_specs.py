@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import workflows
-from clicklog.spec.toml_file import load_spec, shipped_specs
-from etl.__main__ import main
+from nvt_torchrec import workflows
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
 from tests.lookalikes.logs import LOGS, Log
 
 SPLITS = ("train", "valid", "test")
