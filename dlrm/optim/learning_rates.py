@@ -11,7 +11,7 @@ Adagrad's steps shrink as gradients are summed, so its rates serve any batch siz
 root of the global batch (Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
 Algorithms"), and so do SGD's up to a batch whose gradients are no longer noise.
 
-The factors are those that ``make bench-convergence`` was run with. The rate of a step is a function
+The factors are those that ``make bench-quality`` was run with. The rate of a step is a function
 of the step alone, counted from 0 over all epochs, so a resumed run has the same.
 """
 
