@@ -22,7 +22,6 @@ from clicklog.spec.feature_spec import CategoricalColumn
 from clicklog.spec.raw_types import as_log_text
 from clicklog.splits import SPLITS
 from clicklog.workflow_description import Vocabulary, WorkflowDescription
-from workflows.dense import DENSE_SHIFT
 
 #: Row groups that dense distributions are computed from, and the most rows taken from each.
 SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
@@ -281,8 +280,7 @@ def undo_transform(values: np.ndarray, name: str, description: WorkflowDescripti
         fitted = description.statistics[name]
         values = values * fitted["std"] + fitted["mean"]
     column = spec.dense[spec.dense_names.index(name)]
-    if spec.transform_of(column) != "normalize":
-        values = np.exp(values) - DENSE_SHIFT
+    values = spec.transform_of(column).x(values, np)
     return np.rint(values) if column.raw == "int32" else values
 
 

@@ -32,7 +32,6 @@ from inference.server.batching import join
 from workflows.compiled.workflow import CompiledWorkflow, EncodedRows, Ids
 from workflows.description import inspect
 from workflows.frequency_buckets import BUCKETS, FrequencyBuckets, read_buckets
-from workflows.moments import normalized_names
 
 log = logging.getLogger(__name__)
 
@@ -254,7 +253,7 @@ class _Buckets:
     def __init__(self, workflow: CompiledWorkflow, buckets: dict[str, FrequencyBuckets]) -> None:
         self.names = list(buckets)
         spec = workflow.spec
-        self.dense = normalized_names(spec)
+        self.dense = spec.normalized_names
         self.dense_places = np.flatnonzero(np.isin(spec.dense_names, self.dense))
         self.then = {name: of_one.counts for name, of_one in buckets.items()}
         runs = [of_one.begins for of_one in buckets.values()]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.kernel_arguments import ARGUMENTS
 
-MODULES = ("clicklog.text.device.kernels", "workflows.compiled.device_kernels")
+MODULES = ("clicklog.text.device.kernels", "workflows.compiled.device.kernels")
 #: Kernels that count must do so atomically: several threads add to the same tally.
 ATOMIC = {"encode_columns", "look_up_dense", "count_bits"}
 

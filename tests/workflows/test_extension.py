@@ -23,7 +23,7 @@ from workflows import compiled, vocabulary
 from workflows.extension.state import VocabularyState, read_state
 from workflows.extension.vocabulary import DayOfVocabulary, extend_vocabulary
 from workflows.extension.workflow import DayCounts, extend_workflow, write_base_state
-from workflows.moments import merge_moments, normalized, normalized_names, statistics
+from workflows.moments import merge_moments, normalized, statistics
 from workflows.vocabulary import apply_policy
 from workflows.writer import Fitted, write_workflow
 
@@ -296,7 +296,7 @@ def test_any_days_of_any_spec(
                 }  # fmt: skip
             before = after
     merged = Oracle(spec, rows if update else rows[:fitted_days])
-    assert description.statistics.keys() == set(normalized_names(spec))
+    assert description.statistics.keys() == set(spec.normalized_names)
     for j, name in enumerate(spec.dense_names):
         if name in description.statistics:
             assert description.statistics[name] == pytest.approx(
