@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clicklog.spec.transforms import LOG_SHIFT
+from nvt_torchrec.formats.spec.transforms import LOG_SHIFT
 
 
 def log_of_shifted(column):

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.transforms import TRANSFORMS
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.transforms import TRANSFORMS
 
 #: One row of moments per dense column.
 COUNT, ORIGIN, OFFSET, M2 = range(4)

@@ -7,7 +7,7 @@ here imports NVTabular. The format is that of NVTabular's main branch of 2026 (`
 
 Categorical columns: one ``Categorify`` for each vocabulary policy. Missing values keep id 1, so
 nothing is filled before it. Dense columns: one chain of operators for each transform in use
-(:mod:`clicklog.spec.transforms`).
+(:mod:`formats.spec.transforms`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from clicklog.errors import SettingsError
-from clicklog.schema import embedding_dimension
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.transforms import TRANSFORMS, DenseTransform
-from workflows import functions
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.schema import embedding_dimension
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.transforms import TRANSFORMS, DenseTransform
+from nvt_torchrec.workflows import functions
 
 GRAPH_FORMAT_VERSION = 1
 

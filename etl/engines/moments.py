@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from clicklog.kernels import compiled
-from clicklog.missing import bit_of, word_of
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.transforms import LOG_SHIFT, TRANSFORMS
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.formats.missing import bit_of, word_of
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.transforms import LOG_SHIFT, TRANSFORMS
 
 #: The smallest value whose logarithm is taken.
 _MINIMUM = TRANSFORMS["log"].minimum

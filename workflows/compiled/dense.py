@@ -1,6 +1,6 @@
 """The transforms of dense columns in float64: fill, compute y, normalize.
 
-The formulas are in :mod:`clicklog.spec.transforms`. Values equal those of NVTabular's operators on
+The formulas are in :mod:`formats.spec.transforms`. Values equal those of NVTabular's operators on
 pandas bit for bit. Logarithms are NumPy's: compiled code would call another library, which rounds
 differently in the last place, and that matters for values near the mean.
 """
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 from numba import types
 
-from clicklog.kernels import compiled
-from clicklog.missing import WORD_BITS, bit_of, word_of
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.transforms import DenseTransform
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.formats.missing import WORD_BITS, bit_of, word_of
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.transforms import DenseTransform
 
 #: Number of integers in the table of a column; most counts are among the first few.
 _INTEGERS = 1 << 16
