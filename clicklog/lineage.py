@@ -18,6 +18,7 @@ from clicklog.files.atomic import read_json
 from clicklog.files.validation import parse
 from clicklog.generations import Generation, check_lineage, read_reused
 from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
 
 METADATA_FILE = "metadata.json"
 _WHAT = "a saved workflow"
@@ -125,7 +126,7 @@ class Lineage:
         vocabulary = column.vocabulary_name
         ending = f"/unique.{vocabulary}.parquet"
         name = next((name for name in self.files if name.endswith(ending)), ending[1:])
-        kind = "string" if column.raw == "string" else "int64"
+        kind = RAW_TYPES[column.raw].vocabulary_type
         values = self._columns(name, {vocabulary: kind})[vocabulary]
         places = ids - column.reserved_ids
         if len(ids) and (places.min() < 0 or places.max() >= len(values)):

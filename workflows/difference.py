@@ -10,7 +10,7 @@ import numpy as np
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from clicklog.spec.raw_types import as_log_text
+from clicklog.spec.raw_types import RAW_TYPES
 from workflows.description import WorkflowDescription, first_difference, inspect, reused_ids
 from workflows.report import days_text, table
 from workflows.stored_vocabulary import read_vocabulary
@@ -61,7 +61,7 @@ class VocabularyDifference:
 
 
 def _texts(values: Values, raw: str, number: int) -> list[str]:
-    return [as_log_text(value, raw) for value in values[:number].tolist()]
+    return [RAW_TYPES[raw].log_text(value) for value in values[:number].tolist()]
 
 
 def difference(before: Path, after: Path, examples: int) -> str:

@@ -28,6 +28,7 @@ from clicklog.errors import SettingsError
 from clicklog.schema import embedding_dimension
 from clicklog.spec.columns import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
 from workflows import functions
 from workflows.dense import DENSE_MINIMUM
 
@@ -282,7 +283,7 @@ def raw_dtype(column: CategoricalColumn) -> str:
 
     Numbers that may be missing are float64, in which they are exact; lists hold integers.
     """
-    if column.raw == "string":
+    if RAW_TYPES[column.raw].is_text:
         return "str"
     return "int64" if column.multi_hot else "float64"
 

@@ -17,6 +17,7 @@ from nvtabular import Workflow, ops
 from clicklog.errors import SchemaError
 from clicklog.files.atomic import read_json
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
 from workflows import nodes
 from workflows.description import GRAPH_FILE, WorkflowDescription, inspect, verify
 from workflows.graph import nodes_of, realize
@@ -89,7 +90,7 @@ def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
 
 def _vocabulary(column: CategoricalColumn, stored: str, file: Path) -> FittedVocabulary:
     """Read a vocabulary that Categorify wrote; pandas has counted integers as float64."""
-    text = column.raw == "string"
+    text = RAW_TYPES[column.raw].is_text
     table = pq.read_table(file)
     values = table[stored].cast(pa.string() if text else pa.int64()).combine_chunks()
     if column.hash_buckets:

@@ -23,8 +23,7 @@ from clicklog.rows import (
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.reading import Read
-from clicklog.text.convert import Converted
-from clicklog.text.field_errors import describe_field_error
+from clicklog.text.convert import Converted, describe_value
 from clicklog.text.remedies import remedy_of
 
 
@@ -56,7 +55,7 @@ def assemble(
     for index, (read, column) in enumerate(zip(plan.reads, columns, strict=True)):
         for row in np.flatnonzero(column.code).tolist():
             if row not in errors:  # the first wrong field of a row is described
-                what = describe_field_error(read.source, column.show(row), int(column.code[row]))
+                what = describe_value(read, column.show(row), int(column.code[row]))
                 errors[row] = read.source, what
                 wrong_values[row] = column, read
         if index in (plan.weight, plan.key):

@@ -9,11 +9,11 @@ import numpy as np
 from clicklog.errors import SettingsError
 from clicklog.rows import DESCRIBED_BAD_ROWS, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.spec.raw_types.base import FIELD_COUNT, MESSAGES
 from clicklog.spec.reading import Read
 from clicklog.text.assemble import assemble
-from clicklog.text.convert import Converted, Fields, convert, convert_lists
-from clicklog.text.field_errors import FIELD_COUNT, MESSAGES
-from clicklog.text.fields import Lines, split_lines
+from clicklog.text.convert import Converted, convert, convert_lists
+from clicklog.text.fields import Lines, gather, split_lines
 from clicklog.text.line_layout import LineLayout
 from clicklog.text.line_remedies import line_remedy
 
@@ -81,7 +81,7 @@ def _convert(lines: Lines, slot: int, read: Read, spec: FeatureSpec) -> Converte
     begin, end = lines.begin[slot], lines.end[slot]
     if len(lines.code) and lines.code.any():  # the fields of a bad line are not checked
         end = np.where(lines.code == 0, end, begin)
-    fields = Fields(lines.data, begin, end)
+    fields = gather(lines.data, begin, end)
     if read.multi_hot:
         return convert_lists(fields, read, spec.input.list_separator)
     return convert(fields, read)

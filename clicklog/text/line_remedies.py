@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from clicklog.errors import SettingsError
 from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.field_errors import FIELD_COUNT, OPEN_QUOTE
+from clicklog.spec.raw_types.base import FIELD_COUNT, OPEN_QUOTE
 from clicklog.text.first_lines import first_lines, header_names, split_line
 
 _DELIMITERS = (",", "\t", ";", "|", "::", ":", " ")

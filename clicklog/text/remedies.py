@@ -11,14 +11,14 @@ import functools
 import json
 from collections.abc import Iterator
 
-import numpy as np
+import pyarrow as pa
 
 from clicklog.spec.labels import LabelRule
 from clicklog.spec.raw_types import DENSE_RAW_TYPES
+from clicklog.spec.raw_types.base import NOT_UTF8
 from clicklog.spec.reading import Read
 from clicklog.spec.times import EPOCHS, ISO
-from clicklog.text.convert import Converted, Fields, convert
-from clicklog.text.field_errors import BAD_UTF8
+from clicklog.text.convert import Converted, convert, fields_of
 
 #: Texts that mean a missing value in many logs, in lower case.
 _NULLS = frozenset(
@@ -54,7 +54,7 @@ def remedy(text: str | None, read: Read, code: int) -> str:
         read: how the column was read.
         code: what is wrong, see :mod:`.field_errors`.
     """
-    if code == BAD_UTF8:
+    if code == NOT_UTF8:
         return 'set encoding = "latin-1" in [input] of the spec if the file is in it'
     if not text or not text.replace("\t", " ").isprintable():
         return ""
@@ -162,9 +162,8 @@ def _trimmed(rule: LabelRule) -> LabelRule:
     return dataclasses.replace(rule, trim=True)
 
 
-def _one(text: str) -> Fields:
-    data = np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8)
-    return Fields(data, np.zeros(1, np.int32), np.array([len(data)], np.int32))
+def _one(text: str) -> pa.Array:
+    return fields_of([text.encode("utf-8", "surrogateescape")])
 
 
 def _takes(text: str, read: Read) -> bool:

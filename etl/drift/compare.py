@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from clicklog.readers.days import DayFile
 from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
-from clicklog.spec.raw_types import as_log_text
+from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.stability import differ, population_stability
 from etl.drift.artifact import ColumnDrift, Drift, Mover, PsiDrift, Quantile, ShareDrift
 from etl.drift.baseline import Baseline, Share
@@ -261,7 +261,7 @@ def _values_of(baseline: Baseline, column: CategoricalColumn, rows: np.ndarray) 
     with pq.ParquetFile(baseline.workflow / vocabulary.file) as file:
         for batch in file.iter_batches(_BATCH, columns=[vocabulary.name]):
             for row in rows[(rows >= first) & (rows < first + len(batch))].tolist():
-                found[row] = as_log_text(batch.column(0)[row - first].as_py(), column.raw)
+                found[row] = RAW_TYPES[column.raw].log_text(batch.column(0)[row - first].as_py())
             first += len(batch)
     return found
 
@@ -276,4 +276,5 @@ def _new_values(column: CategoricalColumn, j: int, tally: DayTally, present: int
 
 
 def _text_of(value: object, raw: str) -> str:
-    return as_log_text(value.as_py() if hasattr(value, "as_py") else int(value), raw)  # type: ignore
+    python = value.as_py() if hasattr(value, "as_py") else int(value)  # type: ignore
+    return RAW_TYPES[raw].log_text(python)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_numpy
 from clicklog.etl_output import EtlOutput
 from clicklog.spec.feature_spec import CategoricalColumn
-from clicklog.spec.raw_types import as_log_text
+from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.splits import SPLITS
 from workflows.dense import DENSE_SHIFT
 from workflows.description import Vocabulary, WorkflowDescription
@@ -130,7 +130,7 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
     for column in spec.categorical:
         vocabulary = description.vocabularies[column.name]
         values_for_99, top = counted[vocabulary.name]
-        hashed = bool(column.hash_buckets)
+        hashed, raw = bool(column.hash_buckets), RAW_TYPES[column.raw]
         categorical.append(
             Categorical(
                 name=column.name,
@@ -143,7 +143,7 @@ def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescrip
                 if hashed
                 else _shares(manifest, "out_of_vocabulary", column.name, ids.get(column.name)),
                 values_for_99=None if hashed else values_for_99,
-                top=[(as_log_text(value, column.raw), count, share) for value, count, share in top],
+                top=[(raw.log_text(value), count, share) for value, count, share in top],
             )
         )
     sample = _sample_dense(split_root, manifest, spec.dense_names)
@@ -284,7 +284,7 @@ def undo_transform(values: np.ndarray, name: str, description: WorkflowDescripti
     column = spec.dense[spec.dense_names.index(name)]
     if spec.transform_of(column) != "normalize":
         values = np.exp(values) - DENSE_SHIFT
-    return np.rint(values) if column.raw == "int32" else values
+    return np.rint(values) if RAW_TYPES[column.raw].is_whole else values
 
 
 def _histogram(values: np.ndarray) -> Histogram:

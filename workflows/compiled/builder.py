@@ -31,6 +31,7 @@ from clicklog.errors import BadInputError
 from clicklog.files.artifact import Format
 from clicklog.files.atomic import atomic_path, output_errors, together
 from clicklog.spec.feature_spec import CategoricalColumn
+from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.strings import string_parts
 from clicklog.threads import in_order
 from workflows.compiled import tables, text_tables
@@ -172,9 +173,9 @@ class _Table:
 def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDescription) -> _Table:
     vocabulary = description.vocabularies[column.name]
     file = path / vocabulary.file
-    is_text = column.raw == "string"
+    is_text = RAW_TYPES[column.raw].is_text
     wide = is_text or (
-        column.raw == "int"
+        RAW_TYPES[column.raw].dtype == "int64"
         and not all(
             _fit_32_bits(to_numpy(values)) for values in _batches(file, column.name, text=False)
         )

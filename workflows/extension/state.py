@@ -35,6 +35,7 @@ from clicklog.errors import BadInputError, SchemaError
 from clicklog.files.artifact import FileEntry, Format, check_digests, check_sizes
 from clicklog.files.atomic import atomic_path, deferred, publish, remove
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.spec.raw_types import RAW_TYPES
 from workflows.description import WorkflowDescription
 from workflows.moments import COUNT, normalized
 from workflows.values import differ_from_next, empty_values, is_text, order_by_value
@@ -239,7 +240,7 @@ def _check_record(file: Path, record: _StateRecord, description: WorkflowDescrip
 def _read_pending(
     directory: Path, name: str, column: CategoricalColumn, record: _StateRecord
 ) -> tuple[PendingValues, np.ndarray]:
-    text = column.raw == "string"
+    text = RAW_TYPES[column.raw].is_text
     kinds = {
         "value": pa.string() if text else pa.int64(),
         "count": pa.int64(),
