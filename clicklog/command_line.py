@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from clicklog.errors import SettingsError
 
@@ -33,6 +33,7 @@ class Rules:
     above: float = -math.inf
     most: float = _LARGEST
     choices: tuple[str, ...] = ()
+    removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs: str = ""
     excludes: tuple[str, ...] = ()
     also: str = ""
@@ -63,12 +64,13 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
         text: The help. The default is appended to it, unless it names one.
         default: The default, or a function that returns it. Without one the argument is required.
         rules: ``least``, ``above``, ``most``: bounds of a number, or of each number of a tuple
-            (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``needs``:
-            the flag, or flag and value, without which this one has no effect (``--mode train``).
-            ``excludes``: the names of the fields that must not be set beside this one.
-            ``also``: a second name. ``group``: the heading in the help. ``metavar``: the name of
-            the value in the help. ``parse``: makes the value of the text, if the type of the field
-            does not. ``positional``: the argument is recognized by its position.
+            (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``removed``:
+            values that were allowed in earlier versions → a sentence that names what to use
+            instead. ``needs``: the flag, or flag and value, without which this one has no effect
+            (``--mode train``). ``excludes``: the names of the fields that must not be set beside
+            this one. ``also``: a second name. ``group``: the heading in the help. ``metavar``: the
+            name of the value in the help. ``parse``: makes the value of the text, if the type of
+            the field does not. ``positional``: the argument is recognized by its position.
     """
     given = {"default_factory" if callable(default) else "default": default}
     return dataclasses.field(**given, metadata={"rules": Rules(text, **rules)})
@@ -77,9 +79,15 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
 class Settings:
     """Base of dataclasses that check themselves against the declarations of their fields.
 
+    Attributes:
+        HINTS: Flags that a user may know from an earlier version or another program, and a
+            sentence for each that names what to use instead.
+
     Raises:
         SettingsError: A value is not allowed, or has no effect beside the other values.
     """
+
+    HINTS: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
 
     def __post_init__(self) -> None:
         fields = _declared(type(self))
@@ -110,6 +118,9 @@ class Settings:
 def _check_value(given: str, value: Any, rules: Rules) -> None:
     many = isinstance(value, tuple)
     values = value if many else (value,)
+    for value in values:
+        if value in rules.removed:
+            raise SettingsError(f"{given} was removed", rules.removed[value])
     if rules.choices and not set(values) <= set(rules.choices):
         raise SettingsError(given, f"{'some' if many else 'one'} of {', '.join(rules.choices)}")
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
@@ -226,7 +237,9 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
         return
     parse, metavar = _TYPES.get(hint, (rules.parse, "TEXT"))
     options: dict[str, Any] = {"help": text, "type": rules.parse or parse}
-    if rules.choices and hint is str:
+    if rules.removed:  # the dataclass refuses them, with their sentences
+        options["metavar"] = f"{{{','.join(rules.choices)}}}"
+    elif rules.choices and hint is str:
         options["choices"] = rules.choices
     else:
         options["metavar"] = rules.metavar or metavar
@@ -247,8 +260,7 @@ def _short(value: Any) -> Any:
 def parse(
     parser: Parser,
     argv: Sequence[str] | None,
-    *settings_classes: type,
-    hints: Mapping[str, str] = types.MappingProxyType({}),
+    *settings_classes: type[Settings],
 ) -> list[Any]:
     """Parse a command line into one instance of each dataclass.
 
@@ -256,19 +268,23 @@ def parse(
         parser: A parser without arguments, or with arguments that are of no dataclass.
         argv: The command line; None: that of the process.
         settings_classes: Dataclasses whose declared fields are the arguments.
-        hints: What to say of flags that are unknown here, by flag.
 
     Raises:
-        SettingsError: An argument is unknown (with the one that was probably meant), missing, or
-            has a value that is not allowed.
+        SettingsError: An argument is unknown (with what to use instead), missing, or has a value
+            that is not allowed.
     """
     add_arguments(parser, *settings_classes)
+    argv = sys.argv[1:] if argv is None else argv
+    hints = {name: text for kind in settings_classes for name, text in kind.HINTS.items()}
+    # before the other arguments are parsed: the value of an unknown flag may seem to be one of them
+    for argument in argv:
+        if (name := argument.split("=")[0]) in hints:
+            raise SettingsError(f"unknown argument {name}", hints[name])
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        name = unknown[0].split("=")[0]
-        close = difflib.get_close_matches(name, parser.flags(), n=1)
+        close = difflib.get_close_matches(unknown[0].split("=")[0], parser.flags(), n=1)
         guess = f"did you mean {close[0]}?" if close else f"see: {parser.prog} --help"
-        raise SettingsError(f"unknown argument {unknown[0]}", hints.get(name, guess))
+        raise SettingsError(f"unknown argument {unknown[0]}", guess)
     return [
         settings_class(
             **{
@@ -286,6 +302,7 @@ def run_subcommand(
     description: str | None,
     commands: Mapping[str, tuple[str, str]],
     argv: Sequence[str] | None,
+    removed: Mapping[str, str] = types.MappingProxyType({}),
 ) -> int | None:
     """Run the subcommand that a command line names; import no other.
 
@@ -296,6 +313,8 @@ def run_subcommand(
             (dataclasses), ``run``, which takes an instance of each, and perhaps a longer
             ``DESCRIPTION``.
         argv: The command line; None: that of the process.
+        removed: Name of a subcommand of an earlier version → a sentence that names what to use
+            instead.
 
     Returns:
         What the subcommand's ``run`` returns: the exit status.
@@ -307,6 +326,8 @@ def run_subcommand(
         text = getattr(module, "DESCRIPTION", text)
         parser = Parser(prog=f"{prog} {argv[0]}", description=text)
         return module.run(*parse(parser, argv[1:], *module.SETTINGS))
+    if argv and argv[0] in removed:
+        raise SettingsError(f"{prog} {argv[0]} was removed", removed[argv[0]])
     parser = Parser(prog=prog, description=description)
     listed = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (_, text) in commands.items():

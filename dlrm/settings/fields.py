@@ -11,6 +11,7 @@ import dataclasses
 import functools
 
 from clicklog.command_line import Settings, flag
+from dlrm.settings import other_trainers
 
 #: Optimizer of the tables → that of the dense layers beside them.
 OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
@@ -46,6 +47,8 @@ _benchmark = functools.partial(
 @dataclasses.dataclass(frozen=True)
 class TrainFields(Settings):
     """The flags; :class:`dlrm.settings.train_settings.TrainSettings` checks and interprets them."""
+
+    HINTS = other_trainers.HINTS
 
     # fmt: off
     mode: str = flag(

@@ -1,4 +1,4 @@
-"""The trainer's command line, and what became of the flags of other trainers."""
+"""The trainer's command line."""
 
 from __future__ import annotations
 
@@ -6,56 +6,6 @@ from collections.abc import Sequence
 
 from clicklog import command_line
 from dlrm.settings.train_settings import TrainSettings
-
-#: Flags of other trainers or their READMEs, and what they are called here; docs/flags.md has all.
-RENAMED = {
-    "--lr": "--learning_rate",
-    "--warmup_steps": "--lr_warmup_steps",
-    "--decay_steps": "--lr_decay_steps",
-    "--decay_start_step": "--lr_decay_start",
-    "--dataset": "--binary_path",
-    "--in_memory_binary_criteo_path": "--binary_path",
-    "--top_mlp_sizes": "--over_arch_layer_sizes",
-    "--bottom_mlp_sizes": "--dense_arch_layer_sizes",
-    "--shuffle": "--shuffle_training_set",
-    "--shuffle_batch_order": "--shuffle_training_set",
-    "--interaction_op": "--interaction_type",
-    "--synthetic_dataset": "--dataset_type synthetic",
-    "--num_numerical_features": "--synthetic_dataset_numerical_features",
-    "--output_dir": "--save_checkpoint_path",
-    "--fp16": "--amp",
-    "--Adam_embedding_optimizer": "--optimizer adam",
-    "--Adam_MLP_optimizer": "--optimizer adam",
-}
-#: Their flags that have no place here, and why.
-LEFT_OUT = {
-    "--auc_device": "AUROC is exact, over all ranks, on rank 0's CPU",
-    "--backend": "nccl on GPUs, gloo on CPUs",
-    "--base_device": "GPUs if there are any; `CUDA_VISIBLE_DEVICES=` hides them",
-    "--bottom_features_ordered": "every checkpoint loads on any number of ranks",
-    "--collect_multi_hot_freqs_stats": "the ETL's report has the frequencies of all ids",
-    "--dataset_name": "`--binary_path` says which data, and Kaggle's log has a spec of its own",
-    "--embedding_type": "FBGEMM's tables on all devices; `--sharding_file` chooses their kernels",
-    "--feature_spec": "`.merlin/schema.json` lies beside the data",
-    "--freeze_embeddings": "for debugging their kernels",
-    "--freeze_mlps": "for debugging their kernels",
-    "--loss_scale": "bfloat16 needs none",
-    "--mmap_mode": "row groups are read as they are needed",
-    "--optimized_mlp": "it is Apex's; `--compile_dense` fuses the layers",
-    "--self_interaction": "later versions have none either",
-    "--synthetic_dataset_use_feature_spec": "paste the ETL's sizes into "
-    "`--synthetic_dataset_table_sizes`",
-    "--synthetic_multi_hot_criteo_path": "list columns of the parquet are multi-hot",
-    "--warmup_factor": "it is 0, as by default there: the warm-up begins at 0",
-}
-
-
-def _hints() -> dict[str, str]:
-    return {
-        **{flag: f"it is called {name} here" for flag, name in RENAMED.items()},
-        **{flag: f"leave it out: {why.replace('`', '')}" for flag, why in LEFT_OUT.items()},
-        "---adagrad": "it takes two dashes: --adagrad (three are a typo in the example's README)",
-    }
 
 
 def build_parser() -> command_line.Parser:
@@ -83,4 +33,4 @@ def parse_settings(argv: Sequence[str]) -> TrainSettings:
         SettingsError: A flag is unknown (with the one that was probably meant), a value is not
             allowed, or settings contradict each other.
     """
-    return command_line.parse(build_parser(), argv, TrainSettings, hints=_hints())[0]
+    return command_line.parse(build_parser(), argv, TrainSettings)[0]

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -21,6 +22,11 @@ ROOT = Path(__file__).parents[2]
 class Job(Settings):
     """Fields of every kind."""
 
+    HINTS: ClassVar = {
+        "--lines": "it is called --rows here",
+        "--threads": "it was removed: see --rows",
+    }
+
     source: Path = flag("what to read", positional=True, metavar="SOURCE")
     rows: int = flag("rows of a batch", 32, least=1, also="batch")
     share: float | None = flag("share of the rows", None, above=0, most=1)
@@ -29,7 +35,9 @@ class Job(Settings):
     shift: float = flag("added to each value", 0.0)
     sizes: tuple[int, ...] = flag("layers", (4,) * 6, least=1)
     columns: tuple[str, ...] = flag("columns", ())
-    kind: str = flag("100 % of the kinds", "plain", choices=("plain", "mixed"))
+    kind: str = flag(
+        "100 % of the kinds", "plain", choices=("plain", "mixed"), removed={"fast": "give plain"}
+    )
     mixture: int | None = flag("parts of a mixture", None, needs="--kind mixed")
     quiet: bool = flag("print nothing", False)
     level: int | None = flag("level of silence", None, needs="--quiet")
@@ -76,7 +84,10 @@ def test_values_have_the_types_of_the_fields():
         ("in --shift nan", "--shift nan\n  -> it must be finite"),
         ("in --sizes 1,0", "--sizes 1,0\n  -> each number must be at least 1"),
         ("in --sizes 1,x", "'1,x' is not a comma-separated list of integers"),
-        ("in --kind odd", "argument --kind: invalid choice: 'odd'"),
+        ("in --kind odd", "--kind odd\n  -> one of plain, mixed"),
+        ("in --kind fast", "--kind fast was removed\n  -> give plain"),
+        ("in --lines=2", "unknown argument --lines\n  -> it is called --rows here"),
+        ("--threads 2", "unknown argument --threads\n  -> it was removed: see --rows"),
         ("in --mixture 2", "--mixture 2 has no effect without --kind mixed\n  -> add --kind mixed"),
         ("in --level 2", "--level 2 has no effect without --quiet"),
         ("in --row_s 3", "unknown argument --row_s\n  -> did you mean --rows"),
@@ -120,16 +131,6 @@ def test_the_last_of_several_values_counts():
     assert parsed("in --rows 3 --rows 4 --rows=5").rows == 5
 
 
-def test_unknown_flags_with_a_hint_of_their_own():
-    with pytest.raises(SettingsError, match="it is called --rows here"):
-        parse(
-            Parser(prog="job"),
-            ["in", "--lines=2"],
-            Job,
-            hints={"--lines": "it is called --rows here"},
-        )
-
-
 def test_the_help_has_types_and_defaults():
     parser = Parser(prog="job")
     add_arguments(parser, Job, Other)
@@ -162,9 +163,10 @@ def test_only_the_subcommand_that_is_named_is_imported(capsys):
     for line, message in (
         ([], "the following arguments are required: COMMAND"),
         (["three"], "invalid choice: 'three'"),
+        (["four", "--times", "3"], "prog four was removed\n  -> use prog one"),
     ):
         with pytest.raises(SettingsError, match=message):
-            run_subcommand("prog", "Does things.", COMMANDS, line)
+            run_subcommand("prog", "Does things.", COMMANDS, line, {"four": "use prog one"})
     with pytest.raises(SystemExit) as end:
         run_subcommand("prog", "Does things.", COMMANDS, ["--help"])
     assert end.value.code == 0

@@ -10,7 +10,8 @@ import pytest
 
 from clicklog.command_line import add_arguments
 from clicklog.errors import SettingsError
-from dlrm.settings.flags import LEFT_OUT, RENAMED, build_parser, parse_settings
+from dlrm.settings.flags import build_parser, parse_settings
+from dlrm.settings.other_trainers import LEFT_OUT, RENAMED
 from dlrm.settings.train_settings import TrainSettings
 from tests.dlrm.runs import ROOT
 
