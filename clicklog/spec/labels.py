@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from clicklog.errors import SettingsError
-from clicklog.spec.raw_types import is_finite_number
+from clicklog.spec.limits import is_finite_number
 
 
 @dataclasses.dataclass(frozen=True)

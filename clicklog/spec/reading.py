@@ -7,7 +7,7 @@ import itertools
 
 from clicklog.errors import SettingsError
 from clicklog.spec.labels import LabelRule
-from clicklog.spec.raw_types import is_finite_number
+from clicklog.spec.limits import is_finite_number
 from clicklog.spec.times import check_time_format, parse_iso
 
 

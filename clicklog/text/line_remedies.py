@@ -21,7 +21,7 @@ def line_remedy(line: bytes, spec: FeatureSpec, code: int, fields: int) -> str:
     Args:
         line: the line.
         spec: its ``[input]`` is what it does not fit.
-        code: of the error, see :mod:`.field_errors`.
+        code: of the error, see :mod:`clicklog.spec.raw_types.base`.
         fields: how many fields a line should have.
     """
     if code == OPEN_QUOTE and not spec.input.quoted_newlines:

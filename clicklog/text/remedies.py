@@ -52,7 +52,7 @@ def remedy(text: str | None, read: Read, code: int) -> str:
     Args:
         text: the value, of lists the wrong one in it; None: it is not text, or not known.
         read: how the column was read.
-        code: what is wrong, see :mod:`.field_errors`.
+        code: what is wrong, see :mod:`clicklog.spec.raw_types.base`.
     """
     if code == NOT_UTF8:
         return 'set encoding = "latin-1" in [input] of the spec if the file is in it'

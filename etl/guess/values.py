@@ -7,7 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from clicklog.spec.raw_types import LARGEST_FLOAT32, RAW_TYPES
+from clicklog.spec.limits import LARGEST_FLOAT32
+from clicklog.spec.raw_types import RAW_TYPES
 from etl.guess.times import time_format
 
 #: Texts that mean a missing value in any column, and those that do so among numbers only.

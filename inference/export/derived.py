@@ -16,7 +16,8 @@ from torch import nn
 from clicklog.derive.columns import log_square
 from clicklog.derive.times import DAY, HOUR
 from clicklog.errors import SettingsError
-from clicklog.spec.raw_types import LARGEST_FLOAT32, RAW_TYPES
+from clicklog.spec.limits import LARGEST_FLOAT32
+from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.spec.reading import CROSS_SEPARATOR, Derivation
 from clicklog.spec.times import parse_iso
 from inference.export.sources import MISSING

@@ -17,7 +17,8 @@ import workflows
 from clicklog.derive.columns import derive, log_square
 from clicklog.errors import SettingsError
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.spec.raw_types import LARGEST_FLOAT32, RAW_TYPES
+from clicklog.spec.limits import LARGEST_FLOAT32
+from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.spec.reading import CROSS_SEPARATOR, Derivation, Reading
 from inference import Predictor
 from inference.export.derived import LogSquare, TimePart, _steps

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from clicklog.errors import BadRowError, SchemaError
 from clicklog.rows import Jagged, RawRows
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.spec.raw_types import LARGEST_FLOAT32
+from clicklog.spec.limits import LARGEST_FLOAT32
 from clicklog.text.delimited import parse_delimited
 from clicklog.text.line_layout import plain_layout
 from inference import InvalidRowError

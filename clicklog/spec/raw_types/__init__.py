@@ -6,11 +6,9 @@ A new raw type is a class and its line in :data:`RAW_TYPES`.
 from __future__ import annotations
 
 from clicklog.spec.raw_types.base import (
-    LARGEST_FLOAT32,
     BadValueError,
     Parsed,
     RawType,
-    is_finite_number,
     is_missing,
 )
 from clicklog.spec.raw_types.integers import Hex32, Int, Int32
@@ -21,12 +19,10 @@ from clicklog.spec.raw_types.time import Time
 __all__ = [
     "CATEGORICAL_RAW_TYPES",
     "DENSE_RAW_TYPES",
-    "LARGEST_FLOAT32",
     "RAW_TYPES",
     "BadValueError",
     "Parsed",
     "RawType",
-    "is_finite_number",
     "is_missing",
 ]
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 import dataclasses
 import decimal
 import math
-import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+
+from clicklog.spec.limits import is_finite_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from clicklog.spec.reading import Read
-
-#: The largest finite float32. What is larger would become infinite in the training parquet.
-LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 #: What can be wrong with a value, and then with a whole line. Compiled loops set these codes.
 SYNTAX, RANGE, NOT_UTF8, EMPTY_ITEM, NULL_ITEM, OTHER_LABEL, LABEL_NUMBER = range(1, 8)
@@ -236,8 +234,3 @@ def is_missing(value: Any) -> bool:
     if isinstance(value, str | bytes):
         return not value
     return isinstance(value, float | np.floating | decimal.Decimal) and math.isnan(value)
-
-
-def is_finite_number(value: Any) -> bool:
-    """Return whether a value from TOML or JSON is a number that float64 can hold."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from clicklog.spec.raw_types.base import Parsed, RawType, is_finite_number, is_missing
+from clicklog.spec.limits import is_finite_number
+from clicklog.spec.raw_types.base import Parsed, RawType, is_missing
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clicklog.arrays import mask_to_numpy, to_numpy
-from clicklog.spec.raw_types.base import LARGEST_FLOAT32, RANGE, SYNTAX, Parsed, RawType
+from clicklog.spec.limits import LARGEST_FLOAT32
+from clicklog.spec.raw_types.base import RANGE, SYNTAX, Parsed, RawType
 from clicklog.spec.raw_types.integers import HEX_DIGIT
 from clicklog.strings import string_array, string_parts
 

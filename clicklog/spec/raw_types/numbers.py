@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clicklog.spec.limits import LARGEST_FLOAT32
 from clicklog.spec.raw_types.base import (
     LABEL_NUMBER,
-    LARGEST_FLOAT32,
     OTHER_LABEL,
     SYNTAX,
     Parsed,
