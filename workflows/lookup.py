@@ -22,7 +22,8 @@ from clicklog.spec.feature_spec import (
 )
 from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.strings import strings
-from workflows.description import WorkflowDescription, inspect
+from clicklog.workflow_description import WorkflowDescription
+from workflows.description import inspect
 
 
 @dataclasses.dataclass(frozen=True)

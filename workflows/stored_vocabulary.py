@@ -11,7 +11,7 @@ from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError
 from clicklog.spec.feature_spec import CategoricalColumn
 from clicklog.spec.raw_types import RAW_TYPES
-from workflows.description import WorkflowDescription
+from clicklog.workflow_description import WorkflowDescription
 from workflows.vocabulary import FittedVocabulary
 
 
