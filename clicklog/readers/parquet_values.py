@@ -22,13 +22,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clicklog.arrays import null_mask, to_numpy
-from clicklog.spec.raw_types import RAW_TYPES
-from clicklog.spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
-from clicklog.spec.reading import Read
-from clicklog.spec.times import EPOCHS
-from clicklog.strings import blanked
-from clicklog.text.convert import Converted, convert, of_items
+from nvt_torchrec.base.arrays import null_mask, to_numpy
+from nvt_torchrec.base.strings import blanked
+from nvt_torchrec.clicklog.text.convert import Converted, convert, of_items
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.times import EPOCHS
 
 
 def fits(held: pa.DataType, read: Read) -> bool:

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clicklog.arrays import mask_to_arrow
-from clicklog.rows import CategoryValues, Jagged
-from clicklog.spec.raw_types import RAW_TYPES
-from clicklog.spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
-from clicklog.spec.reading import Read
-from clicklog.strings import blanked, is_one_of, string_array, string_parts
+from nvt_torchrec.base.arrays import mask_to_arrow
+from nvt_torchrec.base.strings import blanked, is_one_of, string_array, string_parts
+from nvt_torchrec.formats.rows import CategoryValues, Jagged
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
+from nvt_torchrec.formats.spec.reading import Read
 
 #: Bytes of a field that an error shows.
 _SHOWN = 40
@@ -28,9 +28,9 @@ class Converted:
     """A column of ``n`` rows, bad ones included.
 
     Attributes:
-        values: see :class:`clicklog.rows.RawRows`; 0, "" or an empty list where missing or wrong.
+        values: see :class:`formats.rows.RawRows`; 0, "" or an empty list where missing or wrong.
         missing: bool [n].
-        code: uint8 [n], 0 or the code of an error, see :mod:`clicklog.spec.raw_types.base`.
+        code: uint8 [n], 0 or the code of an error, see :mod:`formats.spec.raw_types.base`.
         show: returns the wrong value of a row with a code, as Python writes it.
         text: of text, returns the whole wrong field of a row with a code; None: not from text.
     """

@@ -13,11 +13,11 @@ import functools
 import numpy as np
 import pyarrow as pa
 
-from clicklog.errors import SettingsError
-from clicklog.kernels import compiled
-from clicklog.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
-from clicklog.strings import string_array
-from clicklog.text.fast_rows import load_word, trailing_zeros
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.strings import string_array
+from nvt_torchrec.clicklog.text.fast_rows import load_word, trailing_zeros
+from nvt_torchrec.formats.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
 
 _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
 _EACH = np.uint64(0x0101010101010101)

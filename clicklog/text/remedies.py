@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from clicklog.spec.labels import LabelRule
-from clicklog.spec.raw_types import DENSE_RAW_TYPES
-from clicklog.spec.raw_types.base import NOT_UTF8
-from clicklog.spec.reading import Read
-from clicklog.spec.times import EPOCHS, ISO
-from clicklog.text.convert import Converted, convert, fields_of
+from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.raw_types import DENSE_RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import NOT_UTF8
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.times import EPOCHS, ISO
 
 #: Texts that mean a missing value in many logs, in lower case.
 _NULLS = frozenset(
@@ -52,7 +52,7 @@ def remedy(text: str | None, read: Read, code: int) -> str:
     Args:
         text: the value, of lists the wrong one in it; None: it is not text, or not known.
         read: how the column was read.
-        code: what is wrong, see :mod:`clicklog.spec.raw_types.base`.
+        code: what is wrong, see :mod:`formats.spec.raw_types.base`.
     """
     if code == NOT_UTF8:
         return 'set encoding = "latin-1" in [input] of the spec if the file is in it'

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clicklog.kernels import compiled
-from clicklog.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.raw_types.base import FIELD_COUNT, RANGE, SYNTAX
-from clicklog.spec.raw_types.integers import HEX_DIGIT
-from clicklog.spec.reading import Read
-from clicklog.text.convert import describe_value, show_field
-from clicklog.text.fast_rows import count_newlines, longest_row, parse_row
-from clicklog.text.line_remedies import line_remedy
-from clicklog.text.remedies import remedy
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.clicklog.text.convert import describe_value, show_field
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines, longest_row, parse_row
+from nvt_torchrec.clicklog.text.line_remedies import line_remedy
+from nvt_torchrec.clicklog.text.remedies import remedy
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types.base import FIELD_COUNT, RANGE, SYNTAX
+from nvt_torchrec.formats.spec.raw_types.integers import HEX_DIGIT
+from nvt_torchrec.formats.spec.reading import Read
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 #: Numbers stop growing here, however many digits follow.

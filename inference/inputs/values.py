@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.missing import mask_of_rows
-from clicklog.rows import CategoryValues, Jagged, RawRows, dense_dtype
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.raw_types import RAW_TYPES, is_missing
-from clicklog.spec.raw_types.base import EMPTY_ITEM, MESSAGES
-from clicklog.spec.reading import AS_IT_IS
-from inference.errors import InvalidRowError, MissingColumnError
+from nvt_torchrec.formats.missing import mask_of_rows
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, is_missing
+from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES
+from nvt_torchrec.formats.spec.reading import AS_IT_IS
+from nvt_torchrec.inference.errors import InvalidRowError, MissingColumnError
 
 
 def no_such_key(row: int, column: str) -> MissingColumnError:
