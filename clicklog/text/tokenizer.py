@@ -17,8 +17,7 @@ from nvt_torchrec.clicklog.text.line_remedies import line_remedy
 from nvt_torchrec.clicklog.text.remedies import remedy
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.raw_types.base import FIELD_COUNT, RANGE, SYNTAX
-from nvt_torchrec.formats.spec.raw_types.integers import HEX_DIGIT
+from nvt_torchrec.formats.spec.raw_types.base import FIELD_COUNT, HEX_DIGIT, RANGE, SYNTAX
 from nvt_torchrec.formats.spec.reading import Read
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45

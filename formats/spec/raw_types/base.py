@@ -35,6 +35,10 @@ MESSAGES = {
     OPEN_QUOTE: "its quote is not closed on this line",
     AFTER_QUOTE: "text after the closing quote",
 }
+#: The value of each byte as a hexadecimal digit; 255 for bytes that are not one.
+HEX_DIGIT = np.full(256, 255, np.uint8)
+HEX_DIGIT[48:58] = np.arange(10)
+HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
 #: Types of missing values of pandas and NumPy, by name because pandas is not imported.
 _MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}
 

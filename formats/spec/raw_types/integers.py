@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 #: By bytes of a float type, the largest integer up to which it holds all integers.
 _EXACT = {2: 2**11, 4: 2**24}
-#: The value of each byte as a hexadecimal digit; 255 for bytes that are not one.
-HEX_DIGIT = np.full(256, 255, np.uint8)
-HEX_DIGIT[48:58] = np.arange(10)
-HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
 _HEX = re.compile("[0-9a-fA-F]{1,8}").fullmatch
 _JSON_HEX = {"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"}
 

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from nvt_torchrec.base.arrays import mask_to_numpy, to_numpy
 from nvt_torchrec.base.strings import string_array, string_parts
 from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
-from nvt_torchrec.formats.spec.raw_types.base import RANGE, SYNTAX, Parsed, RawType
-from nvt_torchrec.formats.spec.raw_types.integers import HEX_DIGIT
+from nvt_torchrec.formats.spec.raw_types.base import HEX_DIGIT, RANGE, SYNTAX, Parsed, RawType
 
 if TYPE_CHECKING:
     from nvt_torchrec.formats.spec.reading import Read
