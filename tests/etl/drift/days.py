@@ -7,11 +7,12 @@ from pathlib import Path
 
 from clicklog.synthetic.log import synthesize
 from clicklog.synthetic.model import SyntheticSettings
-from etl.drift.artifact import Drift
-from etl.drift.measure import find_day, measure_drift
+from etl.commands.drift import find_day
+from etl.drift.measure import measure_drift
 from etl.run import run
 from tests.etl.runs import settings
 from tests.logs import CRITEO
+from workflows.drift import Drift
 
 ROWS = 4000
 _NAMES = CRITEO.columns
