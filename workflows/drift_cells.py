@@ -23,8 +23,8 @@ from clicklog.errors import BadInputError
 from clicklog.kernels import compiled
 from clicklog.rows import Jagged
 from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
+from clicklog.workflow_description import WorkflowDescription
 from workflows.compiled.workflow import EncodedRows, Ids
-from workflows.description import WorkflowDescription
 from workflows.drift import compared
 from workflows.moments import normalized_names
 

@@ -97,7 +97,7 @@ def _check_labels(output: Output, positives: Counter, negatives: Counter) -> Non
             output.warning("labels", output.root / split, what, remedy)
         if output.manifest is None:
             continue
-        expected = output.manifest.get("splits", {}).get(split, {}).get("positives")
+        expected = output.manifest.splits.get(split, {}).get("positives")
         if expected is not None and counted != expected:
             output.error(
                 "rows",

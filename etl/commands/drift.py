@@ -122,11 +122,11 @@ def _check_not_added(output: EtlOutput, day: DayFile) -> None:
     Raises:
         SettingsError: The output was extended by this day.
     """
-    from etl.manifest import read_manifest
+    from clicklog.manifest import Manifest
 
     if not output.manifest.is_file():
         return  # which read_baseline reports
-    added = {extension["day"] for extension in read_manifest(output.manifest)["extensions"]}
+    added = {extension.day for extension in Manifest.read(output.manifest).extensions}
     if day.day in added:
         raise SettingsError(
             f"{output.root} was extended by {day.name}, so {day.source} would be compared with "

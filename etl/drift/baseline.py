@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +19,11 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.etl_output import EtlOutput
+from clicklog.manifest import Manifest
 from clicklog.readers.day_names import name_of
 from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
-from etl.manifest import read_manifest
-from workflows.description import WorkflowDescription, inspect
+from clicklog.workflow_description import WorkflowDescription
+from workflows.description import inspect
 from workflows.drift import Counted, Drift, Share, compared
 from workflows.drift_cells import Buckets, count_bins, make_edges, read_buckets
 
@@ -66,14 +66,14 @@ def read_baseline(root: Path) -> Baseline:
             f"{root}: no {output.manifest.name}, so it is not the output of a finished run",
             "pass the --output_path of `python -m etl run`; finish a run with --resume",
         )
-    manifest = read_manifest(output.manifest)
-    if manifest["workflow_digest"] is None:
+    manifest = Manifest.read(output.manifest)
+    if manifest.workflow_digest is None:
         raise BadInputError(
             f"{root}: imported without a workflow, so new raw rows cannot be compared with it",
             "fit a workflow with `python -m etl run`",
         )
     description = inspect(output.workflow)
-    if description.digest != manifest["workflow_digest"]:
+    if description.digest != manifest.workflow_digest:
         raise SchemaError(
             f"{output.workflow}: not the workflow of {output.manifest} (digest "
             f"{description.digest[:12]}… instead of {manifest['workflow_digest'][:12]}…)",
@@ -94,9 +94,9 @@ def read_baseline(root: Path) -> Baseline:
     values = np.stack(dense) if dense else np.empty((0, 0), np.float32)
     edges = make_edges(values)
     bins = dict(zip(spec.dense_names, count_bins(values, edges), strict=True))
-    train, days = manifest["splits"]["train"], sorted(map(int, manifest["by_day"]))
-    by_day = [manifest["by_day"][str(day)] for day in days]
-    rows = manifest["rows"]
+    train, days = manifest.splits["train"], sorted(map(int, manifest.by_day))
+    by_day = [manifest.by_day[str(day)] for day in days]
+    rows = manifest.rows
     return Baseline(
         description=description,
         workflow=output.workflow,
@@ -113,7 +113,7 @@ def read_baseline(root: Path) -> Baseline:
             unseen=_unseen(output, manifest, description),
             days=[(counts["positives"], counts["rows"]) for counts in by_day],
             malformed=(rows["rejected"], rows["in"]),
-            whole=manifest["settings"].get("limit_rows") is None,
+            whole=manifest.settings.get("limit_rows") is None,
         ),
     )
 
@@ -127,9 +127,7 @@ def _sampled_buckets(
     return Buckets.make([counts[first:]], first, int(counts[FIRST_OOV_ID:first].sum()))
 
 
-def _read_sample(
-    output: EtlOutput, manifest: dict[str, Any], names: list[str]
-) -> dict[str, np.ndarray]:
+def _read_sample(output: EtlOutput, manifest: Manifest, names: list[str]) -> dict[str, np.ndarray]:
     """Read every n-th row of the first row group of some training parts; lists are flattened."""
     parts = comparable_parts(manifest)
     count = min(SAMPLED_ROW_GROUPS, len(parts))
@@ -153,7 +151,7 @@ def _read_sample(
     return {name: np.concatenate(arrays) for name, arrays in samples.items()}
 
 
-def comparable_parts(manifest: dict[str, Any]) -> list[str]:
+def comparable_parts(manifest: Manifest) -> list[str]:
     """Return the parts with rows that were encoded as the workflow encodes them now.
 
     Ids and values of older parts differ where an extension updated the statistics or gave ids to
@@ -161,22 +159,20 @@ def comparable_parts(manifest: dict[str, Any]) -> list[str]:
     """
     since = max(
         (
-            extension["generation"]
-            for extension in manifest["extensions"]
-            if extension["settings"].get("statistics") == "update"
-            or extension["settings"].get("retire_after_days")
+            extension.generation
+            for extension in manifest.extensions
+            if extension.settings.get("statistics") == "update"
+            or extension.settings.get("retire_after_days")
         ),
         default=0,
     )
-    files = [
-        part for part in manifest["files"] if part["rows"] and (part["generation"] or 0) >= since
-    ]
-    train = [part["file"] for part in files if part["file"].startswith("train/")]
-    return train or [part["file"] for part in files]
+    files = [part for part in manifest.files if part.rows and (part.generation or 0) >= since]
+    train = [part.file for part in files if part.split == "train"]
+    return train or [part.file for part in files]
 
 
 def _unseen(
-    output: EtlOutput, manifest: dict[str, Any], description: WorkflowDescription
+    output: EtlOutput, manifest: Manifest, description: WorkflowDescription
 ) -> dict[str, Share]:
     """Return the unseen values of days that the workflow was not fitted on.
 
@@ -186,9 +182,9 @@ def _unseen(
     """
     spec = description.spec
     columns = [c for c in spec.categorical if not c.hash_buckets and c.name in compared(spec)]
-    if manifest["generation"]:
-        newest = max(map(int, manifest["by_day"]))
-        (path,) = (file["path"] for file in manifest["inputs"] if file["day"] == newest)
+    if manifest.generation:
+        newest = max(map(int, manifest.by_day))
+        (path,) = (file.path for file in manifest.inputs if file.day == newest)
         try:
             before = Drift.read(output.drift / f"{result_name(path)}.json")
         except SchemaError:  # of an earlier version of this program
@@ -203,7 +199,7 @@ def _unseen(
         return {name: (m.now[0], m.now[1]) for name, m in measures.items() if m is not None}
     if spec.split.by in ("share", "column"):
         return {}  # held-out rows are of the same days, so they have fewer values that are new
-    held_out = [manifest["splits"][split] for split in ("valid", "test")]
+    held_out = [manifest.splits[split] for split in ("valid", "test")]
     lists = _count_ids(output, manifest, [c.name for c in columns if c.multi_hot])
     present = {
         c.name: sum(split["rows"] - split["missing"][c.name] for split in held_out) for c in columns
@@ -214,14 +210,14 @@ def _unseen(
     }
 
 
-def _count_ids(output: EtlOutput, manifest: dict[str, Any], names: list[str]) -> dict[str, int]:
+def _count_ids(output: EtlOutput, manifest: Manifest, names: list[str]) -> dict[str, int]:
     """Count the ids of columns of lists in valid and test, from the footers."""
-    splits = manifest["splits"]
+    splits = manifest.splits
     # Footers count an empty list as a value.
     totals = {
         name: -sum(splits[split]["missing"][name] for split in ("valid", "test")) for name in names
     }
-    files = [p["file"] for p in manifest["files"] if not p["file"].startswith("train/")]
+    files = [part.file for part in manifest.files if part.split != "train"]
     for file in files if names else ():
         footer = pq.read_metadata(output.splits / file)
         for group in map(footer.row_group, range(footer.num_row_groups)):

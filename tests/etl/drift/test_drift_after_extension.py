@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from clicklog.errors import BadInputError
+from clicklog.manifest import Extension, PartFile
 from etl.__main__ import main
 from etl.commands.drift import as_text
 from etl.drift import baseline
@@ -93,18 +95,15 @@ def test_a_day_that_was_added_is_not_compared_with_itself(
 
 
 def test_parts_of_other_statistics_are_not_compared():
-    def part(split: str, number: int, generation: int) -> dict:
-        return {
-            "file": f"{split}/part.{number}.parquet", "rows": 1, "generation": generation,
-        }  # fmt: skip
+    def part(split: str, number: int, generation: int) -> PartFile:
+        return PartFile(f"{split}/part.{number}.parquet", 1, 1, generation=generation)
 
     files = [part("train", 0, 0), part("train", 1, 1), part("train", 2, 2), part("valid", 0, 3)]
 
     def chosen(*settings: dict) -> list[str]:
-        extensions = [
-            {"generation": i + 1, "day": i, "settings": one} for i, one in enumerate(settings)
-        ]
-        return baseline.comparable_parts({"files": files, "extensions": extensions})
+        extensions = [Extension(i + 1, i, one) for i, one in enumerate(settings)]
+        manifest = SimpleNamespace(files=files, extensions=extensions)
+        return baseline.comparable_parts(manifest)
 
     frozen = {"statistics": "frozen", "retire_after_days": None}
     assert chosen() == ["train/part.0.parquet", "train/part.1.parquet", "train/part.2.parquet"]
