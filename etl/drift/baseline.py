@@ -76,7 +76,7 @@ def read_baseline(root: Path) -> Baseline:
     if description.digest != manifest.workflow_digest:
         raise SchemaError(
             f"{output.workflow}: not the workflow of {output.manifest} (digest "
-            f"{description.digest[:12]}… instead of {manifest['workflow_digest'][:12]}…)",
+            f"{description.digest[:12]}… instead of {manifest.workflow_digest[:12]}…)",
             "copy the whole output directory again, or run the ETL again",
         )
     spec, names = description.spec, compared(description.spec)
