@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.command_line import Settings, flag
-from clicklog.files.artifact import Format
-from clicklog.spec.feature_spec import FeatureSpec
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.files.artifact import Format
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 FORMAT = Format("nvt-torchrec drift", 2, "a result of `python -m etl drift`")
 #: A count, and the total that it is out of.

@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numba import types
 
-from clicklog.arrays import to_numpy
-from clicklog.errors import BadInputError
-from clicklog.kernels import compiled
-from clicklog.rows import Jagged
-from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
-from clicklog.workflow_description import WorkflowDescription
-from workflows.compiled.workflow import EncodedRows, Ids
-from workflows.drift import compared
-from workflows.moments import normalized_names
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.compiled.workflow import EncodedRows, Ids
+from nvt_torchrec.workflows.drift import compared
+from nvt_torchrec.workflows.moments import normalized_names
 
 #: Bins of equal share, where values are distinct enough. Ten is customary for the PSI.
 BINS = 10

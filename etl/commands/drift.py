@@ -6,15 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.etl_output import EtlOutput
-from etl.settings import threads_flag
-from workflows.drift import Thresholds
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.etl.settings import threads_flag
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.workflows.drift import Thresholds
 
 if TYPE_CHECKING:
-    from clicklog.readers.days import DayFile
-    from workflows.drift import Drift, Measure
+    from nvt_torchrec.clicklog.readers.days import DayFile
+    from nvt_torchrec.workflows.drift import Drift, Measure
 
 #: For the command's help.
 DESCRIPTION = (
@@ -56,7 +56,7 @@ def run(settings: DriftSettings, thresholds: Thresholds) -> int:
     """
     from tqdm import tqdm
 
-    from etl.drift.measure import measure_drift
+    from nvt_torchrec.etl.drift.measure import measure_drift
 
     output = EtlOutput(settings.output_path)
     output.check_whole()
@@ -92,8 +92,8 @@ def find_day(path: str) -> DayFile:
         BadInputError: There is no such file, or it is empty.
         SettingsError: It is a directory with several days.
     """
-    from clicklog.readers.days import find_days
-    from clicklog.readers.lines import filesystem_of
+    from nvt_torchrec.clicklog.readers.days import find_days
+    from nvt_torchrec.clicklog.readers.lines import filesystem_of
 
     filesystem, name = filesystem_of(path)
     if not filesystem.exists(name):
@@ -122,7 +122,7 @@ def _check_not_added(output: EtlOutput, day: DayFile) -> None:
     Raises:
         SettingsError: The output was extended by this day.
     """
-    from clicklog.manifest import Manifest
+    from nvt_torchrec.formats.manifest import Manifest
 
     if not output.manifest.is_file():
         return  # which read_baseline reports
@@ -186,7 +186,7 @@ def _line(name: str, width: int, measures: dict[str, Measure]) -> str:
 
 def _changed(measure: Measure) -> str:
     """Return a measure before and now, as "10.0 % -> 12.5 %"."""
-    from clicklog.pages.formats import percent
+    from nvt_torchrec.base.pages.formats import percent
 
     if measure.name == "rows":
         least, most = min(measure.then), max(measure.then)

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.readers.days import DayFile
-from clicklog.readers.stream import UnparsedRows, stream_unparsed
-from clicklog.threads import in_order
-from etl.drift.baseline import Baseline, read_baseline, result_name
-from etl.results import count_missing
-from workflows import compiled
-from workflows.compiled.workflow import CompiledWorkflow
-from workflows.drift import Counted, Drift, Thresholds, compare, compared
-from workflows.drift_cells import BUCKETS, count_bins
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
+from nvt_torchrec.etl.drift.baseline import Baseline, read_baseline, result_name
+from nvt_torchrec.etl.results import count_missing
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow
+from nvt_torchrec.workflows.drift import Counted, Drift, Thresholds, compare, compared
+from nvt_torchrec.workflows.drift_cells import BUCKETS, count_bins
 
 #: Text that is parsed at once: it stays in a core's caches.
 PIECE_BYTES = 2 << 20

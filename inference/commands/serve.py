@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 
-from clicklog.errors import SettingsError
-from inference.commands.model import ModelSettings, prepare
-from inference.server.settings import ServerSettings
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.inference.commands.model import ModelSettings, prepare
+from nvt_torchrec.inference.server.settings import ServerSettings
 
 SETTINGS = (ModelSettings, ServerSettings)
 
 
 def run(model: ModelSettings, settings: ServerSettings) -> int | None:
     """Serve until SIGTERM or SIGINT; the exit status."""
-    from inference.server.access import ApiKeys
-    from inference.server.sockets import tls_context, url
+    from nvt_torchrec.inference.server.access import ApiKeys
+    from nvt_torchrec.inference.server.sockets import tls_context, url
 
     if settings.api_key_file is not None:  # errors of these files come before the model is loaded
         ApiKeys(settings.api_key_file)
@@ -32,7 +32,7 @@ def run(model: ModelSettings, settings: ServerSettings) -> int | None:
                     f"--{name} with --workers {settings.workers}: each worker would need a copy",
                     "make a bundle, which the workers share: python -m inference bundle",
                 )
-        from inference.server.workers import serve_in_workers
+        from nvt_torchrec.inference.server.workers import serve_in_workers
 
         return serve_in_workers(model.load, model.bundle, settings, started)
     # until requests are served, SIGTERM ends the process at once: imports may swallow SystemExit
@@ -41,8 +41,8 @@ def run(model: ModelSettings, settings: ServerSettings) -> int | None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         prepare()
-        from inference.server.run import serve
-        from inference.server.served import Source
+        from nvt_torchrec.inference.server.run import serve
+        from nvt_torchrec.inference.server.served import Source
 
         source = Source(model.load, model.bundle, model.workflow)
         serve(source, settings, started=started)

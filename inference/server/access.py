@@ -20,11 +20,11 @@ from typing import TextIO
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from clicklog.errors import SettingsError
-from inference.server.answers import Answer, RefusedError
-from inference.server.fairness import client_of
-from inference.server.logs import ALWAYS
-from inference.server.metrics import ServerMetrics
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.inference.server.answers import Answer, RefusedError
+from nvt_torchrec.inference.server.fairness import client_of
+from nvt_torchrec.inference.server.logs import ALWAYS
+from nvt_torchrec.inference.server.metrics import ServerMetrics
 
 log = logging.getLogger(__name__)
 

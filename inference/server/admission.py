@@ -18,10 +18,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from inference.server.access import request_of
-from inference.server.answers import Answer, RefusedError, too_busy
-from inference.server.metrics import ServerMetrics
-from inference.server.settings import ServerSettings
+from nvt_torchrec.inference.server.access import request_of
+from nvt_torchrec.inference.server.answers import Answer, RefusedError, too_busy
+from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.settings import ServerSettings
 
 PREDICT = "/predict"
 #: Bodies of the largest size that may be in memory at once; half of them from one client.

@@ -25,10 +25,10 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from inference.server.answers import RefusedError
-from inference.server.fairness import client_of
-from inference.server.metrics import ServerMetrics
-from inference.server.settings import ServerSettings
+from nvt_torchrec.inference.server.answers import RefusedError
+from nvt_torchrec.inference.server.fairness import client_of
+from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Gauge, Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from clicklog.errors import BadInputError
-from workflows.compiled.workflow import CompiledWorkflow, EncodedRows
-from workflows.description import inspect
-from workflows.drift import population_stability
-from workflows.drift_cells import BUCKETS, Window, read_buckets
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRows
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.drift import population_stability
+from nvt_torchrec.workflows.drift_cells import BUCKETS, Window, read_buckets
 
 log = logging.getLogger(__name__)
 

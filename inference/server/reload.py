@@ -21,11 +21,11 @@ from typing import Protocol
 
 from prometheus_client import Counter, Gauge
 
-from clicklog.errors import ClickLogError
-from inference.inputs.successors import check_same_columns
-from inference.server.logs import ALWAYS
-from inference.server.metrics import ServerMetrics
-from inference.server.served import Served, Source, Stamp
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.inference.inputs.successors import check_same_columns
+from nvt_torchrec.inference.server.logs import ALWAYS
+from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.served import Served, Source, Stamp
 
 log = logging.getLogger(__name__)
 

@@ -19,15 +19,15 @@ from types import FrameType
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
-from clicklog.errors import SettingsError
-from inference.server.access import AccessLog, ApiKeys
-from inference.server.app import Service, make_service
-from inference.server.connections import Connection, Connections
-from inference.server.logs import ALWAYS, limit_log_rate
-from inference.server.reload import BundleMetrics, Reloader
-from inference.server.served import Source, freeze_memory
-from inference.server.settings import ServerSettings
-from inference.server.sockets import (
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.inference.server.access import AccessLog, ApiKeys
+from nvt_torchrec.inference.server.app import Service, make_service
+from nvt_torchrec.inference.server.connections import Connection, Connections
+from nvt_torchrec.inference.server.logs import ALWAYS, limit_log_rate
+from nvt_torchrec.inference.server.reload import BundleMetrics, Reloader
+from nvt_torchrec.inference.server.served import Source, freeze_memory
+from nvt_torchrec.inference.server.settings import ServerSettings
+from nvt_torchrec.inference.server.sockets import (
     ACCEPT_AT_ONCE,
     BACKLOG,
     connection_limit,
@@ -86,7 +86,7 @@ def serve(
         reloaders.append(Reloader(source, service, bundle_metrics))
         reloaders[0].start()
     if settings.otel:
-        from inference.server.telemetry import traced
+        from nvt_torchrec.inference.server.telemetry import traced
 
         service.app = traced(service.app)
     limit_log_rate()

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from inference.inputs import remedies
-from inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
-from inference.predictor import Predictor
+from nvt_torchrec.inference.inputs import remedies
+from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.predictor import Predictor
 
 #: Where a bundle is, and which file describes it: path, device, inode, size and time of change.
 Stamp: TypeAlias = tuple[str, int, int, int, int]
@@ -106,7 +106,7 @@ class Source:
         return served
 
     def _generation(self) -> int | None:
-        from workflows.description import inspect
+        from nvt_torchrec.workflows.description import inspect
 
         return None if self.workflow is None else inspect(self.workflow).generation
 

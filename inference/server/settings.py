@@ -7,8 +7,8 @@ import ipaddress
 import math
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
 
 #: Environment variable of prometheus_client: the directory of the values of several processes.
 SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"

@@ -11,8 +11,8 @@ import ssl
 import struct
 from pathlib import Path
 
-from clicklog.errors import SettingsError
-from inference.server.settings import ServerSettings
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.inference.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 

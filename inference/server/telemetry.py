@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.errors import SettingsError
 
 _PACKAGES = (
     "opentelemetry-instrumentation-asgi opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"

@@ -25,13 +25,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clicklog.errors import run_command
-from inference.server.logs import limit_log_rate
-from inference.server.settings import SHARED_VALUES, ServerSettings
-from inference.server.sockets import listen
+from nvt_torchrec.base.errors import run_command
+from nvt_torchrec.inference.server.logs import limit_log_rate
+from nvt_torchrec.inference.server.settings import SHARED_VALUES, ServerSettings
+from nvt_torchrec.inference.server.sockets import listen
 
 if TYPE_CHECKING:
-    from inference.predictor import Predictor
+    from nvt_torchrec.inference.predictor import Predictor
 
 log = logging.getLogger(__name__)
 
@@ -196,11 +196,11 @@ def _work(
 ) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until requests are served
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too
-    from dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    from inference.server.run import serve
-    from inference.server.served import Source
+    from nvt_torchrec.inference.server.run import serve
+    from nvt_torchrec.inference.server.served import Source
 
     def started(_: socket.socket) -> None:
         pipe.send_bytes(_READY)

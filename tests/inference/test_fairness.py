@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from inference.server.access import Request
-from inference.server.admission import Admission, WaitEstimate
-from inference.server.fairness import FairQueue, Turns, client_of
-from inference.server.metrics import ServerMetrics
-from inference.server.settings import ServerSettings
+from nvt_torchrec.inference.server.access import Request
+from nvt_torchrec.inference.server.admission import Admission, WaitEstimate
+from nvt_torchrec.inference.server.fairness import FairQueue, Turns, client_of
+from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.settings import ServerSettings
 from tests.inference.test_batching import Model, _queued, _taken, request, run
 
 

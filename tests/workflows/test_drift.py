@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.reading import Derivation
-from workflows.drift import (
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.reading import Derivation
+from nvt_torchrec.workflows.drift import (
     LEAST_EXPECTED,
     Counted,
     Measure,

@@ -7,13 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError
-from clicklog.rows import Jagged
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.workflows import drift_cells
+from nvt_torchrec.workflows.drift_cells import (
+    ABSENT,
+    BUCKETS,
+    LEAST_COUNT,
+    REST,
+    Buckets,
+    read_buckets,
+)
 from tests.etl.runs import settings
 from tests.logs import write_log
-from workflows import drift_cells
-from workflows.drift_cells import ABSENT, BUCKETS, LEAST_COUNT, REST, Buckets, read_buckets
 
 FIRST = 3
 
@@ -115,7 +122,7 @@ def test_odd_vocabularies(counts: list[int]):
 
 @pytest.fixture(scope="module")
 def workflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from etl.run import run
+    from nvt_torchrec.etl.run import run
 
     directory = tmp_path_factory.mktemp("buckets")
     write_log(directory / "raw", [600, 100])

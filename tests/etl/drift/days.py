@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from clicklog.synthetic.log import synthesize
-from clicklog.synthetic.model import SyntheticSettings
-from etl.commands.drift import find_day
-from etl.drift.measure import measure_drift
-from etl.run import run
+from nvt_torchrec.clicklog.synthetic.log import synthesize
+from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
+from nvt_torchrec.etl.commands.drift import find_day
+from nvt_torchrec.etl.drift.measure import measure_drift
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.workflows.drift import Drift
 from tests.etl.runs import settings
 from tests.logs import CRITEO
-from workflows.drift import Drift
 
 ROWS = 4000
 _NAMES = CRITEO.columns

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from workflows.drift import Counted
-from workflows.drift_cells import BUCKETS, Buckets, count_bins, make_edges
+from nvt_torchrec.workflows.drift import Counted
+from nvt_torchrec.workflows.drift_cells import BUCKETS, Buckets, count_bins, make_edges
 
 _ZIPF = 1 / np.arange(1, 1001) ** 1.1
 #: Shares of the values of each categorical column.

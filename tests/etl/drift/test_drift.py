@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.spec.feature_spec import InputFormat
-from clicklog.spec.split import BY_DAYS
-from clicklog.spec.toml_file import load_spec
-from etl.commands.drift import as_text
-from etl.drift import measure as measure_module
-from etl.run import run
+from nvt_torchrec.etl.commands.drift import as_text
+from nvt_torchrec.etl.drift import measure as measure_module
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.feature_spec import InputFormat
+from nvt_torchrec.formats.spec.split import BY_DAYS
+from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.etl.drift.days import ROWS, changed, drift_of, make_log, read_rows, with_larger_int_2
 from tests.etl.runs import settings
 from tests.logs import CRITEO

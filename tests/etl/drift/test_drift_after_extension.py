@@ -9,17 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from clicklog.errors import BadInputError
-from clicklog.manifest import Extension, PartFile
-from etl.__main__ import main
-from etl.commands.drift import as_text
-from etl.drift import baseline
-from etl.extend.run import extend
-from etl.run import run
-from etl.settings import ExtendSettings
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.commands.drift import as_text
+from nvt_torchrec.etl.drift import baseline
+from nvt_torchrec.etl.extend.run import extend
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import ExtendSettings
+from nvt_torchrec.formats.manifest import Extension, PartFile
+from nvt_torchrec.workflows.drift import Drift
 from tests.etl.drift.days import changed, drift_of, make_log
 from tests.etl.runs import settings
-from workflows.drift import Drift
 
 
 @pytest.fixture(scope="module")

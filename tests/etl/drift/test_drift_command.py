@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from etl.__main__ import main
-from etl.commands.drift import as_text
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.commands.drift import as_text
+from nvt_torchrec.workflows.drift import FORMAT, Drift, Measure
 from tests.etl.drift.days import drift_of, make_log, with_larger_int_2
 from tests.logs import CRITEO
-from workflows.drift import FORMAT, Drift, Measure
 
 
 @pytest.fixture(scope="module")

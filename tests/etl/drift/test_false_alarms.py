@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from nvt_torchrec.workflows.drift import Counted, Thresholds, compare
 from tests.etl.drift.simulation import draws
-from workflows.drift import Counted, Thresholds, compare
 
 DRAWS = 1000
 #: No threshold: all that is flagged is beyond chance.
