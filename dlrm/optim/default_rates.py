@@ -11,7 +11,7 @@ Adagrad's steps shrink as gradients are summed, so its rates serve any batch siz
 root of the global batch (Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
 Algorithms"), and so do SGD's up to a batch whose gradients are no longer noise.
 
-The factors are those that ``make bench-convergence`` was run with.
+The factors are those that ``make bench-quality`` was run with.
 """
 
 from __future__ import annotations
