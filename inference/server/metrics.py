@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import numpy as np
 from prometheus_client import (
@@ -18,10 +17,13 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from inference.server.batching import Batch
 from inference.server.drift import DriftMetrics
+from inference.server.served import Served
 from inference.server.settings import SHARED_VALUES
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = tuple(4**k for k in range(8))
+#: Seconds over which drift is measured.
+_DRIFT_WINDOW_S = 3600.0
 
 
 class ServerMetrics:
@@ -29,25 +31,25 @@ class ServerMetrics:
 
     Args:
         columns: Names of the categorical columns.
-        drift_window_s: Seconds over which drift is measured.
 
     Attributes:
         registry: The registry of the metrics.
         shared: Whether several processes add their values up.
         drift: The drift of the categorical columns.
+        reloads: How often another bundle was put in place.
+        reload_failures: How often a bundle could not be put in place.
+        under_way: The requests that have arrived as a whole and are not answered yet.
+        queue_rows: The rows that wait for the model.
     """
 
-    def __init__(self, columns: tuple[str, ...], drift_window_s: float = 3600.0) -> None:
+    def __init__(self, columns: tuple[str, ...]) -> None:
         self.registry = CollectorRegistry()
-        self.drift = DriftMetrics(self.registry, drift_window_s)
+        self.drift = DriftMetrics(self.registry, _DRIFT_WINDOW_S)
         registry = {"registry": self.registry}
-        self.requests = Counter(
-            "inference_requests",
-            "Answers to POST /predict by status, and 401 to any request",
-            ["code"],
-            **registry,
+        self._requests = Counter(
+            "inference_requests", "Answers to POST /predict by status", ["code"], **registry
         )
-        self.request_seconds = Histogram(
+        self._request_seconds = Histogram(
             "inference_request_seconds",
             "Time from a request's headers to its answer, except 503",
             buckets=_SECONDS,
@@ -66,12 +68,6 @@ class ServerMetrics:
         self._batch_rows = Histogram(
             "inference_batch_rows", "Rows of a batch", buckets=_ROWS, **registry
         )
-        self.connections_ended = Counter(
-            "inference_connections_ended",
-            "Connections that the server ended, by reason",
-            ["reason"],
-            **registry,
-        )
         self._rows = Counter("inference_rows", "Rows scored", **registry)
         self._sum = Counter(
             "inference_probability_sum",
@@ -88,29 +84,49 @@ class ServerMetrics:
                 )
             )
         )
-        self._gauges: list[tuple[Gauge, Callable[[], float]]] = []
+        self._bundle_info = Gauge(
+            "inference_bundle_info",
+            "Processes that serve a bundle, by the beginning of its digest and by its generation",
+            ["bundle", "generation"],
+            multiprocess_mode="livesum",
+            **registry,
+        )
+        self.reloads = Counter(
+            "inference_bundle_reloads", "How often another bundle was put in place", **registry
+        )
+        self.reload_failures = Counter(
+            "inference_bundle_reload_failures",
+            "How often a bundle could not be put in place, and the one before was served on",
+            **registry,
+        )
+        self.under_way, self.queue_rows = (
+            Gauge(name, text, multiprocess_mode="livesum", **registry)
+            for name, text in (
+                ("inference_requests_under_way", "Requests that have arrived as a whole"),
+                ("inference_queue_rows", "Rows waiting for the model"),
+            )
+        )
         self.shared = SHARED_VALUES in os.environ
         if not self.shared:
             ProcessCollector(**registry)
 
-    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a gauge whose value is read whenever metrics are."""
-        gauge = Gauge(name, text, registry=self.registry, multiprocess_mode="livesum")
-        self._gauges.append((gauge, value))
+    def answered(self, status: int, seconds: float) -> None:
+        """Count an answer to ``POST /predict``."""
+        self._requests.labels(status).inc()
+        if status != 503:
+            self._request_seconds.observe(seconds)
 
-    def share(self) -> None:
-        """Write the gauges where the other processes read them."""
-        if self.shared:
-            self._set_gauges()
-
-    def _set_gauges(self) -> None:
-        for gauge, value in self._gauges:
-            gauge.set(value())
-        self.drift.set_gauges()
+    def serves(self, now: Served, before: Served | None = None) -> None:
+        """Record which bundle is served from now on, and that the one before is not."""
+        if before is not None:
+            if self.shared:  # prometheus_client cannot remove a value that processes share
+                self._bundle_info.labels(*before.labels).set(0)
+            else:
+                self._bundle_info.remove(*before.labels)
+        self._bundle_info.labels(*now.labels).set(1)
 
     def page(self) -> bytes:
         """Return the text for Prometheus: the sums over all processes."""
-        self._set_gauges()
         registry = self.registry
         if self.shared:
             registry = CollectorRegistry()
