@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any, TypeVar
 
 from clicklog.errors import BadInputError
-from clicklog.files.atomic import read_json
-from clicklog.files.validation import parse
+from clicklog.manifest import Manifest, PartFile
 
 #: What a run leaves in its output directory, the last one written last.
 NAMES = (
@@ -17,35 +14,6 @@ NAMES = (
 )  # fmt: skip
 #: Exists while the output is switched to a new generation; it lists the renames of the switch.
 SWITCH_FILE = ".switching.json"
-T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A parquet file of a split.
-
-    Attributes:
-        file: its path below the directory of the splits.
-        day: the day that its rows are of.
-        generation: the generation of the workflow that encoded it.
-        rows: how many rows it has.
-    """
-
-    file: str
-    day: int
-    generation: int
-    rows: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _File:
-    """What the manifest says of a part."""
-
-    file: str
-    rows: int
-    bytes: int
-    day: int | None = None
-    generation: int | None = None
 
 
 class EtlOutput:
@@ -77,39 +45,22 @@ class EtlOutput:
         """The output whose splits are in ``directory``, if the ETL wrote them there."""
         return cls(Path(directory).absolute().parent.parent)
 
-    def manifest_value(self, key: str, kind: type[T]) -> T:
-        """One value of the manifest; the rest of it may be that of another version.
-
-        Args:
-            key: its name in the manifest.
-            kind: what it must be, see :func:`clicklog.files.validation.parse`.
-
-        Raises:
-            BadInputError: the manifest is missing or damaged.
-        """
-        remedy = "copy the manifest again, or run the ETL again"
-        value = read_json(self.manifest, "the ETL's manifest")
-        value = parse(dict[str, Any], value, self.manifest, remedy)
-        return parse(kind, value.get(key), f"{self.manifest}: {key}", remedy)
-
-    def parts(self, split: str) -> list[Part]:
+    def parts(self, split: str) -> list[PartFile]:
         """Return the parts of a split with their days, in the order of their numbers.
 
         Raises:
-            BadInputError: the manifest is missing or damaged, or was written before manifests
+            BadInputError: The manifest is missing or damaged, or was written before manifests
                 named the days of the parts.
+            SchemaError: Another version of this program wrote the manifest.
         """
-        found = []
-        for file in self.manifest_value("files", list[_File]):
-            if not file.file.startswith(f"{split}/"):
-                continue
-            if file.day is None:
+        parts = [part for part in Manifest.read(self.manifest).files if part.split == split]
+        for part in parts:
+            if part.day is None:
                 raise BadInputError(
-                    f"{self.manifest}: does not say which day {file.file} is of",
+                    f"{self.manifest}: does not say which day {part.file} is of",
                     "run the ETL again: this manifest was written before days could be chosen",
                 )
-            found.append(Part(file.file, file.day, file.generation or 0, file.rows))
-        return found
+        return parts
 
     def check_whole(self) -> None:
         """Check that the output is not between two generations.

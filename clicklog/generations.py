@@ -116,14 +116,14 @@ def reused_table(reused: Mapping[str, np.ndarray]) -> pa.Table:
 
 
 def read_reused(
-    path: Path, generation: Generation, reserved_ids: Mapping[str, int]
+    file: Path, generation: Generation, first_ids: Mapping[str, int]
 ) -> dict[str, np.ndarray]:
     """Read the ids that a generation reused.
 
     Args:
-        path: the workflow's directory.
-        generation: the generation.
-        reserved_ids: by vocabulary, its first id.
+        file: The file of these ids.
+        generation: The generation.
+        first_ids: By vocabulary, the id of its first value.
 
     Returns:
         By vocabulary, int64 [n] in ascending order; without vocabularies that have none.
@@ -131,14 +131,11 @@ def read_reused(
     Raises:
         BadInputError: the file cannot be read, or is not that of the generation.
     """
-    if generation.reused_file is None:
-        return {}
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from clicklog.arrays import to_numpy
 
-    file = path / generation.reused_file
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as opened:
             table = opened.read()
@@ -155,7 +152,7 @@ def read_reused(
         if {name: len(own) for name, own in found.items()} != expected:
             raise ValueError("not the numbers of ids in metadata.json")
         for name, own in found.items():
-            first = reserved_ids[name]
+            first = first_ids[name]
             inside = first <= own[0] and own[-1] < first + generation.values[name]
             if not (inside and (np.diff(own) > 0).all()):
                 raise ValueError(f"ids that are not those of vocabulary {name}, in ascending order")

@@ -11,12 +11,13 @@ import pyarrow.parquet as pq
 
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
+from clicklog.manifest import Manifest
 
 
 def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
     """Collect rows, speeds, AUROCs, and the difference between two ways of scoring."""
     etl = EtlOutput(paths["etl"])
-    rows = etl.manifest_value("rows", dict[str, int])
+    rows = Manifest.read(etl.manifest).rows
     timings = read_json(etl.timings, "the ETL's timings")
     planted = read_json(paths["raw"] / "synthetic.json", "the synthetic log's description")
     events = read_training_log(paths["training_log"])

@@ -16,6 +16,7 @@ from clicklog.errors import BadInputError, ClickLogError, SettingsError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 from clicklog.files.validation import parse
+from clicklog.manifest import Manifest
 from clicklog.schema import TableSchema
 from clicklog.splits import SPLITS
 from dlrm.config import ModelConfig
@@ -58,15 +59,14 @@ def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
     """
     output = EtlOutput.of_splits(settings.binary_path)
     try:
-        inputs = output.manifest_value("inputs", list[dict[str, Any]])
-        splits = output.manifest_value("splits", dict[str, dict[str, Any]])
-        file = Path(inputs[0]["path"]).parent / "synthetic.json"
+        manifest = Manifest.read(output.manifest)
+        file = Path(manifest.inputs[0].path).parent / "synthetic.json"
         summary = parse(dict[str, Any], read_json(file, "a synthetic log's description"), file)
         oracle = parse(dict[str, dict[str, Any]], summary["oracle"], file)
         best = {
             split: {name: float(scores[name]) for name in ("auroc", "log_loss")}
             for split, scores in oracle.items()
-            if all(scores[name] == splits[split][name] for name in ("rows", "positives"))
+            if all(scores[name] == manifest.splits[split][name] for name in ("rows", "positives"))
         }
     except (ClickLogError, LookupError, TypeError, ValueError):
         return None

@@ -6,10 +6,10 @@ import dataclasses
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from clicklog.errors import BadInputError, SettingsError
-from clicklog.etl_output import EtlOutput, Part
+from clicklog.etl_output import EtlOutput
+from clicklog.manifest import Manifest, PartFile
 from dlrm.settings.train_settings import TrainSettings
 from nvt_loader.selection import Selection
 
@@ -131,11 +131,11 @@ def _listed_days(settings: TrainSettings, output: EtlOutput, known: list[int]) -
     return days
 
 
-def _check_apart(output: EtlOutput, parts: list[Part], days: Collection[int]) -> None:
+def _check_apart(output: EtlOutput, parts: list[PartFile], days: Collection[int]) -> None:
     """Check that no chosen file holds rows of a day that is not chosen."""
-    if output.manifest_value("settings", dict[str, Any]).get("shuffle") != "full":
+    if Manifest.read(output.manifest).settings.get("shuffle") != "full":
         return
-    mixed = sorted({part.day for part in parts if part.generation == 0})
+    mixed = sorted({part.day for part in parts if not part.generation})
     chosen = sorted(set(mixed) & set(days))
     if chosen and chosen != mixed:
         raise SettingsError(
@@ -145,7 +145,7 @@ def _check_apart(output: EtlOutput, parts: list[Part], days: Collection[int]) ->
         )
 
 
-def _files(parts: list[Part], days: Collection[int]) -> tuple[str, ...]:
+def _files(parts: list[PartFile], days: Collection[int]) -> tuple[str, ...]:
     return tuple(Path(part.file).name for part in parts if part.day in days)
 
 

@@ -19,12 +19,12 @@ COMMANDS = {
     "extend": ("etl.commands.extend", "add new days to a finished output; no id changes"),
     "check": (
         "etl.commands.check",
-        "verify an output: files, values, checksums, overlap of the splits",
+        "verify an output: files, values, checksums, digests",
     ),
     "drift": ("etl.commands.drift", "compare a new day with those the workflow was fitted on"),
     "import": (
         "etl.commands.import_data",
-        "import data preprocessed by TorchRec, NVIDIA or NVTabular",
+        "convert a workflow that NVTabular pickled",
     ),
     "doctor": (
         "etl.commands.doctor",

@@ -28,14 +28,13 @@ def recorded_digest(work: Path) -> str | None:
 def is_whole(output: EtlOutput, work: Path) -> bool:
     """Return whether an output's workflow is the one recorded, and it and its state are whole."""
     from workflows import compiled, inspect
-    from workflows.description import verify
     from workflows.extension.state import read_state
 
     try:
         description = inspect(output.workflow)
         if recorded_digest(work) != description.digest:
             return False
-        verify(output.workflow, description)
+        description.verify()
         compiled.load(output.workflow, verify=True)
         read_state(output.extension, description)
     except ClickLogError:

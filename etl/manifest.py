@@ -1,29 +1,18 @@
-"""The manifest of a run: what it read, did and wrote. It is the last file of an output directory.
-
-The same run writes the same bytes; its timings are in another file.
-"""
+"""Make the manifest of a run (:class:`clicklog.manifest.Manifest`) from what its units did."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clicklog.errors import BadInputError
-from clicklog.files.artifact import Format
-from clicklog.files.atomic import read_json
+from clicklog.manifest import InputFile, Manifest, PartFile
 from clicklog.readers.raw import DayFile
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
+from clicklog.workflow_description import WorkflowDescription
 from etl.results import UnitResult, by_source
-from workflows.description import WorkflowDescription
-
-MANIFEST_VERSION = 3
-#: Versions that can be read. The older one says neither which day a part is of nor a generation.
-READABLE_VERSIONS = (2, MANIFEST_VERSION)
-_FORMATS = {version: Format("", version, "the ETL's manifest") for version in READABLE_VERSIONS}
 
 
 def make_manifest(
@@ -33,24 +22,16 @@ def make_manifest(
     sizes: dict[str, int],
     description: WorkflowDescription,
     split: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The manifest of a run; ``python -m etl extend`` adds days to it.
-
-    ``inputs`` has per file its fingerprint and rows in, out and rejected; ``splits`` per split
-    rows, positives and, per column, rows that were missing and ids out of vocabulary;
-    ``by_day_and_split`` the same for each day; ``by_day`` the click rate of each day; ``days`` the
-    days of each split; ``files`` rows and bytes of each part, its day, the generation of the
-    workflow that encoded it, and the digest of a part without page checksums; ``next_parts`` the
-    number of the next part of each split.
+) -> Manifest:
+    """Make the manifest of a run; ``python -m etl extend`` adds days to it.
 
     Args:
-        record: see :func:`etl.state.plan_record`.
-        days: the input files.
-        results: of all units, in order.
-        sizes: bytes of each part.
-        description: of the saved workflow.
-        split: the rule by which rows were divided, with its cuts; None by days, and then there is
-            no such key.
+        record: The plan of the run, see :func:`etl.state.plan_record`.
+        days: The input files.
+        results: The results of all units, in order.
+        sizes: The bytes of each part.
+        description: The description of the saved workflow.
+        split: The rule by which rows were divided, with its cuts; None by days.
     """
     by_day_and_split = day_counts(results, description.spec)
     if record["settings"].get("shuffle", "none") != "none":  # these parts were written again
@@ -58,153 +39,58 @@ def make_manifest(
             dataclasses.replace(result, sha256="") if result.unit.split == "train" else result
             for result in results
         ]
-    return {
-        "format_version": MANIFEST_VERSION,
-        "generation": 0,
-        "settings": record["settings"],
-        "extensions": [],
-        "inputs": input_entries(record, days, results),
-        "rows": row_counts(results),
-        "days": days_of_splits(by_day_and_split),
-        "splits": {split: split_counts(by_day_and_split, split) for split in SPLITS},
-        "by_day_and_split": by_day_and_split,
-        "by_day": click_counts(by_day_and_split),
-        "num_embeddings_per_feature": description.table_schema.num_embeddings_per_feature,
-        "workflow_digest": description.digest,
-        "versions": description.versions,
-        "files": file_entries(results, sizes, generation=0),
-        "next_parts": {
+    return Manifest(
+        generation=0,
+        settings=record["settings"],
+        inputs=input_entries(record, days, results),
+        rows=row_counts(results),
+        days=days_of_splits(by_day_and_split),
+        splits={name: split_counts(by_day_and_split, name) for name in SPLITS},
+        by_day_and_split=by_day_and_split,
+        by_day=click_counts(by_day_and_split),
+        num_embeddings_per_feature=description.table_schema.num_embeddings_per_feature,
+        workflow_digest=description.digest,
+        versions=description.versions,
+        files=file_entries(results, sizes, generation=0),
+        next_parts={
             name: sum(r.unit.split == name and r.has_part for r in results) for name in SPLITS
         },
-        **({"split": split} if split else {}),
-    }
+        split=split,
+    )
 
 
 def input_entries(
     record: dict[str, Any], days: list[DayFile], results: list[UnitResult]
-) -> list[dict[str, Any]]:
-    """The manifest's ``inputs``; see :func:`make_manifest`."""
-    rows = {source: row_counts(own) for source, own in by_source(results).items()}
+) -> list[InputFile]:
+    """Return the input files with the rows of each."""
+    rows = {source: row_counts(of_file) for source, of_file in by_source(results).items()}
     return [
-        {
-            "day": day.day,
-            "path": day.path,
-            "fingerprint": record["inputs"][day.path],
-            "rows": rows.get(day.source, row_counts([])),
-        }
+        InputFile(
+            day.day,
+            day.path,
+            record["inputs"][day.path],
+            rows.get(day.source, row_counts([])),
+        )
         for day in days
     ]
 
 
 def file_entries(
     results: list[UnitResult], sizes: dict[str, int], generation: int
-) -> list[dict[str, Any]]:
-    """The manifest's ``files``; see :func:`make_manifest`."""
+) -> list[PartFile]:
+    """Return the parts that were written, by a workflow of a generation."""
     return [
-        {
-            "file": result.unit.file,
-            "rows": result.rows,
-            "bytes": sizes[result.unit.file],
-            "day": result.unit.day,
-            "generation": generation,
-            **({"sha256": result.sha256} if result.sha256 else {}),
-        }
+        PartFile(
+            result.unit.file,
+            result.rows,
+            sizes[result.unit.file],
+            result.unit.day,
+            generation,
+            result.sha256 or None,
+        )
         for result in results
         if result.has_part
     ]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Input:
-    day: Any
-    path: str
-    fingerprint: dict[str, Any]
-    rows: dict[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class _File:
-    file: str
-    rows: int
-    bytes: int
-    day: int | None = None
-    generation: int | None = None
-    sha256: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Extension:
-    generation: int
-    day: int
-    settings: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Manifest:
-    """What ``manifest.json`` holds; format version 2 lacks what has a default."""
-
-    settings: dict[str, Any]
-    inputs: list[_Input]
-    rows: dict[str, int]
-    splits: dict[str, dict[str, Any]]
-    by_day: dict[str, Any]
-    num_embeddings_per_feature: str
-    workflow_digest: str | None
-    versions: dict[str, Any]
-    files: list[_File]
-    generation: int | None = None
-    extensions: list[_Extension] = dataclasses.field(default_factory=list)
-    days: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    by_day_and_split: dict[str, dict[str, dict[str, Any]]] = dataclasses.field(default_factory=dict)
-    next_parts: dict[str, int] = dataclasses.field(default_factory=dict)
-    split: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        for rows in (self.rows, *(file.rows for file in self.inputs)):
-            if rows.keys() != {"in", "out", "rejected"}:
-                raise ValueError(f"rows {', '.join(rows)}")
-
-    def names_days(self) -> bool:
-        """Return whether it says the days of all splits and parts, as version 3 does."""
-        complete = all(own.keys() == set(SPLITS) for own in (self.days, self.next_parts))
-        return complete and all(file.day is not None for file in self.files)
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a finished run, checked.
-
-    Raises:
-        BadInputError: it is damaged.
-        SchemaError: another version of this program wrote it.
-    """
-    remedy = "choose another --output_path"
-    copy = f"{remedy}, or copy the manifest again"
-    value = read_json(path, "the ETL's manifest", copy)
-    version = value.get("format_version") if isinstance(value, dict) else None
-    written = _FORMATS[version if version in READABLE_VERSIONS else MANIFEST_VERSION]
-    content = written.read(_Manifest, path, copy, other_version=remedy)
-    if version == MANIFEST_VERSION and not content.names_days():
-        raise BadInputError(f"{path}: damaged: it does not say which days the splits have", copy)
-    found = {written.version_key: written.version, **dataclasses.asdict(content)}
-    if content.split is None:
-        del found["split"]
-    for part in found["files"]:
-        if part["sha256"] is None:
-            del part["sha256"]
-    return found
-
-
-def inputs_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The fingerprints of a finished run's inputs, as a plan record has them."""
-    return {file["path"]: file["fingerprint"] for file in manifest["inputs"]}
-
-
-def without_extensions(manifest: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs, as a plan record has them, but those that the output was extended by."""
-    extended = {extension["day"] for extension in manifest["extensions"]}
-    added = [file for file in manifest["inputs"] if file["day"] in extended]
-    known = {file["path"]: file["fingerprint"] for file in added}
-    return {path: value for path, value in inputs.items() if known.get(path) != value}
 
 
 def row_counts(results: list[UnitResult]) -> dict[str, int]:
@@ -217,7 +103,7 @@ def row_counts(results: list[UnitResult]) -> dict[str, int]:
 def day_counts(
     results: list[UnitResult], spec: FeatureSpec
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """The manifest's ``by_day_and_split``; see :func:`make_manifest`."""
+    """The manifest's ``by_day_and_split``; see :class:`clicklog.manifest.Manifest`."""
     own: dict[tuple[int, str], list[UnitResult]] = {}
     for result in results:
         own.setdefault((result.unit.day, result.unit.split), []).append(result)

@@ -15,6 +15,7 @@ from clicklog.errors import OutputError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json
 from clicklog.files.journal import Journal, refuse_changes
+from clicklog.manifest import Manifest
 from clicklog.readers.raw import DayFile, find_days
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
@@ -32,7 +33,7 @@ from etl.state import already_finished, begin_or_resume, check_cuts, plan_record
 log = logging.getLogger(__name__)
 
 
-def run(settings: EtlSettings) -> dict[str, Any]:
+def run(settings: EtlSettings) -> Manifest:
     """Run the ETL.
 
     Returns:
@@ -77,7 +78,7 @@ class _Run:
         self.parts = self.work / output.PARTS
         self.stage = StageTimer()
 
-    def execute(self) -> dict[str, Any]:
+    def execute(self) -> Manifest:
         with self.stage("read the input"):
             threads = self.settings.workers or cores()
             plan = make_plan(
@@ -186,7 +187,7 @@ class _Run:
                 report=bar.update,
             )
 
-    def _finish(self, plan: Plan, results: list[UnitResult]) -> dict[str, Any]:
+    def _finish(self, plan: Plan, results: list[UnitResult]) -> Manifest:
         from etl.manifest import make_manifest
         from etl.parquet import write_descriptions
         from etl.report.page import write_report
@@ -214,11 +215,11 @@ class _Run:
         )
         write_json(self.paths.timings, timings)
         write_report(self.paths.report, manifest, description)
-        write_json(self.paths.manifest, manifest)
+        manifest.write(self.paths.manifest)
         output.release(self.output)
         log.info("wrote %s", self.paths.manifest)
         if warnings := one_label_splits(manifest["splits"]):
-            remedy = one_label_remedy(manifest["splits"], manifest.get("split"))
+            remedy = one_label_remedy(manifest["splits"], manifest.split)
             log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
         return manifest
 

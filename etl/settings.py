@@ -227,36 +227,3 @@ def _check_engine(engine: str, scheduler: str | None) -> None:
             f"--engine cpu and --scheduler {scheduler} are both set",
             "the cpu engine runs on this machine; use --engine dask for a Dask cluster",
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class ImportSettings(Settings):
-    """The settings of an import. Each field is a flag of ``python -m etl import``.
-
-    Raises:
-        SettingsError: A value is not allowed, or settings contradict each other.
-    """
-
-    # fmt: off
-    input_path: Path = flag(
-        "directory of day_0_dense.npy …, of train/label.bin …, or of a workflow.pkl", metavar="DIR"
-    )
-    output_path: Path = flag("absent or empty directory", metavar="OUT")
-    num_embeddings_per_feature: tuple[int, ...] | None = flag(
-        "rows of each embedding table (default: those in feature_spec.yaml, else 1 + the largest "
-        "id of the data)", None
-    )
-    modulo: bool = flag(
-        "take ids modulo these sizes, as hashes=… of TorchRec's iterator does", False
-    )
-    workers: int = threads_flag()
-    resume: bool = flag("continue an interrupted import", False, excludes=("restart",))
-    restart: bool = flag("discard an interrupted import and start again", False)
-    trust_pickle: bool = flag(
-        "open a workflow.pkl, which runs any code in it: only for files that you trust", False
-    )
-    spec: str | None = flag(
-        "feature spec of the raw rows that a workflow.pkl was fitted on (default: from the "
-        "workflow: integers are int, text is string)", None, metavar="TOML"
-    )
-    # fmt: on

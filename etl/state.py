@@ -23,11 +23,11 @@ from clicklog.errors import BadInputError, ClickLogError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import Written, atomic_path, deferred, publish, read_json, write_json
 from clicklog.files.journal import Journal, refuse_changes
+from clicklog.manifest import Manifest
 from clicklog.readers.raw import DayFile, read_bytes
 from clicklog.rows import BadRow, RawRows
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.versions import installed_version
-from etl.manifest import inputs_of, read_manifest, without_extensions
 from etl.output import CUTS_FILE, REJECTED
 from etl.parquet import write_tables
 from etl.plan import DividedBlock, Unit
@@ -233,7 +233,7 @@ def begin_or_resume(work: Path, now: dict[str, Any], output: Path) -> bool:
     return found is not None
 
 
-def already_finished(output: Path, now: dict[str, Any], remedy: str) -> dict[str, Any]:
+def already_finished(output: Path, now: dict[str, Any], remedy: str) -> Manifest:
     """Return the manifest of a finished job that is to be resumed; its plan must be the same.
 
     Args:
@@ -248,10 +248,10 @@ def already_finished(output: Path, now: dict[str, Any], remedy: str) -> dict[str
     """
     paths = EtlOutput(output)
     paths.check_whole()
-    manifest = read_manifest(paths.manifest)
-    inputs = without_extensions(manifest, inputs_of(manifest))
-    before = with_defaults({"settings": manifest["settings"], "inputs": inputs})
-    now = {"settings": now["settings"], "inputs": without_extensions(manifest, now["inputs"])}
+    manifest = Manifest.read(paths.manifest)
+    inputs = manifest.without_extensions(manifest.fingerprints())
+    before = with_defaults({"settings": manifest.settings, "inputs": inputs})
+    now = {"settings": now["settings"], "inputs": manifest.without_extensions(now["inputs"])}
     refuse_changes(before, now, output, remedy)
     log.info("%s: finished already, nothing to do", output)
     return manifest

@@ -14,11 +14,13 @@ from typing import Any
 from clicklog.errors import BadInputError, ClickLogError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.artifact import check_digests
+from clicklog.manifest import Manifest
 from clicklog.readers.days import find_days
 from clicklog.readers.lines import filesystem_of
+from clicklog.workflow_description import WorkflowDescription
 from inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
 from inference.model.origin import MODEL_FILE, model_digest
-from workflows.description import WorkflowDescription, inspect, verify
+from workflows.description import inspect
 
 
 @dataclasses.dataclass
@@ -108,7 +110,7 @@ def _check_bundle(
     what = f"bundle: the SHA-256 of its {len(description.files)} files"
     try:
         check_digests(bundle, description.files, "")
-        verify(bundle / WORKFLOW, inner)
+        inner.verify()
         found.verified.append(what)
     except BadInputError as error:
         found.wrong.append(f"{what}: {error.what}")
@@ -188,7 +190,7 @@ def _check_workflow(found: Lineage, inner: WorkflowDescription, workflow: Path |
         return
     outer = inspect(workflow)
     try:
-        verify(workflow, outer)
+        outer.verify()
         found.verified.append(f"workflow: the SHA-256 of the files of {workflow}")
     except BadInputError as error:
         found.wrong.append(f"workflow: {error.what}")
@@ -239,12 +241,9 @@ def _add_days(
 
 
 def _add_files(found: Lineage, day: Any, output: Path) -> None:
-    manifest = EtlOutput(output)
-    for entry in manifest.manifest_value("inputs", list[dict[str, Any]]):
-        number, path, then = entry.get("day"), entry.get("path"), entry.get("fingerprint")
-        if type(number) is not int or not isinstance(path, str) or not isinstance(then, dict):
-            raise BadInputError(f"{manifest.manifest}: inputs: damaged", "copy the manifest again")
-        day(number)["files"].append({"path": path, "fingerprint": then, "rows": entry.get("rows")})
+    for entry in Manifest.read(EtlOutput(output).manifest).inputs:
+        path, then = entry.path, entry.fingerprint
+        day(entry.day)["files"].append({"path": path, "fingerprint": then, "rows": entry.rows})
         what = f"days: {path}, {then.get('size')} bytes"
         try:
             filesystem, name = filesystem_of(path)

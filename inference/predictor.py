@@ -25,7 +25,7 @@ from inference.model.tables import KINDS
 from inference.model.weights import check_pair, read_checkpoint, usable
 from workflows import compiled
 from workflows.compiled.workflow import Ids
-from workflows.description import inspect, verify
+from workflows.description import inspect
 
 #: Rows that the model scores at once; bounds the memory of its activations.
 MODEL_ROWS = 8192
@@ -92,7 +92,7 @@ class Predictor:
             opened = _with_tables(*read_bundle(path, device, check=check), tables)
             return cls(*opened, describe(path).model.label)
         if check:
-            verify(path, inspect(path))
+            inspect(path).verify()
         workflow = compiled.load(path, verify=check)
         model, shape = read_checkpoint(checkpoint, device)
         check_pair(workflow.schema, workflow.digest, shape, path, checkpoint)

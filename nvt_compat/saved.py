@@ -29,7 +29,7 @@ def _loading_ours(load):
     @functools.wraps(load)
     def load_workflow(cls, path, client=None):
         # Imported by the call, because `workflows` imports this package.
-        from workflows.description import FORMAT
+        from clicklog.workflow_description import FORMAT
         from workflows.store import load as load_ours
 
         fs, _, [directory] = fsspec.get_fs_token_paths(str(path))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
 from clicklog.errors import SchemaError
 from clicklog.etl_output import EtlOutput
+from clicklog.manifest import Manifest
 from nvt_loader.parquet.dataset import Dataset
 from nvt_loader.plan import Plan
 
@@ -30,7 +29,7 @@ def check_manifest(dataset: Dataset) -> None:
         list(dataset.directory.glob("*.parquet"))
     ):
         return
-    splits = output.manifest_value("splits", dict[str, dict[str, Any]])
+    splits = Manifest.read(output.manifest).splits
     expected = splits.get(dataset.directory.name, {}).get("rows")
     found = sum(group.rows for group in dataset.row_groups)
     if expected is not None and expected != found:

@@ -41,14 +41,13 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "workflows": {"commands": {"compiled"}, "compiled": set(), "extension": {"compiled"}},
     "etl": {
-        "check": {"shuffle"},
+        "check": set(),
         "commands": {
             "check",
             "drift",
             "engines",
             "extend",
             "guess",
-            "importers",
             "report",
             "shuffle",
         },
@@ -56,7 +55,6 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
         "engines": set(),
         "extend": {"drift", "engines", "report"},
         "guess": set(),
-        "importers": set(),
         "report": set(),
         "shuffle": set(),
     },
@@ -88,7 +86,7 @@ EXCEPTIONS = {
 #: Outside of ``nvt_compat`` and the measurements: the modules that import NVTabular or Merlin.
 NVTABULAR_MODULES = {
     "etl.engines.dask",
-    "etl.importers.workflow",
+    "etl.pickled_workflow",
     "workflows.graph",
     "workflows.store",
 }

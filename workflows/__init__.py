@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from clicklog import __version__
 from clicklog.generations import Generation
-from workflows.description import WorkflowDescription, inspect, reused_ids, verify
+from clicklog.workflow_description import WorkflowDescription
+from workflows.description import inspect
 from workflows.frames import to_frame
 from workflows.vocabulary import FittedVocabulary, finish
 from workflows.writer import Fitted, write_workflow
@@ -36,10 +37,8 @@ __all__ = [
     "finish",
     "inspect",
     "load",
-    "reused_ids",
     "save",
     "to_frame",
-    "verify",
     "write_workflow",
 ]
 

@@ -11,7 +11,8 @@ import numpy as np
 from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from clicklog.spec.raw_types import as_log_text
-from workflows.description import WorkflowDescription, first_difference, inspect, reused_ids
+from clicklog.workflow_description import WorkflowDescription
+from workflows.description import first_difference, inspect
 from workflows.report import days_text, table
 from workflows.stored_vocabulary import read_vocabulary
 from workflows.values import Values, is_text, take
@@ -158,7 +159,7 @@ def compare_vocabularies(
         BadInputError: a vocabulary is damaged, or an id has another value although the line of
             descent does not say so.
     """
-    reused = reused_ids(after, new, since)
+    reused = new.reused_ids(since)
     found = []
     for name, columns in new.spec.vocabularies.items():
         column = columns[0]

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError
 from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
-from workflows.description import WorkflowDescription
+from clicklog.workflow_description import WorkflowDescription
 
 #: Buckets of frequent values. Ten is customary for the population stability index.
 BUCKETS = 10

@@ -23,7 +23,8 @@ from clicklog.spec.feature_spec import (
 )
 from clicklog.spec.raw_types import HEX32_PATTERN, RAW_TYPES, as_log_text
 from clicklog.strings import strings
-from workflows.description import WorkflowDescription, inspect
+from clicklog.workflow_description import WorkflowDescription
+from workflows.description import inspect
 
 
 @dataclasses.dataclass(frozen=True)

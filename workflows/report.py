@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clicklog.spec.feature_spec import CategoricalColumn
+from clicklog.workflow_description import FORMAT, WorkflowDescription
 from workflows import nodes
-from workflows.description import FORMAT, WorkflowDescription, inspect
+from workflows.description import graph_of, inspect
 from workflows.lookup import Meaning
 
 _LOGARITHM = "log(max(x, -2) + 3)"
@@ -112,7 +113,7 @@ def _mib(size: int) -> str:
 
 def _operators(description: WorkflowDescription) -> list[list[str]]:
     rows = [["node", "operator", "columns", ""]]
-    for record in description.graph["nodes"]:
+    for record in graph_of(description)["nodes"]:
         kind = record["op_class"]
         names = _shortened(record["selector"]["names"])
         rows.append([str(record["id"]), kind.rsplit(".", 1)[-1], names, _parameters(record)])

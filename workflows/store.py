@@ -1,4 +1,4 @@
-"""Save and load fitted Workflows. :mod:`workflows.description` describes the layout."""
+"""Save and load fitted Workflows. :mod:`clicklog.workflow_description` describes the layout."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from nvtabular import Workflow, ops
 from clicklog.errors import SchemaError
 from clicklog.files.atomic import read_json
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.workflow_description import GRAPH_FILE, WorkflowDescription
 from workflows import nodes
-from workflows.description import GRAPH_FILE, WorkflowDescription, inspect, verify
+from workflows.description import inspect
 from workflows.graph import nodes_of, realize
 from workflows.vocabulary import OBSERVED, FittedVocabulary, finish
 from workflows.writer import Fitted, write_workflow
@@ -52,7 +53,7 @@ def load(path: Path | str, *, label: bool = True) -> Workflow:
     """
     path = Path(path).resolve()
     description = inspect(path)
-    verify(path, description)
+    description.verify()
     records = read_json(path / GRAPH_FILE, "the graph of a saved workflow")["nodes"]
     workflow = realize(records, path).fit_schema(_input_schema(records))
     # NVTabular caches vocabularies by path, which may have contained another workflow.

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError
 from clicklog.spec.feature_spec import CategoricalColumn
-from workflows.description import WorkflowDescription
+from clicklog.workflow_description import WorkflowDescription
 from workflows.vocabulary import FittedVocabulary
 
 

@@ -1,6 +1,6 @@
 """Write a fitted workflow of any engine, without NVTabular.
 
-:mod:`workflows.description` describes the layout. The same state gives the same bytes.
+:mod:`clicklog.workflow_description` describes the layout. The same state gives the same bytes.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ from clicklog.spec.feature_spec import (
     FeatureSpec,
 )
 from clicklog.strings import string_parts, strings
-from workflows.description import (
+from clicklog.workflow_description import (
     GRAPH_FILE,
     METADATA_FILE,
     Vocabulary,
     WorkflowDescription,
     describe_vocabularies,
 )
+from workflows.description import graph_of
 from workflows.moments import normalized_names
+from workflows.nodes import vocabulary_directories
 from workflows.vocabulary import FittedVocabulary, PendingValues
 
 _VERSIONS_OF = (
@@ -170,6 +172,7 @@ def write_generation(
         files = {name: description for own in found for name, description in own.items()}
         values = {name: len(fitted.vocabularies[name]) for name in spec.vocabularies}
         description = WorkflowDescription(
+            path=path,
             spec=spec,
             statistics=statistics,
             vocabularies=vocabularies,
@@ -179,13 +182,13 @@ def write_generation(
             lineage=descent.lineage(digest.result(), values) if descent else (),
         )
         with deferred() as others:
-            write_text(path / GRAPH_FILE, _graph_text(description.graph))
+            write_text(path / GRAPH_FILE, _graph_text(graph_of(description)))
             if descent:
                 files.update(_write_reused(path, description, descent))
         publish([*others, *waiting])
     files[GRAPH_FILE] = FileEntry.of(path / GRAPH_FILE)
     compiled.build(path, description, threads=threads)
-    description.write(path)
+    description.write()
     return description
 
 
@@ -211,7 +214,7 @@ def _vocabularies(spec: FeatureSpec, fitted: Fitted) -> dict[str, Vocabulary]:
             raise SchemaError(f"column {columns[0].name}: the workflow is not fitted")
         vocabulary = fitted.vocabularies[name]
         counted[name] = {"values": len(vocabulary), "observed": vocabulary.observed}
-    return describe_vocabularies(spec, counted)
+    return describe_vocabularies(spec, counted, vocabulary_directories(spec))
 
 
 def _write_vocabulary(

@@ -17,6 +17,7 @@ import numpy as np
 from clicklog.readers.days import DayFile
 from clicklog.spec.columns import CategoricalColumn, DenseColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.workflow_description import WorkflowDescription
 from etl.drift.artifact import Drift
 from etl.drift.baseline import Baseline
 from etl.drift.bins import DenseBins, count_bins
@@ -24,7 +25,6 @@ from etl.drift.compare import compare
 from etl.drift.tally import DayTally
 from etl.drift.thresholds import ColumnThresholds, Thresholds
 from etl.engines.counting import Counts
-from workflows.description import WorkflowDescription
 from workflows.frequency_buckets import FrequencyBuckets
 
 #: Shares of the values of each categorical column.

@@ -197,17 +197,17 @@ def plant(settings: SyntheticSettings) -> ClickModel:
     dense = np.concatenate([block[1] for block in sample], axis=1)
     categorical = np.concatenate([block[2] for block in sample], axis=1)
     terms = [
-        calibrated(
+        _calibrated(
             term,
             [_function(settings.seed, term, column, dense, categorical) for column in term.columns],
         )
         for term in _weighted_terms(settings)
     ]
     model = ClickModel(settings, tuple(terms))
-    return dataclasses.replace(model, bias=bias_of(model.logits(dense, categorical), settings))
+    return dataclasses.replace(model, bias=_bias_of(model.logits(dense, categorical), settings))
 
 
-def calibrated(term: Term, functions: list[np.ndarray]) -> Term:
+def _calibrated(term: Term, functions: list[np.ndarray]) -> Term:
     """Return a term with the centres and scales of its functions on a sample."""
     return dataclasses.replace(
         term,
@@ -229,25 +229,18 @@ def _weighted_terms(settings: SyntheticSettings) -> list[Term]:
         "categorical": {(f"cat_{c}",): size**-WEIGHT_DECAY for c, size in categories},
         "interactions": dict.fromkeys(PAIRS, 1.0),
     }
-    return [Term(columns, weight) for _, columns, weight in weigh(relative, SHARES)]
-
-
-def weigh(
-    relative: dict[str, dict[tuple[str, ...], float]], shares: dict[str, float]
-) -> list[tuple[str, tuple[str, ...], float]]:
-    """Return kind, columns and weight of each term, from relative weights within each kind."""
     terms = []
-    for kind, share in shares.items():
+    for kind, share in SHARES.items():
         weights = relative[kind]
         unit = SIGNAL * math.sqrt(share / sum(weight**2 for weight in weights.values()))
         terms += [
-            (kind, columns, weight * unit * (-1) ** i)
+            Term(columns, weight * unit * (-1) ** i)
             for i, (columns, weight) in enumerate(weights.items())
         ]
     return terms
 
 
-def bias_of(logits: np.ndarray, settings: SyntheticSettings) -> float:
+def _bias_of(logits: np.ndarray, settings: SyntheticSettings) -> float:
     """Find the bias that gives the calibration sample the base rate, by bisection."""
     low, high = -30.0, 30.0
     for _ in range(50):
@@ -270,27 +263,27 @@ def _draw_columns(
     dense = np.empty((DENSE, rows), np.int64)
     categorical = np.empty((CATEGORICAL, rows), np.int64)
     for j, share in enumerate(MISSING_DENSE):
-        missing, uniform = split_missing(uniforms[1 + j], share)
-        dense[j] = draw_counts(uniform, MEDIANS[j], MINIMA[j])
+        missing, uniform = _split_missing(uniforms[1 + j], share)
+        dense[j] = _draw_counts(uniform, MEDIANS[j], MINIMA[j])
         dense[j, missing] = MISSING_COUNT
     for c, cardinality in enumerate(settings.cardinalities):
-        missing, uniform = split_missing(uniforms[1 + DENSE + c], MISSING_CATEGORICAL[c])
-        ranks = zipf_ranks(uniform, cardinality)
+        missing, uniform = _split_missing(uniforms[1 + DENSE + c], MISSING_CATEGORICAL[c])
+        ranks = _zipf_ranks(uniform, cardinality)
         if MLPERF_CARDINALITIES[c] > SMALL:
-            ranks = replace_late(ranks, day)
+            ranks = _replace_late(ranks, day)
         categorical[c] = values_of(ranks, settings.seed, c)
         categorical[c, missing] = MISSING_VALUE
     return uniforms[0], dense, categorical
 
 
-def split_missing(uniform: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+def _split_missing(uniform: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
     """Return, from one draw, where a value is missing, and uniforms in [0, 1) for the others."""
     if not share:
         return np.zeros(len(uniform), bool), uniform
     return uniform < share, np.maximum(uniform - share, 0) / (1 - share)
 
 
-def draw_counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
+def _draw_counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
     """Return heavy-tailed counts: a log-logistic distribution of shape 4/3, rounded down.
 
     The quantile function is ``median * (u / (1 - u)) ** (3 / 4)``, computed with square roots only:
@@ -301,7 +294,7 @@ def draw_counts(uniform: np.ndarray, median: float, minimum: int) -> np.ndarray:
     return counts.astype(np.int64) + minimum
 
 
-def zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
+def _zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
     """Return ranks [0, cardinality) with probabilities close to ``(rank + 1) ** -1.5``, int64.
 
     Inverts the bounded Pareto distribution of that density on [1, cardinality + 1) and rounds down.
@@ -311,7 +304,7 @@ def zipf_ranks(uniform: np.ndarray, cardinality: int) -> np.ndarray:
     return np.minimum((1 / (y * y)).astype(np.int64) - 1, cardinality - 1)
 
 
-def replace_late(ranks: np.ndarray, day: int) -> np.ndarray:
+def _replace_late(ranks: np.ndarray, day: int) -> np.ndarray:
     """Replace late values whose first day is after ``day`` by their neighbour in rank.
 
     The late values, by rank, first appear on the days from 1 to 23 in turn, beginning with day 19,
@@ -346,11 +339,11 @@ def _function(
     """Evaluate the function of one column in one term, before centring and scaling."""
     index = int(column[4:])
     if column.startswith("cat"):
-        return hashed_effect(categorical[index], key_of(seed, *term.columns, column))
-    return soft_step(dense[index], MEDIANS[index])
+        return _hashed_effect(categorical[index], key_of(seed, *term.columns, column))
+    return _soft_step(dense[index], MEDIANS[index])
 
 
-def soft_step(counts: np.ndarray, median: float) -> np.ndarray:
+def _soft_step(counts: np.ndarray, median: float) -> np.ndarray:
     """Return a bounded, smooth step of the log count, around the column's median.
 
     Missing values are 0 and nothing lies below -2, as after the ETL's default transform, so that a
@@ -360,7 +353,7 @@ def soft_step(counts: np.ndarray, median: float) -> np.ndarray:
     return t / (1 + np.abs(t))
 
 
-def hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
+def _hashed_effect(values: np.ndarray, key: int) -> np.ndarray:
     """Return a uniform number in [-0.5, 0.5) for each value.
 
     It is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number

@@ -19,7 +19,7 @@ from clicklog.errors import BadInputError, ClickLogError, SchemaError, SettingsE
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json
 from clicklog.files.validation import parse
-from clicklog.lineage import Lineage
+from clicklog.workflow_description import METADATA_FILE, WorkflowDescription
 from dlrm.checkpoint.compatibility import differences
 from dlrm.checkpoint.growth import GrownTable, grow_tables
 from dlrm.checkpoint.resume import load_grown_state, on_all_ranks
@@ -224,18 +224,24 @@ def read_growth(
             f"--continue_from {path}: does not name the workflow of its data",
             "train from scratch, on data that lie beside their workflow as the ETL writes them",
         )
-    lineage = Lineage.read(workflow)
-    generation = lineage.ancestor(ancestor.workflow_digest)
+    description = WorkflowDescription.read(workflow)
+    if not description.lineage:
+        raise SchemaError(
+            f"{workflow / METADATA_FILE}: names no generations: it was made before workflows could "
+            "be extended, or imported",
+            "fit it again with `python -m etl run`",
+        )
+    generation = description.ancestor(ancestor.workflow_digest)
     if generation is None:
         number = "" if ancestor.generation is None else f" (generation {ancestor.generation})"
         raise SchemaError(
             f"--continue_from {path}: trained on data of workflow "
             f"{ancestor.workflow_digest:.12}…{number}, which is none of the generations 0 to "
-            f"{lineage.current.number} of {workflow} (workflow {lineage.digest:.12}…)",
+            f"{description.generation} of {workflow} (workflow {description.digest:.12}…)",
             "continue from a checkpoint of an earlier generation of these data, or train from "
             "scratch without --continue_from",
         )
-    return grow_tables(then, config, generation, lineage)
+    return grow_tables(then, config, generation, description)
 
 
 def load_ancestor(

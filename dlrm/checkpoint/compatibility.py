@@ -9,7 +9,7 @@ from typing import Any
 
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.etl_output import EtlOutput
-from clicklog.lineage import identify
+from clicklog.workflow_description import identify
 from dlrm.checkpoint.store import read_model_file
 from dlrm.config import ModelConfig
 from dlrm.launch.distributed import Group

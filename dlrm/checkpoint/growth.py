@@ -14,8 +14,8 @@ import numpy as np
 
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.generations import Generation
-from clicklog.lineage import Lineage
 from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
+from clicklog.workflow_description import WorkflowDescription
 from dlrm.config import ModelConfig
 
 
@@ -53,7 +53,7 @@ class GrownTable:
 
 
 def grow_tables(
-    then: ModelConfig, now: ModelConfig, generation: Generation, lineage: Lineage
+    then: ModelConfig, now: ModelConfig, generation: Generation, workflow: WorkflowDescription
 ) -> dict[str, GrownTable]:
     """Return how each table follows from that of a checkpoint, by the name of the table.
 
@@ -61,34 +61,34 @@ def grow_tables(
         then: The model of the checkpoint.
         now: The model of the run, which differs in the sizes of tables only.
         generation: The generation of the checkpoint's data.
-        lineage: The lineage of the workflow of the run's data.
+        workflow: The workflow of the run's data, of a later generation or the same one.
 
     Raises:
         SettingsError: A table has too few rows for a row of its own for each value.
         SchemaError: The columns are not those of the workflow.
         BadInputError: A file of the workflow is damaged.
     """
-    columns = {column.name: column for column in lineage.spec.categorical}
-    reused = lineage.reused_ids(generation.number)
+    columns = {column.name: column for column in workflow.spec.categorical}
+    reused = workflow.reused_ids(generation.number)
     tables = {}
     for table, name, rows_then, rows in zip(
         now.table_names, now.categorical, then.num_embeddings, now.num_embeddings, strict=True
     ):
         if name not in columns:
             raise SchemaError(
-                f"{lineage.path}: no categorical column {name}, which the data have",
+                f"{workflow.path}: no categorical column {name}, which the data have",
                 "restore the workflow that made the data",
             )
         column = columns[name]
         vocabulary = column.vocabulary_name
-        values = generation.values[vocabulary], lineage.current.values[vocabulary]
+        values = generation.values[vocabulary], workflow.lineage[-1].values[vocabulary]
         needed_then, needed = (column.reserved_ids + count for count in values)
         own = reused.get(vocabulary, np.empty(0, np.int64))
         _check_size(column, (rows_then, rows), (needed_then, needed), changed=len(own) > 0)
         kept = min(rows_then, needed_then, rows)
         own = own[own < kept]
         added = np.arange(kept, max(kept, min(needed, rows)))
-        origins = lineage.oov_ids(column, np.concatenate([own, added]))
+        origins = workflow.oov_ids(column, np.concatenate([own, added]))
         tables[table] = GrownTable(rows_then, rows, kept, own, origins, column.oov_ids)
     return tables
 

@@ -5,26 +5,23 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from clicklog.files.artifact import FileEntry
+from clicklog.manifest import PartFile
 from etl.check.files import AGAIN, Output
 
 
 def check(output: Output, *, workers: int) -> None:
     """Compare the digests of files with those in the manifest, where it has any."""
-    manifest = output.manifest or {}
-    parts = [
-        part
-        for part in manifest.get("files", [])
-        if part.get("sha256") and part["file"] in output.footers
-    ]
+    files = output.manifest.files if output.manifest else []
+    parts = [part for part in files if part.sha256 and part.file in output.footers]
 
-    def difference(part: dict) -> str:
-        entry = FileEntry(part["bytes"], sha256=part["sha256"])
+    def difference(part: PartFile) -> str:
+        entry = FileEntry(part.bytes, sha256=part.sha256)
         try:
-            return entry.difference(output.root / part["file"])
+            return entry.difference(output.root / part.file)
         except OSError as error:
             return f"cannot be read: {error}"
 
     with ThreadPoolExecutor(workers, "check") as pool:
         for part, found in zip(parts, pool.map(difference, parts), strict=True):
             if found:
-                output.error("digest", part["file"], found, AGAIN)
+                output.error("digest", part.file, found, AGAIN)

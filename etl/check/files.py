@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError, ClickLogError
+from clicklog.errors import BadInputError, ClickLogError, SchemaError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import TEMPORARY
+from clicklog.manifest import Manifest
 from clicklog.schema import SCHEMA_FILE, TableSchema
 from clicklog.splits import SPLITS
 from etl.check.findings import ERROR, NOTE, WARNING, Finding
-from etl.manifest import MANIFEST_VERSION, READABLE_VERSIONS
 from etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
 
 AGAIN = "restore the file, or run the ETL again"
@@ -46,15 +45,15 @@ class Output:
     splits: dict[str, list[str]]
     footers: dict[str, pq.FileMetaData]
     schema: TableSchema | None
-    manifest: dict[str, Any] | None
+    manifest: Manifest | None
     findings: list[Finding]
     sizes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     @property
     def split_rule(self) -> dict[str, Any] | None:
-        """The manifest's rule by which rows were split; None by days, and if it is damaged."""
-        rule = (self.manifest or {}).get("split")
-        return rule if isinstance(rule, dict) and isinstance(rule.get("by"), str) else None
+        """The manifest's rule by which rows were split; None by days, and if it is unknown."""
+        rule = self.manifest.split if self.manifest else None
+        return rule if rule and isinstance(rule.get("by"), str) else None
 
     def error(self, kind: str, where: Any, what: str, remedy: str) -> None:
         """Add a finding that training fails on, or is wrong with."""
@@ -163,20 +162,12 @@ def _read_manifest(output: Output) -> None:
             )
         return
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        version = manifest["format_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        output.error("manifest", file, f"damaged: {error!r}", AGAIN)
-        return
-    if version not in READABLE_VERSIONS:
-        output.warning(
-            "manifest",
-            file,
-            f"format version {version}, but this program reads {MANIFEST_VERSION}; it is not used",
-            "check with the version of this program that wrote it",
-        )
-        return
-    output.manifest = manifest
+        output.manifest = Manifest.read(file)
+    except SchemaError as error:
+        what = error.what.removeprefix(f"{file}: ")
+        output.warning("manifest", file, f"{what}; it is not used", error.remedy)
+    except BadInputError as error:
+        output.error("manifest", file, error.what.removeprefix(f"{file}: "), error.remedy)
 
 
 def check(output: Output) -> None:

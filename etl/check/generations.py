@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from clicklog.errors import ClickLogError
 from clicklog.etl_output import EtlOutput
+from clicklog.manifest import Manifest
 from clicklog.splits import SPLITS
+from clicklog.workflow_description import WorkflowDescription
 from etl.check.files import AGAIN, Output
-from etl.manifest import MANIFEST_VERSION
-from workflows.description import WorkflowDescription, inspect
+from workflows.description import inspect
 
 _KIND = "generations"
 
@@ -23,7 +23,7 @@ _KIND = "generations"
 def check(output: Output) -> None:
     """Check days and generations by the manifest; find the table sizes of each part."""
     manifest = output.manifest
-    if manifest is None or manifest["format_version"] < MANIFEST_VERSION:
+    if manifest is None or manifest.format_version < Manifest.VERSION:
         return
     if any(finding.kind == "manifest" for finding in output.findings):
         return  # it is damaged
@@ -36,12 +36,12 @@ def check(output: Output) -> None:
         output.error("manifest", where, f"damaged: {error!r}", AGAIN)
 
 
-def _differences(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _differences(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the manifest itself, and its remedy."""
     days = {split: set(manifest["days"][split]) for split in SPLITS}
     evaluated = days["valid"] | days["test"]
     later = sorted(day for day in days["train"] if evaluated and day > min(evaluated))
-    if later and not manifest.get("split"):  # else the rows of one file are in several splits
+    if later and not manifest.split:  # else the rows of one file are in several splits
         yield (
             f"day {later[0]} is for training, and later than day {min(evaluated)}, which is not",
             AGAIN,
@@ -66,7 +66,7 @@ def _differences(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"day {day} has {counts['rows']} rows, its files have {rows[day]}", AGAIN
 
 
-def _check_workflow(output: Output, manifest: dict[str, Any]) -> None:
+def _check_workflow(output: Output, manifest: Manifest) -> None:
     """Compare the generation with the workflow's, and check what extensions need."""
     paths = EtlOutput(output.path)
     try:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from clicklog.errors import ClickLogError
 from clicklog.etl_output import EtlOutput
+from clicklog.manifest import Manifest
 from clicklog.schema import SCHEMA_FILE
 from etl.check.files import AGAIN, Output
 
@@ -94,7 +95,7 @@ def _check_manifest(output: Output) -> None:
         output.error("manifest", file, f"damaged: {error!r}", AGAIN)
 
 
-def _differences(output: Output, manifest: dict[str, Any]) -> Iterator[tuple[Any, str, str]]:
+def _differences(output: Output, manifest: Manifest) -> Iterator[tuple[Any, str, str]]:
     """Yield where, what and remedy of differences in rows and files."""
     listed = {part["file"]: part for part in manifest["files"]}
     existing = {file for files in output.splits.values() for file in files}
@@ -156,16 +157,16 @@ def _check_rejected(output: Output, expected: int) -> None:
 def _check_workflow(output: Output) -> None:
     """Check the digests of the saved workflow, and that the data were made with it."""
     path = EtlOutput(output.path).workflow
-    expected = (output.manifest or {}).get("workflow_digest")
+    expected = output.manifest.workflow_digest if output.manifest else None
     if not path.exists():
         if expected:
             output.error("workflow", path, "missing, but inference needs it", AGAIN)
         return
-    from workflows.description import inspect, verify
+    from workflows.description import inspect
 
     try:
         description = inspect(path)
-        verify(path, description)
+        description.verify()
     except ClickLogError as error:
         output.error("workflow", path, error.what, error.remedy)
         return

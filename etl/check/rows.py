@@ -1,26 +1,23 @@
 """Checks of the data: page checksums, nulls, ranges of ids, finite numbers, labels.
 
-Every row group is read once, in batches. Each row is hashed as well, for :mod:`etl.check.overlap`.
+Every row group is read once, in batches.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
-from clicklog.kernels import compiled
 from etl.check.files import AGAIN, Output
-from etl.check.overlap import Overlap, Sample, take_sample
 from etl.labels import one_label, one_label_remedy
 
 _BATCH_ROWS = 1 << 16
@@ -50,7 +47,6 @@ class _Scan:
     positives: int = 0
     negatives: int = 0
     problems: list[_Problem] = dataclasses.field(default_factory=list)
-    sample: Sample | None = None
     unreadable: str = ""
 
 
@@ -60,36 +56,30 @@ def check(
     """Read all data; see :func:`etl.commands.check.check` for the arguments."""
     known = _check_statistics(output)
     total = sum(footer.num_rows for footer in output.footers.values())
-    overlap = Overlap.plan(output)
     found: dict[tuple[str, str, str], tuple[_Problem, int]] = {}
     positives: Counter = Counter()
     negatives: Counter = Counter()
     with ThreadPoolExecutor(workers, "check") as pool:
-        for files in overlap.order:
-            for scan in _scans(pool, output, overlap, files):
-                if report:
-                    report(scan.rows, total)
-                if scan.unreadable:
-                    where = f"{scan.file}: row group {scan.group}"
-                    output.error("data", where, scan.unreadable, AGAIN)
-                for problem in scan.problems:
-                    key = (scan.file, problem.column, problem.kind)
-                    first, group = found.get(key, (problem, scan.group))
-                    if key in found:
-                        first = dataclasses.replace(first, count=first.count + problem.count)
-                    found[key] = (first, group)
-                if scan.sample:
-                    overlap.add(scan.file, scan.sample)
-                positives[scan.file] += scan.positives
-                negatives[scan.file] += scan.negatives
-            overlap.finish()
+        for scan in _scans(pool, output):
+            if report:
+                report(scan.rows, total)
+            if scan.unreadable:
+                where = f"{scan.file}: row group {scan.group}"
+                output.error("data", where, scan.unreadable, AGAIN)
+            for problem in scan.problems:
+                key = (scan.file, problem.column, problem.kind)
+                first, group = found.get(key, (problem, scan.group))
+                if key in found:
+                    first = dataclasses.replace(first, count=first.count + problem.count)
+                found[key] = (first, group)
+            positives[scan.file] += scan.positives
+            negatives[scan.file] += scan.negatives
     for (file, column, kind), (problem, group) in found.items():
         if (file, column, kind) not in known:
             where = f"{file}: row group {group}, row {problem.row}, column {column}"
             more = f" ({problem.count} such in the file)" if problem.count > 1 else ""
             output.error(kind, where, problem.what + more, problem.remedy)
     _check_labels(output, positives, negatives)
-    overlap.check(output)
 
 
 def _check_labels(output: Output, positives: Counter, negatives: Counter) -> None:
@@ -107,7 +97,7 @@ def _check_labels(output: Output, positives: Counter, negatives: Counter) -> Non
             output.warning("labels", output.root / split, what, remedy)
         if output.manifest is None:
             continue
-        expected = output.manifest.get("splits", {}).get(split, {}).get("positives")
+        expected = output.manifest.splits.get(split, {}).get("positives")
         if expected is not None and counted != expected:
             output.error(
                 "rows",
@@ -169,41 +159,33 @@ def _outside(id_: int, size: int) -> str:
     return f"id {id_}, the table has {size} rows"
 
 
-def _scans(
-    pool: ThreadPoolExecutor, output: Output, overlap: Overlap, files: Iterable[str]
-) -> Iterator[_Scan]:
+def _scans(pool: ThreadPoolExecutor, output: Output) -> Iterator[_Scan]:
     groups = [
         (file, group)
-        for file in files
-        if file in output.footers
-        for group in range(output.footers[file].num_row_groups)
+        for file, footer in output.footers.items()
+        for group in range(footer.num_row_groups)
     ]
-    return pool.map(lambda key: _scan(output, overlap, *key), groups)
+    return pool.map(lambda key: _scan(output, *key), groups)
 
 
-def _scan(output: Output, overlap: Overlap, file: str, group: int) -> _Scan:
+def _scan(output: Output, file: str, group: int) -> _Scan:
     scan = _Scan(file, group)
-    samples = []
     try:
         parquet = pq.ParquetFile(
             output.root / file, metadata=output.footers[file], page_checksum_verification=True
         )
         batches = parquet.iter_batches(_BATCH_ROWS, [group], use_threads=False)
         for batch in batches:
-            hashes = _scan_batch(output, scan, batch)
-            samples.append(take_sample(hashes, overlap.row_mask, overlap.window_mask))
+            _scan_batch(output, scan, batch)
             scan.rows += len(batch)
     except (OSError, pa.ArrowException) as error:
         scan.unreadable = f"cannot be read: {error}"
-    else:
-        scan.sample = overlap.reduce(file, Sample.join(samples))
     return scan
 
 
-def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarray:
-    """Check the rows of a batch; return their hashes, uint64 [n]."""
+def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> None:
+    """Check the rows of a batch."""
     schema = output.schema
-    hashes = np.zeros(len(batch), np.uint64)
     sizes = _sizes(output, scan.file)
     for name in schema.columns if schema else batch.schema.names:
         if batch.schema.names.count(name) != 1:
@@ -218,12 +200,11 @@ def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarra
             first = pc.index(array.is_null(), True).as_py()
             problem("nulls", "a null", AGAIN, first, array.null_count)
         if pa.types.is_list(array.type):  # a null list is empty
-            _scan_lists(array, sizes.get(name), hashes, problem)
+            _scan_lists(array, sizes.get(name), problem)
             continue
         if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
             continue  # the type was reported already
         values = to_numpy(pc.fill_null(array, 0) if array.null_count else array)
-        _fold(_bits(values), hashes)
         if schema and name in schema.labels:
             if name == schema.label:
                 scan.positives += int(np.count_nonzero(values == 1))
@@ -248,7 +229,6 @@ def _scan_batch(output: Output, scan: _Scan, batch: pa.RecordBatch) -> np.ndarra
                     "weights are not negative: correct the column in the log, and run the ETL "
                     "again",
                 )
-    return hashes
 
 
 def _first(problem: Callable, kind: str, wrong: np.ndarray, what: Callable, remedy: str) -> None:
@@ -281,7 +261,7 @@ def _scan_finite(values: np.ndarray, problem: Callable) -> None:
         )
 
 
-def _scan_lists(array: pa.ListArray, size: int | None, hashes: np.ndarray, problem) -> None:
+def _scan_lists(array: pa.ListArray, size: int | None, problem) -> None:
     offsets = to_numpy(array.offsets).astype(np.int64)
     child = array.values.slice(offsets[0], offsets[-1] - offsets[0])
     offsets -= offsets[0]
@@ -292,34 +272,6 @@ def _scan_lists(array: pa.ListArray, size: int | None, hashes: np.ndarray, probl
     if child.null_count:
         first = pc.index(child.is_null(), True).as_py()
         problem("nulls", "a null in a list", AGAIN, row_of(first), child.null_count)
-    if pa.types.is_integer(child.type):
+    if pa.types.is_integer(child.type) and size is not None:
         values = to_numpy(pc.fill_null(child, 0) if child.null_count else child)
-        _fold_lists(_bits(values), offsets, hashes)
-        if size is not None:
-            _scan_ids(values, size, problem, row_of)
-
-
-def _bits(values: np.ndarray) -> np.ndarray:
-    return values.view(f"u{values.itemsize}")
-
-
-@compiled()
-def _fold(bits, hashes):
-    """Add a column to the hashes of the rows; they depend on the order of the columns."""
-    for i in range(len(bits)):
-        hashes[i] = _folded(hashes[i], bits[i])
-
-
-@compiled()
-def _fold_lists(bits, offsets, hashes):
-    for i in range(len(offsets) - 1):
-        value = _folded(hashes[i], offsets[i + 1] - offsets[i])
-        for j in range(offsets[i], offsets[i + 1]):
-            value = _folded(value, bits[j])
-        hashes[i] = value
-
-
-@numba.njit(inline="always")
-def _folded(value, bits):
-    value = (value ^ np.uint64(bits)) * np.uint64(0x9E3779B97F4A7C15)
-    return value ^ (value >> np.uint64(29))
+        _scan_ids(values, size, problem, row_of)

@@ -1,68 +1,68 @@
-"""``python -m etl import``: import what other tools preprocessed."""
+"""``python -m etl import``: convert a workflow that NVTabular pickled."""
 
 from __future__ import annotations
 
-from clicklog.errors import SettingsError
-from etl.settings import ImportSettings
+import dataclasses
+from pathlib import Path
+from typing import ClassVar
 
+from clicklog.command_line import Settings, flag
+from clicklog.errors import BadInputError
+
+#: For the command's help.
 DESCRIPTION = (
-    "Imports TorchRec's .npy sets, TorchRec's and NVIDIA's split binary sets (as parquet in "
-    "OUT) and workflows that NVTabular 23.08 pickled (as OUT/workflow)."
+    "Converts a workflow that NVTabular 23.08 pickled to a saved workflow of this project, "
+    "OUT/workflow."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportSettings(Settings):
+    """The settings of ``python -m etl import``."""
+
+    HINTS: ClassVar = dict.fromkeys(
+        ("--num_embeddings_per_feature", "--modulo", "--workers", "--resume", "--restart"),
+        "it was for data in .npy and .bin files, which are not imported any more: make parquet "
+        "from the raw log with `python -m etl run`",
+    )
+
+    # fmt: off
+    input_path: Path = flag("directory of a workflow.pkl", metavar="DIR")
+    output_path: Path = flag("absent or empty directory", metavar="OUT")
+    trust_pickle: bool = flag(
+        "open the workflow.pkl, which runs any code in it: only for files that you trust", False
+    )
+    spec: str | None = flag(
+        "feature spec of the raw rows that the workflow was fitted on (default: from the "
+        "workflow: integers are int, text is string)", None, metavar="TOML"
+    )
+    # fmt: on
+
+
 SETTINGS = (ImportSettings,)
 
 
 def run(settings: ImportSettings) -> None:
-    """Import, and print what was written.
+    """Convert, and print what was written.
 
     Raises:
-        BadInputError: The input cannot be imported, or is damaged.
-        SettingsError: A setting is of no use for what is imported.
+        BadInputError: The input is not a pickled workflow, is damaged, or is not trusted.
+        SchemaError: The workflow has operators that cannot be converted.
         OutputError: The output directory cannot be used.
     """
-    if (settings.input_path / "workflow.pkl").exists():
-        _refuse(
-            settings,
-            ("num_embeddings_per_feature", "modulo", "resume", "restart"),
-            "a workflow.pkl",
+    if not (settings.input_path / "workflow.pkl").exists():
+        raise BadInputError(
+            f"{settings.input_path}: no workflow.pkl; data in .npy or .bin files are not imported "
+            "any more",
+            "make parquet from the raw log with `python -m etl run`",
         )
-        from etl.importers.workflow import import_workflow
+    from etl.pickled_workflow import import_workflow
 
-        description = import_workflow(
-            settings.input_path,
-            settings.output_path,
-            trust_pickle=settings.trust_pickle,
-            spec=settings.spec,
-        )
-        print(f"{settings.output_path / 'workflow'}: digest {description.digest}")
-        sizes = description.table_schema.num_embeddings_per_feature
-        print(f"--num_embeddings_per_feature {sizes}")
-        return
-    _refuse(settings, ("trust_pickle", "spec"), "no workflow.pkl")
-    _run_arrays(settings)
-
-
-def _refuse(settings: ImportSettings, flags: tuple[str, ...], what: str) -> None:
-    """Refuse flags that have no effect on this kind of input."""
-    for flag in flags:
-        if getattr(settings, flag):
-            raise SettingsError(
-                f"--{flag} is set, and {settings.input_path} holds {what}",
-                "leave the flag out, or correct --input_path",
-            )
-
-
-def _run_arrays(settings: ImportSettings) -> None:
-    from tqdm import tqdm
-
-    from etl.importers.arrays import find_source
-    from etl.importers.parts import import_arrays
-
-    source = find_source(settings.input_path)
-    total = sum(rows.end - rows.begin for rows in source.sets)
-    print(f"{settings.input_path}: {source.kind}, {total} rows")
-    with tqdm(desc="import", total=total, unit="rows", unit_scale=True, disable=None) as bar:
-        manifest = import_arrays(source, settings, bar.update)
-    for split, counts in manifest["splits"].items():
-        print(f"{split:5} {counts['rows']} rows")
-    print(f"--num_embeddings_per_feature {manifest['num_embeddings_per_feature']}")
+    description = import_workflow(
+        settings.input_path,
+        settings.output_path,
+        trust_pickle=settings.trust_pickle,
+        spec=settings.spec,
+    )
+    print(f"{settings.output_path / 'workflow'}: digest {description.digest}")
+    print(f"--num_embeddings_per_feature {description.table_schema.num_embeddings_per_feature}")

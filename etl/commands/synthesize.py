@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from clicklog.command_line import Settings, flag
 from clicklog.synthetic.model import SyntheticSettings
@@ -18,13 +19,13 @@ logger = logging.getLogger(__name__)
 class SynthesizeSettings(Settings):
     """The settings of ``python -m etl synthesize``, beside those of the log itself."""
 
+    HINTS: ClassVar = {
+        "--spec": "it was removed: logs are made in Criteo's format only; for another spec take "
+        "some rows of your own log"
+    }
+
     output_path: Path = flag(
         "directory for day_0 … and synthetic.json: new, empty, or of an interrupted run"
-    )
-    spec: str | None = flag(
-        "feature spec of the log: its columns, their types, the file format (default: Criteo's)",
-        None,
-        metavar="NAME|TOML",
     )
     workers: int = threads_flag()
 
@@ -37,14 +38,11 @@ def run(settings: SynthesizeSettings, log: SyntheticSettings) -> None:
 
     Raises:
         OutputError: The output directory is not empty or cannot be written.
-        SettingsError: There is no such spec.
     """
-    from clicklog.spec.toml_file import load_spec
     from clicklog.synthetic.log import SUMMARY_FILE, synthesize
 
     begin = time.monotonic()
-    spec = load_spec(settings.spec) if settings.spec else None
-    summary = synthesize(settings.output_path, log, spec=spec, workers=settings.workers)
+    summary = synthesize(settings.output_path, log, workers=settings.workers)
     seconds = time.monotonic() - begin
     logger.info(
         "%s: %d days, %d rows, %.1f %% clicks, %.1f s (%.0f rows/s)",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +18,12 @@ import pyarrow.parquet as pq
 from clicklog.arrays import to_numpy
 from clicklog.errors import BadInputError, SchemaError
 from clicklog.etl_output import EtlOutput
+from clicklog.manifest import Manifest
 from clicklog.spec.feature_spec import FIRST_OOV_ID
+from clicklog.workflow_description import WorkflowDescription
 from etl.drift.artifact import read_drift, result_name
 from etl.drift.bins import DenseBins
-from etl.manifest import read_manifest
-from workflows.description import WorkflowDescription, inspect
+from workflows.description import inspect
 from workflows.frequency_buckets import FrequencyBuckets, read_buckets
 
 #: Row groups that are sampled, and rows taken from each: evenly from all training days, and enough
@@ -75,7 +75,7 @@ def read_baseline(root: Path) -> Baseline:
             f"{root}: no {output.manifest.name}, so it is not the output of a finished run",
             "pass the --output_path of `python -m etl run`; finish a run with --resume",
         )
-    manifest = read_manifest(output.manifest)
+    manifest = Manifest.read(output.manifest)
     if manifest["workflow_digest"] is None:
         raise BadInputError(
             f"{root}: imported without a workflow, so new raw rows cannot be compared with it",
@@ -132,9 +132,7 @@ def _sampled_buckets(
     return FrequencyBuckets.make(np.arange(first, len(counts)), counts[first:], unseen)
 
 
-def _read_sample(
-    output: EtlOutput, manifest: dict[str, Any], names: list[str]
-) -> dict[str, np.ndarray]:
+def _read_sample(output: EtlOutput, manifest: Manifest, names: list[str]) -> dict[str, np.ndarray]:
     """Read every n-th row of the first row group of some training parts; lists are flattened."""
     parts = _comparable_parts(manifest)
     count = min(SAMPLED_ROW_GROUPS, len(parts))
@@ -158,7 +156,7 @@ def _read_sample(
     return {name: np.concatenate(arrays) for name, arrays in samples.items()}
 
 
-def _comparable_parts(manifest: dict[str, Any]) -> list[str]:
+def _comparable_parts(manifest: Manifest) -> list[str]:
     """Return the parts with rows that were encoded as the workflow encodes them now.
 
     Ids and values of older parts differ where an extension updated the statistics or gave ids to
@@ -181,7 +179,7 @@ def _comparable_parts(manifest: dict[str, Any]) -> list[str]:
 
 
 def _unseen(
-    output: EtlOutput, manifest: dict[str, Any], description: WorkflowDescription
+    output: EtlOutput, manifest: Manifest, description: WorkflowDescription
 ) -> dict[str, Share]:
     """Return the unseen values of days that the workflow was not fitted on.
 
@@ -218,7 +216,7 @@ def _unseen(
     }
 
 
-def _count_ids(output: EtlOutput, manifest: dict[str, Any], names: list[str]) -> dict[str, int]:
+def _count_ids(output: EtlOutput, manifest: Manifest, names: list[str]) -> dict[str, int]:
     """Count the ids of columns of lists in valid and test, from the footers."""
     splits = manifest["splits"]
     # Footers count an empty list as a value.

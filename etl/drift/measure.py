@@ -8,6 +8,7 @@ from pathlib import Path
 from clicklog.errors import BadInputError, SettingsError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_text
+from clicklog.manifest import Manifest
 from clicklog.readers.days import DayFile, find_days
 from clicklog.readers.lines import filesystem_of
 from etl.drift.artifact import Drift, result_name, write_drift
@@ -16,7 +17,6 @@ from etl.drift.compare import compare
 from etl.drift.page import page
 from etl.drift.tally import tally_day
 from etl.drift.thresholds import Thresholds
-from etl.manifest import read_manifest
 
 
 def measure_drift(
@@ -103,7 +103,7 @@ def check_not_added(output: EtlOutput, day: DayFile) -> None:
     """
     if not output.manifest.is_file():
         return  # which read_baseline reports
-    added = {extension["day"] for extension in read_manifest(output.manifest)["extensions"]}
+    added = {extension.day for extension in Manifest.read(output.manifest).extensions}
     if day.day in added:
         raise SettingsError(
             f"{output.root} was extended by {day.name}, so {day.source} would be compared with "

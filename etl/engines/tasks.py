@@ -21,6 +21,7 @@ from clicklog.files.artifact import FileEntry
 from clicklog.files.atomic import publish
 from clicklog.readers.raw import Block
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.workflow_description import METADATA_FILE
 from etl.engines.cluster import readable_errors
 from etl.engines.cpu import count_block, day_counts, runs_of, write_block
 from etl.engines.cpu_runs import Runs, run_name, write_run
@@ -29,7 +30,6 @@ from etl.plan import Unit, by_block
 from etl.results import UnitResult
 from etl.state import record
 from workflows import compiled
-from workflows.description import METADATA_FILE
 from workflows.extension.workflow import DayCounts
 
 if TYPE_CHECKING:

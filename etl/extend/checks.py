@@ -6,12 +6,12 @@ from typing import Any
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.etl_output import EtlOutput
+from clicklog.manifest import InputFile, Manifest
 from clicklog.readers import day_names
 from clicklog.readers.days import day_title
 from clicklog.readers.raw import DayFile, find_days
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.split import Split
-from etl.manifest import READABLE_VERSIONS
 from etl.settings import ExtendSettings
 from etl.state import fingerprint
 from workflows.description import inspect
@@ -22,7 +22,7 @@ _RESTORE = (
 )
 
 
-def check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> FeatureSpec:
+def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
     """Check that the manifest, the workflow, its state and the parts are of one generation.
 
     Returns:
@@ -41,14 +41,14 @@ def check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> FeatureSpec:
             f"{paths.manifest}: an imported data set, without a workflow that could be extended",
             "fit the raw log with `python -m etl run`",
         )
-    if manifest["format_version"] != READABLE_VERSIONS[-1]:
+    if manifest.format_version != Manifest.VERSION:
         raise SchemaError(
-            f"{paths.manifest}: format version {manifest['format_version']}, made before outputs "
+            f"{paths.manifest}: format version {manifest.format_version}, made before outputs "
             "could be extended",
             _FIT_AGAIN,
         )
     description = inspect(paths.workflow)
-    _check_split(paths, description.spec.split)
+    _check_split(paths, description.spec.split, manifest.split or {})
     check_extensible(paths.workflow, description)
     if description.digest != manifest["workflow_digest"]:
         raise BadInputError(
@@ -71,7 +71,7 @@ def check_extendable(paths: EtlOutput, manifest: dict[str, Any]) -> FeatureSpec:
     return description.spec
 
 
-def _check_split(paths: EtlOutput, split: Split) -> None:
+def _check_split(paths: EtlOutput, split: Split, rule: dict[str, Any]) -> None:
     """Check that the split says where the rows of a new day go, and that of no row changes."""
     if split.by == "files":
         raise SettingsError(
@@ -81,7 +81,6 @@ def _check_split(paths: EtlOutput, split: Split) -> None:
             'to add days from now on, run it with by = "days", "share" or "column"',
         )
     if split.by == "time" and not split.valid_from:
-        rule = paths.manifest_value("split", dict[str, Any])
         raise SettingsError(
             f"{paths.root}: its rows are split by time, by shares: with a new day the cuts would "
             "be others, and rows would change their split",
@@ -103,7 +102,7 @@ def check_flags(settings: ExtendSettings, split: Split) -> None:
     )
 
 
-def new_days(settings: ExtendSettings, manifest: dict[str, Any]) -> list[DayFile]:
+def new_days(settings: ExtendSettings, manifest: Manifest) -> list[DayFile]:
     """Find the days to add; with ``--resume`` those that are there already are passed over.
 
     Raises:
@@ -146,7 +145,7 @@ def new_days(settings: ExtendSettings, manifest: dict[str, Any]) -> list[DayFile
     return days
 
 
-def _following(inputs: dict[int, dict[str, Any]]) -> str:
+def _following(inputs: dict[int, InputFile]) -> str:
     """Return how the file of the next day would be called, without its ending."""
     newest = max(inputs)
     name = day_names.name_of(inputs[newest]["path"])

@@ -21,8 +21,8 @@ from clicklog.errors import BadInputError, OutputError
 from clicklog.etl_output import SWITCH_FILE, EtlOutput
 from clicklog.files.atomic import locked, remove_temporary
 from clicklog.files.journal import Journal
+from clicklog.manifest import Manifest
 from etl.extend.switch import roll_forward
-from etl.manifest import read_manifest
 from etl.output import (
     EXTENDING_FILE,
     NAME_LETTERS,
@@ -164,5 +164,5 @@ def _settle(claim: Claim, *, resume: bool, restart: bool) -> None:
 def _is_added(output: Path, plan: dict[str, Any]) -> bool:
     """Whether the switch to the day of a plan was finished, and only its state was left."""
     return plan["settings"]["generation"] <= (
-        read_manifest(EtlOutput(output).manifest)["generation"] or 0
+        Manifest.read(EtlOutput(output).manifest).generation or 0
     )

@@ -17,6 +17,7 @@ from clicklog.errors import BadInputError, OutputError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json
 from clicklog.files.journal import refuse_changes
+from clicklog.manifest import Manifest
 from clicklog.readers.raw import DayFile, find_days
 from etl import fitted, split_pass, staging
 from etl.engines import day_engine
@@ -28,7 +29,6 @@ from etl.extend.stage import NEXT, link_parts, next_manifest, planned_switch
 from etl.extend.switch import switch
 from etl.finish import check_rows, quarantine, without_empty_parts
 from etl.labels import one_label_remedy, one_label_splits
-from etl.manifest import read_manifest
 from etl.output import FIT, named_errors
 from etl.plan import Plan, make_day_plan
 from etl.progress import RowsBar, StageTimer
@@ -40,7 +40,7 @@ from workflows.description import inspect
 log = logging.getLogger(__name__)
 
 
-def extend(settings: ExtendSettings) -> dict[str, Any]:
+def extend(settings: ExtendSettings) -> Manifest:
     """Add days to the output of a run.
 
     Returns:
@@ -56,7 +56,7 @@ def extend(settings: ExtendSettings) -> dict[str, Any]:
     paths = EtlOutput(settings.output_path)
     claiming = claimed(settings.output_path, resume=settings.resume, restart=settings.restart)
     with claiming as claim:
-        manifest = read_manifest(paths.manifest)
+        manifest = Manifest.read(paths.manifest)
         split = check_extendable(paths, manifest).split
         check_flags(settings, split)
         days = new_days(settings, manifest)
@@ -71,7 +71,7 @@ def extend(settings: ExtendSettings) -> dict[str, Any]:
             )
         for day, assignment in zip(days, chosen, strict=True):
             _Day(settings, day, assignment, manifest, claim).add()
-            manifest = read_manifest(paths.manifest)
+            manifest = Manifest.read(paths.manifest)
         if not days:
             log.info("%s: has all these days already, nothing to do", settings.output_path)
         return manifest
@@ -100,7 +100,7 @@ class _Day:
     settings: ExtendSettings
     day: DayFile
     assignment: Assignment | None
-    manifest: dict[str, Any]
+    manifest: Manifest
     claim: Claim
 
     def __post_init__(self) -> None:
@@ -300,7 +300,7 @@ class _Day:
         renamed: dict[str, str],
         first_parts: dict[str, int],
         results: list[UnitResult],
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+    ) -> tuple[Manifest, dict[str, str]]:
         """Write the descriptions, the report and the manifest of the next generation beside OUT.
 
         Returns:
@@ -342,13 +342,13 @@ class _Day:
         )
         write_json(self.next.timings, timings)
         write_report(self.next.report, manifest, description)
-        write_json(self.next.manifest, manifest)
+        manifest.write(self.next.manifest)
         if warnings := one_label_splits(manifest["splits"]):
-            remedy = one_label_remedy(manifest["splits"], manifest.get("split"))
+            remedy = one_label_remedy(manifest["splits"], manifest.split)
             log.warning("warning: %s\n  -> %s", "\nwarning: ".join(warnings), remedy)
         return manifest, new
 
-    def _check_splits(self, manifest: dict[str, Any]) -> None:
+    def _check_splits(self, manifest: Manifest) -> None:
         if not manifest["by_day"][str(self.day.day)]["rows"]:
             raise BadInputError(
                 f"{self.day.source}: no well-formed row",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from clicklog.errors import BadInputError
+from clicklog.manifest import PartFile
 from clicklog.splits import SPLITS
 
 #: The days of each split, as a manifest has them.
@@ -122,7 +123,7 @@ def _listed(days: set[int]) -> str:
 
 
 def renamed_parts(
-    files: list[dict[str, Any]], assignment: Assignment, next_parts: dict[str, int]
+    files: list[PartFile], assignment: Assignment, next_parts: dict[str, int]
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Return the new names of parts whose day goes to another split.
 
@@ -137,18 +138,18 @@ def renamed_parts(
     """
     names, following = {}, dict(next_parts)
     for file in sorted(files, key=_in_log_order):
-        before, name = file["file"], file["file"].split("/")[0]
-        splits = assignment.get(file["day"], ("train",))
+        before, name = file.file, file.split
+        splits = assignment.get(file.day, ("train",))
         if name not in splits:
             names[before] = f"{splits[0]}/part.{following[splits[0]]}.parquet"
             following[splits[0]] += 1
     return names, following
 
 
-def _in_log_order(file: dict[str, Any]) -> tuple[int, int, int]:
+def _in_log_order(file: PartFile) -> tuple[int, int, int]:
     """A day's first half is in valid; parts of a split are numbered in the order of the rows."""
-    split, number = split_and_number(file["file"])
-    return file["day"], split, number
+    split, number = split_and_number(file.file)
+    return file.day, split, number
 
 
 def split_and_number(file: str) -> tuple[int, int]:

@@ -6,17 +6,19 @@ that schemas, footers and the report are written by the same functions as those 
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
 
 from clicklog.etl_output import EtlOutput
+from clicklog.manifest import Extension, Manifest
 from clicklog.readers.raw import DayFile
 from clicklog.splits import SPLITS
+from clicklog.workflow_description import WorkflowDescription
 from etl.extend.splits import Assignment, split_and_number
 from etl.extend.switch import Switch
 from etl.manifest import (
-    MANIFEST_VERSION,
     add_counts,
     click_counts,
     day_counts,
@@ -28,7 +30,6 @@ from etl.manifest import (
 )
 from etl.output import PARTS
 from etl.results import UnitResult
-from workflows.description import WorkflowDescription
 
 #: Below the state of the day that is being added: the next generation; what it replaces.
 NEXT, PREVIOUS = "next", "previous"
@@ -66,7 +67,7 @@ def link_parts(
 
 
 def next_manifest(
-    before: dict[str, Any],
+    before: Manifest,
     record: dict[str, Any],
     day: DayFile,
     results: list[UnitResult],
@@ -75,8 +76,8 @@ def next_manifest(
     assignment: Assignment | None,
     renamed: dict[str, str],
     next_parts: dict[str, int],
-) -> dict[str, Any]:
-    """Make the manifest of the next generation; :func:`etl.manifest.make_manifest` describes it.
+) -> Manifest:
+    """Make the manifest of the next generation.
 
     Args:
         before: The manifest of this generation.
@@ -89,38 +90,36 @@ def next_manifest(
         renamed: New names of parts there are.
         next_parts: The number of the next part of each split.
     """
-    generation = before["generation"] + 1
+    assert before.generation is not None
+    generation = before.generation + 1
     by_day_and_split = {
-        name: own if assignment is None else _moved(own, assignment.get(int(name), ("train",)))
-        for name, own in before["by_day_and_split"].items()
+        name: counts
+        if assignment is None
+        else _moved(counts, assignment.get(int(name), ("train",)))
+        for name, counts in before.by_day_and_split.items()
     } | day_counts(results, description.spec)
     files = [
-        {**file, "file": renamed.get(file["file"], file["file"])} for file in before["files"]
+        dataclasses.replace(part, file=renamed.get(part.file, part.file)) for part in before.files
     ] + file_entries(results, sizes, generation)
     settings = {
         key: value for key, value in record["settings"].items() if key not in ("day", "generation")
     }
-    return {
-        "format_version": MANIFEST_VERSION,
-        "generation": generation,
-        "settings": before["settings"],
-        "extensions": [
-            *before["extensions"],
-            {"generation": generation, "day": day.day, "settings": settings},
-        ],
-        "inputs": before["inputs"] + input_entries(record, [day], results),
-        "rows": add_counts([before["rows"], row_counts(results)]),
-        "days": days_of_splits(by_day_and_split),
-        "splits": {split: split_counts(by_day_and_split, split) for split in SPLITS},
-        "by_day_and_split": by_day_and_split,
-        "by_day": click_counts(by_day_and_split),
-        "num_embeddings_per_feature": description.table_schema.num_embeddings_per_feature,
-        "workflow_digest": description.digest,
-        "versions": description.versions,
-        "files": sorted(files, key=lambda file: split_and_number(file["file"])),
-        "next_parts": next_parts,
-        **({"split": before["split"]} if "split" in before else {}),
-    }
+    return dataclasses.replace(
+        before,
+        generation=generation,
+        extensions=[*before.extensions, Extension(generation, day.day, settings)],
+        inputs=before.inputs + input_entries(record, [day], results),
+        rows=add_counts([before.rows, row_counts(results)]),
+        days=days_of_splits(by_day_and_split),
+        splits={split: split_counts(by_day_and_split, split) for split in SPLITS},
+        by_day_and_split=by_day_and_split,
+        by_day=click_counts(by_day_and_split),
+        num_embeddings_per_feature=description.table_schema.num_embeddings_per_feature,
+        workflow_digest=description.digest,
+        versions=description.versions,
+        files=sorted(files, key=lambda part: split_and_number(part.file)),
+        next_parts=next_parts,
+    )
 
 
 def _moved(own: dict[str, dict[str, Any]], splits: tuple[str, ...]) -> dict[str, dict[str, Any]]:

@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 
 from clicklog.arrays import to_numpy
 from clicklog.etl_output import EtlOutput
+from clicklog.manifest import Manifest
 from clicklog.spec.feature_spec import CategoricalColumn
 from clicklog.spec.raw_types import as_log_text
 from clicklog.splits import SPLITS
+from clicklog.workflow_description import Vocabulary, WorkflowDescription
 from workflows.dense import DENSE_SHIFT
-from workflows.description import Vocabulary, WorkflowDescription
 
 #: Row groups that dense distributions are computed from, and the most rows taken from each.
 SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
@@ -111,7 +112,7 @@ class ReportData:
     sampled_rows: int
 
 
-def collect(output: Path, manifest: dict[str, Any], description: WorkflowDescription) -> ReportData:
+def collect(output: Path, manifest: Manifest, description: WorkflowDescription) -> ReportData:
     """Collect the numbers.
 
     Args:
@@ -178,7 +179,7 @@ def describe_policy(column: CategoricalColumn) -> str:
 
 
 def _shares(
-    manifest: dict[str, Any], key: str, name: str, totals: dict[str, int] | None = None
+    manifest: Manifest, key: str, name: str, totals: dict[str, int] | None = None
 ) -> dict[str, float]:
     """Divide a column's counts under ``key`` by the rows of each split, or by ``totals``."""
     splits = manifest["splits"]
@@ -186,9 +187,7 @@ def _shares(
     return {split: splits[split][key][name] / max(1, totals[split]) for split in SPLITS}
 
 
-def _count_ids(
-    split_root: Path, manifest: dict[str, Any], names: list[str]
-) -> dict[str, dict[str, int]]:
+def _count_ids(split_root: Path, manifest: Manifest, names: list[str]) -> dict[str, dict[str, int]]:
     """Count the ids in each split, for columns of lists; footers count an empty list as a value."""
     if not names:
         return {}
@@ -258,7 +257,7 @@ def _read_rows(file: pq.ParquetFile, name: str, rows: list[int]) -> dict[int, An
 
 
 def _sample_dense(
-    split_root: Path, manifest: dict[str, Any], names: Sequence[str]
+    split_root: Path, manifest: Manifest, names: Sequence[str]
 ) -> dict[str, np.ndarray]:
     """Read the dense columns as float64: every n-th row of the first row group of some parts."""
     train = [part for part in manifest["files"] if part["file"].startswith("train/")]

@@ -7,12 +7,13 @@ from typing import Any
 
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import read_json, write_text
+from clicklog.manifest import Manifest
 from clicklog.pages.render import render
 from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.splits import SPLITS
+from clicklog.workflow_description import WorkflowDescription
 from etl.labels import one_label_remedy, one_label_splits
 from etl.report.data import Categorical, ReportData, collect
-from workflows.description import WorkflowDescription
 
 #: Embedding dimensions that table sizes are given for; float32, without the optimizer's state.
 DIMENSIONS = (16, 64, 128)
@@ -25,7 +26,7 @@ _FORMULAS = {
 }
 
 
-def write_report(path: Path, manifest: dict[str, Any], description: WorkflowDescription) -> None:
+def write_report(path: Path, manifest: Manifest, description: WorkflowDescription) -> None:
     """Write the report of a run.
 
     Args:
@@ -44,7 +45,7 @@ def write_report(path: Path, manifest: dict[str, Any], description: WorkflowDesc
 
 
 def page(
-    manifest: dict[str, Any],
+    manifest: Manifest,
     description: WorkflowDescription,
     data: ReportData,
     timings: dict[str, Any],
@@ -67,11 +68,11 @@ def page(
             for split in SPLITS
         },
         warnings=one_label_splits(manifest["splits"]),
-        remedy=one_label_remedy(manifest["splits"], manifest.get("split")),
+        remedy=one_label_remedy(manifest["splits"], manifest.split),
         days=[titles[day] or day for day in days],
         split=_split_text(manifest),
         evaluated=0
-        if manifest.get("split")
+        if manifest.split
         else len({*manifest["days"]["valid"], *manifest["days"]["test"]}),
         by_day=by_day,
         click_rate=_click_rate,
@@ -98,9 +99,9 @@ def _title(path: str) -> str:
     return day_title(path)
 
 
-def _split_text(manifest: dict[str, Any]) -> str:
+def _split_text(manifest: Manifest) -> str:
     """Describe a division of rows; "" by days."""
-    rule = dict(manifest.get("split") or {})
+    rule = dict(manifest.split or {})
     if not rule:
         return ""
     by = rule.pop("by")

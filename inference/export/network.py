@@ -15,12 +15,12 @@ from torch import nn
 from clicklog.errors import SettingsError
 from clicklog.spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
 from clicklog.spec.feature_spec import FeatureSpec
+from clicklog.workflow_description import WorkflowDescription
 from inference.export.derived import Cross, missing, module_of
 from inference.export.sources import MISSING, Sources
 from inference.model.scoring import ServingModel
 from inference.model.tables import Table
 from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
-from workflows.description import WorkflowDescription
 from workflows.moments import normalization
 
 _32_BITS = 0xFFFFFFFF

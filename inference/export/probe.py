@@ -13,8 +13,9 @@ from clicklog.spec.feature_spec import FeatureSpec
 from clicklog.spec.raw_types import RAW_TYPES
 from clicklog.spec.reading import CROSS_SEPARATOR, Read
 from clicklog.spec.times import time_text
+from clicklog.workflow_description import WorkflowDescription
 from inference.inputs.rules import read_as_text
-from workflows.description import WorkflowDescription, inspect
+from workflows.description import inspect
 
 _LONGEST_LIST = 4
 _KNOWN = 1000

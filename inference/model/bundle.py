@@ -33,12 +33,13 @@ from clicklog.files.artifact import FileEntry, Format, check_digests, check_size
 from clicklog.files.directories import new_directory
 from clicklog.files.mapping import MappedArray
 from clicklog.finite import not_finite
+from clicklog.workflow_description import WorkflowDescription
 from inference.model.origin import Origin, file_digest, read_checkpoint_origin
 from inference.model.scoring import GROUPS, Layer, ServingModel
 from inference.model.tables import KINDS, Table
 from inference.model.weights import ModelShape, check_pair, read_checkpoint
 from workflows import compiled
-from workflows.description import WorkflowDescription, inspect, verify
+from workflows.description import inspect
 
 FORMAT = Format(
     "nvt-torchrec bundle",
@@ -75,7 +76,7 @@ def write_bundle(
         raise OutputError(f"{path} exists", "choose another --output, or remove it first")
     _check_output(workflow)
     description = inspect(workflow)
-    verify(workflow, description)
+    description.verify()
     model, shape = read_checkpoint(checkpoint, torch.device("cpu"))
     _check_generation(description, shape, workflow, checkpoint)
     opened = compiled.load(workflow, verify=True)

@@ -23,6 +23,7 @@ from clicklog.errors import SettingsError
 from clicklog.etl_output import EtlOutput
 from clicklog.files.atomic import write_json
 from clicklog.files.journal import Journal
+from clicklog.manifest import Manifest
 
 
 @pytest.fixture(autouse=True)
@@ -285,7 +286,7 @@ def test_with_the_commands_of_a_user(tmp_path: Path, capsys) -> None:
     assert set(found["stages"]) == {"updated daily", "refitted daily"}
     for costs in found["stages"].values():
         assert all(cost["cpu_s"] > 0 for cost in costs.values())
-    days = EtlOutput(output / "daily" / "out").manifest_value("days", dict[str, list[int]])
+    days = Manifest.read(EtlOutput(output / "daily" / "out").manifest).days
     assert days == {"train": [20, 21], "valid": [22], "test": [22]}
     assert re.search(rf"day 23 +{aurocs[0]:.5f} ", said)
     assert (output / "daily.html").is_file()

@@ -1,15 +1,12 @@
-"""The paths in an output directory, and reading parts of its manifest."""
+"""The paths in an output directory and the parts of its splits."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from clicklog.errors import BadInputError
 from clicklog.etl_output import NAMES, EtlOutput
+from clicklog.manifest import PartFile
+from tests.manifests import write_manifest
 
 
 def test_paths(tmp_path: Path) -> None:
@@ -27,17 +24,9 @@ def test_paths(tmp_path: Path) -> None:
     assert {path.name for path in (*paths, output.timings, output.manifest)} == set(NAMES)
 
 
-@pytest.mark.parametrize(
-    "text", ["3", "{}", '{"splits": 3}', '{"splits": {"train": []}}', "{", '{"splits": null}']
-)
-def test_a_manifest_of_other_values(tmp_path: Path, text: str) -> None:
+def test_the_parts_of_a_split(tmp_path: Path) -> None:
     output = EtlOutput(tmp_path)
-    output.manifest.write_text(text)
-    with pytest.raises(BadInputError, match=r"manifest\.json"):
-        output.manifest_value("splits", dict[str, dict[str, Any]])
-
-
-def test_values_of_another_version_are_not_read(tmp_path: Path) -> None:
-    output = EtlOutput(tmp_path)
-    output.manifest.write_text(json.dumps({"format_version": 9, "rows": {"in": 3}, "new": [1]}))
-    assert output.manifest_value("rows", dict[str, int]) == {"in": 3}
+    parts = [PartFile(f"train/part.{i}.parquet", 1, 9, day=i) for i in (0, 1, 10)]
+    write_manifest(output.manifest, files=[*parts, PartFile("test/part.0.parquet", 1, 9, day=2)])
+    assert output.parts("train") == parts
+    assert output.parts("valid") == []

@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from clicklog.splits import cut_last_day
 from clicklog.synthetic import model as synthetic_model
-from clicklog.synthetic.log import SUMMARY_FILE, OracleScore, synthesize
+from clicklog.synthetic.log import SUMMARY_FILE, OracleScore, format_rows, synthesize
 from clicklog.synthetic.model import (
     BLOCK_ROWS,
     MEDIANS,
@@ -31,7 +31,6 @@ from clicklog.synthetic.model import (
     plant,
     sigmoid,
 )
-from clicklog.synthetic.tsv import format_rows
 from tests.clicklog.directories import contents
 
 SETTINGS = SyntheticSettings(days=3, rows_per_day=BLOCK_ROWS + 1_001, seed=5)

@@ -7,7 +7,6 @@ values, and out-of-vocabulary values that are spread over several ids.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,10 +16,14 @@ import pyarrow.parquet as pq
 
 from clicklog.etl_output import EtlOutput
 from clicklog.files.artifact import FileEntry
+from clicklog.generations import Generation
 from clicklog.hashing import murmur3_int
+from clicklog.manifest import PartFile
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from clicklog.splits import SPLITS
+from clicklog.workflow_description import WorkflowDescription, describe_vocabularies
+from tests.manifests import write_manifest
 from tests.nvt_loader.data import WRITER, make_columns, make_lists, write_metadata
 
 SPEC = FeatureSpec(
@@ -104,26 +107,24 @@ def write_output(
             columns |= make_lists(columns, multi_hot, seed=first_row)
             path = output.splits / split / f"part.{number}.parquet"
             pq.write_table(pa.table(columns), path, row_group_size=row_group_rows, **WRITER)
-            part = {"file": f"{split}/{path.name}", "rows": rows, "bytes": path.stat().st_size}
-            files.append({**part, "day": day, "generation": max(0, day - 1)})
+            size = path.stat().st_size
+            files.append(PartFile(f"{split}/{path.name}", rows, size, day, max(0, day - 1)))
             first_row += rows
         schema.write(output.splits / split)
     schema.write(output.splits)
     write_metadata(output.splits)
     write_workflow(output.workflow, generation, spec)
-    rows_of = {
-        split: {"rows": sum(file["rows"] for file in files if file["file"].startswith(split))}
-        for split in SPLITS
-    }
-    manifest = {
-        "format_version": 3,
-        "generation": generation,
-        "settings": {"shuffle": shuffle},
-        "days": {split: sorted(parts[split]) for split in SPLITS},
-        "splits": rows_of,
-        "files": files,
-    }
-    output.manifest.write_text(json.dumps(manifest))
+    write_manifest(
+        output.manifest,
+        generation=generation,
+        settings={"shuffle": shuffle},
+        days={split: sorted(parts[split]) for split in SPLITS},
+        splits={
+            split: {"rows": sum(part.rows for part in files if part.split == split)}
+            for split in SPLITS
+        },
+        files=files,
+    )
     return output.splits
 
 
@@ -131,36 +132,38 @@ def write_workflow(path: Path, generation: int, spec: FeatureSpec = SPEC) -> Non
     """Write what a run reads of a workflow: ``metadata.json`` and the files that it names."""
     (path / "lineage").mkdir(parents=True)
     files = {}
+    directory = "artifacts/node_3/categories"
 
     def write(name: str, table: pa.Table) -> None:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path / name)
-        files[name] = FileEntry.of(path / name).to_dict()
+        files[name] = FileEntry.of(path / name)
 
     for name, count in VALUES[generation].items():
         table = pa.table({name: values_of(name)[:count], f"{name}_size": np.ones(count, np.int64)})
-        write(f"artifacts/node_3/categories/unique.{name}.parquet", table)
+        write(f"{directory}/unique.{name}.parquet", table)
+        files[f"{directory}/meta.{name}.parquet"] = FileEntry(0, sha256="")
     for number in range(1, generation + 1):
         pairs = [(name, i) for name, ids in REUSED[number].items() for i in ids]
         vocabularies, ids = zip(*pairs, strict=True)
         table = pa.table({"vocabulary": list(vocabularies), "id": list(ids)})
         write(f"lineage/reused.{number}.parquet", table)
-    lineage = [
-        {
-            "number": number,
-            "digest": DIGESTS[number],
-            "days": [number + 2] if number else [0, 1, 2],
-            "values": VALUES[number],
-            "reused": {name: len(ids) for name, ids in REUSED[number].items()},
-        }
+    files["graph.json"] = FileEntry(0, sha256="")
+    lineage = tuple(
+        Generation(
+            number,
+            DIGESTS[number],
+            (number + 2,) if number else (0, 1, 2),
+            VALUES[number],
+            {name: len(ids) for name, ids in REUSED[number].items()},
+        )
         for number in range(generation + 1)
-    ]
-    metadata = {
-        "format": "nvt-torchrec workflow",
-        "format_version": 2,
-        "digest": DIGESTS[generation],
-        "spec": spec.to_dict(),
-        "files": files,
-        "lineage": lineage,
+    )
+    observed = dict.fromkeys(("null", "oov", "unique"), 0)
+    counted = {
+        name: {"values": count, "observed": observed} for name, count in VALUES[generation].items()
     }
-    (path / "metadata.json").write_text(json.dumps(metadata))
+    vocabularies = describe_vocabularies(spec, counted, dict.fromkeys(counted, directory))
+    WorkflowDescription(
+        path, spec, {}, vocabularies, {}, DIGESTS[generation], files, lineage
+    ).write()

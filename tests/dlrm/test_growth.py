@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from clicklog.errors import SchemaError, SettingsError
 from clicklog.generations import Generation
 from clicklog.hashing import murmur3_int
-from clicklog.lineage import Lineage
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.workflow_description import WorkflowDescription
 from dlrm.checkpoint.growth import GrownTable, grow_tables
 from dlrm.config import ModelConfig
 
 
-class KnownLineage(Lineage):
-    """A lineage without files: value i of a vocabulary is 10 i, ids were reused as given."""
+class KnownWorkflow(WorkflowDescription):
+    """A workflow without files: value i of a vocabulary is 10 i, ids were reused as given."""
 
     def reused_ids(self, since):
         found = {}
-        for generation in self.generations[since + 1 :]:
+        for generation in self.lineage[since + 1 :]:
             for name, ids in REUSED.get(generation.number, {}).items():
                 found[name] = np.union1d(found.get(name, np.empty(0, np.int64)), ids)
         return {name: ids.astype(np.int64) for name, ids in found.items()}
@@ -43,13 +43,13 @@ def config(sizes) -> ModelConfig:
     return ModelConfig(("int_0",), names, tuple(sizes), 4, (4,), (4, 1))
 
 
-def lineage(values: list[int], column: CategoricalColumn) -> KnownLineage:
+def lineage(values: list[int], column: CategoricalColumn) -> KnownWorkflow:
     spec = FeatureSpec("label", (), (column,))
     generations = tuple(
         Generation(number, f"{number:064x}", (number,), {"cat_0": count}, {})
         for number, count in enumerate(values)
     )
-    return KnownLineage(None, generations[-1].digest, spec, {}, generations)
+    return KnownWorkflow(None, spec, {}, {}, {}, generations[-1].digest, {}, generations)
 
 
 @st.composite
@@ -81,7 +81,7 @@ def test_rows_follow_their_values(history, data):
     then, now = (column.reserved_ids + values[number] for number in (since, -1))
     spare = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 5))  # rows given by hand
     sizes = then + spare[0], max(now + spare[1], now)
-    generation = found.generations[since]
+    generation = found.lineage[since]
     table = grow_tables(config(sizes[:1]), config(sizes[1:]), generation, found)["t_cat_0"]
 
     expected = {}
@@ -116,7 +116,7 @@ def test_shards_together_are_the_table():
 def grown(then: int, now: int, values: list[int]) -> GrownTable:
     REUSED.clear()
     found = lineage(values, CategoricalColumn("cat_0", raw="int"))
-    return grow_tables(config([then]), config([now]), found.generations[0], found)["t_cat_0"]
+    return grow_tables(config([then]), config([now]), found.lineage[0], found)["t_cat_0"]
 
 
 def test_ids_that_share_rows():
@@ -139,4 +139,4 @@ def test_a_column_that_the_workflow_lacks():
     found = lineage([3], CategoricalColumn("cat_0", raw="int"))
     two = dataclasses.replace(config([6, 6]), categorical=("cat_0", "cat_9"))
     with pytest.raises(SchemaError, match="no categorical column cat_9"):
-        grow_tables(two, two, found.generations[0], found)
+        grow_tables(two, two, found.lineage[0], found)

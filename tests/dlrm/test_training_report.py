@@ -12,6 +12,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from clicklog.errors import BadInputError
 from clicklog.files.atomic import write_json
+from clicklog.manifest import InputFile
 from clicklog.pages.charts import Series, lines
 from clicklog.pages.render import environment
 from dlrm.data import read_oracle
@@ -19,6 +20,7 @@ from dlrm.reporting.metrics_log import MetricsLog
 from dlrm.reporting.page import main, read_events, write_report
 from dlrm.settings.train_settings import TrainSettings
 from tests.dlrm.runs import events, train_here
+from tests.manifests import ROWS, write_manifest
 
 VOID = {"meta", "br"}
 
@@ -67,7 +69,8 @@ def run(data, tmp_path_factory):
     rows = {"train": 929, "valid": 333, "test": 201}
     counts = {split: {"rows": n, "positives": n // 4} for split, n in rows.items()}
     raw = directory / "raw" / "day_0"
-    write_json(output / "manifest.json", {"inputs": [{"path": str(raw)}], "splits": counts})
+    inputs = [InputFile(0, str(raw), {}, ROWS)]
+    write_manifest(output / "manifest.json", inputs=inputs, splits=counts)
     raw.parent.mkdir()
     oracle = {name: {**one, "auroc": 0.87654, "log_loss": 0.3} for name, one in counts.items()}
     write_json(raw.parent / "synthetic.json", {"oracle": oracle})

@@ -75,9 +75,7 @@ def test_one_split_of_a_sound_output(sound: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_sound_output(sound: Path, capsys) -> None:
     assert main(["check", str(sound)]) == 0
-    shown = capsys.readouterr().out
-    assert shown.endswith("no problems found\n")
-    assert "of its rows are also in train" in shown
+    assert capsys.readouterr().out == f"{sound}: no problems found\n"
     rows: list[int] = []
     check(sound, workers=3, report=lambda n, total: rows.append(n) or rows.append(-total))
     assert sum(n for n in rows if n > 0) == 311
@@ -252,7 +250,6 @@ def test_rows_and_files_against_the_manifest(output: Path) -> None:
     shutil.copy(split / "part.0.parquet", split / "part.9.parquet")
     found = "\n".join(bad(output))
     assert "train/part.9.parquet: not in the manifest" in found
-    assert "holds the same 120 rows as train/part.0.parquet" in found
     assert "does not list part.9.parquet" in found
     (split / "part.9.parquet").unlink()
 
@@ -280,7 +277,7 @@ def test_bytes_against_the_manifest(output: Path) -> None:
         ),
         (lambda value: value.update(workflow_digest="0" * 64), "the manifest says 000000000000…"),
         (lambda value: value.update(format_version=99), "format version 99"),
-        (lambda value: value.pop("files"), "damaged: KeyError('files')"),
+        (lambda value: value.pop("files"), "damaged: files is missing"),
     ],
 )
 def test_the_manifest_itself(output: Path, change, what: str) -> None:
@@ -315,7 +312,7 @@ def test_rejected_rows(output: Path, tmp_path: Path) -> None:
 
 def test_unreadable_manifest(output: Path) -> None:
     (output / "manifest.json").write_text("{")
-    assert "manifest.json: damaged" in only(output, "manifest")
+    assert "manifest.json: cannot be read as the ETL's manifest" in only(output, "manifest")
 
 
 def test_unfinished_and_leftovers(output: Path) -> None:

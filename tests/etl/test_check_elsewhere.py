@@ -1,4 +1,4 @@
-"""``python -m etl check`` of data made elsewhere, and of splits that overlap."""
+"""``python -m etl check`` of data made elsewhere."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 
 from clicklog.arrays import to_arrow
 from clicklog.schema import TableSchema
-from etl.check.findings import NOTE, WARNING
-from etl.check.overlap import Overlap, Sample, take_sample
+from etl.check.findings import NOTE
 from etl.commands.check import check
 from tests.etl.findings import bad, only, set_value
 
@@ -148,108 +147,3 @@ def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([numbers, numbers, numbers, ids], ["label", "x", "x", "item"])
     pq.write_table(table, directory / "0.parquet")
     assert "column x: occurs 2 times" in only(directory, "columns")
-
-
-# --- overlap of splits
-
-
-def _append(directory: Path, split: str, table: pa.Table) -> None:
-    path = directory / split / "0.parquet"
-    pq.write_table(pa.concat_tables([pq.read_table(path), table]), path, row_group_size=1000)
-
-
-def _rows(directory: Path, split: str) -> pa.Table:
-    return pq.read_table(directory / split / "0.parquet")
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
-    return _elsewhere(tmp_path / "data", {"train": 4000, "valid": 1000, "test": 1000})
-
-
-@pytest.mark.parametrize(("source", "target"), [("train", "valid"), ("train", "test")])
-def test_a_copied_file(elsewhere: Path, source: str, target: str) -> None:
-    shutil.copy(elsewhere / source / "0.parquet", elsewhere / target / "1.parquet")
-    found = bad(elsewhere)
-    assert f"{target}/1.parquet: holds the same 4000 rows as {source}/0.parquet" in found[0]
-    assert any("80.00% of its rows are also in train" in one for one in found)
-
-
-def test_a_copied_file_in_another_order(elsewhere: Path) -> None:
-    rows = _rows(elsewhere, "train")
-    order = np.random.default_rng(0).permutation(len(rows))
-    pq.write_table(rows.take(to_arrow(order)), elsewhere / "test" / "1.parquet")
-    assert "test/1.parquet: holds the same 4000 rows as train/0.parquet" in bad(elsewhere)[0]
-
-
-@pytest.mark.parametrize(("source", "target"), [("train", "test"), ("valid", "test")])
-def test_a_copied_range(elsewhere: Path, source: str, target: str) -> None:
-    _append(elsewhere, target, _rows(elsewhere, source).slice(137, 200))
-    found = bad(elsewhere)
-    assert len(found) == 2
-    assert f"{target}/0.parquet: about 200 rows of it are in {source}/0.parquet too" in found[0]
-    assert f"16.67% of its rows are also in {source}" in found[1]
-
-
-def test_scattered_copies_are_a_warning(elsewhere: Path) -> None:
-    """No range is copied, but every twentieth row."""
-    rows = _rows(elsewhere, "train").take(to_arrow(np.arange(0, 4000, 40)))
-    _append(elsewhere, "valid", rows)
-    assert "9.09% of its rows are also in train" in only(elsewhere, "overlap", WARNING)
-
-
-def test_a_few_coincident_rows_are_no_finding(elsewhere: Path) -> None:
-    _append(elsewhere, "valid", _rows(elsewhere, "train").slice(0, 8))
-    assert bad(elsewhere) == []
-    notes = [str(one) for one in check(elsewhere) if one.kind == "overlap"]
-    assert any("valid: 0.79% of its rows are also in train" in one for one in notes)
-
-
-def test_rows_that_repeat_by_nature_are_no_finding(tmp_path: Path) -> None:
-    """Few distinct rows: every row of valid is in train, by chance, in windows too."""
-    directory = _elsewhere(tmp_path / "data", {"train": 4000, "valid": 1000}, ids=2)
-    notes = {one.kind: str(one) for one in check(directory)}
-    assert "overlap" in notes
-    share = float(notes["overlap"].split("valid: ")[1].split("%")[0])
-    assert share > 50
-    assert all(one.kind == "splits" for one in check(directory) if one.severity != NOTE)
-
-
-def test_chance_in_a_small_split_is_no_finding(tmp_path: Path) -> None:
-    """That none of 50 rows comes twice says little about 3 of them that are in train too."""
-    directory = _elsewhere(tmp_path / "data", {"train": 400, "valid": 47, "test": 10})
-    rows = _rows(directory, "train").take(to_arrow(np.array([7, 100, 390])))
-    _append(directory, "valid", rows)
-    assert any("valid: 6.00% of its rows are also in train" in str(one) for one in check(directory))
-    assert not any("also in train" in one for one in bad(directory))
-
-
-def test_one_row_again_and_again_is_no_copied_range(elsewhere: Path) -> None:
-    """A robot's rows, in both splits."""
-    row = _rows(elsewhere, "train").slice(0, 1)
-    for split in ("train", "test"):
-        _append(elsewhere, split, pa.concat_tables([row] * 100))
-    assert not any("same order" in one for one in bad(elsewhere))
-
-
-def test_sampling_bounds_what_is_kept() -> None:
-    """Of much more than is kept, the share is found within the error of the sample."""
-    rng = np.random.default_rng(0)
-    shared = rng.integers(0, 2**63, 300_000).astype(np.uint64)
-    valid = np.concatenate([shared, rng.integers(0, 2**63, 700_000).astype(np.uint64)])
-    train = np.concatenate([rng.integers(0, 2**63, 500_000).astype(np.uint64), shared[::-1]])
-    overlap = Overlap({"train": ["t"], "valid": ["v"]}, {"t": len(train), "v": len(valid)})
-    assert (overlap.row_mask, overlap.window_mask) == (0, 0)
-    overlap.row_mask, overlap.window_mask = 63, 255
-    kept = 0
-    for files, hashes in zip(overlap.order, (valid, train), strict=True):
-        for begin in range(0, len(hashes), 50_000):
-            sample = take_sample(hashes[begin : begin + 50_000], 63, 255)
-            kept = max(kept, len(sample.hashes) + len(sample.windows))
-            overlap.add(files[0], overlap.reduce(files[0], Sample.join([sample])))
-        overlap.finish()
-    assert kept < 50_000 // 64 * 2
-    held, common = overlap._held["valid"], overlap._common["train", "valid"]
-    share = held.counts[common.hashes].sum() / held.counts.sum()
-    assert share == pytest.approx(0.3, abs=0.02)
-    assert not common.windows  # the order is another one

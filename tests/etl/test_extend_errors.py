@@ -24,7 +24,6 @@ from etl.run import run
 from etl.settings import ExtendSettings
 from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
 from tests.etl.runs import settings
-from tests.etl.training_sets import import_set, write_npy
 from tests.logs import write_day
 
 ROWS = {0: 60, 1: 50, 2: 41, 3: 45, 4: 52}
@@ -207,7 +206,7 @@ def test_made_before_outputs_could_be_extended(raw, output) -> None:
     file.write_text(json.dumps(old))
     _refused(output, raw / "day_4", r"format version 2(.|\n)*etl run", ClickLogError)
     # what read it before still does
-    assert not [str(one) for one in check(output) if one.severity != NOTE and one.kind != "overlap"]
+    assert not [str(one) for one in check(output) if one.severity != NOTE]
     only = settings(raw, output, SMALL, days=frozenset({0, 1, 2, 3}), resume=True)
     with pytest.raises(OutputError, match="days"):
         run(only)
@@ -228,12 +227,9 @@ def _change(file: Path, change) -> None:
     file.write_text(json.dumps(value))
 
 
-def test_an_imported_data_set(raw, tmp_path: Path) -> None:
-    write_npy(tmp_path / "npy", [50, 40])
-    import_set(tmp_path / "npy", tmp_path / "out")
-    assert [part.day for part in EtlOutput(tmp_path / "out").parts("train")] == [0]
-    assert not [one for one in check(tmp_path / "out") if one.severity != NOTE]
-    _refused(tmp_path / "out", raw / "day_3", "imported data set, without a workflow")
+def test_an_imported_data_set(raw: Path, output: Path) -> None:
+    _change(output / "manifest.json", lambda manifest: manifest.update(workflow_digest=None))
+    _refused(output, raw / "day_4", "imported data set, without a workflow")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +298,7 @@ def test_another_command_after_an_interruption(raw, output, tmp_path: Path, monk
     _interrupted(raw, output, monkeypatch)
     # every reader works
     EtlOutput(output).check_whole()
-    findings = [one for one in check(output) if one.kind != "overlap"]
+    findings = check(output)
     assert [one.kind for one in findings] == ["unfinished"]
     assert findings[0].severity == NOTE
     with pytest.raises(
@@ -357,7 +353,7 @@ def test_between_two_generations(raw, output, monkeypatch) -> None:
         with pytest.raises(BadInputError, match=r"switch to a new generation(.|\n)*--resume"):
             read()
     assert add(output, raw / "day_4", resume=True)["generation"] == 2
-    assert not [one for one in check(output) if one.severity != NOTE and one.kind != "overlap"]
+    assert not [one for one in check(output) if one.severity != NOTE]
 
 
 def test_a_damaged_record_of_the_switch(raw, output, monkeypatch) -> None:

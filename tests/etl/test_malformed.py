@@ -10,10 +10,11 @@ import pytest
 from clicklog.errors import BadInputError, OutputError, SchemaError
 from clicklog.files.atomic import read_json, write_json
 from clicklog.files.validation import parse
-from etl.manifest import MANIFEST_VERSION, read_manifest
+from clicklog.manifest import Manifest
 from etl.output import claimed
 from etl.results import UnitRecord
 from etl.state import begin_or_resume, plan_record
+from tests.manifests import PLAIN, write_manifest
 from tests.mutations import expect_own_errors, mutated
 
 
@@ -80,24 +81,18 @@ def test_records_of_units() -> None:
 
 def test_manifests(tmp_path: Path) -> None:
     file = tmp_path / "manifest.json"
-    rows = {"in": 1, "out": 1, "rejected": 0}
-    value = {
-        "format_version": MANIFEST_VERSION, "settings": {}, "rows": rows, "splits": {"train": {}},
-        "inputs": [{"day": 0, "path": "day_0", "fingerprint": {"size": 1}, "rows": rows}],
-        "by_day": {}, "num_embeddings_per_feature": "3", "workflow_digest": None, "versions": {},
-        "files": [
-            {"file": "train/part.0.parquet", "rows": 1, "bytes": 9, "day": 0, "generation": 0}
-        ],
-        "generation": 0, "extensions": [], "by_day_and_split": {},
-        "days": {"train": [0], "valid": [], "test": []},
-        "next_parts": {"train": 1, "valid": 0, "test": 0},
-    }  # fmt: skip
-    write_json(file, value)
-    assert read_manifest(file) == read_json(file, "a manifest")
-    expect_own_errors(file, lambda: read_manifest(file), rounds=300)
+    write_manifest(file)
+    assert Manifest.read(file) == PLAIN
+    value = read_json(file, "a manifest")
+    assert list(value) == [
+        "format_version", "generation", "settings", "extensions", "inputs", "rows", "days",
+        "splits", "by_day_and_split", "by_day", "num_embeddings_per_feature", "workflow_digest",
+        "versions", "files", "next_parts",
+    ]  # fmt: skip
+    expect_own_errors(file, lambda: Manifest.read(file), rounds=300)
     write_json(file, {**value, "format_version": 1})
     with pytest.raises(SchemaError, match=r"manifest\.json: format version 1, this program reads"):
-        read_manifest(file)
+        Manifest.read(file)
     write_json(file, {**value, "rows": {"in": 1}})
     with pytest.raises(BadInputError, match="damaged: rows in"):
-        read_manifest(file)
+        Manifest.read(file)

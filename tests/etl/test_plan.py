@@ -25,13 +25,12 @@ from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputForm
 from clicklog.spec.split import Split
 from clicklog.spec.toml_file import load_spec
 from clicklog.splits import SPLITS
-from clicklog.synthetic.log import synthesize
-from clicklog.synthetic.model import SyntheticSettings
 from etl.plan import make_plan
 from etl.staging import decompress, estimate, staged
 from tests.clicklog.reference_reader import as_lists
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_day, write_log
+from tests.spec_logs import write_spec_log
 
 
 def _zstd(data: bytes) -> bytes:
@@ -127,7 +126,6 @@ def test_damaged_compressed_days(tmp_path: Path, ending: str) -> None:
 # ---- formats: CSV with a header, parquet, compressed, one file, remote
 
 RETAIL = load_spec("retail")
-SETTINGS = SyntheticSettings(days=3, rows_per_day=300, seed=2)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +133,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same rows as csv and as parquet."""
     directory = tmp_path_factory.mktemp("logs")
     for name, spec in SPECS.items():
-        synthesize(directory / name, SETTINGS, spec=spec)
+        write_spec_log(directory / name, spec)
     return {name: directory / name for name in SPECS}
 
 

@@ -17,14 +17,13 @@ from clicklog.pages import formats
 from clicklog.pages.charts import ticks_to
 from clicklog.spec.toml_file import load_spec
 from clicklog.splits import SPLITS
-from clicklog.synthetic.log import synthesize
-from clicklog.synthetic.model import SyntheticSettings
 from etl.report import data as report_data
 from etl.report.data import BINS, collect
 from etl.report.page import write_report
 from etl.run import run
 from tests.etl.runs import cut, read_split, settings
 from tests.logs import CRITEO, write_log
+from tests.spec_logs import write_spec_log
 
 ROWS = [300, 200, 151]
 
@@ -46,7 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
 def retail(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("retail")
     spec = load_spec("retail")
-    synthesize(directory / "raw", SyntheticSettings(days=3, rows_per_day=400), spec=spec)
+    write_spec_log(directory / "raw", spec, rows=400)
     run(settings(directory / "raw", directory / "out", spec))
     return directory / "out"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from clicklog.spec.toml_file import load_spec
-from clicklog.synthetic.log import SyntheticSettings, synthesize
 from etl.run import EtlSettings, run
 from inference import Predictor, write_bundle
 from tests.logs import CRITEO, write_log
+from tests.spec_logs import write_spec_log
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = (
@@ -66,7 +66,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """The retail spec: strings, integers, prices, lists, a shared vocabulary, a hash; two ranks."""
     base = tmp_path_factory.mktemp("shop")
     spec = load_spec("retail")
-    synthesize(base / "raw", SyntheticSettings(days=3, rows_per_day=400, seed=2), spec=spec)
+    write_spec_log(base / "raw", spec, rows=400)
     run(EtlSettings(str(base / "raw"), base / "out", spec, engine="cpu"))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     return _train(base, [], launcher)

@@ -30,6 +30,7 @@ from tests.etl.runs import settings
 from tests.inference.conftest import ROOT, Trained
 from tests.inference.serving import serving
 from tests.logs import CRITEO
+from tests.spec_logs import write_spec_log
 from workflows import compiled, inspect
 from workflows.compiled.workflow import CompiledWorkflow, EncodedRows
 from workflows.frequency_buckets import FrequencyBuckets, read_buckets
@@ -39,7 +40,10 @@ class Log:
     """A workflow, and the encoded rows of a day."""
 
     def __init__(self, directory: Path, spec: FeatureSpec) -> None:
-        synthesize(directory / "raw", SyntheticSettings(days=3, rows_per_day=2000), spec=spec)
+        if spec is CRITEO:
+            synthesize(directory / "raw", SyntheticSettings(days=3, rows_per_day=2000))
+        else:
+            write_spec_log(directory / "raw", spec, rows=2000)
         run(settings(directory / "raw", directory / "out", spec))
         self.workflow: CompiledWorkflow = compiled.load(directory / "out" / "workflow")
         (day,) = (directory / "raw").glob("day_2*")

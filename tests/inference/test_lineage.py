@@ -109,7 +109,7 @@ def test_days_that_changed(bundle: Path, trained: Trained, tmp_path: Path, capsy
     assert any("day_1" in line and "time of change" in line for line in found["unverified"])
     assert any("day_2" in line and "not there now" in line for line in found["unverified"])
     write_json(out / "manifest.json", {**manifest, "inputs": [{"day": "x"}]})
-    with pytest.raises(BadInputError, match="inputs: damaged"):
+    with pytest.raises(BadInputError, match=r"manifest\.json: damaged: inputs"):
         read_lineage(bundle, output=out)
 
 

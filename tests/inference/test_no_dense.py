@@ -11,7 +11,6 @@ import torch
 import yaml
 
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
-from clicklog.synthetic.log import SyntheticSettings, synthesize
 from dlrm.checkpoint.store import load_model
 from dlrm.evaluate import score
 from etl.run import EtlSettings, run
@@ -22,6 +21,7 @@ from nvt_loader import KJTLoader
 from tests.dlrm.runs import train_here
 from tests.inference.conftest import Trained
 from tests.inference.serving import serving
+from tests.spec_logs import write_spec_log
 
 SPEC = FeatureSpec(
     "click",
@@ -39,7 +39,7 @@ DCN = ["--interaction_type=dcn", "--dcn_num_layers=2", "--dcn_low_rank_dim=4"]
 @pytest.fixture(scope="module", params=[[], DCN], ids=["original", "dcn"])
 def sparse(request, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     base = tmp_path_factory.mktemp("sparse")
-    synthesize(base / "raw", SyntheticSettings(days=3, rows_per_day=200, seed=2), spec=SPEC)
+    write_spec_log(base / "raw", SPEC, rows=200)
     run(EtlSettings(str(base / "raw"), base / "out", SPEC, engine="cpu"))
     parquet, checkpoint = base / "out" / "criteo_binary" / "split", base / "checkpoint"
     flags = [f"--binary_path={parquet}", f"--save_checkpoint_path={checkpoint}"]
@@ -99,7 +99,7 @@ def test_a_package_for_pytorch(sparse: Trained, bundle: Path, tmp_path: Path) ->
 def test_rows_for_nvidias_dlrm(tmp_path: Path) -> None:
     """No file, and no channel, of numbers."""
     spec = FeatureSpec("click", (), SPEC.categorical[:2], input=SPEC.input)
-    synthesize(tmp_path / "raw", SyntheticSettings(days=3, rows_per_day=50, seed=2), spec=spec)
+    write_spec_log(tmp_path / "raw", spec, rows=50)
     run(EtlSettings(str(tmp_path / "raw"), tmp_path / "out", spec, engine="cpu"))
     flags = [f"--binary_path={tmp_path / 'out' / 'criteo_binary' / 'split'}", "--max_steps=1"]
     flags += [f"--save_checkpoint_path={tmp_path / 'checkpoint'}", f"--log_path={tmp_path / 'log'}"]

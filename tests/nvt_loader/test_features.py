@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 
 import numpy as np
@@ -16,6 +15,7 @@ from clicklog.schema import TableSchema
 from nvt_loader import KJTLoader, accounting, memory
 from nvt_loader.parquet.dataset import read_dataset
 from nvt_loader.plan import Plan
+from tests.manifests import write_manifest
 from tests.nvt_loader.data import row_numbers, write_split
 from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
 
@@ -242,8 +242,7 @@ def test_rows_against_the_manifest(tmp_path):
     write_split(split, {"train": [100, 30], "valid": [10]})
 
     def write(rows):
-        value = {"splits": {"train": {"rows": rows}}}
-        (tmp_path / "manifest.json").write_text(json.dumps(value))
+        write_manifest(tmp_path / "manifest.json", splits={"train": {"rows": rows}})
 
     write(130)
     KJTLoader(split / "train", 8, device="cpu")
@@ -253,8 +252,8 @@ def test_rows_against_the_manifest(tmp_path):
     with pytest.raises(SchemaError, match=r"130 rows, but the ETL wrote 131 \(.*manifest\.json"):
         KJTLoader(split / "train", 8, device="cpu")
     KJTLoader(split / "train" / "part.1.parquet", 8, device="cpu")  # one file is no split
-    (tmp_path / "manifest.json").write_text('{"splits": {"train": 130}}')
-    with pytest.raises(BadInputError, match=r"manifest\.json: splits: damaged: train is 130"):
+    write_manifest(tmp_path / "manifest.json", splits={"train": 130})
+    with pytest.raises(BadInputError, match=r"manifest\.json: damaged: splits.train is 130"):
         KJTLoader(split / "train", 8, device="cpu")
 
 

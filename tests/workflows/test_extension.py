@@ -20,7 +20,6 @@ from etl.engines.moments import moments
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
 from tests.workflows.test_compiled import check
 from workflows import compiled, vocabulary
-from workflows.description import reused_ids
 from workflows.extension.state import VocabularyState, read_state
 from workflows.extension.vocabulary import DayOfVocabulary, extend_vocabulary
 from workflows.extension.workflow import DayCounts, extend_workflow, write_base_state
@@ -264,7 +263,7 @@ def test_any_days_of_any_spec(
             digests.append(description.digest)
             assert [one.digest for one in description.lineage] == digests
             assert description.lineage[-1].days == (day,)
-            reused = reused_ids(after / "workflow", description, g - 1)
+            reused = description.reused_ids(g - 1)
             state = read_state(after / "extension", description)
             old = workflows.inspect(before / "workflow")
             for name, column in columns.items():

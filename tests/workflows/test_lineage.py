@@ -14,10 +14,10 @@ import pytest
 
 import workflows
 from clicklog.errors import BadInputError, SchemaError, SettingsError
+from clicklog.generations import read_reused
 from tests.mutations import expect_own_errors
 from tests.workflows.line import SPEC, day, edit, fitted, run, write_line
 from tests.workflows.test_extension import extend, write_base
-from workflows.description import reused_ids
 from workflows.extension.state import read_state
 from workflows.extension.workflow import DayCounts
 from workflows.lookup import id_of, meaning_of
@@ -47,9 +47,9 @@ def test_generations(line: Path) -> None:
     assert last.ancestor("0" * 64) is None
     assert descriptions[0].ancestor(last.digest) is None
     workflow = line / "2" / "workflow"
-    assert {k: v.tolist() for k, v in reused_ids(workflow, last, 0).items()} == {"item": [3]}
-    assert {k: v.tolist() for k, v in reused_ids(workflow, last, 1).items()} == {"item": [3]}
-    assert reused_ids(workflow, last, 2) == {}
+    assert {k: v.tolist() for k, v in last.reused_ids(0).items()} == {"item": [3]}
+    assert {k: v.tolist() for k, v in last.reused_ids(1).items()} == {"item": [3]}
+    assert last.reused_ids(2) == {}
     assert id_of(workflow, "item", "e").id == 3
     assert id_of(workflow, "item", "a").kind == "oov"
     assert meaning_of(workflow, "user", 5).value == "9"
@@ -64,17 +64,13 @@ def test_ids_that_are_reused_twice_and_carried_on(line: Path, tmp_path: Path) ->
         line / "2", tmp_path / "3", day(20, item={"x": 5, "y": 3}), retire_after_days=5
     )
     workflow = tmp_path / "3" / "workflow"
-    assert {k: v.tolist() for k, v in reused_ids(workflow, description, 2).items()} == {
-        "item": [3, 4]
-    }
-    assert {k: v.tolist() for k, v in reused_ids(workflow, description, 0).items()} == {
-        "item": [3, 4]
-    }
+    assert {k: v.tolist() for k, v in description.reused_ids(2).items()} == {"item": [3, 4]}
+    assert {k: v.tolist() for k, v in description.reused_ids(0).items()} == {"item": [3, 4]}
     # b was last seen on the same day as e, and had the higher count
     assert [id_of(workflow, "item", item).id for item in "xy"] == [3, 4]
     name = "lineage/reused.2.parquet"
     assert (workflow / name).read_bytes() == (line / "2" / "workflow" / name).read_bytes()
-    workflows.verify(workflow, workflows.inspect(workflow))
+    workflows.inspect(workflow).verify()
 
 
 def test_a_day_that_adds_nothing(line: Path, tmp_path: Path) -> None:
@@ -124,10 +120,12 @@ def test_damaged_lineage(copy: Path, change, message: str) -> None:
     ],
 )
 def test_damaged_reused_ids(copy: Path, table: pa.Table, message: str) -> None:
-    description = workflows.inspect(copy / "workflow")
-    pq.write_table(table, copy / "workflow" / "lineage" / "reused.2.parquet")
+    """As of a workflow whose digests are made to match."""
+    last = workflows.inspect(copy / "workflow").lineage[-1]
+    file = copy / "workflow" / "lineage" / "reused.2.parquet"
+    pq.write_table(table, file)
     with pytest.raises(BadInputError, match=rf"reused.2.parquet: damaged: {message}"):
-        reused_ids(copy / "workflow", description, 0)
+        read_reused(file, last, {"item": 3, "user": 3})
 
 
 def test_any_metadata(copy: Path) -> None:
@@ -136,7 +134,7 @@ def test_any_metadata(copy: Path) -> None:
 
     def use() -> None:
         description = workflows.inspect(workflow)
-        reused_ids(workflow, description, 0)
+        description.reused_ids(0)
         assert description.ancestor(description.digest) is not None or not description.lineage
 
     expect_own_errors(workflow / "metadata.json", use, rounds=300)

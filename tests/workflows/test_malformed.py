@@ -55,7 +55,7 @@ def saved(tmp_path: Path) -> Path:
 def _use(path: Path) -> None:
     workflow = compiled.load(path, verify=True)
     workflow.transform(_row(workflow.spec))
-    workflows.description.verify(path, workflows.inspect(path))
+    workflows.inspect(path).verify()
 
 
 def _row(spec: FeatureSpec) -> RawRows:

@@ -25,10 +25,10 @@ SETTINGS = (DiffSettings,)
 
 def run(settings: DiffSettings) -> None:
     """Print the values added, the ids reused and the statistics changed."""
-    from workflows.description import inspect, verify
+    from workflows.description import inspect
     from workflows.difference import difference
 
     if not settings.skip_digests:
         for path in (settings.before, settings.after):
-            verify(path, inspect(path))
+            inspect(path).verify()
     print(difference(settings.before, settings.after, settings.examples))

@@ -18,9 +18,9 @@ class SavedWorkflow(Settings):
     def verify(self) -> None:
         """Compare all files with their digests, unless ``skip_digests`` is set."""
         if not self.skip_digests:
-            from workflows.description import inspect, verify
+            from workflows.description import inspect
 
-            verify(self.workflow, inspect(self.workflow))
+            inspect(self.workflow).verify()
 
 
 SETTINGS = (SavedWorkflow,)

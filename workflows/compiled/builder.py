@@ -33,8 +33,9 @@ from clicklog.files.atomic import atomic_path, output_errors, together
 from clicklog.spec.feature_spec import CategoricalColumn
 from clicklog.strings import string_parts
 from clicklog.threads import in_order
+from clicklog.workflow_description import WorkflowDescription
 from workflows.compiled import tables, text_tables
-from workflows.description import WorkflowDescription, inspect, verify
+from workflows.description import inspect
 
 FORMAT = Format("nvt-torchrec compiled workflow", 2, "a compiled workflow")
 DIRECTORY, PLAN_FILE = "compiled", "compiled.json"
@@ -101,7 +102,7 @@ def build(
     path = Path(path)
     if description is None:
         description = inspect(path)
-        verify(path, description)  # a damaged value would silently become out of vocabulary
+        description.verify()  # a damaged value would silently become out of vocabulary
     directory = path / DIRECTORY
     with output_errors(directory, "choose a writable copy"):
         (directory / PLAN_FILE).unlink(missing_ok=True)

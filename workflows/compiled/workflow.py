@@ -18,6 +18,7 @@ from clicklog.rows import CategoryValues, Jagged, RawRows
 from clicklog.schema import TableSchema
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
 from clicklog.strings import string_parts
+from clicklog.workflow_description import WorkflowDescription
 from workflows.compiled import tables, text_tables
 from workflows.compiled.builder import (
     ARRAYS,
@@ -29,7 +30,7 @@ from workflows.compiled.builder import (
     TablePlace,
 )
 from workflows.compiled.dense import DensePlan
-from workflows.description import WorkflowDescription, inspect
+from workflows.description import inspect
 
 #: int32 [n], or lists: offsets int32 [n + 1], values int32.
 Ids: TypeAlias = np.ndarray | Jagged

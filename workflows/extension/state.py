@@ -35,7 +35,7 @@ from clicklog.errors import BadInputError, SchemaError
 from clicklog.files.artifact import FileEntry, Format, check_digests, check_sizes
 from clicklog.files.atomic import atomic_path, deferred, publish, remove
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from workflows.description import WorkflowDescription
+from clicklog.workflow_description import WorkflowDescription
 from workflows.moments import COUNT, normalized
 from workflows.values import differ_from_next, empty_values, is_text, order_by_value
 from workflows.vocabulary import PendingValues, has_pending

@@ -18,9 +18,10 @@ import numpy as np
 
 from clicklog.errors import BadInputError, SchemaError, SettingsError
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.workflow_description import WorkflowDescription
 from workflows import compiled
 from workflows.compiled import CompiledWorkflow
-from workflows.description import WorkflowDescription, inspect, verify
+from workflows.description import inspect
 from workflows.extension.state import (
     ExtensionState,
     VocabularyState,
@@ -132,7 +133,7 @@ def extend_workflow(
     """
     description = inspect(workflow)
     check_extensible(workflow, description)
-    verify(workflow, description)
+    description.verify()
     before = read_state(state, description)
     _check_day(workflow, counts, description, retire_after_days)
     encoder = compiled.load(workflow, verify=True)

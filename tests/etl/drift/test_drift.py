@@ -11,8 +11,6 @@ import pytest
 
 from clicklog.spec.feature_spec import InputFormat
 from clicklog.spec.toml_file import load_spec
-from clicklog.synthetic.log import synthesize
-from clicklog.synthetic.model import SyntheticSettings
 from etl.drift import tally as tally_module
 from etl.drift.page import page
 from etl.drift.table import table
@@ -21,6 +19,7 @@ from tests.etl.drift.days import ROWS, changed, drift_of, make_log, read_rows, w
 from tests.etl.runs import settings
 from tests.etl.test_report import Page
 from tests.logs import CRITEO
+from tests.spec_logs import write_spec_log
 
 INT_2, CAT_6 = CRITEO.columns.index("int_2"), CRITEO.columns.index("cat_6")
 
@@ -216,7 +215,7 @@ def test_a_day_without_labels_has_no_label_rate(log: Path, day: Path, tmp_path: 
 @pytest.mark.parametrize("file_format", ["csv", "parquet"])
 def test_lists_strings_hashed_and_shared_columns(tmp_path: Path, file_format: str):
     spec = dataclasses.replace(load_spec("retail"), input=InputFormat(file_format))
-    synthesize(tmp_path / "raw", SyntheticSettings(days=4, rows_per_day=2000), spec=spec)
+    write_spec_log(tmp_path / "raw", spec, days=4, rows=2000)
     run(settings(tmp_path / "raw", tmp_path / "out", spec, days=frozenset({0, 1, 2})))
     (day,) = (tmp_path / "raw").glob("day_3*")
     drift = drift_of(tmp_path / "out", day)

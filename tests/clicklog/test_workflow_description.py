@@ -1,4 +1,4 @@
-"""What programs that train on a workflow's data read of its line of descent."""
+"""The description of a saved workflow: what all programs read of it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import workflows
 from clicklog.errors import BadInputError, SchemaError
+from clicklog.files.artifact import FileEntry
 from clicklog.hashing import murmur3_int, murmur3_string
-from clicklog.lineage import Identity, Lineage, identify
 from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from clicklog.workflow_description import Identity, Vocabulary, WorkflowDescription, identify
 from tests.dlrm.generations import DIGESTS, REUSED, SPEC, VALUES, values_of, write_workflow
 
 
@@ -30,15 +33,15 @@ def change(path: Path, **values) -> None:
 
 
 def test_generations(workflow):
-    lineage = Lineage.read(workflow)
-    assert [generation.digest for generation in lineage.generations] == list(DIGESTS)
-    assert [generation.values for generation in lineage.generations] == list(VALUES)
-    assert lineage.current.days == (4,)
-    assert lineage.spec == SPEC
+    description = WorkflowDescription.read(workflow)
+    assert [generation.digest for generation in description.lineage] == list(DIGESTS)
+    assert [generation.values for generation in description.lineage] == list(VALUES)
+    assert description.lineage[-1].days == (4,)
+    assert description.spec == SPEC
     assert identify(workflow) == Identity(DIGESTS[2], 2)
     for number, digest in enumerate(DIGESTS):
-        assert lineage.ancestor(digest) is lineage.generations[number]
-    assert lineage.ancestor("0" * 64) is None
+        assert description.ancestor(digest) is description.lineage[number]
+    assert description.ancestor("0" * 64) is None
 
 
 def test_of_equal_generations_the_last_is_the_ancestor(workflow):
@@ -46,17 +49,17 @@ def test_of_equal_generations_the_last_is_the_ancestor(workflow):
     lineage = json.loads((workflow / "metadata.json").read_text())["lineage"]
     lineage[1]["digest"] = lineage[0]["digest"]
     change(workflow, lineage=lineage)
-    assert Lineage.read(workflow).ancestor(DIGESTS[0]).number == 1
+    assert WorkflowDescription.read(workflow).ancestor(DIGESTS[0]).number == 1
 
 
 def test_reused_ids(workflow):
-    lineage = Lineage.read(workflow)
+    description = WorkflowDescription.read(workflow)
     for since in range(3):
         expected: dict[str, set[int]] = {}
         for reused in REUSED[since + 1 :]:
             for name, ids in reused.items():
                 expected.setdefault(name, set()).update(ids)
-        found = lineage.reused_ids(since)
+        found = description.reused_ids(since)
         assert {name: ids.tolist() for name, ids in found.items()} == {
             name: sorted(ids) for name, ids in expected.items()
         }
@@ -64,38 +67,53 @@ def test_reused_ids(workflow):
 
 
 def test_by_which_id_a_value_was_encoded_before(workflow):
-    lineage = Lineage.read(workflow)
+    description = WorkflowDescription.read(workflow)
     spread, plain = SPEC.categorical[4], SPEC.categorical[0]
     ids = np.array([6, 30, 7, 38])
     expected = 2 + murmur3_int(values_of("cat_4")[ids - 6]) % 4
-    assert lineage.oov_ids(spread, ids).tolist() == expected.tolist()
+    assert description.oov_ids(spread, ids).tolist() == expected.tolist()
     assert len(set(expected.tolist())) > 1
-    assert lineage.oov_ids(plain, ids).tolist() == [2, 2, 2, 2]
-    assert lineage.oov_ids(spread, ids[:0]).tolist() == []
+    assert description.oov_ids(plain, ids).tolist() == [2, 2, 2, 2]
+    assert description.oov_ids(spread, ids[:0]).tolist() == []
     with pytest.raises(BadInputError, match="33 values instead of more than 33"):
-        lineage.oov_ids(spread, np.array([39]))
+        description.oov_ids(spread, np.array([39]))
 
 
-def test_values_that_are_text(workflow, monkeypatch):
+def test_values_that_are_text(tmp_path):
     column = CategoricalColumn("name", raw="string", freq_threshold=2, num_buckets=7)
-    lineage = Lineage(workflow, "", FeatureSpec("label", (), (column,)), {}, ())
+    spec = FeatureSpec("label", (), (column,))
     values = pa.array(["a", "bcdef", "", "ü"])
-    monkeypatch.setattr(Lineage, "_columns", lambda *_: {"name": values})
-    found = lineage.oov_ids(column, np.array([12, 9, 10]))
+    file = tmp_path / "values" / "unique.name.parquet"
+    file.parent.mkdir()
+    pq.write_table(pa.table({"name": values, "name_size": [1, 1, 1, 1]}), file)
+    vocabulary = Vocabulary("name", "values/unique.name.parquet", 4, 13, {})
+    files = {vocabulary.file: FileEntry.of(file)}
+    description = WorkflowDescription(tmp_path, spec, {}, {"name": vocabulary}, {}, "", files)
+    found = description.oov_ids(column, np.array([12, 9, 10]))
     assert found.tolist() == (2 + murmur3_string(values.take([3, 0, 1])) % 7).tolist()
 
 
-def test_a_workflow_from_before_generations(workflow):
+def test_a_workflow_from_before_generations(tmp_path):
+    workflow = tmp_path / "workflow"
+    write_workflow(workflow, 0)
     change(workflow, lineage=[])
-    assert identify(workflow) == Identity(DIGESTS[2], None)
-    with pytest.raises(SchemaError, match=r"names no generations.*\n.*python -m etl run"):
-        Lineage.read(workflow)
+    assert identify(workflow) == Identity(DIGESTS[0], None)
+    description = WorkflowDescription.read(workflow)
+    assert (description.generation, description.parent) == (None, None)
+    assert description.ancestor(DIGESTS[0]) is None
+
+
+def test_another_version_is_refused_by_everybody(workflow):
+    change(workflow, format_version=3)
+    for read in (WorkflowDescription.read, identify, workflows.inspect):
+        with pytest.raises(SchemaError, match="format version 3, this program reads 2"):
+            read(workflow)
 
 
 def test_no_workflow(tmp_path):
     assert identify(tmp_path) == Identity(None, None)
     with pytest.raises(BadInputError, match=r"metadata\.json: no such file"):
-        Lineage.read(tmp_path)
+        WorkflowDescription.read(tmp_path)
 
 
 def damaged(workflow: Path, generation: int, **values) -> str:
@@ -103,7 +121,7 @@ def damaged(workflow: Path, generation: int, **values) -> str:
     lineage[generation] |= values
     change(workflow, lineage=lineage)
     with pytest.raises(BadInputError) as caught:
-        Lineage.read(workflow).reused_ids(0)
+        WorkflowDescription.read(workflow).reused_ids(0)
     return str(caught.value)
 
 
@@ -128,8 +146,8 @@ def test_a_damaged_file(workflow):
     content[10] ^= 1
     file.write_bytes(content)
     with pytest.raises(BadInputError, match=r"reused\.1\.parquet: not the file that was written"):
-        Lineage.read(workflow).reused_ids(0)
-    assert Lineage.read(workflow).reused_ids(1), "it is of no use to later generations"
+        WorkflowDescription.read(workflow).reused_ids(0)
+    assert WorkflowDescription.read(workflow).reused_ids(1), "it is of no use to later generations"
     file.unlink()
     with pytest.raises(BadInputError, match=r"reused\.1\.parquet: missing"):
-        Lineage.read(workflow).reused_ids(0)
+        WorkflowDescription.read(workflow).reused_ids(0)

@@ -1,1 +1,0 @@
-"""Importers of training sets of TorchRec and NVIDIA, and of workflows of NVTabular."""

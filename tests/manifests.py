@@ -1,0 +1,31 @@
+"""Manifests of outputs that no run made."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from clicklog.manifest import InputFile, Manifest, PartFile
+
+ROWS = {"in": 1, "out": 1, "rejected": 0}
+#: The manifest of one raw file of one row.
+PLAIN = Manifest(
+    settings={},
+    inputs=[InputFile(0, "day_0", {"size": 1}, ROWS)],
+    rows=ROWS,
+    days={"train": [0], "valid": [], "test": []},
+    splits={"train": {}},
+    by_day={},
+    num_embeddings_per_feature="3",
+    workflow_digest=None,
+    versions={},
+    files=[PartFile("train/part.0.parquet", 1, 9, 0, 0)],
+    next_parts={"train": 1, "valid": 0, "test": 0},
+    generation=0,
+)
+
+
+def write_manifest(path: Path, **values: Any) -> None:
+    """Write a manifest with these values, the others those of :data:`PLAIN`."""
+    dataclasses.replace(PLAIN, **values).write(path)
