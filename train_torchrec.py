@@ -6,7 +6,7 @@ Started by ``torchx run -s local_cwd dist.ddp``, by ``torchrun``, or plainly as 
 
 from __future__ import annotations
 
-import clicklog.interrupts  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import gc
@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from clicklog.errors import exit_status
+from nvt_torchrec.base.errors import exit_status
 
 if TYPE_CHECKING:
-    from dlrm.launch.distributed import Group
-    from dlrm.settings.train_settings import TrainSettings
+    from nvt_torchrec.dlrm.launch.distributed import Group
+    from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 #: Seconds that a rank waits before it reports an error that another rank reports, too, so that the
 #: launcher ends it meanwhile and the error is printed once. A connection is lost because another
@@ -29,10 +29,10 @@ _REPORT_DELAY_S = 2.0
 
 
 def _train(argv: list[str]) -> None:
-    from clicklog.versions import check_training_stack
-    from dlrm.launch.startup import bind_cpus, prepare_torch
-    from dlrm.reporting.metrics_log import set_up_logging
-    from dlrm.settings.flags import parse_settings
+    from nvt_torchrec.base.versions import check_training_stack
+    from nvt_torchrec.dlrm.launch.startup import bind_cpus, prepare_torch
+    from nvt_torchrec.dlrm.reporting.metrics_log import set_up_logging
+    from nvt_torchrec.dlrm.settings.flags import parse_settings
 
     settings = parse_settings(argv)
     check_training_stack()  # also where TorchRec is missing
@@ -41,19 +41,19 @@ def _train(argv: list[str]) -> None:
         bind_cpus()
     prepare_torch()
     if settings.plan_only:
-        from dlrm.sharding.planning import plan_only
+        from nvt_torchrec.dlrm.sharding.planning import plan_only
 
         print(plan_only(settings))
         return
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from dlrm.launch.distributed import process_group
+    from nvt_torchrec.dlrm.launch.distributed import process_group
 
     work: Callable[[TrainSettings, Group], object]
     if settings.mode == "inference_benchmark":
-        from dlrm.inference_benchmark import benchmark_inference as work
+        from nvt_torchrec.dlrm.inference_benchmark import benchmark_inference as work
     else:
-        from dlrm.train import train as work
+        from nvt_torchrec.dlrm.train import train as work
 
     gc.freeze()  # imported objects stay: a collection that visits them takes a tenth of a second
 
@@ -92,7 +92,7 @@ def _report(message: str) -> None:
     if rank:
         time.sleep(_REPORT_DELAY_S)
         message = message.replace("error: ", f"error: [rank {rank}] ", 1)
-    clicklog.interrupts.print_error(message)
+    nvt_torchrec.base.interrupts.print_error(message)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ from typing import Any
 
 from benchmarks.process import Run, run
 from benchmarks.venvs import BUILD
-from clicklog.command_line import Parser, parse
-from clicklog.errors import ClickLogError, run_command
-from clicklog.files.atomic import write_json
+from nvt_torchrec.base.command_line import Parser, parse
+from nvt_torchrec.base.errors import ClickLogError, run_command
+from nvt_torchrec.base.files.atomic import write_json
 
 log = logging.getLogger("benchmarks")
 
@@ -330,7 +330,7 @@ def run_benchmark(
     Args:
         name: The benchmark's module below ``benchmarks``.
         description: The help.
-        settings_class: A dataclass whose fields :func:`clicklog.command_line.flag` declares.
+        settings_class: A dataclass whose fields :func:`base.command_line.flag` declares.
         work: Runs the benchmark with the settings, and returns the exit status.
         argv: The command line; None: that of the process.
     """

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.harness import ROOT, Metric, System
 from benchmarks.process import run
 from benchmarks.venvs import BUILD, PeerError
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.errors import SettingsError
 
 log = logging.getLogger("benchmarks")
 

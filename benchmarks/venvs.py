@@ -11,7 +11,7 @@ import sys
 import venv
 from pathlib import Path
 
-from clicklog.errors import ClickLogError
+from nvt_torchrec.base.errors import ClickLogError
 
 log = logging.getLogger("benchmarks")
 

@@ -6,7 +6,7 @@ Runs the commands of README.md one after the other, each as its own process, and
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
@@ -19,10 +19,10 @@ import sys
 import time
 from pathlib import Path
 
-from clicklog.command_line import Parser, Settings, flag, parse
-from clicklog.errors import ClickLogError, OutputError, run_command
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import write_json, write_text
+from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
+from nvt_torchrec.base.errors import ClickLogError, OutputError, run_command
+from nvt_torchrec.base.files.atomic import write_json, write_text
+from nvt_torchrec.formats.etl_output import EtlOutput
 
 log = logging.getLogger("demo")
 

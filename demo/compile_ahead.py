@@ -1,7 +1,7 @@
 """Compile the loops of the ETL and the loader ahead of their first use.
 
 ``make env`` runs this at its end. Loops are compiled once for the processor and cached (see
-:mod:`clicklog.kernels`). Several processes compile at once, while a first run would compile one
+:mod:`base.kernels`). Several processes compile at once, while a first run would compile one
 loop after the other. Some import the modules; those for the ETL run it with a few rows.
 """
 
@@ -17,23 +17,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from clicklog.errors import ClickLogError, run_command
-from etl.engines.hardware import cores
+from nvt_torchrec.base.errors import ClickLogError, run_command
+from nvt_torchrec.etl.engines.hardware import cores
 
 log = logging.getLogger("demo")
 
 #: Modules that compile on import, the slowest first; a group is imported by one process.
 IMPORTS = (
-    ("workflows.compiled.text_tables", "workflows.compiled.dense"),
-    ("nvt_loader.parquet.page_values", "nvt_loader.parquet.pages"),
-    ("nvt_loader.kernels",),
+    ("nvt_torchrec.workflows.compiled.text_tables", "nvt_torchrec.workflows.compiled.dense"),
+    ("nvt_torchrec.nvt_loader.parquet.page_values", "nvt_torchrec.nvt_loader.parquet.pages"),
+    ("nvt_torchrec.nvt_loader.kernels",),
 )
 #: The spec of a TSV log with numbers, and that of a CSV log with strings and lists.
 SPECS = ("criteo_1tb", "retail")
 
 _COMMANDS = """
 import json, sys
-from etl.__main__ import main
+from nvt_torchrec.etl.__main__ import main
 for arguments in json.loads(sys.argv[1]):
     if main(arguments) > 1:  # 1: a check with findings
         sys.exit(1)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from clicklog.files.atomic import write_text
-from clicklog.pages.charts import Chart, Series, lines
-from clicklog.pages.render import render
 from demo.summary import read_training_log
+from nvt_torchrec.base.files.atomic import write_text
+from nvt_torchrec.base.pages.charts import Chart, Series, lines
+from nvt_torchrec.base.pages.render import render
 
 
 def write_page(paths: dict[str, Path], summary: dict[str, Any]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import read_json
-from clicklog.manifest import Manifest
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
 
 
 def make_summary(paths: dict[str, Path]) -> dict[str, Any]:
@@ -53,12 +53,12 @@ def _check_scores(paths: dict[str, Path], evaluations: dict[str, dict]) -> tuple
     checkpoint's model on the ETL's parquet, and their log loss with that of the sharded model in
     the last evaluation of training.
     """
-    from dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    from dlrm.checkpoint.store import load_model
-    from dlrm.evaluate import score
-    from nvt_loader import KJTLoader
+    from nvt_torchrec.dlrm.checkpoint.store import load_model
+    from nvt_torchrec.dlrm.evaluate import score
+    from nvt_torchrec.nvt_loader import KJTLoader
 
     model, _ = load_model(paths["checkpoint"])
     predictions = pq.read_table(paths["predictions"])

@@ -5,7 +5,7 @@ Without TorchRec, as on a machine that only scores with bundles, :mod:`dlrm.metr
 :mod:`dlrm.launch.startup` work.
 """
 
-from clicklog.versions import check_training_stack, installed_version
+from nvt_torchrec.base.versions import check_training_stack, installed_version
 
 if installed_version("torchrec"):
     check_training_stack()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torchrec.models.dlrm import DLRM
 
-from dlrm.interaction import ALIGNMENT, Interaction
+from nvt_torchrec.dlrm.interaction import ALIGNMENT, Interaction
 
 
 def align_inputs(dlrm: DLRM, *, aligned: bool) -> None:

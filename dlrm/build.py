@@ -12,17 +12,17 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.keyed import CombinedOptimizer
 
-from dlrm.alignment import align_inputs
-from dlrm.config import ModelConfig
-from dlrm.data import Loader
-from dlrm.graphs import can_capture, replay_dense
-from dlrm.interaction import Interaction, choose_kernel
-from dlrm.launch.distributed import Group
-from dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
-from dlrm.optim.optimizers import combine_optimizers, fuse_table_optimizer
-from dlrm.settings.train_settings import TrainSettings
-from dlrm.sharding.distribute import shard_model
-from dlrm.sharding.lookups import asked_output_type
+from nvt_torchrec.dlrm.alignment import align_inputs
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.data import Loader
+from nvt_torchrec.dlrm.graphs import can_capture, replay_dense
+from nvt_torchrec.dlrm.interaction import Interaction, choose_kernel
+from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
+from nvt_torchrec.dlrm.optim.optimizers import combine_optimizers, fuse_table_optimizer
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.sharding.distribute import shard_model
+from nvt_torchrec.dlrm.sharding.lookups import asked_output_type
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from clicklog.command_line import as_text
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.files.validation import convert
-from clicklog.schema import LARGEST_TABLE, TableSchema
-from dlrm.settings.fields import INTERACTIONS
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.command_line import as_text
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.files.validation import convert
+from nvt_torchrec.dlrm.settings.fields import INTERACTIONS
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
 
 #: The sizes that each interaction has; those of the others are 0 or empty.
 INTERACTION_SIZES = {

@@ -12,22 +12,22 @@ import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from clicklog.errors import BadInputError, ClickLogError, SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import read_json
-from clicklog.files.validation import parse
-from clicklog.manifest import Manifest
-from clicklog.schema import TableSchema
-from clicklog.splits import SPLITS
-from dlrm.config import ModelConfig
-from dlrm.launch.distributed import Group
-from dlrm.model import TrainBatch
-from dlrm.multi_hot import MultiHot
-from dlrm.settings.train_settings import TrainSettings
-from dlrm.synthetic import SyntheticLoader, synthetic_schema
-from nvt_loader import KJTLoader
-from nvt_loader.batch import LoaderBatch
-from nvt_loader.selection import Selection
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.model import TrainBatch
+from nvt_torchrec.dlrm.multi_hot import MultiHot
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.synthetic import SyntheticLoader, synthetic_schema
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.batch import LoaderBatch
+from nvt_torchrec.nvt_loader.selection import Selection
 
 Loader = KJTLoader | SyntheticLoader
 

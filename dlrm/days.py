@@ -7,11 +7,11 @@ import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.manifest import Manifest, PartFile
-from dlrm.settings.train_settings import TrainSettings
-from nvt_loader.selection import Selection
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest, PartFile
+from nvt_torchrec.nvt_loader.selection import Selection
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def _held_out(output: EtlOutput) -> str:
 
 
 def _listed_days(settings: TrainSettings, output: EtlOutput, known: list[int]) -> list[int]:
-    from clicklog.readers.days import parse_days  # imports Numba
+    from nvt_torchrec.clicklog.readers.days import parse_days  # imports Numba
 
     days = sorted(parse_days(str(settings.days)))
     missing = sorted(set(days) - set(known))

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torchrec.datasets.utils import Batch
 
-from clicklog.errors import SettingsError
-from dlrm.build import Pipeline
-from dlrm.launch.distributed import Group, gather_rows
-from dlrm.metrics import Metrics, compute_metrics
-from dlrm.model import Scorer, TrainBatch
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.build import Pipeline
+from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows
+from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
+from nvt_torchrec.dlrm.model import Scorer, TrainBatch
+from nvt_torchrec.nvt_loader import KJTLoader
 
 
 def evaluate(

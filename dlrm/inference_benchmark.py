@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torchrec.datasets.utils import Batch
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.schema import TableSchema
-from dlrm.build import set_up_dense
-from dlrm.checkpoint.store import load_model
-from dlrm.config import ModelConfig, model_config
-from dlrm.data import Loader, make_loader, read_schema
-from dlrm.labels import choose_label
-from dlrm.launch.distributed import Group
-from dlrm.metrics import auroc
-from dlrm.model import Scorer, build_dlrm, fill_table
-from dlrm.reporting.metrics_log import MetricsLog
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.dlrm.build import set_up_dense
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.data import Loader, make_loader, read_schema
+from nvt_torchrec.dlrm.labels import choose_label
+from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.metrics import auroc
+from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
+from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.formats.schema import TableSchema
 
 log = logging.getLogger(__name__)
 

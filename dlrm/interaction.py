@@ -10,7 +10,7 @@ from torchrec.models.dlrm import SparseArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Interaction(nn.Module):
         width = len(self.pairs) + self.dense * dense_features.shape[1]
         more = -width % ALIGNMENT if self.aligned else 0
         if self.kernel == "triton":
-            from dlrm.fused_pairs import fused_pairs
+            from nvt_torchrec.dlrm.fused_pairs import fused_pairs
 
             dense = dense_features if self.dense else None
             return fused_pairs(dense, sparse_features, width + more)
@@ -114,7 +114,7 @@ def choose_kernel(interaction: Interaction, wanted: str, device: torch.device) -
 def _refusal(interaction: Interaction, device: torch.device) -> str | None:
     """Return why the kernel cannot be used, after a trial on a few samples."""
     try:
-        from dlrm.fused_pairs import MOST_VECTORS
+        from nvt_torchrec.dlrm.fused_pairs import MOST_VECTORS
     except ImportError as error:
         return f"needs Triton, which comes with PyTorch for CUDA ({error})"
     if interaction.vectors > MOST_VECTORS:

@@ -11,12 +11,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from clicklog.errors import SettingsError
-from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import did_you_mean
-from dlrm.checkpoint.ancestor import resolve
-from dlrm.checkpoint.store import read_model_file
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.checkpoint.ancestor import resolve
+from nvt_torchrec.dlrm.checkpoint.store import read_model_file
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import did_you_mean
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,15 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm.config import INTERACTION_SIZES, ModelConfig
-from dlrm.interaction import EmbeddingsCross, EmbeddingsProjection, Interaction, PooledVectors
-from dlrm.multi_hot import MultiHot
-from nvt_loader.batch import LoaderBatch
+from nvt_torchrec.dlrm.config import INTERACTION_SIZES, ModelConfig
+from nvt_torchrec.dlrm.interaction import (
+    EmbeddingsCross,
+    EmbeddingsProjection,
+    Interaction,
+    PooledVectors,
+)
+from nvt_torchrec.dlrm.multi_hot import MultiHot
+from nvt_torchrec.nvt_loader.batch import LoaderBatch
 
 #: The rows of a table that one generator initializes. The initial weights depend on it.
 BLOCK_ROWS = 65536

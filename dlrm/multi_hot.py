@@ -13,7 +13,7 @@ import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.config import ModelConfig
 
 #: The shape of dlrm_main's Pareto distribution (type II, scale 1) of the additional ids.
 _ALPHA = 0.25

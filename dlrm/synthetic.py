@@ -13,8 +13,8 @@ import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from clicklog.errors import SettingsError
-from clicklog.schema import TableSchema
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.schema import TableSchema
 
 #: The number of different batches, as in facebookresearch/dlrm.
 POOL = 10

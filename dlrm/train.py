@@ -11,31 +11,47 @@ from typing import Any
 
 from torchrec.datasets.utils import Batch
 
-from clicklog.files.atomic import write_json
-from dlrm.build import build, make_pipeline
-from dlrm.checkpoint.ancestor import agree_on_ancestor, ancestor_of, earlier_days, load_ancestor
-from dlrm.checkpoint.claims import claimed, lock_files
-from dlrm.checkpoint.compatibility import data_origin
-from dlrm.checkpoint.resume import check_may_continue, load_weights, resume_from, training_state
-from dlrm.checkpoint.store import check_destination, save_checkpoint
-from dlrm.checkpoint.writer import Checkpoints, checkpoints_in
-from dlrm.config import ModelConfig, model_config
-from dlrm.data import check_length, make_loaders, read_oracle, read_schema, training_batch
-from dlrm.days import choose_days, log_days
-from dlrm.evaluate import evaluate
-from dlrm.labels import choose_label
-from dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
-from dlrm.launch.preemption import EXIT_STATUS, StopRequests
-from dlrm.metrics import Metrics
-from dlrm.model import TrainBatch
-from dlrm.optim.default_rates import rates_line, remedies, with_default_rates
-from dlrm.optim.optimizers import set_learning_rate, set_step
-from dlrm.optim.schedule import learning_rates
-from dlrm.reporting.learning_check import LearningCheck
-from dlrm.reporting.metrics_log import MetricsLog, metrics_table
-from dlrm.reporting.profiling import StepProfiler
-from dlrm.reporting.progress import Progress
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.dlrm.build import build, make_pipeline
+from nvt_torchrec.dlrm.checkpoint.ancestor import (
+    agree_on_ancestor,
+    ancestor_of,
+    earlier_days,
+    load_ancestor,
+)
+from nvt_torchrec.dlrm.checkpoint.claims import claimed, lock_files
+from nvt_torchrec.dlrm.checkpoint.compatibility import data_origin
+from nvt_torchrec.dlrm.checkpoint.resume import (
+    check_may_continue,
+    load_weights,
+    resume_from,
+    training_state,
+)
+from nvt_torchrec.dlrm.checkpoint.store import check_destination, save_checkpoint
+from nvt_torchrec.dlrm.checkpoint.writer import Checkpoints, checkpoints_in
+from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.data import (
+    check_length,
+    make_loaders,
+    read_oracle,
+    read_schema,
+    training_batch,
+)
+from nvt_torchrec.dlrm.days import choose_days, log_days
+from nvt_torchrec.dlrm.evaluate import evaluate
+from nvt_torchrec.dlrm.labels import choose_label
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
+from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
+from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.dlrm.model import TrainBatch
+from nvt_torchrec.dlrm.optim.default_rates import rates_line, remedies, with_default_rates
+from nvt_torchrec.dlrm.optim.optimizers import set_learning_rate, set_step
+from nvt_torchrec.dlrm.optim.schedule import learning_rates
+from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
+from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog, metrics_table
+from nvt_torchrec.dlrm.reporting.profiling import StepProfiler
+from nvt_torchrec.dlrm.reporting.progress import Progress
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import os
 import sys
 
-from clicklog.command_line import run_subcommand
-from clicklog.errors import run_command
+from nvt_torchrec.base.command_line import run_subcommand
+from nvt_torchrec.base.errors import run_command
 
 #: Subcommand → its module and its help.
 COMMANDS = {
-    "synthesize": ("etl.commands.synthesize", "make a synthetic click log with a known best AUROC"),
-    "guess": ("etl.commands.guess", "write a first feature spec for a file"),
-    "run": ("etl.commands.run", "fit a Workflow on the days of a raw log and write parquet"),
-    "extend": ("etl.commands.extend", "add new days to a finished output; no id changes"),
+    "synthesize": (
+        "nvt_torchrec.etl.commands.synthesize",
+        "make a synthetic click log with a known best AUROC",
+    ),
+    "guess": ("nvt_torchrec.etl.commands.guess", "write a first feature spec for a file"),
+    "run": (
+        "nvt_torchrec.etl.commands.run",
+        "fit a Workflow on the days of a raw log and write parquet",
+    ),
+    "extend": (
+        "nvt_torchrec.etl.commands.extend",
+        "add new days to a finished output; no id changes",
+    ),
     "check": (
-        "etl.commands.check",
+        "nvt_torchrec.etl.commands.check",
         "verify an output: files, values, checksums, digests",
     ),
-    "drift": ("etl.commands.drift", "compare a new day with those the workflow was fitted on"),
+    "drift": (
+        "nvt_torchrec.etl.commands.drift",
+        "compare a new day with those the workflow was fitted on",
+    ),
     "import": (
-        "etl.commands.import_data",
+        "nvt_torchrec.etl.commands.import_data",
         "convert a workflow that NVTabular pickled",
     ),
     "doctor": (
-        "etl.commands.doctor",
+        "nvt_torchrec.etl.commands.doctor",
         "check this machine: driver, CUDA, packages, NVLink, memory",
     ),
 }

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError, BadRowError
-from clicklog.files.atomic import atomic_path, fsync_directory
-from clicklog.readers.raw import first_line
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.splits import SPLITS
-from etl.plan import Plan, Unit
-from etl.results import LostRowsError, UnitResult, by_source
-from etl.state import rejected_file
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.base.files.atomic import atomic_path, fsync_directory
+from nvt_torchrec.clicklog.readers.raw import first_line
+from nvt_torchrec.etl.plan import Plan, Unit
+from nvt_torchrec.etl.results import LostRowsError, UnitResult, by_source
+from nvt_torchrec.etl.state import rejected_file
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.splits import SPLITS
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clicklog.errors import BadInputError, ClickLogError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import read_json, write_json
-from clicklog.files.validation import parse
-from etl.output import FITTED_FILE
+from nvt_torchrec.base.errors import BadInputError, ClickLogError
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.etl.output import FITTED_FILE
+from nvt_torchrec.formats.etl_output import EtlOutput
 
 
 def record_workflow(work: Path, digest: str) -> None:
@@ -27,8 +27,8 @@ def recorded_digest(work: Path) -> str | None:
 
 def is_whole(output: EtlOutput, work: Path) -> bool:
     """Return whether an output's workflow is the one recorded, and it and its state are whole."""
-    from workflows import compiled, inspect
-    from workflows.extension.state import read_state
+    from nvt_torchrec.workflows import compiled, inspect
+    from nvt_torchrec.workflows.extension.state import read_state
 
     try:
         description = inspect(output.workflow)

@@ -1,4 +1,4 @@
-"""Make the manifest of a run (:class:`clicklog.manifest.Manifest`) from what its units did."""
+"""Make the manifest of a run (:class:`formats.manifest.Manifest`) from what its units did."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.manifest import InputFile, Manifest, PartFile
-from clicklog.readers.raw import DayFile
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.splits import SPLITS
-from clicklog.workflow_description import WorkflowDescription
-from etl.results import UnitResult, by_source
+from nvt_torchrec.clicklog.readers.raw import DayFile
+from nvt_torchrec.etl.results import UnitResult, by_source
+from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 
 def make_manifest(
@@ -103,7 +103,7 @@ def row_counts(results: list[UnitResult]) -> dict[str, int]:
 def day_counts(
     results: list[UnitResult], spec: FeatureSpec
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """The manifest's ``by_day_and_split``; see :class:`clicklog.manifest.Manifest`."""
+    """The manifest's ``by_day_and_split``; see :class:`formats.manifest.Manifest`."""
     own: dict[tuple[int, str], list[UnitResult]] = {}
     for result in results:
         own.setdefault((result.unit.day, result.unit.split), []).append(result)

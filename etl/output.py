@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
-from clicklog.errors import BadInputError, OutputError
-from clicklog.etl_output import NAMES, EtlOutput
-from clicklog.files.atomic import locked, output_errors, remove_temporary
-from clicklog.files.journal import UNITS
+from nvt_torchrec.base.errors import BadInputError, OutputError
+from nvt_torchrec.base.files.atomic import locked, output_errors, remove_temporary
+from nvt_torchrec.base.files.journal import UNITS
+from nvt_torchrec.formats.etl_output import NAMES, EtlOutput
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.files.atomic import atomic_path, together, write_json, write_text
-from clicklog.schema import TableSchema
-from clicklog.splits import SPLITS
+from nvt_torchrec.base.files.atomic import atomic_path, together, write_json, write_text
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.splits import SPLITS
 
 ROW_GROUP_ROWS = 128 << 10
 #: Column chunks whose dictionary becomes larger (4096 values of four bytes) are written plain.
@@ -25,7 +25,7 @@ DICTIONARY_BYTES = 16 << 10
 
 
 def write_part(table: pa.Table, path: Path) -> int:
-    """Write one part, durably; bytes written. Raises :class:`clicklog.errors.OutputError`."""
+    """Write one part, durably; bytes written. Raises :class:`base.errors.OutputError`."""
     return write_tables([table], path)
 
 

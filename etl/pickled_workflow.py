@@ -17,7 +17,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import nvtabular
@@ -26,15 +26,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from nvtabular import ops
 
-import workflows
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.directories import new_directory
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.spec.toml_file import load_spec
-from workflows.graph import nodes_of
-from workflows.vocabulary import FittedVocabulary
-from workflows.writer import Fitted, write_workflow
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.workflows.graph import nodes_of
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 
 log = logging.getLogger(__name__)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from clicklog.errors import BadInputError
-from clicklog.readers.lines import read_bytes
-from clicklog.readers.raw import Block, DayFile, OpenDay, check_label, open_day
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.split import Split
-from clicklog.spec.times import parse_iso
-from clicklog.splits import SPLITS, RowRule, cut_last_day, cuts_of_hash
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.lines import read_bytes
+from nvt_torchrec.clicklog.readers.raw import Block, DayFile, OpenDay, check_label, open_day
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.split import Split
+from nvt_torchrec.formats.spec.times import parse_iso
+from nvt_torchrec.formats.splits import SPLITS, RowRule, cut_last_day, cuts_of_hash
 
 #: About how many rows are in each split where nothing else is known: for progress only.
 _USUAL_SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}

@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from clicklog.kernels import compile_seconds
-from etl.plan import Plan
+from nvt_torchrec.base.kernels import compile_seconds
+from nvt_torchrec.etl.plan import Plan
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.errors import BadInputError
-from clicklog.kernels import compiled
-from clicklog.missing import WORD_BITS
-from etl.plan import Unit
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.etl.plan import Unit
+from nvt_torchrec.formats.missing import WORD_BITS
 
 _COUNTS = ("rows", "bad_count", "positives", "size")
 _BY_COLUMN = ("dense_missing", "null", "oov")

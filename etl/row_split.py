@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from clicklog.errors import BadInputError
-from clicklog.kernels import compiled
-from clicklog.readers.raw import Block
-from clicklog.rows import RawRows
-from clicklog.splits import SPLITS
-from clicklog.text.assemble import take
-from etl.plan import DividedBlock
-from etl.results import LostRowsError
-from etl.shuffle.permutation import mix, round_keys
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.text.assemble import take
+from nvt_torchrec.etl.plan import DividedBlock
+from nvt_torchrec.etl.results import LostRowsError
+from nvt_torchrec.etl.shuffle.permutation import mix, round_keys
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.splits import SPLITS
 
 
 def hashes(values: np.ndarray, *seed: int) -> np.ndarray:

@@ -11,24 +11,36 @@ from typing import Any
 
 from tqdm import tqdm
 
-from clicklog.errors import OutputError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import write_json
-from clicklog.files.journal import Journal, refuse_changes
-from clicklog.manifest import Manifest
-from clicklog.readers.raw import DayFile, find_days
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.splits import SPLITS
-from etl import fitted, output, split_pass, staging
-from etl.engines import choice
-from etl.engines.hardware import cores
-from etl.finish import check_rows, check_splits, move_parts, quarantine, without_empty_parts
-from etl.labels import one_label_remedy, one_label_splits
-from etl.plan import Plan, make_plan
-from etl.progress import RowsBar, StageTimer
-from etl.results import UnitResult
-from etl.settings import EtlSettings
-from etl.state import already_finished, begin_or_resume, check_cuts, plan_record, recorded
+from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.files.journal import Journal, refuse_changes
+from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
+from nvt_torchrec.etl import fitted, output, split_pass, staging
+from nvt_torchrec.etl.engines import choice
+from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.finish import (
+    check_rows,
+    check_splits,
+    move_parts,
+    quarantine,
+    without_empty_parts,
+)
+from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
+from nvt_torchrec.etl.plan import Plan, make_plan
+from nvt_torchrec.etl.progress import RowsBar, StageTimer
+from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.etl.state import (
+    already_finished,
+    begin_or_resume,
+    check_cuts,
+    plan_record,
+    recorded,
+)
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.splits import SPLITS
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +168,7 @@ class _Run:
         return [by_unit[unit] for unit in plan.units]
 
     def _fit(self, engine: choice.Engine, plan: Plan, bar: RowsBar, *, parts_done: bool) -> None:
-        from workflows import inspect
+        from nvt_torchrec.workflows import inspect
 
         for directory in (self.workflow, self.paths.extension):
             shutil.rmtree(directory, ignore_errors=True)
@@ -171,7 +183,7 @@ class _Run:
         fitted.record_workflow(self.work, now)
 
     def _shuffle(self, results: list[UnitResult]) -> None:
-        from etl.shuffle.training_rows import Part, shuffle
+        from nvt_torchrec.etl.shuffle.training_rows import Part, shuffle
 
         train = [result for result in results if result.unit.split == "train" and result.has_part]
         total = sum(result.rows for result in train)
@@ -188,10 +200,10 @@ class _Run:
             )
 
     def _finish(self, plan: Plan, results: list[UnitResult]) -> Manifest:
-        from etl.manifest import make_manifest
-        from etl.parquet import write_descriptions
-        from etl.report.page import write_report
-        from workflows import inspect
+        from nvt_torchrec.etl.manifest import make_manifest
+        from nvt_torchrec.etl.parquet import write_descriptions
+        from nvt_torchrec.etl.report.page import write_report
+        from nvt_torchrec.workflows import inspect
 
         description = inspect(self.workflow)
         with self.stage("describe"):

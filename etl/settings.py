@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
-from clicklog.readers.day_names import OpenDays, parse_days
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.toml_file import load_spec
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.day_names import OpenDays, parse_days
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 ENGINES = ("auto", "cpu", "dask")
 ON_BAD_ROWS = ("error", "quarantine")

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from clicklog.errors import BadInputError
-from clicklog.files.atomic import atomic_path, read_json, write_json
-from clicklog.files.validation import parse
-from clicklog.readers.raw import Block, count_rows, read_block_chunks
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.threads import in_order
-from etl.output import TIMES
-from etl.plan import DividedBlock, Plan
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.clicklog.readers.raw import Block, count_rows, read_block_chunks
+from nvt_torchrec.etl.output import TIMES
+from nvt_torchrec.etl.plan import DividedBlock, Plan
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 log = logging.getLogger(__name__)
 

@@ -19,14 +19,14 @@ from threading import Event
 
 from tqdm import tqdm
 
-from clicklog.errors import BadInputError, BadRowError, OutputError
-from clicklog.files.atomic import atomic_path
-from clicklog.readers.lines import count_lines, read_stream, unpacked_head
-from clicklog.readers.raw import DayFile
-from clicklog.readers.stream import check_first_rows
-from clicklog.readers.text_rows import TOO_LONG_REMEDY
-from etl.output import COPIES
-from etl.settings import EtlSettings
+from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
+from nvt_torchrec.base.files.atomic import atomic_path
+from nvt_torchrec.clicklog.readers.lines import count_lines, read_stream, unpacked_head
+from nvt_torchrec.clicklog.readers.raw import DayFile
+from nvt_torchrec.clicklog.readers.stream import check_first_rows
+from nvt_torchrec.clicklog.readers.text_rows import TOO_LONG_REMEDY
+from nvt_torchrec.etl.output import COPIES
+from nvt_torchrec.etl.settings import EtlSettings
 
 log = logging.getLogger(__name__)
 

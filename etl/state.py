@@ -19,20 +19,27 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from clicklog.errors import BadInputError, ClickLogError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import Written, atomic_path, deferred, publish, read_json, write_json
-from clicklog.files.journal import Journal, refuse_changes
-from clicklog.manifest import Manifest
-from clicklog.readers.raw import DayFile, read_bytes
-from clicklog.rows import BadRow, RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.versions import installed_version
-from etl.output import CUTS_FILE, REJECTED
-from etl.parquet import write_tables
-from etl.plan import DividedBlock, Unit
-from etl.results import UnitRecord, UnitResult, count_missing
-from etl.row_split import check_lines, divided
+from nvt_torchrec.base.errors import BadInputError, ClickLogError
+from nvt_torchrec.base.files.atomic import (
+    Written,
+    atomic_path,
+    deferred,
+    publish,
+    read_json,
+    write_json,
+)
+from nvt_torchrec.base.files.journal import Journal, refuse_changes
+from nvt_torchrec.base.versions import installed_version
+from nvt_torchrec.clicklog.readers.raw import DayFile, read_bytes
+from nvt_torchrec.etl.output import CUTS_FILE, REJECTED
+from nvt_torchrec.etl.parquet import write_tables
+from nvt_torchrec.etl.plan import DividedBlock, Unit
+from nvt_torchrec.etl.results import UnitRecord, UnitResult, count_missing
+from nvt_torchrec.etl.row_split import check_lines, divided
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.rows import BadRow, RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +81,7 @@ def write_unit(
         work: directory of the run's state.
 
     Returns:
-        What :func:`record` takes, and the files, which :func:`clicklog.files.atomic.publish` takes.
+        What :func:`record` takes, and the files, which :func:`base.files.atomic.publish` takes.
 
     Raises:
         OutputError: a file cannot be written.

@@ -10,18 +10,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clicklog import __version__
-from inference.errors import InvalidRowError, MissingColumnError
+from nvt_torchrec import __version__
+from nvt_torchrec.inference.errors import InvalidRowError, MissingColumnError
 
 if TYPE_CHECKING:
-    from inference.predictor import Predictor
+    from nvt_torchrec.inference.predictor import Predictor
 
 __all__ = ["InvalidRowError", "MissingColumnError", "Predictor", "__version__", "write_bundle"]
 
 
 def __getattr__(name: str) -> type[Predictor]:
     if name == "Predictor":
-        from inference.predictor import Predictor
+        from nvt_torchrec.inference.predictor import Predictor
 
         return Predictor
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -43,6 +43,6 @@ def write_bundle(
         SchemaError: The workflow and the checkpoint do not belong together.
         OutputError: ``path`` exists or cannot be written.
     """
-    from inference.model import bundle
+    from nvt_torchrec.inference.model import bundle
 
     bundle.write_bundle(workflow, checkpoint, path, tables=tables)

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import sys
 
-from clicklog.command_line import run_subcommand
-from clicklog.errors import run_command
+from nvt_torchrec.base.command_line import run_subcommand
+from nvt_torchrec.base.errors import run_command
 
 #: Subcommand → its module and its help.
 COMMANDS = {
     "predict": (
-        "inference.commands.predict",
+        "nvt_torchrec.inference.commands.predict",
         "score raw rows; writes parquet",
     ),
     "bundle": (
-        "inference.commands.bundle",
+        "nvt_torchrec.inference.commands.bundle",
         "make one directory of a workflow and a checkpoint, for deployment",
     ),
     "publish": (
-        "inference.commands.publish",
+        "nvt_torchrec.inference.commands.publish",
         "replace the bundle that is served, or roll back to the one before",
     ),
     "lineage": (
-        "inference.commands.lineage",
+        "nvt_torchrec.inference.commands.lineage",
         "show where a bundle comes from: checkpoint, workflow generation, days, settings",
     ),
-    "serve": ("inference.commands.serve", "score rows over HTTP, in JSON"),
-    "export": ("inference.commands.export", "export a bundle for PyTorch, Triton or NVIDIA's DLRM"),
+    "serve": ("nvt_torchrec.inference.commands.serve", "score rows over HTTP, in JSON"),
+    "export": (
+        "nvt_torchrec.inference.commands.export",
+        "export a bundle for PyTorch, Triton or NVIDIA's DLRM",
+    ),
     "benchmark": (
-        "inference.commands.benchmark",
+        "nvt_torchrec.inference.commands.benchmark",
         "measure latency and rows/s by batch size",
     ),
 }

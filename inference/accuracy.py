@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 from tqdm import tqdm
 
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.readers.stream import stream_unparsed
-from dlrm.metrics import Metrics, compute_metrics
-from inference.predictor import Predictor, cut_ids, input_spec
-from workflows.compiled.workflow import EncodedRows
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.dlrm.metrics import Metrics, compute_metrics
+from nvt_torchrec.inference.predictor import Predictor, cut_ids, input_spec
+from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 
 _BLOCK_BYTES = 4 << 20
 

@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from clicklog.errors import SettingsError
-from clicklog.files.atomic import write_json
-from clicklog.readers.stream import UnparsedRows, stream_unparsed
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.versions import installed_version
-from inference.inputs.samples import rows_as_dicts
-from inference.predictor import Predictor
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.versions import installed_version
+from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.inference.inputs.samples import rows_as_dicts
+from nvt_torchrec.inference.predictor import Predictor
 
 _PIECE_BYTES = 2 << 20
 _MAX_ROWS = 1 << 17

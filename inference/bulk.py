@@ -24,19 +24,19 @@ import pyarrow.parquet as pq
 import torch
 from tqdm import tqdm
 
-from clicklog.arrays import to_arrow, to_numpy
-from clicklog.errors import OutputError, SchemaError, SettingsError
-from clicklog.readers.lines import filesystem_of
-from clicklog.readers.stream import UnparsedRows, stream_unparsed
-from clicklog.readers.text_rows import header_lines
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.threads import in_order
-from dlrm.metrics import Metrics
-from inference.accuracy import metrics_of
-from inference.inputs.ids import IdColumns, find_id_columns
-from inference.inputs.remedies import of_fitted_spec, say_fitted
-from inference.predictor import Predictor, input_spec
+from nvt_torchrec.base.arrays import to_arrow, to_numpy
+from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
+from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.clicklog.readers.lines import filesystem_of
+from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
+from nvt_torchrec.clicklog.readers.text_rows import header_lines
+from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.inference.accuracy import metrics_of
+from nvt_torchrec.inference.inputs.ids import IdColumns, find_id_columns
+from nvt_torchrec.inference.inputs.remedies import of_fitted_spec, say_fitted
+from nvt_torchrec.inference.predictor import Predictor, input_spec
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def predict_file(
         SchemaError: An id column, or the label, is missing.
         OutputError: The output exists or cannot be written, or the earlier run had other arguments.
     """
-    from inference.parts import open_parts
+    from nvt_torchrec.inference.parts import open_parts
 
     if output_path.exists():
         raise OutputError(f"{output_path} exists", "choose another --output, or remove it first")

@@ -1,8 +1,8 @@
-"""Errors about rows to be scored. They derive from the errors of :mod:`clicklog.errors`."""
+"""Errors about rows to be scored. They derive from the errors of :mod:`base.errors`."""
 
 from __future__ import annotations
 
-from clicklog.errors import BadRowError, SchemaError
+from nvt_torchrec.base.errors import BadRowError, SchemaError
 
 
 class InvalidRowError(BadRowError):

@@ -11,16 +11,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from clicklog.errors import BadInputError, ClickLogError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.artifact import check_digests
-from clicklog.manifest import Manifest
-from clicklog.readers.days import find_days
-from clicklog.readers.lines import filesystem_of
-from clicklog.workflow_description import WorkflowDescription
-from inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
-from inference.model.origin import MODEL_FILE, model_digest
-from workflows.description import inspect
+from nvt_torchrec.base.errors import BadInputError, ClickLogError
+from nvt_torchrec.base.files.artifact import check_digests
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.lines import filesystem_of
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
+from nvt_torchrec.inference.model.origin import MODEL_FILE, model_digest
+from nvt_torchrec.workflows.description import inspect
 
 
 @dataclasses.dataclass
@@ -171,7 +171,7 @@ def _check_checkpoint(
             model_digest(checkpoint),
             origin.checkpoint.digest,
         )
-    from dlrm.checkpoint.store import check_contents, read_model_file
+    from nvt_torchrec.dlrm.checkpoint.store import check_contents, read_model_file
 
     try:
         files = read_model_file(checkpoint)["files"]

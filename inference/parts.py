@@ -1,6 +1,6 @@
 """Durable parts of a bulk run, beside its output, until they become one file.
 
-``.OUTPUT.parts/`` holds a journal (:mod:`clicklog.files.journal`), ``N.parquet`` (part N) and
+``.OUTPUT.parts/`` holds a journal (:mod:`base.files.journal`), ``N.parquet`` (part N) and
 ``N.tsv`` (its rejected rows). However a run ends, the next one goes on behind its last part.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.files.atomic import TEMPORARY, atomic_path, locked, output_errors, together
-from clicklog.files.journal import Journal, refuse_changes
+from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, locked, output_errors, together
+from nvt_torchrec.base.files.journal import Journal, refuse_changes
 
 log = logging.getLogger(__name__)
 

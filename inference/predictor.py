@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.readers.stream import stream_unparsed
-from clicklog.rows import Jagged, RawRows
-from clicklog.spec.columns import InputFormat
-from clicklog.spec.feature_spec import FeatureSpec
-from inference.errors import InvalidRowError
-from inference.inputs.frames import read_columns, read_dicts
-from inference.inputs.remedies import of_fitted_spec, with_remedy
-from inference.inputs.values import RowReader, reads_plainly
-from inference.model.bundle import describe, is_bundle, read_bundle
-from inference.model.scoring import ServingModel
-from inference.model.tables import KINDS
-from inference.model.weights import check_pair, read_checkpoint, usable
-from workflows import compiled
-from workflows.compiled.workflow import Ids
-from workflows.description import inspect
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.formats.rows import Jagged, RawRows
+from nvt_torchrec.formats.spec.columns import InputFormat
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.inference.errors import InvalidRowError
+from nvt_torchrec.inference.inputs.frames import read_columns, read_dicts
+from nvt_torchrec.inference.inputs.remedies import of_fitted_spec, with_remedy
+from nvt_torchrec.inference.inputs.values import RowReader, reads_plainly
+from nvt_torchrec.inference.model.bundle import describe, is_bundle, read_bundle
+from nvt_torchrec.inference.model.scoring import ServingModel
+from nvt_torchrec.inference.model.tables import KINDS
+from nvt_torchrec.inference.model.weights import check_pair, read_checkpoint, usable
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled.workflow import Ids
+from nvt_torchrec.workflows.description import inspect
 
 #: Rows that the model scores at once; bounds the memory of its activations.
 MODEL_ROWS = 8192

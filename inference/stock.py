@@ -9,18 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import pandas as pd
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from clicklog.rows import RawRows
-from dlrm.checkpoint.store import load_model
-from workflows.description import inspect
-from workflows.frames import to_frame
-from workflows.store import load
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frames import to_frame
+from nvt_torchrec.workflows.store import load
 
 Timed = Callable[[str, Callable[[], Any]], Any]
 

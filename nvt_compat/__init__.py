@@ -26,26 +26,26 @@ Raises:
     PatchError: a function to be patched is not as expected.
 """
 
-from clicklog.versions import check_etl_stack
+from nvt_torchrec.base.versions import check_etl_stack
 
 check_etl_stack()
 
-from nvt_compat import settings  # noqa: E402
+from nvt_torchrec.nvt_compat import settings  # noqa: E402
 
 settings.apply()
 
-from nvt_compat import cudf_names, cudf_strings, dask_names  # noqa: E402
+from nvt_torchrec.nvt_compat import cudf_names, cudf_strings, dask_names  # noqa: E402
 
 dask_names.apply()
 cudf_names.apply()
 cudf_strings.apply()
 
-from nvt_compat import hashes, lists  # noqa: E402
+from nvt_torchrec.nvt_compat import hashes, lists  # noqa: E402
 
 lists.apply()
 hashes.apply()
 
-from nvt_compat import arrays, merlin_io, moments, operators, saved, values  # noqa: E402
+from nvt_torchrec.nvt_compat import arrays, merlin_io, moments, operators, saved, values  # noqa: E402
 
 merlin_io.apply()
 values.apply()

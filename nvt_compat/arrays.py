@@ -8,7 +8,7 @@ the operator's own ``transform`` is used, so ids equal the workflow's.
 
 from __future__ import annotations
 
-from nvt_compat.patching import replace
+from nvt_torchrec.nvt_compat.patching import replace
 
 import numpy as np
 import pandas as pd

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from importlib.util import find_spec
 
-from nvt_compat.patching import edit, supply
+from nvt_torchrec.nvt_compat.patching import edit, supply
 
 
 def on_gpu() -> bool:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import inspect
 
-from nvt_compat.cudf_names import on_gpu
-from nvt_compat.patching import PatchError
+from nvt_torchrec.nvt_compat.cudf_names import on_gpu
+from nvt_torchrec.nvt_compat.patching import PatchError
 
 import numpy as np
 import pandas as pd

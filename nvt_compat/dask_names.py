@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import types
 
-from nvt_compat.frozen import new_dd_object
-from nvt_compat.patching import supply
+from nvt_torchrec.nvt_compat.frozen import new_dd_object
+from nvt_torchrec.nvt_compat.patching import supply
 
 import dask.dataframe as dd
 from dask.dataframe import core, dispatch, multi, shuffle

@@ -7,13 +7,13 @@ buckets), and it fails on lists. HashBucket, HashedCross and Categorify's ``num_
 
 from __future__ import annotations
 
-from nvt_compat.patching import replace
+from nvt_torchrec.nvt_compat.patching import replace
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from clicklog.hashing import murmur3_int, murmur3_string
+from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 
 
 def _hash_series(ser) -> np.ndarray:

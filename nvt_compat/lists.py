@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 
-from nvt_compat.patching import edit
+from nvt_torchrec.nvt_compat.patching import edit
 
 import numpy as np
 import pandas as pd

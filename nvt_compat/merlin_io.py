@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nvt_compat.frozen import BlockwiseLayer, FreezingHighLevelGraph, freeze
-from nvt_compat.patching import PatchError, replace
+from nvt_torchrec.nvt_compat.frozen import BlockwiseLayer, FreezingHighLevelGraph, freeze
+from nvt_torchrec.nvt_compat.patching import PatchError, replace
 
 import dask.dataframe as dd
 from dask.blockwise import Blockwise

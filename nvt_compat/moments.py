@@ -13,7 +13,7 @@ depend on the workers.
 
 from __future__ import annotations
 
-from nvt_compat.patching import replace
+from nvt_torchrec.nvt_compat.patching import replace
 
 import numpy as np
 import pandas as pd

@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import warnings
 
-from nvt_compat.patching import replace
+from nvt_torchrec.nvt_compat.patching import replace
 
 import numpy as np
 
-from clicklog.errors import SchemaError
+from nvt_torchrec.base.errors import SchemaError
 
 
 def _difference_lag(self, col_selector, df):

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import json
 
-from nvt_compat.patching import replace
+from nvt_torchrec.nvt_compat.patching import replace
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from clicklog.errors import BadInputError
+from nvt_torchrec.base.errors import BadInputError
 
 
 def _format(fs, directory: str) -> str | None:
@@ -29,8 +29,8 @@ def _loading_ours(load):
     @functools.wraps(load)
     def load_workflow(cls, path, client=None):
         # Imported by the call, because `workflows` imports this package.
-        from clicklog.workflow_description import FORMAT
-        from workflows.store import load as load_ours
+        from nvt_torchrec.formats.workflow_description import FORMAT
+        from nvt_torchrec.workflows.store import load as load_ours
 
         fs, _, [directory] = fsspec.get_fs_token_paths(str(path))
         if _format(fs, directory) != FORMAT.name:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from nvt_compat.patching import edit
+from nvt_torchrec.nvt_compat.patching import edit
 
 import numpy as np
 import pandas as pd

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clicklog import __version__
+from nvt_torchrec import __version__
 
 if TYPE_CHECKING:
-    from nvt_loader.loader import KJTLoader
+    from nvt_torchrec.nvt_loader.loader import KJTLoader
 
 __all__ = ["KJTLoader", "__version__"]
 
 
 def __getattr__(name: str) -> type[KJTLoader]:
     if name == "KJTLoader":
-        from nvt_loader.loader import KJTLoader
+        from nvt_torchrec.nvt_loader.loader import KJTLoader
 
         return KJTLoader
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from clicklog.errors import SchemaError
-from clicklog.etl_output import EtlOutput
-from clicklog.manifest import Manifest
-from nvt_loader.parquet.dataset import Dataset
-from nvt_loader.plan import Plan
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.plan import Plan
 
 REMEDY = "restore the split's files, or run the ETL again"
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from clicklog.errors import SchemaError
-from nvt_loader.batch import LoaderBatch
-from nvt_loader.parquet.dataset import Dataset
-from nvt_loader.parquet.shard_reader import ShardReader
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.nvt_loader.batch import LoaderBatch
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.parquet.shard_reader import ShardReader
 
 
 @dataclasses.dataclass(frozen=True)

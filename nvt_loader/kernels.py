@@ -13,8 +13,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from clicklog.kernels import compiled
-from nvt_loader.native import pointer
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.nvt_loader.native import pointer
 
 #: Rows of which several columns are interleaved at a time: what fits a core's cache.
 TILE_ROWS = 256

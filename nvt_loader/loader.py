@@ -20,19 +20,19 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from clicklog.errors import SettingsError
-from clicklog.schema import TableSchema
-from nvt_loader import accounting
-from nvt_loader.batch import LoaderBatch
-from nvt_loader.blocks import BatchFactory
-from nvt_loader.cuda.builders import choose_builder
-from nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
-from nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
-from nvt_loader.options import check_options, choose_device, configure, processors
-from nvt_loader.parquet.dataset import read_dataset
-from nvt_loader.plan import WINDOW_ROWS, Plan, default_virtual_shards
-from nvt_loader.selection import Selection
-from nvt_loader.state import check_state, make_state
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader import accounting
+from nvt_torchrec.nvt_loader.batch import LoaderBatch
+from nvt_torchrec.nvt_loader.blocks import BatchFactory
+from nvt_torchrec.nvt_loader.cuda.builders import choose_builder
+from nvt_torchrec.nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
+from nvt_torchrec.nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
+from nvt_torchrec.nvt_loader.options import check_options, choose_device, configure, processors
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.nvt_loader.plan import WINDOW_ROWS, Plan, default_virtual_shards
+from nvt_torchrec.nvt_loader.selection import Selection
+from nvt_torchrec.nvt_loader.state import check_state, make_state
 
 
 class KJTLoader:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from clicklog.errors import SettingsError
-from nvt_loader.parquet.dataset import Dataset
-from nvt_loader.plan import Plan
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.plan import Plan
 
 #: Bytes that a loader holds by default: blocks, decoded columns, shuffling windows.
 LOADER_MEMORY = 256 << 20

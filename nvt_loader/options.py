@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from clicklog.errors import SettingsError
-from nvt_loader import accounting
-from nvt_loader.parquet.arrow_reader import count_kept
-from nvt_loader.parquet.dataset import Dataset
-from nvt_loader.plan import SHUFFLES
-from nvt_loader.selection import Selection, select
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.nvt_loader import accounting
+from nvt_torchrec.nvt_loader.parquet.arrow_reader import count_kept
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.plan import SHUFFLES
+from nvt_torchrec.nvt_loader.selection import Selection, select
 
 
 def check_options(

@@ -36,8 +36,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clicklog.errors import SettingsError
-from nvt_loader.kernels import random_order, random_words
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.nvt_loader.kernels import random_order, random_words
 
 #: Default number of virtual shards: 1, 2, 4 or 8 ranks read none of them together.
 VIRTUAL_SHARDS = 8

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clicklog.errors import BadInputError, SettingsError
-from nvt_loader.parquet.dataset import Dataset
-from nvt_loader.plan import Range
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.plan import Range
 
 
 @dataclasses.dataclass(frozen=True)

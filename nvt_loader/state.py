@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clicklog.errors import SchemaError, SettingsError
+from nvt_torchrec.base.errors import SchemaError, SettingsError
 
 #: Since version 2 shards begin at row groups and windows are permuted in another way. The number of
 #: virtual shards is part of the state, because it once depended on the world size.

@@ -59,7 +59,7 @@ def unlimited_logs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def dask_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """A client of two worker processes; not Dask's default client unless a test makes it so."""
-    from etl.engines.cluster import local_cluster
+    from nvt_torchrec.etl.engines.cluster import local_cluster
 
     with local_cluster(2, tmp_path_factory.mktemp("dask")) as client:
         yield client

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.toml_file import load_spec
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 CRITEO = load_spec()
 

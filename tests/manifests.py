@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from clicklog.manifest import InputFile, Manifest, PartFile
+from nvt_torchrec.formats.manifest import InputFile, Manifest, PartFile
 
 ROWS = {"in": 1, "out": 1, "rejected": 0}
 #: The manifest of one raw file of one row.

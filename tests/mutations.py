@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clicklog.errors import ClickLogError
+from nvt_torchrec.base.errors import ClickLogError
 
 #: Nothing of this has to be an error, but no other than this project's own may come of it.
 _VALUES: tuple[Any, ...] = (

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.reading import Read
-from clicklog.spec.times import time_text
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.times import time_text
 
 _DAY = 86_400_000_000
 _FIRST_DAY = 16_364 * _DAY  # 21 October 2014

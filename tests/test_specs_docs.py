@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from clicklog.spec.reading import DERIVATIONS
-from clicklog.spec.split import SPLIT_BY, Split
-from clicklog.spec.times import EPOCHS
-from clicklog.spec.toml_file import load_spec, shipped_specs
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.spec.reading import DERIVATIONS
+from nvt_torchrec.formats.spec.split import SPLIT_BY, Split
+from nvt_torchrec.formats.spec.times import EPOCHS
+from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "specs.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ import numpy
 import pytest
 from packaging.requirements import Requirement
 
-import clicklog
+from nvt_torchrec import clicklog
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -79,9 +79,9 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
 
 _USE = """
 import sys
-import workflows
-from nvt_loader import KJTLoader
-from workflows import compiled
+from nvt_torchrec import workflows
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.workflows import compiled
 
 assert "nvt_compat" not in sys.modules
 for batch in KJTLoader("out/criteo_binary/split/train", 128, rank=0, world_size=1):

@@ -9,23 +9,23 @@ from __future__ import annotations
 import sys
 
 if sys.argv[:1] == ["-m"]:  # `python -m workflows`: Ctrl-C gives one line during these imports too
-    import clicklog.interrupts  # noqa: F401
+    import nvt_torchrec.base.interrupts  # noqa: F401
 
 # isort: split
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clicklog import __version__
-from clicklog.generations import Generation
-from clicklog.workflow_description import WorkflowDescription
-from workflows.description import inspect
-from workflows.frames import to_frame
-from workflows.vocabulary import FittedVocabulary, finish
-from workflows.writer import Fitted, write_workflow
+from nvt_torchrec import __version__
+from nvt_torchrec.formats.generations import Generation
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frames import to_frame
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, finish
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 
 if TYPE_CHECKING:
-    from clicklog.spec.feature_spec import FeatureSpec
-    from workflows.store import Workflow
+    from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+    from nvt_torchrec.workflows.store import Workflow
 
 __all__ = [
     "Fitted",
@@ -45,7 +45,7 @@ __all__ = [
 
 def build(spec: FeatureSpec, categories_path: Path | str = "./") -> Workflow:
     """Return an unfitted Workflow for a feature spec; see :func:`workflows.graph.build`."""
-    from workflows import graph
+    from nvt_torchrec.workflows import graph
 
     return graph.build(spec, categories_path)
 
@@ -58,13 +58,13 @@ def load(path: Path | str, *, label: bool = True) -> Workflow:
         label: Whether the Workflow passes the label through (training) or has no such column
             (inference).
     """
-    from workflows import store
+    from nvt_torchrec.workflows import store
 
     return store.load(path, label=label)
 
 
 def save(workflow: Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:
     """Write a fitted Workflow to a directory; see :func:`workflows.store.save`."""
-    from workflows import store
+    from nvt_torchrec.workflows import store
 
     return store.save(workflow, spec, path)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # first, so that Ctrl-C gives one line during the other imports
+import nvt_torchrec.base.interrupts  # noqa: F401  # first, so that Ctrl-C gives one line during the other imports
 
 # isort: split
 import sys
 
-from clicklog.command_line import run_subcommand
-from clicklog.errors import run_command
+from nvt_torchrec.base.command_line import run_subcommand
+from nvt_torchrec.base.errors import run_command
 
 #: Subcommand → its module and its help.
 COMMANDS = {
     "inspect": (
-        "workflows.commands.inspect",
+        "nvt_torchrec.workflows.commands.inspect",
         "show operators, vocabularies, statistics, line of descent, sizes on disk and table sizes",
     ),
     "diff": (
-        "workflows.commands.diff",
+        "nvt_torchrec.workflows.commands.diff",
         "show what extending added to a workflow: values, ids reused, statistics",
     ),
     "lookup": (
-        "workflows.commands.lookup",
+        "nvt_torchrec.workflows.commands.lookup",
         "show what an id of a column stands for, or which id a value has",
     ),
 }

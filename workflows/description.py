@@ -1,6 +1,6 @@
 """Inspect a saved workflow without NVTabular: its description, and the graph that follows from it.
 
-:mod:`clicklog.workflow_description` describes the files. The spec in ``metadata.json`` determines
+:mod:`formats.workflow_description` describes the files. The spec in ``metadata.json`` determines
 the graph; a ``graph.json`` that is not the graph of this spec and state is refused. Nothing that is
 read is executed: operators and functions are names, looked up in :mod:`workflows.graph` and
 :mod:`workflows.functions`.
@@ -16,16 +16,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clicklog.errors import BadInputError
-from clicklog.files.atomic import read_json
-from clicklog.workflow_description import (
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.formats.workflow_description import (
     COPY_AGAIN,
     GRAPH_FILE,
     METADATA_FILE,
     WorkflowDescription,
 )
-from workflows import nodes
-from workflows.moments import normalized_names
+from nvt_torchrec.workflows import nodes
+from nvt_torchrec.workflows.moments import normalized_names
 
 
 def inspect(path: Path | str) -> WorkflowDescription:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from clicklog.spec.raw_types import as_log_text
-from clicklog.workflow_description import WorkflowDescription
-from workflows.description import first_difference, inspect
-from workflows.report import days_text, table
-from workflows.stored_vocabulary import read_vocabulary
-from workflows.values import Values, is_text, take
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import as_log_text
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.description import first_difference, inspect
+from nvt_torchrec.workflows.report import days_text, table
+from nvt_torchrec.workflows.stored_vocabulary import read_vocabulary
+from nvt_torchrec.workflows.values import Values, is_text, take
 
 _COPY_AGAIN = "copy the whole workflow directory again"
 
@@ -199,7 +199,7 @@ def _unequal(first: Values, second: Values) -> np.ndarray:
         return np.flatnonzero(first != second)
     import pyarrow.compute as pc
 
-    from clicklog.arrays import mask_to_numpy
+    from nvt_torchrec.base.arrays import mask_to_numpy
 
     return np.flatnonzero(mask_to_numpy(pc.not_equal(first, second)))
 

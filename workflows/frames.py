@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clicklog.missing import is_missing
-from clicklog.rows import CategoryValues, Jagged, RawRows
-from clicklog.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.missing import is_missing
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_numpy
-from clicklog.errors import BadInputError
-from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
-from clicklog.workflow_description import WorkflowDescription
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 #: Buckets of frequent values. Ten is customary for the population stability index.
 BUCKETS = 10

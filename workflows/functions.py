@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from workflows.dense import DENSE_SHIFT
+from nvt_torchrec.workflows.dense import DENSE_SHIFT
 
 
 def log_of_shifted(column):

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import nvtabular
@@ -17,9 +17,9 @@ from merlin.dag.ops.selection import SelectionOp
 from nvtabular import ops
 from nvtabular.workflow.node import WorkflowNode
 
-from clicklog.errors import BadInputError
-from clicklog.spec.feature_spec import FeatureSpec
-from workflows import functions, nodes
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.workflows import functions, nodes
 
 
 def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Workflow:

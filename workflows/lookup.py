@@ -13,18 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_arrow
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.spec.feature_spec import (
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.strings import strings
+from nvt_torchrec.formats.spec.feature_spec import (
     FIRST_OOV_ID,
     NULL_ID,
     PADDING_ID,
     CategoricalColumn,
 )
-from clicklog.spec.raw_types import HEX32_PATTERN, RAW_TYPES, as_log_text
-from clicklog.strings import strings
-from clicklog.workflow_description import WorkflowDescription
-from workflows.description import inspect
+from nvt_torchrec.formats.spec.raw_types import HEX32_PATTERN, RAW_TYPES, as_log_text
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.description import inspect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _parsed(text: str, column: CategoricalColumn) -> int | str:
 def _hash(value: int | str, column: CategoricalColumn) -> int:
     if column.oov_ids == 1:
         return 0
-    from clicklog.hashing import murmur3_int, murmur3_string
+    from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 
     hashed = murmur3_string(strings([value])) if isinstance(value, str) else None
     return int((murmur3_int(np.array([value])) if hashed is None else hashed)[0])

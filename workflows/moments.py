@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clicklog.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 #: One row of moments per dense column.
 COUNT, ORIGIN, OFFSET, M2 = range(4)

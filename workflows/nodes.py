@@ -24,12 +24,12 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from clicklog.errors import SettingsError
-from clicklog.schema import embedding_dimension
-from clicklog.spec.columns import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn
-from clicklog.spec.feature_spec import FeatureSpec
-from workflows import functions
-from workflows.dense import DENSE_MINIMUM
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.schema import embedding_dimension
+from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.workflows import functions
+from nvt_torchrec.workflows.dense import DENSE_MINIMUM
 
 GRAPH_FORMAT_VERSION = 1
 

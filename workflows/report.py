@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clicklog.spec.feature_spec import CategoricalColumn
-from clicklog.workflow_description import FORMAT, WorkflowDescription
-from workflows import nodes
-from workflows.description import graph_of, inspect
-from workflows.lookup import Meaning
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.workflow_description import FORMAT, WorkflowDescription
+from nvt_torchrec.workflows import nodes
+from nvt_torchrec.workflows.description import graph_of, inspect
+from nvt_torchrec.workflows.lookup import Meaning
 
 _LOGARITHM = "log(max(x, -2) + 3)"
 _FORMULAS = {

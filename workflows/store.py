@@ -1,11 +1,11 @@
-"""Save and load fitted Workflows. :mod:`clicklog.workflow_description` describes the layout."""
+"""Save and load fitted Workflows. :mod:`formats.workflow_description` describes the layout."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import pyarrow as pa
@@ -14,15 +14,15 @@ from merlin.io.worker import clean_worker_cache
 from merlin.schema import ColumnSchema, Schema
 from nvtabular import Workflow, ops
 
-from clicklog.errors import SchemaError
-from clicklog.files.atomic import read_json
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from clicklog.workflow_description import GRAPH_FILE, WorkflowDescription
-from workflows import nodes
-from workflows.description import inspect
-from workflows.graph import nodes_of, realize
-from workflows.vocabulary import OBSERVED, FittedVocabulary, finish
-from workflows.writer import Fitted, write_workflow
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.workflow_description import GRAPH_FILE, WorkflowDescription
+from nvt_torchrec.workflows import nodes
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.graph import nodes_of, realize
+from nvt_torchrec.workflows.vocabulary import OBSERVED, FittedVocabulary, finish
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 
 
 def save(workflow: Workflow, spec: FeatureSpec, path: Path | str) -> WorkflowDescription:

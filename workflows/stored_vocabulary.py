@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_numpy
-from clicklog.errors import BadInputError
-from clicklog.spec.feature_spec import CategoricalColumn
-from clicklog.workflow_description import WorkflowDescription
-from workflows.vocabulary import FittedVocabulary
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary
 
 
 def read_vocabulary(

@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from clicklog.arrays import mask_to_numpy, to_arrow, to_numpy
-from clicklog.errors import SettingsError
-from clicklog.strings import strings
+from nvt_torchrec.base.arrays import mask_to_numpy, to_arrow, to_numpy
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.strings import strings
 
 #: int64 [n], or a string array [n] without nulls (32-bit offsets).
 Values: TypeAlias = np.ndarray | pa.StringArray

@@ -11,9 +11,9 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 
-from clicklog.arrays import to_arrow, to_numpy
-from clicklog.spec.feature_spec import CategoricalColumn
-from workflows.values import Values, concatenate, is_text, order_by, take
+from nvt_torchrec.base.arrays import to_arrow, to_numpy
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
+from nvt_torchrec.workflows.values import Values, concatenate, is_text, order_by, take
 
 #: Keys of :attr:`FittedVocabulary.observed`.
 OBSERVED = ("null", "oov", "unique")

@@ -1,6 +1,6 @@
 """Write a fitted workflow of any engine, without NVTabular.
 
-:mod:`clicklog.workflow_description` describes the layout. The same state gives the same bytes.
+:mod:`formats.workflow_description` describes the layout. The same state gives the same bytes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_arrow, to_numpy
-from clicklog.errors import SchemaError
-from clicklog.files.artifact import FileEntry
-from clicklog.files.atomic import (
+from nvt_torchrec.base.arrays import to_arrow, to_numpy
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.files.atomic import (
     atomic_path,
     deferred,
     publish,
@@ -33,26 +33,26 @@ from clicklog.files.atomic import (
     removed_on_error,
     write_text,
 )
-from clicklog.generations import Generation, reused_table
-from clicklog.spec.feature_spec import (
+from nvt_torchrec.base.strings import string_parts, strings
+from nvt_torchrec.formats.generations import Generation, reused_table
+from nvt_torchrec.formats.spec.feature_spec import (
     FIRST_OOV_ID,
     NULL_ID,
     PADDING_ID,
     CategoricalColumn,
     FeatureSpec,
 )
-from clicklog.strings import string_parts, strings
-from clicklog.workflow_description import (
+from nvt_torchrec.formats.workflow_description import (
     GRAPH_FILE,
     METADATA_FILE,
     Vocabulary,
     WorkflowDescription,
     describe_vocabularies,
 )
-from workflows.description import graph_of
-from workflows.moments import normalized_names
-from workflows.nodes import vocabulary_directories
-from workflows.vocabulary import FittedVocabulary, PendingValues
+from nvt_torchrec.workflows.description import graph_of
+from nvt_torchrec.workflows.moments import normalized_names
+from nvt_torchrec.workflows.nodes import vocabulary_directories
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues
 
 _VERSIONS_OF = (
     "nvt-torchrec",
@@ -150,7 +150,9 @@ def write_generation(
     threads: int = 1,
 ) -> WorkflowDescription:
     """Write a workflow with a given line of descent, or none; see :func:`write_workflow`."""
-    from workflows import compiled  # imports Numba, which readers of workflows do not need
+    from nvt_torchrec.workflows import (
+        compiled,  # imports Numba, which readers of workflows do not need
+    )
 
     path = Path(path)
     remove(path / METADATA_FILE)
@@ -310,5 +312,5 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     if "nvtabular" in found:
-        found["nvtabular"] += " (to open it, import nvt_compat before nvtabular)"
+        found["nvtabular"] += " (to open it, import nvt_torchrec.nvt_compat before nvtabular)"
     return found

@@ -9,7 +9,7 @@ train_torchrec.py.
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
@@ -29,8 +29,8 @@ from benchmarks.training_runs import (
     training_run,
 )
 from benchmarks.venvs import BUILD
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
 
 #: What none of the runs should be below the oracle by.
 TARGET = 0.02

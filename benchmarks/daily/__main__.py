@@ -12,7 +12,7 @@ train_torchrec.py when it continues, in place of --days new.
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
@@ -27,10 +27,10 @@ from benchmarks.daily.calendar import Calendar
 from benchmarks.daily.ways import CONTINUING, STAGES, WAYS
 from benchmarks.harness import run_benchmark
 from benchmarks.training_runs import refuse, split_flags
-from clicklog.command_line import Settings, flag
-from clicklog.errors import OutputError, SettingsError
-from clicklog.files.atomic import locked
-from clicklog.synthetic.model import CALENDAR_DAYS
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import OutputError, SettingsError
+from nvt_torchrec.base.files.atomic import locked
+from nvt_torchrec.clicklog.synthetic.model import CALENDAR_DAYS
 
 log = logging.getLogger("benchmarks")
 
@@ -104,7 +104,7 @@ def _run(settings: DailySettings, flags: tuple[str, ...]) -> int:
 
 
 def _journal(output: Path) -> Any:
-    from clicklog.files.journal import Journal
+    from nvt_torchrec.base.files.journal import Journal
 
     return Journal(output / "journal")
 

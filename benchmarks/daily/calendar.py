@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from clicklog.synthetic.model import CALENDAR_DAYS
+from nvt_torchrec.clicklog.synthetic.model import CALENDAR_DAYS
 
 
 class Morning(NamedTuple):

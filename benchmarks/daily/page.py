@@ -7,9 +7,9 @@ from pathlib import Path
 
 from benchmarks.daily.results import ORACLE, TARGET, Results
 from benchmarks.daily.ways import STAGES, WAYS
-from clicklog.files.atomic import write_text
-from clicklog.pages.charts import Chart, Series, lines
-from clicklog.pages.render import render
+from nvt_torchrec.base.files.atomic import write_text
+from nvt_torchrec.base.pages.charts import Chart, Series, lines
+from nvt_torchrec.base.pages.render import render
 
 _MORNING = "morning"
 

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from benchmarks.harness import ROOT
 from benchmarks.process import run
-from clicklog.errors import ClickLogError
-from clicklog.files.journal import Journal
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.base.files.journal import Journal
 
 log = logging.getLogger("benchmarks")
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from clicklog.files.atomic import read_json
+from nvt_torchrec.base.files.atomic import read_json
 
 
 def score(bundle: Path, day: Path) -> dict[str, Any]:
@@ -19,11 +19,11 @@ def score(bundle: Path, day: Path) -> dict[str, Any]:
     Raises:
         ClickLogError: Bundle or log is missing or damaged.
     """
-    from dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    from inference.bulk import evaluate_file, predict_file
-    from inference.predictor import Predictor
+    from nvt_torchrec.inference.bulk import evaluate_file, predict_file
+    from nvt_torchrec.inference.predictor import Predictor
 
     predictor = Predictor.load(bundle, check=True)
     with tempfile.TemporaryDirectory() as directory:

@@ -12,7 +12,7 @@ from benchmarks.daily.calendar import Calendar, Morning
 from benchmarks.daily.records import Cost, Stages
 from benchmarks.harness import ROOT
 from benchmarks.training_runs import SMALL_MODEL
-from clicklog.etl_output import EtlOutput
+from nvt_torchrec.formats.etl_output import EtlOutput
 
 #: The ways, by the name of their flag, and what the table calls them.
 WAYS = {"never": "never updated", "daily": "updated daily", "refit": "refitted daily"}

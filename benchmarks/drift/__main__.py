@@ -9,18 +9,18 @@ thresholds alone decided, as in most tools. The first two must be below the stat
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
 import sys
 
 from benchmarks.drift.simulation import CHANCE_ALONE, Draw, draws
-from clicklog.command_line import Parser, Settings, flag, parse
-from clicklog.errors import run_command
-from etl.drift.artifact import Drift, ShareDrift
-from etl.drift.compare import count_tests
-from etl.drift.thresholds import Thresholds
+from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
+from nvt_torchrec.base.errors import run_command
+from nvt_torchrec.etl.drift.artifact import Drift, ShareDrift
+from nvt_torchrec.etl.drift.compare import count_tests
+from nvt_torchrec.etl.drift.thresholds import Thresholds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
-from clicklog.readers.days import DayFile
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.workflow_description import WorkflowDescription
-from etl.drift.artifact import Drift
-from etl.drift.baseline import Baseline
-from etl.drift.bins import DenseBins, count_bins
-from etl.drift.compare import compare
-from etl.drift.tally import DayTally
-from etl.drift.thresholds import ColumnThresholds, Thresholds
-from etl.engines.counting import Counts
-from workflows.frequency_buckets import FrequencyBuckets
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.etl.drift.artifact import Drift
+from nvt_torchrec.etl.drift.baseline import Baseline
+from nvt_torchrec.etl.drift.bins import DenseBins, count_bins
+from nvt_torchrec.etl.drift.compare import compare
+from nvt_torchrec.etl.drift.tally import DayTally
+from nvt_torchrec.etl.drift.thresholds import ColumnThresholds, Thresholds
+from nvt_torchrec.etl.engines.counting import Counts
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.frequency_buckets import FrequencyBuckets
 
 #: Shares of the values of each categorical column.
 _ZIPF = 1 / np.arange(1, 1001) ** 1.1

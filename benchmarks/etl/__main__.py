@@ -10,7 +10,7 @@ working threads wait for them. The other programs do not sync.
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before slow imports: Ctrl-C prints one line from here on
+import nvt_torchrec.base.interrupts  # noqa: F401  # before slow imports: Ctrl-C prints one line from here on
 
 # isort: split
 import dataclasses
@@ -26,10 +26,10 @@ from benchmarks.etl.systems import DUCKDB, NVTABULAR, POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_benchmark
 from benchmarks.venvs import BUILD
-from clicklog.command_line import Settings, flag
-from clicklog.files.atomic import lock
-from clicklog.spec.toml_file import load_spec
-from etl.engines.hardware import cores
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.files.atomic import lock
+from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 ETL = "TSV to parquet"
 #: Text per unit of work for the two memory lines, MiB, and how much longer the second log is.

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from clicklog.readers.raw import Block, find_days, open_day, read_block, read_bytes
-from clicklog.spec.toml_file import load_spec
-from etl.parquet import write_part
+from nvt_torchrec.clicklog.readers.raw import Block, find_days, open_day, read_block, read_bytes
+from nvt_torchrec.etl.parquet import write_part
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 _BLOCK = 8 << 20
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import ROOT
-from clicklog.errors import BadInputError
-from clicklog.files.atomic import atomic_path, read_json, write_json
-from clicklog.spec.toml_file import load_spec
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 DAYS = 8
 #: The columns with millions of values in MLPerf's list of cardinalities.

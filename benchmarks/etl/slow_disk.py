@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from clicklog.files import atomic as files
+from nvt_torchrec.base.files import atomic as files
 
 #: Seconds that each sync takes longer, as on a network disk or a busy one.
 DELAY_S = 0.05
@@ -50,8 +50,8 @@ def slow_main(arguments: list[str]) -> int:
     os.fsync = slow(os.fsync)
     # before other modules import them by name
     files.publish, files.fsync_directory = timed(files.publish), timed(files.fsync_directory)
-    from etl.__main__ import main
-    from etl.engines.syncing import Syncer
+    from nvt_torchrec.etl.__main__ import main
+    from nvt_torchrec.etl.engines.syncing import Syncer
 
     Syncer.add, Syncer.wait, Syncer.__exit__ = map(
         timed, (Syncer.add, Syncer.wait, Syncer.__exit__)

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.etl.verify import Output, parts, read_parquet_column
 from benchmarks.harness import ROOT, System
 from benchmarks.venvs import Peer
-from clicklog.errors import ClickLogError
+from nvt_torchrec.base.errors import ClickLogError
 
 HERE = Path(__file__).parent
 
@@ -121,7 +121,7 @@ def limit(log: Log, part: str, written: Path) -> System:
 
 def our_output(directory: Path) -> Output:
     """Read what ``python -m etl run`` wrote."""
-    from workflows import inspect
+    from nvt_torchrec.workflows import inspect
 
     description = inspect(directory / "workflow")
     split = directory / "criteo_binary" / "split"

@@ -15,7 +15,7 @@ that the benchmark works, and its figures mean nothing.
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
@@ -27,8 +27,8 @@ from benchmarks.gpu.steps import all_steps, chosen
 from benchmarks.gpu.worker import GpuSettings
 from benchmarks.harness import run_benchmark
 from benchmarks.venvs import BUILD
-from clicklog.command_line import flag
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.command_line import flag
+from nvt_torchrec.base.errors import SettingsError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,16 +22,16 @@ from benchmarks.gpu.etl_stages import write_fitted
 from benchmarks.gpu.measure import Result
 from benchmarks.gpu.smokes import CASE
 from benchmarks.gpu.worker import GpuSettings
-from clicklog.readers.raw import Block, find_days, read_block
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.toml_file import load_spec
-from clicklog.splits import SPLITS
-from clicklog.synthetic.log import SyntheticSettings, synthesize
-from clicklog.threads import in_order
-from etl.parquet import write_descriptions, write_part
+from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.clicklog.readers.raw import Block, find_days, read_block
+from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
+from nvt_torchrec.etl.parquet import write_descriptions, write_part
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.splits import SPLITS
 
 if TYPE_CHECKING:
-    from etl.engines.device_blocks import Card
+    from nvt_torchrec.etl.engines.device_blocks import Card
 
 #: More than a row group.
 _ROWS = 150_000
@@ -42,7 +42,7 @@ _LINES += b"0" + 13 * b"\t-2147483648" + 26 * b"\t0" + b"\n0" + 39 * b"\t" + b"\
 
 def card(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Parse, count, encode and write a small log as the ETL's workers do."""
-    from etl.engines.device import worker_card
+    from nvt_torchrec.etl.engines.device import worker_card
 
     with tempfile.TemporaryDirectory() as folder:
         synthesize(folder, SyntheticSettings(1, _ROWS, cardinality_scale=0.05))
@@ -65,12 +65,12 @@ def compared(there: Card, block: Block, spec: FeatureSpec, directory: Path) -> I
     Yields:
         The milliseconds of each step, with the time in which its kernels were compiled.
     """
-    from etl.engines import cpu
-    from etl.engines.device import LANE_THREADS
-    from etl.engines.device_blocks import count_block, merge_runs
-    from etl.engines.device_parquet import write_on_device
-    from workflows import compiled
-    from workflows.compiled.device import DeviceWorkflow
+    from nvt_torchrec.etl.engines import cpu
+    from nvt_torchrec.etl.engines.device import LANE_THREADS
+    from nvt_torchrec.etl.engines.device_blocks import count_block, merge_runs
+    from nvt_torchrec.etl.engines.device_parquet import write_on_device
+    from nvt_torchrec.workflows import compiled
+    from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
 
     device, rows = there.device, read_block(block, spec)
     with there.lane() as lane:

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from benchmarks.gpu.measure import Result
 from benchmarks.gpu.worker import GpuSettings
 from benchmarks.loader.data import ROW_GROUP_ROWS, WRITER, make_rows
-from clicklog.schema import TableSchema
-from clicklog.synthetic.log import SyntheticSettings, synthesize
-from clicklog.synthetic.model import MLPERF_CARDINALITIES
+from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
+from nvt_torchrec.clicklog.synthetic.model import MLPERF_CARDINALITIES
+from nvt_torchrec.formats.schema import TableSchema
 
 LOG_DAYS, FILE_ROWS = 3, 1_000_000
 #: Names of each training file, so that runs are long: a GPU takes millions of rows a second.

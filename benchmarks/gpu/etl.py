@@ -12,11 +12,11 @@ import torch
 from benchmarks.gpu.data import LOG_DAYS, ensure_log
 from benchmarks.gpu.measure import Result, seconds_of
 from benchmarks.gpu.worker import GpuSettings
-from clicklog.files.atomic import read_json
-from clicklog.readers.raw import find_days, read_block
-from clicklog.spec.toml_file import load_spec
-from etl.plan import make_plan
-from workflows import to_frame
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.clicklog.readers.raw import find_days, read_block
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.workflows import to_frame
 
 CASE = "ETL"
 _COPIED = 256 << 20
@@ -99,8 +99,8 @@ def _read_csv(paths: list[Path], spec) -> None:
 
 def _run(args: GpuSettings, log: Path, engine: str) -> Iterator[tuple[str, float]]:
     """Stages of a run, and the seconds they took."""
-    from etl.run import run
-    from etl.settings import EtlSettings
+    from nvt_torchrec.etl.run import run
+    from nvt_torchrec.etl.settings import EtlSettings
 
     output = args.data / f"etl-{engine}"
     shutil.rmtree(output, ignore_errors=True)

@@ -13,20 +13,20 @@ from benchmarks.gpu.data import ensure_log
 from benchmarks.gpu.etl import CASE
 from benchmarks.gpu.measure import Result, seconds_of
 from benchmarks.gpu.worker import GpuSettings
-from clicklog.readers.raw import Block, find_days
-from clicklog.readers.text_rows import line_limit
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.toml_file import load_spec
-from clicklog.text.device.tokenizer import parse_on_device
-from etl.plan import make_plan
+from nvt_torchrec.clicklog.readers.raw import Block, find_days
+from nvt_torchrec.clicklog.readers.text_rows import line_limit
+from nvt_torchrec.clicklog.text.device.tokenizer import parse_on_device
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 if TYPE_CHECKING:
-    from etl.engines.device_blocks import Card
+    from nvt_torchrec.etl.engines.device_blocks import Card
 
 
 def stages(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """A block of 64 MiB of the log, or the first day if it is smaller."""
-    from etl.engines.device import worker_card
+    from nvt_torchrec.etl.engines.device import worker_card
 
     spec = load_spec()
     days = find_days(str(ensure_log(args.data, args.log_rows)))
@@ -38,10 +38,10 @@ def of_block(
     args: GpuSettings, card: Card, block: Block, spec: FeatureSpec, device: torch.device
 ) -> Iterator[Result]:
     """The stages of one block on a card; ``device`` is the same card, as torch names it."""
-    from etl.engines.device_blocks import count_rows
-    from etl.engines.device_parquet import write_on_device
-    from workflows import compiled
-    from workflows.compiled.device import DeviceWorkflow
+    from nvt_torchrec.etl.engines.device_blocks import count_rows
+    from nvt_torchrec.etl.engines.device_parquet import write_on_device
+    from nvt_torchrec.workflows import compiled
+    from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
 
     directory = args.data / "stages"
     shutil.rmtree(directory, ignore_errors=True)
@@ -80,8 +80,8 @@ def of_block(
 
 def write_fitted(directory: Path, block: Block, spec: FeatureSpec) -> None:
     """Write a workflow fitted on the block, as ``directory/workflow``."""
-    from etl.engines import cpu
-    from workflows import write_workflow
+    from nvt_torchrec.etl.engines import cpu
+    from nvt_torchrec.workflows import write_workflow
 
     fitted = cpu.fit([block], spec, directory / "fit", workers=1, reject=False)
     write_workflow(directory / "workflow", spec, fitted)

@@ -17,9 +17,9 @@ from torchrec.datasets.utils import Batch
 from benchmarks.gpu.data import ensure_parquet, training_files
 from benchmarks.gpu.measure import Result, seconds_of, settle
 from benchmarks.gpu.worker import GpuSettings
-from nvt_loader import KJTLoader
-from nvt_loader.cpu.builder import CpuBuilder
-from nvt_loader.cuda import builders as gpu
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
+from nvt_torchrec.nvt_loader.cuda import builders as gpu
 
 
 def loaders(args: GpuSettings, device: torch.device) -> Iterator[Result]:
@@ -76,12 +76,12 @@ def our_loaders(
 def _epochs(
     split: Path, size: int, device: torch.device, kind: type[CpuBuilder], threads: int | None
 ) -> Iterator[Batch]:
-    with mock.patch("nvt_loader.loader.choose_builder", return_value=kind):
+    with mock.patch("nvt_torchrec.nvt_loader.loader.choose_builder", return_value=kind):
         loader = KJTLoader(
             split / "train", size, device=device, drop_last=True, decode_threads=threads
         )
     while True:
-        with mock.patch("nvt_loader.loader.choose_builder", return_value=kind):
+        with mock.patch("nvt_torchrec.nvt_loader.loader.choose_builder", return_value=kind):
             batches = iter(loader)
         yield from batches
 

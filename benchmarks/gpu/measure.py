@@ -34,7 +34,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, seconds: float)
 
 def describe(device: torch.device) -> dict[str, Any]:
     """The card, its driver and the versions that matter."""
-    from clicklog.versions import installed_version
+    from nvt_torchrec.base.versions import installed_version
 
     names = ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "cudf-cu13", "dask-cuda")
     found: dict[str, Any] = {

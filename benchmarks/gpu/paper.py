@@ -23,9 +23,9 @@ import dataclasses
 import json
 import sys
 
-from clicklog.command_line import Parser, Settings, flag, parse
-from clicklog.errors import run_command
-from clicklog.synthetic.model import MLPERF_CARDINALITIES
+from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
+from nvt_torchrec.base.errors import run_command
+from nvt_torchrec.clicklog.synthetic.model import MLPERF_CARDINALITIES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from benchmarks.gpu.runner import FAILED, OK, Record
 from benchmarks.gpu.steps import ROOT
 from benchmarks.harness import Metric, Table
 from benchmarks.process import Run
-from clicklog.errors import BadInputError
-from clicklog.files.atomic import write_text
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import write_text
 
 PAGE = ROOT / "docs" / "gpu.md"
 #: The lines of the page between which the figures stand.

@@ -25,7 +25,7 @@ from benchmarks.gpu.worker import GpuSettings
 from benchmarks.harness import machine
 from benchmarks.process import run
 from benchmarks.venvs import BUILD
-from clicklog.errors import BadInputError
+from nvt_torchrec.base.errors import BadInputError
 
 log = logging.getLogger("benchmarks")
 

@@ -10,14 +10,14 @@ import torch
 from benchmarks.gpu.data import ensure_log
 from benchmarks.gpu.measure import Result
 from benchmarks.gpu.worker import GpuSettings
-from clicklog.readers.stream import stream_unparsed
-from dlrm.launch.distributed import process_group
-from dlrm.settings.flags import parse_settings
-from dlrm.train import train
-from etl.run import run
-from etl.settings import EtlSettings
-from inference import Predictor
-from inference.benchmark import measure
+from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.train import train
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.benchmark import measure
 
 SIZES = (1, 64, 4096)
 _PIECE_BYTES = 16 << 20
@@ -28,7 +28,7 @@ def scoring(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     log = ensure_log(args.data, args.log_rows)
     base = args.data / "scoring"
     shutil.rmtree(base, ignore_errors=True)
-    from clicklog.spec.toml_file import load_spec
+    from nvt_torchrec.formats.spec.toml_file import load_spec
 
     run(EtlSettings(str(log), base / "out", load_spec(), engine="cpu"))
     settings = parse_settings(

@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.gpu.measure import Result, seconds_of
 from benchmarks.gpu.worker import GpuSettings
-from clicklog.readers.raw import Block, find_days, read_block
-from clicklog.synthetic.log import SyntheticSettings, synthesize
+from nvt_torchrec.clicklog.readers.raw import Block, find_days, read_block
+from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
 
 CASE = "smoke"
 _VALUES = 200_000
@@ -94,7 +94,7 @@ def fbgemm(args: GpuSettings, device: torch.device) -> Iterator[Result]:
 
 def interaction(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Compile the dot products' kernel and compare it with PyTorch's operators, also in speed."""
-    from dlrm.interaction import Interaction, choose_kernel
+    from nvt_torchrec.dlrm.interaction import Interaction, choose_kernel
 
     rows = min(args.batch_sizes) if device.type == "cuda" else 64
     layer = Interaction(26).to(device)
@@ -113,12 +113,12 @@ def interaction(args: GpuSettings, device: torch.device) -> Iterator[Result]:
 
 def encode(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Fit and transform one frame with NVTabular on cuDF: its groupby, join and normalization."""
-    import nvt_compat  # noqa: F401
+    import nvt_torchrec.nvt_compat  # noqa: F401
 
     import nvtabular
 
-    from clicklog.spec.toml_file import load_spec
-    from workflows import build, to_frame
+    from nvt_torchrec.formats.spec.toml_file import load_spec
+    from nvt_torchrec.workflows import build, to_frame
 
     spec = load_spec()
     with tempfile.TemporaryDirectory() as folder:
@@ -143,8 +143,8 @@ def cluster(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Start the ETL's cluster with one worker, and run a task on it."""
     import time
 
-    from etl.engines.cluster import local_cluster
-    from etl.engines.hardware import gpu_count
+    from nvt_torchrec.etl.engines.cluster import local_cluster
+    from nvt_torchrec.etl.engines.hardware import gpu_count
 
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, local_cluster(1, Path(folder)) as client:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clicklog.command_line import as_text
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.command_line import as_text
+from nvt_torchrec.base.errors import SettingsError
 
 if TYPE_CHECKING:
     from benchmarks.gpu.worker import GpuSettings

@@ -21,16 +21,16 @@ from benchmarks.gpu.loader import our_loaders
 from benchmarks.gpu.measure import Result, settle
 from benchmarks.gpu.worker import GpuSettings
 from benchmarks.venvs import BUILD
-from dlrm.build import OneRankPipeline, build, set_up_dense
-from dlrm.config import model_config
-from dlrm.data import read_schema
-from dlrm.launch.distributed import process_group
-from dlrm.model import TrainBatch, TrainModel
-from dlrm.reporting.profiling import TRACE_FILE
-from dlrm.settings.flags import parse_settings
-from dlrm.settings.train_settings import TrainSettings
-from dlrm.train import train
-from nvt_loader import KJTLoader
+from nvt_torchrec.dlrm.build import OneRankPipeline, build, set_up_dense
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.data import read_schema
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.model import TrainBatch, TrainModel
+from nvt_torchrec.dlrm.reporting.profiling import TRACE_FILE
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.train import train
+from nvt_torchrec.nvt_loader import KJTLoader
 
 #: What makes a step faster, each switched off: what is left is what it is worth beside the others.
 _OFF = {
@@ -119,7 +119,7 @@ def _settings(args: GpuSettings, *flags: str) -> tuple[TrainSettings, Path]:
 
 def drawn_on_device() -> AbstractContextManager[object]:
     """Draw the initial embeddings on the device."""
-    return mock.patch("dlrm.sharding.distribute._fill_tables", _fill_on_device)
+    return mock.patch("nvt_torchrec.dlrm.sharding.distribute._fill_tables", _fill_on_device)
 
 
 def _from_each(

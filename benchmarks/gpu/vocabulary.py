@@ -11,11 +11,11 @@ import torch
 
 from benchmarks.gpu.measure import Result, seconds_of
 from benchmarks.gpu.worker import GpuSettings
-from clicklog.missing import empty_mask
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from workflows import FittedVocabulary, compiled, inspect, to_frame, write_workflow
-from workflows.writer import Fitted
+from nvt_torchrec.formats.missing import empty_mask
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.workflows import FittedVocabulary, compiled, inspect, to_frame, write_workflow
+from nvt_torchrec.workflows.writer import Fitted
 
 CASE = "encode, one column"
 _ROWS = 1 << 20
@@ -55,8 +55,8 @@ def _on_device(
     from merlin.dag import Graph
     from nvtabular.ops import Categorify
 
-    from etl.engines.dask import transform_frame
-    from workflows import load
+    from nvt_torchrec.etl.engines.dask import transform_frame
+    from nvt_torchrec.workflows import load
 
     workflow, schema = load(folder), inspect(folder).table_schema
     frame = to_frame(rows, inspect(folder).spec, gpu=True)

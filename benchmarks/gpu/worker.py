@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from clicklog.command_line import Parser, Settings, flag, parse
+from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 
 #: Part → the function that yields its results.
 PARTS = {
@@ -72,7 +72,7 @@ def main() -> None:
     settings, part = parse(Parser(), None, GpuSettings, PartSettings)
     settings.data.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    from dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
     import torch

@@ -14,7 +14,7 @@ targets are not judged.
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
@@ -26,7 +26,7 @@ from benchmarks.harness import Metric, System, Table, run_benchmark
 from benchmarks.loader.data import bytes_per_row, ensure
 from benchmarks.loader.systems import DECODE, MEMCPY, NPY, OURS, PLAIN, STOCK
 from benchmarks.venvs import BUILD
-from clicklog.command_line import Settings, flag
+from nvt_torchrec.base.command_line import Settings, flag
 
 METRICS = (
     Metric("samples_per_s", "M samples/s", ".2f", ratio=True, scale=1e-6),

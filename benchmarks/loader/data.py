@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.schema import TableSchema
+from nvt_torchrec.formats.schema import TableSchema
 
 log = logging.getLogger("benchmarks")
 

@@ -35,7 +35,7 @@ def files(args: argparse.Namespace) -> list[Path]:
 
 def ours(args: argparse.Namespace) -> Iterable[Any]:
     """The loader of this project, with its defaults."""
-    from nvt_loader import KJTLoader
+    from nvt_torchrec.nvt_loader import KJTLoader
 
     return KJTLoader(
         args.data / args.form / "train",
@@ -50,7 +50,7 @@ def ours(args: argparse.Namespace) -> Iterable[Any]:
 
 def stock(args: argparse.Namespace) -> Iterable[Any]:
     """merlin.dataloader's Loader as its documentation has it, and a map to TorchRec's batch."""
-    import nvt_compat  # noqa: F401  (before merlin)
+    import nvt_torchrec.nvt_compat  # noqa: F401  (before merlin)
 
     import torch
     from merlin.dataloader.torch import Loader

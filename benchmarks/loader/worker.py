@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.loader import systems
 from benchmarks.loader.clock import PROCESSORS, Clock
 from benchmarks.process import high_water
-from dlrm.launch.startup import prepare_torch
+from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
 #: A run ends after its time if it has got LEAST_ROWS rows, and after PATIENCE times that anyway.
 LEAST_ROWS, PATIENCE = 400_000, 20

@@ -8,7 +8,7 @@ runs on the same cores as the server, which would answer more without it.
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import contextlib
@@ -31,9 +31,9 @@ from benchmarks.harness import ROOT, describe_machine, machine, run_benchmark
 from benchmarks.serve.bodies import bodies
 from benchmarks.serve.clients import serving
 from benchmarks.venvs import BUILD
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
-from clicklog.files.atomic import write_json
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import write_json
 
 log = logging.getLogger("benchmarks")
 

@@ -20,9 +20,9 @@ from benchmarks.harness import ROOT, describe_machine, machine, run_benchmark
 from benchmarks.serve.bodies import bodies
 from benchmarks.serve.clients import Clients, serving
 from benchmarks.venvs import BUILD
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
-from clicklog.files.atomic import write_json
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import write_json
 
 ATTACKER, OTHER = "127.0.0.2", "127.0.0.1"
 HEADER_BYTES, HALF_SENT, IDLE_SOCKETS, FILE_LIMIT, LARGE_ROWS = 60 << 20, 300, 400, 256, 4096

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.errors import SettingsError
 
 
 def bodies(bundle: Path, path: str, sizes: Sequence[int]) -> dict[int, bytes]:
@@ -20,9 +20,9 @@ def bodies(bundle: Path, path: str, sizes: Sequence[int]) -> dict[int, bytes]:
     Raises:
         SettingsError: There is no well-formed row.
     """
-    from clicklog.readers.stream import stream_unparsed
-    from inference.inputs.samples import rows_as_dicts
-    from workflows import compiled
+    from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+    from nvt_torchrec.inference.inputs.samples import rows_as_dicts
+    from nvt_torchrec.workflows import compiled
 
     spec = compiled.load(bundle / "workflow").spec
     rows: list[dict] = []

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.errors import SettingsError
 
 _JSON = {"Content-Type": "application/json"}
 _PATIENCE_S = 30.0

@@ -9,7 +9,7 @@ and of the order of the rows.
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
@@ -31,7 +31,7 @@ from benchmarks.training_runs import (
     training_run,
 )
 from benchmarks.venvs import BUILD
-from clicklog.command_line import Settings, flag
+from nvt_torchrec.base.command_line import Settings, flag
 
 log = logging.getLogger("benchmarks")
 

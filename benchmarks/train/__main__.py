@@ -9,7 +9,7 @@ Rates are over --steps steps after --warm_up. On a busy machine compare samples 
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
@@ -20,7 +20,7 @@ from benchmarks.harness import Metric, System, Table, run_benchmark
 from benchmarks.train.data import ensure
 from benchmarks.train.worker import BARE, DLRM_MAIN, OURS, PIPELINED
 from benchmarks.venvs import BUILD, PeerError
-from clicklog.command_line import Settings, flag
+from nvt_torchrec.base.command_line import Settings, flag
 
 METRICS = (
     Metric("samples_per_s", "samples/s", ratio=True),

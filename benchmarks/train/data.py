@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.loader.data import DENSE, ROW_GROUP_ROWS, TABLE_SIZES, WRITER, make_rows
-from clicklog.schema import TableSchema
-from clicklog.splits import SPLITS
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.splits import SPLITS
 
 log = logging.getLogger("benchmarks")
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.loader.data import TABLE_SIZES
-from clicklog.errors import run_command
-from dlrm.launch.startup import prepare_torch
+from nvt_torchrec.base.errors import run_command
+from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
 OURS, DLRM_MAIN = "ours", "dlrm_main"
 BARE, PIPELINED = "bare loop", "ready batch, pipelined"
@@ -107,7 +107,7 @@ def _count_steps(stamps: Stamps, pipeline: type) -> None:
 
 def _ours(args: argparse.Namespace, stamps: Stamps) -> None:
     import train_torchrec
-    from dlrm.build import OneRankPipeline
+    from nvt_torchrec.dlrm.build import OneRankPipeline
 
     _count_steps(stamps, OneRankPipeline)
     with tempfile.TemporaryDirectory() as log:
@@ -138,12 +138,12 @@ def _dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
 @contextlib.contextmanager
 def _ready(args: argparse.Namespace) -> Iterator[tuple[Any, Any, Any]]:
     """Yield our model, its optimizer, and one batch."""
-    from dlrm.build import build
-    from dlrm.config import model_config
-    from dlrm.data import make_loader, read_schema
-    from dlrm.launch.distributed import process_group
-    from dlrm.model import TrainBatch
-    from dlrm.settings.flags import parse_settings
+    from nvt_torchrec.dlrm.build import build
+    from nvt_torchrec.dlrm.config import model_config
+    from nvt_torchrec.dlrm.data import make_loader, read_schema
+    from nvt_torchrec.dlrm.launch.distributed import process_group
+    from nvt_torchrec.dlrm.model import TrainBatch
+    from nvt_torchrec.dlrm.settings.flags import parse_settings
 
     settings = parse_settings([*_flags(args), "--binary_path", str(args.data / "split")])
     config = model_config(settings, read_schema(settings))

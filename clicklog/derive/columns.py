@@ -12,11 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clicklog.derive.times import DAY, day_of_month, hour_of_day, month_of_year, weekday_of
-from clicklog.spec.raw_types import RAW_TYPES
-from clicklog.spec.reading import CROSS_SEPARATOR, Derivation
-from clicklog.spec.times import parse_iso
-from clicklog.strings import string_array, strings
+from nvt_torchrec.base.strings import string_array, strings
+from nvt_torchrec.clicklog.derive.times import (
+    DAY,
+    day_of_month,
+    hour_of_day,
+    month_of_year,
+    weekday_of,
+)
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.reading import CROSS_SEPARATOR, Derivation
+from nvt_torchrec.formats.spec.times import parse_iso
 
 #: Above this, :func:`log_square` takes the logarithm, so that 0, 1 and 2 stay apart.
 _LEAST_LOGARITHM = 2

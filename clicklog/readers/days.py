@@ -11,8 +11,9 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.readers.day_names import (
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.clicklog.readers.lines import filesystem_of
+from nvt_torchrec.formats.day_names import (
     DayName,
     OpenDays,
     name_of,
@@ -20,9 +21,8 @@ from clicklog.readers.day_names import (
     parse_days,
     partition_name,
 )
-from clicklog.readers.lines import filesystem_of
-from clicklog.spec.split import BY_DAYS, Split
-from clicklog.splits import SPLITS
+from nvt_torchrec.formats.spec.split import BY_DAYS, Split
+from nvt_torchrec.formats.splits import SPLITS
 
 __all__ = ["DayFile", "OpenDays", "find_days", "parse_days"]
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
-from clicklog.errors import BadInputError
-from clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
-from clicklog.text.fast_rows import count_newlines
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SCAN_BYTES = 8 << 20

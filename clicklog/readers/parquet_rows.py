@@ -12,14 +12,14 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError
-from clicklog.readers.lines import filesystem_of
-from clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.reading import Read
-from clicklog.text.assemble import assemble
-from clicklog.text.convert import Converted
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.lines import filesystem_of
+from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy, wanted
+from nvt_torchrec.clicklog.text.assemble import assemble
+from nvt_torchrec.clicklog.text.convert import Converted
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.reading import Read
 
 #: The most bytes of a value in a typed column. Blocks are sized by it, because encoded pages may be
 #: far smaller.

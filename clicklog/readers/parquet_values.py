@@ -23,14 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clicklog.arrays import null_mask, to_numpy
-from clicklog.spec.labels import LabelRule
-from clicklog.spec.raw_types import RAW_TYPES
-from clicklog.spec.reading import Read
-from clicklog.spec.times import DIRECTIVES, EPOCHS
-from clicklog.strings import string_parts
-from clicklog.text.convert import Converted, Fields, convert, of_items
-from clicklog.text.field_errors import (
+from nvt_torchrec.base.arrays import null_mask, to_numpy
+from nvt_torchrec.base.strings import string_parts
+from nvt_torchrec.clicklog.text.convert import Converted, Fields, convert, of_items
+from nvt_torchrec.clicklog.text.field_errors import (
     BAD_INTEGER,
     BAD_LABEL,
     BAD_WEIGHT,
@@ -40,6 +36,10 @@ from clicklog.text.field_errors import (
     NULL_ITEM,
     OUT_OF_RANGE,
 )
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS
 
 #: Raw types that numbers and booleans may be read as.
 _NUMERIC = ("int32", "int", "float", "hex32", "label", "weight")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from clicklog.errors import BadRowError
-from clicklog.readers.days import DayFile, find_days, parse_days
-from clicklog.readers.lines import (
+from nvt_torchrec.base.errors import BadRowError
+from nvt_torchrec.clicklog.readers.days import DayFile, find_days, parse_days
+from nvt_torchrec.clicklog.readers.lines import (
     BYTE_ORDER_MARK,
     count_lines,
     cut_lines,
@@ -22,10 +22,14 @@ from clicklog.readers.lines import (
     text_begin,
     text_end,
 )
-from clicklog.readers.quoted_rows import count_quoted_rows, cut_quoted_rows, offset_of_quoted_row
-from clicklog.readers.text_rows import block_layout, file_layout, line_limit, read_text
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import FeatureSpec
+from nvt_torchrec.clicklog.readers.quoted_rows import (
+    count_quoted_rows,
+    cut_quoted_rows,
+    offset_of_quoted_row,
+)
+from nvt_torchrec.clicklog.readers.text_rows import block_layout, file_layout, line_limit, read_text
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 __all__ = [
     "Block",
@@ -101,7 +105,7 @@ class OpenDay:
         """Cut ``[begin, end)`` (whole rows) into blocks of about ``block_bytes``."""
         path, source = self.file.path, self.file.source
         if self._parquet:
-            from clicklog.readers.parquet_rows import cut_rows, parquet_layout
+            from nvt_torchrec.clicklog.readers.parquet_rows import cut_rows, parquet_layout
 
             cuts = cut_rows(parquet_layout(path, source, self.spec), begin, end, block_bytes)
         elif self.spec.input.quoted_newlines:
@@ -119,7 +123,7 @@ def open_day(day: DayFile, spec: FeatureSpec) -> OpenDay:
         BadRowError: its lines have another number of fields than the spec.
     """
     if spec.input.format == "parquet":
-        from clicklog.readers.parquet_rows import parquet_layout
+        from nvt_torchrec.clicklog.readers.parquet_rows import parquet_layout
 
         there = parquet_layout(day.path, day.source, spec)
         return OpenDay(day, spec, there.label, 0, there.rows)
@@ -189,7 +193,7 @@ def read_block_chunks(
     """
     path, begin, end, source = block.path, block.begin, block.end, block.source
     if spec.input.format == "parquet":
-        from clicklog.readers.parquet_rows import read_parquet
+        from nvt_torchrec.clicklog.readers.parquet_rows import read_parquet
 
         row_bytes = _VALUE_BYTES * len(spec.sources(label=label))
         size = chunk_bytes and max(1, chunk_bytes // row_bytes)

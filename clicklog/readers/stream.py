@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clicklog.errors import BadInputError
-from clicklog.readers.days import DayFile
-from clicklog.readers.line_chunks import LongLine
-from clicklog.readers.lines import (
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.clicklog.readers.line_chunks import LongLine
+from nvt_torchrec.clicklog.readers.lines import (
     filesystem_of,
     read_stream,
     stream_chunks,
     without_empty_lines,
 )
-from clicklog.readers.raw import Block, bad_row_error, check_label, read_block, unit_of
-from clicklog.readers.text_rows import (
+from nvt_torchrec.clicklog.readers.raw import Block, bad_row_error, check_label, read_block, unit_of
+from nvt_torchrec.clicklog.readers.text_rows import (
     HEAD_BYTES,
     PARQUET_MAGIC,
     first_layout,
@@ -28,9 +28,9 @@ from clicklog.readers.text_rows import (
     quotes_of,
     rows_in,
 )
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.line_layout import LineLayout
+from nvt_torchrec.clicklog.text.line_layout import LineLayout
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _without_empty_end(
 
 
 def _stream_parquet(path: str, spec: FeatureSpec, block_bytes: int) -> Iterator[UnparsedRows]:
-    from clicklog.readers.parquet_rows import cut_rows, parquet_layout
+    from nvt_torchrec.clicklog.readers.parquet_rows import cut_rows, parquet_layout
 
     filesystem, name = filesystem_of(path)
     if not filesystem.isfile(name):

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from clicklog.errors import BadInputError
-from clicklog.readers import line_chunks
-from clicklog.readers.line_chunks import LongLine
-from clicklog.readers.lines import (
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers import line_chunks
+from nvt_torchrec.clicklog.readers.line_chunks import LongLine
+from nvt_torchrec.clicklog.readers.lines import (
     BYTE_ORDER_MARK,
     after_preamble,
     preamble_lines,
@@ -19,19 +19,19 @@ from clicklog.readers.lines import (
     read_up_to,
     text_begin,
 )
-from clicklog.rows import BadRow, RawRows, with_bad_rows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.fast_rows import count_newlines
-from clicklog.text.field_rules import as_utf8
-from clicklog.text.fields import count_rows
-from clicklog.text.line_layout import (
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines
+from nvt_torchrec.clicklog.text.field_rules import as_utf8
+from nvt_torchrec.clicklog.text.fields import count_rows
+from nvt_torchrec.clicklog.text.line_layout import (
     LineLayout,
     first_line_of,
     layout_of,
     plain_layout,
     plain_layouts,
 )
-from clicklog.text.parse import parse_rows
+from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.formats.rows import BadRow, RawRows, with_bad_rows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 PARQUET_MAGIC = b"PAR1"
 #: The first lines of a file, which tell its header and whether its rows have a label.

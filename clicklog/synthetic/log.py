@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clicklog.errors import OutputError, SettingsError
-from clicklog.files.atomic import TEMPORARY, atomic_path, locked, output_errors, write_json
-from clicklog.splits import SPLITS, cut_last_day
-from clicklog.synthetic.model import (
+from nvt_torchrec.base.errors import OutputError, SettingsError
+from nvt_torchrec.base.files.atomic import TEMPORARY, atomic_path, locked, output_errors, write_json
+from nvt_torchrec.clicklog.synthetic.model import (
     BLOCK_ROWS,
     CATEGORICAL,
     DENSE,
@@ -36,6 +35,7 @@ from clicklog.synthetic.model import (
     SyntheticSettings,
     plant,
 )
+from nvt_torchrec.formats.splits import SPLITS, cut_last_day
 
 #: Written last, beside the days.
 SUMMARY_FILE = "synthetic.json"
@@ -118,7 +118,7 @@ def synthesize(
     Returns:
         The content of ``synthetic.json``: settings, rows, positives, columns, the planted model,
         and the score of the oracle (:meth:`OracleScore.summary`) on each file and on each of
-        train, valid and test (:func:`clicklog.splits.cut_last_day`).
+        train, valid and test (:func:`formats.splits.cut_last_day`).
 
     Raises:
         OutputError: The directory contains other files, or cannot be written.

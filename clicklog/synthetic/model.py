@@ -22,7 +22,7 @@ import math
 
 import numpy as np
 
-from clicklog.command_line import Settings, flag
+from nvt_torchrec.base.command_line import Settings, flag
 
 #: Distinct values per categorical column in MLPerf's DLRM benchmark, its cap of 40 M included.
 MLPERF_CARDINALITIES = (

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pyarrow as pa
 
-from clicklog.arrays import mask_to_arrow
-from clicklog.derive.columns import derive
-from clicklog.derive.keys import hash_texts
-from clicklog.missing import add_missing, empty_mask
-from clicklog.rows import (
+from nvt_torchrec.base.arrays import mask_to_arrow
+from nvt_torchrec.clicklog.derive.columns import derive
+from nvt_torchrec.clicklog.derive.keys import hash_texts
+from nvt_torchrec.clicklog.text.convert import Converted
+from nvt_torchrec.clicklog.text.field_errors import describe_field_error
+from nvt_torchrec.clicklog.text.remedies import remedy_of
+from nvt_torchrec.formats.missing import add_missing, empty_mask
+from nvt_torchrec.formats.rows import (
     DESCRIBED_BAD_ROWS,
     BadRow,
     CategoryValues,
@@ -20,12 +23,9 @@ from clicklog.rows import (
     RawRows,
     dense_dtype,
 )
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.reading import Read
-from clicklog.text.convert import Converted
-from clicklog.text.field_errors import describe_field_error
-from clicklog.text.remedies import remedy_of
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.reading import Read
 
 
 def assemble(

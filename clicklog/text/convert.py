@@ -12,13 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from clicklog.kernels import compiled
-from clicklog.rows import CategoryValues, Jagged
-from clicklog.spec.labels import LabelRule
-from clicklog.spec.raw_types import RAW_TYPES
-from clicklog.spec.reading import Read
-from clicklog.strings import string_array
-from clicklog.text.field_errors import (
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.strings import string_array
+from nvt_torchrec.clicklog.text.field_errors import (
     BAD_FLOAT,
     BAD_HEX,
     BAD_INTEGER,
@@ -32,8 +28,8 @@ from clicklog.text.field_errors import (
     OUT_OF_RANGE,
     quote_field,
 )
-from clicklog.text.field_rules import find_texts, trim
-from clicklog.text.numbers import (
+from nvt_torchrec.clicklog.text.field_rules import find_texts, trim
+from nvt_torchrec.clicklog.text.numbers import (
     exchange,
     gather,
     parse_floats,
@@ -41,7 +37,11 @@ from clicklog.text.numbers import (
     parse_lenient_ints,
     ungroup,
 )
-from clicklog.text.time_fields import parse_times
+from nvt_torchrec.clicklog.text.time_fields import parse_times
+from nvt_torchrec.formats.rows import CategoryValues, Jagged
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.reading import Read
 
 #: Raw types of numbers whose digits may be grouped, and the code of a wrong group.
 _SYNTAX = {"int32": BAD_INTEGER, "int": BAD_INTEGER, "float": BAD_FLOAT}
@@ -58,7 +58,7 @@ class Converted:
     """A column of ``n`` rows, bad ones included.
 
     Attributes:
-        values: see :class:`clicklog.rows.RawRows`; 0, "" or an empty list where missing or wrong.
+        values: see :class:`formats.rows.RawRows`; 0, "" or an empty list where missing or wrong.
         missing: bool [n].
         code: uint8 [n], 0 or the code of an error, see :mod:`clicklog.text.field_errors`.
         show: returns the wrong value of a row with a code, as Python writes it.

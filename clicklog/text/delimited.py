@@ -6,16 +6,16 @@ import dataclasses
 
 import numpy as np
 
-from clicklog.errors import SettingsError
-from clicklog.rows import DESCRIBED_BAD_ROWS, RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.reading import Read
-from clicklog.text.assemble import assemble
-from clicklog.text.convert import Converted, Fields, convert, convert_lists
-from clicklog.text.field_errors import FIELD_COUNT, MESSAGES
-from clicklog.text.fields import Lines, split_lines
-from clicklog.text.line_layout import LineLayout
-from clicklog.text.line_remedies import line_remedy
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.clicklog.text.assemble import assemble
+from nvt_torchrec.clicklog.text.convert import Converted, Fields, convert, convert_lists
+from nvt_torchrec.clicklog.text.field_errors import FIELD_COUNT, MESSAGES
+from nvt_torchrec.clicklog.text.fields import Lines, split_lines
+from nvt_torchrec.clicklog.text.line_layout import LineLayout
+from nvt_torchrec.clicklog.text.line_remedies import line_remedy
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.reading import Read
 
 
 def parse_delimited(

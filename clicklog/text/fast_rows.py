@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from clicklog.kernels import compiled
+from nvt_torchrec.base.kernels import compiled
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 _BYTE = np.uint64(0xFF)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clicklog.spec import raw_types
-from clicklog.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec import raw_types
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 
 BAD_LABEL, BAD_INTEGER, BEYOND_INT32, BEYOND_INT, BEYOND_UINT32, BAD_HEX, BAD_FLOAT = range(1, 8)
 NOT_FINITE, BAD_UTF8, EMPTY_ITEM, NULL_ITEM, OPEN_QUOTE, AFTER_QUOTE, FIELD_COUNT = range(8, 15)

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from clicklog.kernels import compiled
+from nvt_torchrec.base.kernels import compiled
 
 _SPACE, _TAB = 32, 9
 

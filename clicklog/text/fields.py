@@ -12,10 +12,10 @@ import functools
 
 import numpy as np
 
-from clicklog.errors import SettingsError
-from clicklog.kernels import compiled
-from clicklog.text.fast_rows import load_word, trailing_zeros
-from clicklog.text.field_errors import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.clicklog.text.fast_rows import load_word, trailing_zeros
+from nvt_torchrec.clicklog.text.field_errors import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
 
 _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
 _EACH = np.uint64(0x0101010101010101)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 
-from clicklog.errors import BadInputError, BadRowError
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.first_lines import (
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.text.first_lines import (
     check_text,
     first_line_of,
     first_lines,
     header_names,
     split_line,
 )
-from clicklog.text.line_remedies import field_count_remedy, header_remedy
+from nvt_torchrec.clicklog.text.line_remedies import field_count_remedy, header_remedy
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
-from clicklog.errors import SettingsError
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.field_errors import FIELD_COUNT, OPEN_QUOTE
-from clicklog.text.first_lines import first_lines, header_names, split_line
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.clicklog.text.field_errors import FIELD_COUNT, OPEN_QUOTE
+from nvt_torchrec.clicklog.text.first_lines import first_lines, header_names, split_line
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 _DELIMITERS = (",", "\t", ";", "|", "::", ":", " ")
 #: How many lines before a header are looked for.

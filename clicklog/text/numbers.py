@@ -10,11 +10,11 @@ import numba
 import numpy as np
 import pyarrow as pa
 
-from clicklog.arrays import to_numpy
-from clicklog.kernels import compiled
-from clicklog.spec.raw_types import RAW_TYPES
-from clicklog.strings import string_array
-from clicklog.text.field_errors import BAD_FLOAT, BAD_INTEGER, NOT_FINITE
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.strings import string_array
+from nvt_torchrec.clicklog.text.field_errors import BAD_FLOAT, BAD_INTEGER, NOT_FINITE
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 
 _PLUS, _COMMA, _MINUS, _DOT, _ZERO = 43, 44, 45, 46, 48
 #: What :func:`decimal` returns beside the number.

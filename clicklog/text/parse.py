@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.delimited import parse_delimited
-from clicklog.text.field_rules import as_utf8
-from clicklog.text.line_layout import LineLayout
-from clicklog.text.tokenizer import parse_criteo
+from nvt_torchrec.clicklog.text.delimited import parse_delimited
+from nvt_torchrec.clicklog.text.field_rules import as_utf8
+from nvt_torchrec.clicklog.text.line_layout import LineLayout
+from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 
 def parse_rows(

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from clicklog.spec.labels import LabelRule
-from clicklog.spec.raw_types import DENSE_RAW_TYPES
-from clicklog.spec.reading import Read
-from clicklog.spec.times import EPOCHS, ISO
-from clicklog.text.convert import Converted, Fields, convert
-from clicklog.text.field_errors import BAD_UTF8
+from nvt_torchrec.clicklog.text.convert import Converted, Fields, convert
+from nvt_torchrec.clicklog.text.field_errors import BAD_UTF8
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.raw_types import DENSE_RAW_TYPES
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.times import EPOCHS, ISO
 
 #: Texts that mean a missing value in many logs, in lower case.
 _NULLS = frozenset(

@@ -1,6 +1,6 @@
 """Parse fields of text as times: microseconds since 1970 UTC.
 
-:mod:`clicklog.spec.times` has the formats. The loops are compiled, and check the calendar: the 30th
+:mod:`formats.spec.times` has the formats. The loops are compiled, and check the calendar: the 30th
 of February is malformed.
 """
 
@@ -11,11 +11,11 @@ import re
 
 import numpy as np
 
-from clicklog.kernels import compiled
-from clicklog.spec.raw_types import RAW_TYPES
-from clicklog.spec.times import DIRECTIVES, EPOCHS, ISO
-from clicklog.text.field_errors import BAD_TIME, BEYOND_TIME
-from clicklog.text.numbers import BIG, SYNTAX, decimal
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.clicklog.text.field_errors import BAD_TIME, BEYOND_TIME
+from nvt_torchrec.clicklog.text.numbers import BIG, SYNTAX, decimal
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO
 
 _LEAST, _MOST = int(RAW_TYPES["time"].least), int(RAW_TYPES["time"].most)
 _SECOND = 1_000_000

@@ -9,12 +9,10 @@ import dataclasses
 
 import numpy as np
 
-from clicklog.kernels import compiled
-from clicklog.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.convert import HEX_DIGIT
-from clicklog.text.fast_rows import count_newlines, longest_row, parse_row
-from clicklog.text.field_errors import (
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.clicklog.text.convert import HEX_DIGIT
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines, longest_row, parse_row
+from nvt_torchrec.clicklog.text.field_errors import (
     BAD_HEX,
     BAD_INTEGER,
     BAD_LABEL,
@@ -23,8 +21,10 @@ from clicklog.text.field_errors import (
     describe_field_error,
     quote_field,
 )
-from clicklog.text.line_remedies import line_remedy
-from clicklog.text.remedies import remedy
+from nvt_torchrec.clicklog.text.line_remedies import line_remedy
+from nvt_torchrec.clicklog.text.remedies import remedy
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 #: Numbers stop growing here, however many digits follow.

@@ -15,19 +15,19 @@ from typing import Any
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from clicklog.errors import BadInputError, ClickLogError, SchemaError, SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import read_json
-from clicklog.files.validation import parse
-from clicklog.workflow_description import METADATA_FILE, WorkflowDescription
-from dlrm.checkpoint.compatibility import differences
-from dlrm.checkpoint.growth import GrownTable, grow_tables
-from dlrm.checkpoint.resume import load_grown_state, on_all_ranks
-from dlrm.checkpoint.store import FORMAT, MODEL_FILE, read_model_file
-from dlrm.checkpoint.writer import checkpoints_in, finished
-from dlrm.config import ModelConfig
-from dlrm.launch.distributed import Group, from_rank_0
-from dlrm.settings.train_settings import TrainSettings, table_optimizer
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, SettingsError
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.dlrm.checkpoint.compatibility import differences
+from nvt_torchrec.dlrm.checkpoint.growth import GrownTable, grow_tables
+from nvt_torchrec.dlrm.checkpoint.resume import load_grown_state, on_all_ranks
+from nvt_torchrec.dlrm.checkpoint.store import FORMAT, MODEL_FILE, read_model_file
+from nvt_torchrec.dlrm.checkpoint.writer import checkpoints_in, finished
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from clicklog.errors import OutputError
-from clicklog.files.atomic import lock
-from dlrm.launch.distributed import Group, from_rank_0, was_restarted
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.base.files.atomic import lock
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, was_restarted
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.workflow_description import identify
-from dlrm.checkpoint.store import read_model_file
-from dlrm.config import ModelConfig
-from dlrm.launch.distributed import Group
-from dlrm.settings.train_settings import TrainSettings, table_optimizer
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.dlrm.checkpoint.store import read_model_file
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.workflow_description import identify
 
 log = logging.getLogger(__name__)
 

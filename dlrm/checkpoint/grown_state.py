@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.finite import flat
-from clicklog.spec.feature_spec import FIRST_OOV_ID
-from dlrm.checkpoint.growth import GrownTable
-from dlrm.checkpoint.tensors import Chunk, Reader, Tensors, check_places, read_tensors
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.finite import flat
+from nvt_torchrec.dlrm.checkpoint.growth import GrownTable
+from nvt_torchrec.dlrm.checkpoint.tensors import Chunk, Reader, Tensors, check_places, read_tensors
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
 
 #: The rows that are copied at a time from the rows of out of vocabulary.
 _COPIED_ROWS = 65536

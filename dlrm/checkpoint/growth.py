@@ -12,11 +12,11 @@ import dataclasses
 
 import numpy as np
 
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.generations import Generation
-from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
-from clicklog.workflow_description import WorkflowDescription
-from dlrm.config import ModelConfig
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.formats.generations import Generation
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,13 +21,18 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError
-from clicklog.files.atomic import write_text
-from clicklog.finite import flat, not_finite
-from dlrm.checkpoint.compatibility import check_model, check_resumable, log_changes, merge_origins
-from dlrm.checkpoint.grown_state import read_grown
-from dlrm.checkpoint.growth import GrownTable
-from dlrm.checkpoint.store import (
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from nvt_torchrec.base.files.atomic import write_text
+from nvt_torchrec.base.finite import flat, not_finite
+from nvt_torchrec.dlrm.checkpoint.compatibility import (
+    check_model,
+    check_resumable,
+    log_changes,
+    merge_origins,
+)
+from nvt_torchrec.dlrm.checkpoint.grown_state import read_grown
+from nvt_torchrec.dlrm.checkpoint.growth import GrownTable
+from nvt_torchrec.dlrm.checkpoint.store import (
     Reader,
     check_contents,
     is_momentary,
@@ -35,10 +40,10 @@ from dlrm.checkpoint.store import (
     read_model_file,
     reason,
 )
-from dlrm.checkpoint.writer import LATEST_FILE, set_aside
-from dlrm.config import ModelConfig
-from dlrm.data import Loader
-from dlrm.launch.distributed import Group, from_rank_0, gathered
+from nvt_torchrec.dlrm.checkpoint.writer import LATEST_FILE, set_aside
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.data import Loader
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, gathered
 
 log = logging.getLogger(__name__)
 

@@ -30,12 +30,18 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError, SettingsError
-from clicklog.files.artifact import FileEntry, Format, check_sizes
-from clicklog.files.atomic import TEMPORARY, fsync_directory
-from clicklog.finite import not_finite
-from clicklog.interrupts import is_out_of_memory
-from dlrm.checkpoint.tensors import (
+from nvt_torchrec.base.errors import (
+    BadInputError,
+    ClickLogError,
+    OutputError,
+    SchemaError,
+    SettingsError,
+)
+from nvt_torchrec.base.files.artifact import FileEntry, Format, check_sizes
+from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory
+from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.base.interrupts import is_out_of_memory
+from nvt_torchrec.dlrm.checkpoint.tensors import (
     PICKLE_FILE,
     TENSORS_FILE,
     Reader,
@@ -44,9 +50,9 @@ from dlrm.checkpoint.tensors import (
     read_tensors,
     write_tensors,
 )
-from dlrm.config import ModelConfig
-from dlrm.launch.distributed import Group, gathered
-from dlrm.model import Scorer, build_dlrm
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import Group, gathered
+from nvt_torchrec.dlrm.model import Scorer, build_dlrm
 
 MODEL_FILE = "model.json"
 FORMAT = Format(

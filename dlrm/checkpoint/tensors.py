@@ -30,9 +30,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from clicklog.errors import BadInputError
-from clicklog.files.atomic import read_json, write_json
-from clicklog.files.validation import parse
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.base.files.validation import parse
 
 TENSORS_FILE, PICKLE_FILE = "tensors.json", ".metadata"
 _AGAIN = "the checkpoint is damaged: copy it again, or use another one"

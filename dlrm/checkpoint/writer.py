@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 
-from clicklog.errors import OutputError
-from clicklog.files.atomic import TEMPORARY, write_text
-from dlrm.checkpoint.store import MODEL_FILE, save_checkpoint
-from dlrm.config import ModelConfig
-from dlrm.launch.distributed import Group
+from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.base.files.atomic import TEMPORARY, write_text
+from nvt_torchrec.dlrm.checkpoint.store import MODEL_FILE, save_checkpoint
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import Group
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.errors import SettingsError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 import torch
 import torch.distributed as dist
 
-from dlrm.launch.distributed import Group, gathered
+from nvt_torchrec.dlrm.launch.distributed import Group, gathered
 
 #: 128 + SIGTERM, the status of a process that the signal ended: torchrun counts it as a failure,
 #: which --max-restarts restarts; Kubeflow's restartPolicy ExitCode retries it.

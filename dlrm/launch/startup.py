@@ -33,7 +33,7 @@ def prepare_torch() -> None:
         # TorchRec's state is in them; PyTorch warns of every call
         warnings.filterwarnings("ignore", message=".*ShardedTensor", category=FutureWarning)
         logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-        # FBGEMM 1.6 has no entry for itself; which versions fit is checked by clicklog.versions.
+        # FBGEMM 1.6 has no entry for itself; which versions fit is checked by base.versions.
         logging.getLogger().addFilter(
             lambda record: "_fbgemm_torch_compat_table" not in record.getMessage()
         )

@@ -23,7 +23,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import KeyedOptimizer
 
-from dlrm.model import TrainModel
+from nvt_torchrec.dlrm.model import TrainModel
 
 #: FBGEMM's and torch.optim.Adam's defaults.
 _BETAS = (0.9, 0.999)

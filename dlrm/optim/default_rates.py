@@ -19,8 +19,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from dlrm.config import ModelConfig
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 #: The default warm-up: a share of an epoch's steps, and the least and the most steps.
 _WARMUP_SHARE, _WARMUP_LEAST, _WARMUP_MOST = 0.05, 10, 200

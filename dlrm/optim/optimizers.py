@@ -10,11 +10,11 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from dlrm.model import TrainModel
-from dlrm.optim.adam import TableAdam, lookups_of
-from dlrm.optim.schedule import Rates
-from dlrm.settings.fields import OPTIMIZERS
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.model import TrainModel
+from nvt_torchrec.dlrm.optim.adam import TableAdam, lookups_of
+from nvt_torchrec.dlrm.optim.schedule import Rates
+from nvt_torchrec.dlrm.settings.fields import OPTIMIZERS
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 #: The tables' optimizers, whose FBGEMM versions are fused into the backward pass, and the dense
 #: layers' optimizers. FBGEMM's Adam does not change rows that a batch does not hold, as

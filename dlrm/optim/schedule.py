@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 #: The lowest rate of facebookresearch/dlrm's decay.
 _SMALLEST = 1e-7

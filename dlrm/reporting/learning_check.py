@@ -13,10 +13,10 @@ import math
 import numpy as np
 import torch
 
-from dlrm.launch.distributed import Group, gather_rows, reduce_sum
-from dlrm.metrics import Metrics, auroc
-from dlrm.model import StepOutput
-from dlrm.reporting.metrics_log import MetricsLog
+from nvt_torchrec.dlrm.launch.distributed import Group, gather_rows, reduce_sum
+from nvt_torchrec.dlrm.metrics import Metrics, auroc
+from nvt_torchrec.dlrm.model import StepOutput
+from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clicklog.errors import OutputError
-from dlrm.metrics import Metrics
+from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.dlrm.metrics import Metrics
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter

@@ -6,7 +6,7 @@ also for a run that was killed or is still going on.
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before slow imports: Ctrl-C prints one line from here on
+import nvt_torchrec.base.interrupts  # noqa: F401  # before slow imports: Ctrl-C prints one line from here on
 
 # isort: split
 import dataclasses
@@ -17,12 +17,12 @@ from typing import Any
 
 from jinja2 import UndefinedError
 
-from clicklog.command_line import Parser, Settings, as_text, flag, parse
-from clicklog.errors import BadInputError, run_command
-from clicklog.files.atomic import write_text
-from clicklog.pages.charts import Chart, Series, lines
-from clicklog.pages.render import render
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.command_line import Parser, Settings, as_text, flag, parse
+from nvt_torchrec.base.errors import BadInputError, run_command
+from nvt_torchrec.base.files.atomic import write_text
+from nvt_torchrec.base.pages.charts import Chart, Series, lines
+from nvt_torchrec.base.pages.render import render
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 REPORT_FILE = "training.html"
 METRICS_FILE = "metrics.jsonl"

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import profiler
 
-from clicklog.errors import SettingsError
-from clicklog.files.atomic import write_text
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import write_text
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 

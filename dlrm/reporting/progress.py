@@ -12,13 +12,18 @@ from typing import Any
 
 import torch
 
-from clicklog.errors import SettingsError
-from dlrm.launch.distributed import Group, reduce_sum
-from dlrm.metrics import Metrics
-from dlrm.model import StepOutput
-from dlrm.reporting.metrics_log import MetricsLog, metrics_line, metrics_table, train_line
-from dlrm.reporting.page import REPORT_FILE, write_report
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.launch.distributed import Group, reduce_sum
+from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.dlrm.model import StepOutput
+from nvt_torchrec.dlrm.reporting.metrics_log import (
+    MetricsLog,
+    metrics_line,
+    metrics_table,
+    train_line,
+)
+from nvt_torchrec.dlrm.reporting.page import REPORT_FILE, write_report
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from clicklog.command_line import Settings, flag
-from dlrm.settings import other_trainers
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.dlrm.settings import other_trainers
 
 #: Optimizer of the tables → that of the dense layers beside them.
 OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}

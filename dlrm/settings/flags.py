@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clicklog import command_line
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base import command_line
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 
 def build_parser() -> command_line.Parser:

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clicklog.command_line import as_text
-from clicklog.errors import SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.splits import SPLITS
-from dlrm.settings.fields import LOGS, TrainFields
+from nvt_torchrec.base.command_line import as_text
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.settings.fields import LOGS, TrainFields
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.splits import SPLITS
 
 #: A list of days, as :func:`clicklog.readers.days.parse_days` reads it.
 _DAYS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")

@@ -13,14 +13,14 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 
-from clicklog.errors import SettingsError
-from dlrm.config import ModelConfig
-from dlrm.launch.distributed import Group
-from dlrm.model import TrainModel, fill_table
-from dlrm.optim.adam import leave_to_table_adam
-from dlrm.optim.optimizers import on_cpu_adam
-from dlrm.settings.train_settings import TrainSettings
-from dlrm.sharding.planning import (
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.model import TrainModel, fill_table
+from nvt_torchrec.dlrm.optim.adam import leave_to_table_adam
+from nvt_torchrec.dlrm.optim.optimizers import on_cpu_adam
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.sharding.planning import (
     GIB,
     Hardware,
     TablePlan,

@@ -14,8 +14,8 @@ from torchrec.distributed.types import BoundsCheckMode
 from torchrec.modules.embedding_configs import DataType, data_type_to_dtype
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from dlrm.config import ModelConfig
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 #: The type of a lookup's output in 16 bits. FBGEMM's kernels for CPUs have no bfloat16.
 HALF_LOOKUPS = {"cuda": DataType.BF16}

@@ -35,15 +35,15 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.schema import SCHEMA_FILE, TableSchema
-from dlrm.config import ModelConfig, model_config
-from dlrm.model import TrainModel, build_dlrm
-from dlrm.optim.default_rates import with_default_rates
-from dlrm.optim.optimizers import fuse_table_optimizer
-from dlrm.settings.fields import SHARDINGS
-from dlrm.settings.train_settings import TrainSettings
-from dlrm.sharding.lookups import StorageEstimator, fused_params, output_type
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.model import TrainModel, build_dlrm
+from nvt_torchrec.dlrm.optim.default_rates import with_default_rates
+from nvt_torchrec.dlrm.optim.optimizers import fuse_table_optimizer
+from nvt_torchrec.dlrm.settings.fields import SHARDINGS
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.sharding.lookups import StorageEstimator, fused_params, output_type
+from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
 
 GIB = 1024**3
 

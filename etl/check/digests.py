@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from clicklog.files.artifact import FileEntry
-from clicklog.manifest import PartFile
-from etl.check.files import AGAIN, Output
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.etl.check.files import AGAIN, Output
+from nvt_torchrec.formats.manifest import PartFile
 
 
 def check(output: Output, *, workers: int) -> None:

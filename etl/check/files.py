@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError, ClickLogError, SchemaError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import TEMPORARY
-from clicklog.manifest import Manifest
-from clicklog.schema import SCHEMA_FILE, TableSchema
-from clicklog.splits import SPLITS
-from etl.check.findings import ERROR, NOTE, WARNING, Finding
-from etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
+from nvt_torchrec.base.files.atomic import TEMPORARY
+from nvt_torchrec.etl.check.findings import ERROR, NOTE, WARNING, Finding
+from nvt_torchrec.etl.output import EXTENDING_FILE, UNFINISHED_FILE, WORK_DIRECTORY
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.schema import SCHEMA_FILE, TableSchema
+from nvt_torchrec.formats.splits import SPLITS
 
 AGAIN = "restore the file, or run the ETL again"
 #: Names of splits in other projects, and ours.
@@ -129,7 +129,7 @@ def _read_schema(output: Output) -> None:
                 "schema",
                 directory / SCHEMA_FILE,
                 error.what,
-                "write it with clicklog.schema.TableSchema.write: it needs intDomain.max and tags",
+                "write it with nvt_torchrec.formats.schema.TableSchema.write: it needs intDomain.max and tags",
             )
             continue
         if output.schema is None:

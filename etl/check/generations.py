@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from clicklog.errors import ClickLogError
-from clicklog.etl_output import EtlOutput
-from clicklog.manifest import Manifest
-from clicklog.splits import SPLITS
-from clicklog.workflow_description import WorkflowDescription
-from etl.check.files import AGAIN, Output
-from workflows.description import inspect
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.etl.check.files import AGAIN, Output
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.description import inspect
 
 _KIND = "generations"
 
@@ -85,7 +85,7 @@ def _check_workflow(output: Output, manifest: Manifest) -> None:
         return
     sizes = table_sizes(description)
     output.sizes = {file["file"]: sizes[file["generation"]] for file in manifest["files"]}
-    from workflows.extension.state import read_state
+    from nvt_torchrec.workflows.extension.state import read_state
 
     try:
         read_state(paths.extension, description)

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.errors import ClickLogError
-from clicklog.etl_output import EtlOutput
-from clicklog.manifest import Manifest
-from clicklog.schema import SCHEMA_FILE
-from etl.check.files import AGAIN, Output
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.etl.check.files import AGAIN, Output
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.schema import SCHEMA_FILE
 
 
 def check(output: Output) -> None:
@@ -162,7 +162,7 @@ def _check_workflow(output: Output) -> None:
         if expected:
             output.error("workflow", path, "missing, but inference needs it", AGAIN)
         return
-    from workflows.description import inspect
+    from nvt_torchrec.workflows.description import inspect
 
     try:
         description = inspect(path)
@@ -186,7 +186,9 @@ def _check_workflow(output: Output) -> None:
         )
     if not (path / "compiled").exists():
         return
-    from workflows import compiled  # takes long to import, and only some outputs have it
+    from nvt_torchrec.workflows import (
+        compiled,  # takes long to import, and only some outputs have it
+    )
 
     try:
         compiled.load(path, verify=True)

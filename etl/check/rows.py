@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_numpy
-from etl.check.files import AGAIN, Output
-from etl.labels import one_label, one_label_remedy
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.etl.check.files import AGAIN, Output
+from nvt_torchrec.etl.labels import one_label, one_label_remedy
 
 _BATCH_ROWS = 1 << 16
 _IDS = "ids have to be from 0 to the table's rows - 1: run the ETL again"

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
-from etl.check.findings import ERROR, NOTE, WARNING, Finding
-from etl.settings import threads_flag
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.etl.check.findings import ERROR, NOTE, WARNING, Finding
+from nvt_torchrec.etl.settings import threads_flag
 
 #: For the command's help.
 DESCRIPTION = (
@@ -36,11 +36,11 @@ def check(
         BadInputError: There is nothing to check: no directory, or no parquet file; or the output is
             between two generations.
     """
-    from etl.check import digests as check_digests
-    from etl.check import files as check_files
-    from etl.check import generations as check_generations
-    from etl.check import records as check_records
-    from etl.check import rows as check_rows
+    from nvt_torchrec.etl.check import digests as check_digests
+    from nvt_torchrec.etl.check import files as check_files
+    from nvt_torchrec.etl.check import generations as check_generations
+    from nvt_torchrec.etl.check import records as check_records
+    from nvt_torchrec.etl.check import rows as check_rows
 
     output = check_files.find(Path(path))
     check_files.check(output)

@@ -23,9 +23,9 @@ try:
 except ImportError:
     pynvml = None  # reported by open_driver
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import ClickLogError
-from clicklog.versions import (
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.base.versions import (
     FBGEMM_CPU,
     check_etl_stack,
     check_training_stack,
@@ -75,9 +75,9 @@ print(json.dumps(found))
 # The parts of cuDF that the ETL needs: its kernels, groups of strings, code that CuPy and Numba
 # compile.
 _CUDF = """
-import json, nvt_compat, cudf, numpy as np, pandas as pd
+import json, nvt_torchrec.nvt_compat, cudf, numpy as np, pandas as pd
 from cudf.core.abc import Serializable
-from etl.engines.hardware import gpu_count, gpu_memory
+from nvt_torchrec.etl.engines.hardware import gpu_count, gpu_memory
 found = {"version": cudf.__version__, "sum": int(cudf.Series([1, 2]).sum()), "error": ""}
 try:
     found["gpus"] = gpu_count()
@@ -310,7 +310,7 @@ def check_storage(gpus: int, fs: bool, cufile: bool, mode: str) -> Diagnosis:
 
 
 def check_stack(check: Callable[[], None], subject: str) -> Diagnosis:
-    """Check the versions of packages against the table in :mod:`clicklog.versions`."""
+    """Check the versions of packages against the table in :mod:`base.versions`."""
     try:
         check()
     except ClickLogError as error:
@@ -378,7 +378,7 @@ def run(settings: DoctorSettings) -> int:
     """Check this machine and print the report; return the exit status."""
     diagnoses = examine()
     if settings.measure:
-        from etl.engines.measured import measure  # imports Numba, which takes seconds
+        from nvt_torchrec.etl.engines.measured import measure  # imports Numba, which takes seconds
 
         found = measure(settings.seconds)
         diagnoses.append(Diagnosis("ETL engine", OK, f"auto takes {found.winner}: {found}"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
-from clicklog.etl_output import EtlOutput
-from etl.settings import threads_flag
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.etl.settings import threads_flag
+from nvt_torchrec.formats.etl_output import EtlOutput
 
 #: For the command's help.
 DESCRIPTION = (
@@ -51,10 +51,15 @@ def run(settings: DriftSettings) -> int:
     """
     from tqdm import tqdm
 
-    from etl.drift.measure import check_not_added, find_day, measure_drift, write_result
-    from etl.drift.table import table
-    from etl.drift.thresholds import load_thresholds
-    from workflows.description import inspect
+    from nvt_torchrec.etl.drift.measure import (
+        check_not_added,
+        find_day,
+        measure_drift,
+        write_result,
+    )
+    from nvt_torchrec.etl.drift.table import table
+    from nvt_torchrec.etl.drift.thresholds import load_thresholds
+    from nvt_torchrec.workflows.description import inspect
 
     output = EtlOutput(settings.output_path)
     output.check_whole()

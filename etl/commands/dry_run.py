@@ -9,21 +9,21 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import read_json
-from clicklog.readers.lines import unpacked_head
-from clicklog.readers.raw import DayFile, find_days
-from clicklog.readers.text_rows import end_of_rows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.split import BY_DAYS
-from clicklog.splits import SPLITS
-from etl.engines.choice import resolve
-from etl.engines.hardware import BLOCKS_AT_ONCE, cores, gpu_count
-from etl.output import check_output
-from etl.plan import make_plan
-from etl.run import run
-from etl.settings import EtlSettings
-from etl.staging import estimate
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.clicklog.readers.lines import unpacked_head
+from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
+from nvt_torchrec.clicklog.readers.text_rows import end_of_rows
+from nvt_torchrec.etl.engines.choice import resolve
+from nvt_torchrec.etl.engines.hardware import BLOCKS_AT_ONCE, cores, gpu_count
+from nvt_torchrec.etl.output import check_output
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.etl.staging import estimate
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.split import BY_DAYS
+from nvt_torchrec.formats.splits import SPLITS
 
 #: Rows of the sample by engine: what it processes within seconds.
 SAMPLE_ROWS = {"cpu": 100_000, "dask": 20_000}
@@ -180,7 +180,7 @@ def _estimated(settings: EtlSettings, days: list[DayFile], sample: EtlSettings) 
 
 def _measure(settings: EtlSettings, sample: EtlSettings, size: Size, directory: Path) -> Needs:
     """Run the sample, with one worker."""
-    log = logging.getLogger("etl")
+    log = logging.getLogger("nvt_torchrec.etl")
     level = log.level
     log.setLevel(logging.WARNING)
     try:
@@ -208,8 +208,8 @@ def _measure(settings: EtlSettings, sample: EtlSettings, size: Size, directory: 
 
 def _worker_memory(settings: EtlSettings, size: Size) -> int:
     """Return the bytes of main memory that a worker of the dask engine takes for its blocks."""
-    from etl.engines import device  # which imports Dask
-    from etl.engines.device_blocks import host_bytes
+    from nvt_torchrec.etl.engines import device  # which imports Dask
+    from nvt_torchrec.etl.engines.device_blocks import host_bytes
 
     block, gpu = settings.block_mb << 20, gpu_count() > 0
     if gpu and device.supports(settings.spec) and settings.spec.split.by in ("days", "files"):

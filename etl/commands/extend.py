@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clicklog.splits import SPLITS
-from etl.settings import ExtendSettings
+from nvt_torchrec.etl.settings import ExtendSettings
+from nvt_torchrec.formats.splits import SPLITS
 
 DESCRIPTION = (
     "Adds new days to the OUT of `python -m etl run`. Values keep their ids, so the parquet of "
@@ -22,8 +22,8 @@ def run(settings: ExtendSettings) -> None:
     Raises:
         ClickLogError: A setting is not allowed, or what :func:`etl.extend.run.extend` raises.
     """
-    from clicklog.readers.days import day_title
-    from etl.extend.run import extend
+    from nvt_torchrec.clicklog.readers.days import day_title
+    from nvt_torchrec.etl.extend.run import extend
 
     manifest = extend(settings)
     rows = manifest["rows"]

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
+from nvt_torchrec.base.command_line import Settings, flag
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +46,9 @@ def run(settings: GuessSettings) -> None:
         BadInputError: The file cannot be read, or no column can be the label.
         OutputError: The output is there already, or cannot be written.
     """
-    from clicklog.errors import OutputError
-    from clicklog.files.atomic import output_errors, write_text
-    from etl.guess.run import guess
+    from nvt_torchrec.base.errors import OutputError
+    from nvt_torchrec.base.files.atomic import output_errors, write_text
+    from nvt_torchrec.etl.guess.run import guess
 
     if settings.output and settings.output.exists():
         raise OutputError(

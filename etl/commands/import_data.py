@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import BadInputError
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import BadInputError
 
 #: For the command's help.
 DESCRIPTION = (
@@ -56,7 +56,7 @@ def run(settings: ImportSettings) -> None:
             "any more",
             "make parquet from the raw log with `python -m etl run`",
         )
-    from etl.pickled_workflow import import_workflow
+    from nvt_torchrec.etl.pickled_workflow import import_workflow
 
     description = import_workflow(
         settings.input_path,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from clicklog.command_line import Settings, flag
-from clicklog.spec.feature_spec import DENSE_TRANSFORMS, POLICIES, FeatureSpec
-from etl.settings import EtlSettings
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.spec.feature_spec import DENSE_TRANSFORMS, POLICIES, FeatureSpec
 
 DESCRIPTION = (
     "Fits a Workflow on all days but the last, saves it to OUT/workflow, and writes "
@@ -72,18 +72,18 @@ def run(settings: EtlSettings, options: RunOptions) -> None:
     Raises:
         ClickLogError: A setting is not allowed, or what :func:`etl.run.run` raises.
     """
-    from clicklog.etl_output import EtlOutput
-    from clicklog.files.atomic import read_json
+    from nvt_torchrec.base.files.atomic import read_json
+    from nvt_torchrec.formats.etl_output import EtlOutput
 
     settings = dataclasses.replace(settings, spec=options.apply(settings.spec))
     if options.dry_run:
-        from etl.commands.dry_run import dry_run
+        from nvt_torchrec.etl.commands.dry_run import dry_run
 
         print(dry_run(settings))
         return
-    import etl.run
+    import nvt_torchrec.etl.run
 
-    manifest = etl.run.run(settings)
+    manifest = nvt_torchrec.etl.run.run(settings)
     rows = manifest["rows"]
     print(f"{rows['in']} rows in, {rows['out']} out, {rows['rejected']} rejected")
     timings = read_json(EtlOutput(settings.output_path).timings, "the run's timings")

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from clicklog.command_line import Settings, flag
-from clicklog.synthetic.model import SyntheticSettings
-from etl.settings import threads_flag
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
+from nvt_torchrec.etl.settings import threads_flag
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def run(settings: SynthesizeSettings, log: SyntheticSettings) -> None:
     Raises:
         OutputError: The output directory is not empty or cannot be written.
     """
-    from clicklog.synthetic.log import SUMMARY_FILE, synthesize
+    from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, synthesize
 
     begin = time.monotonic()
     summary = synthesize(settings.output_path, log, workers=settings.workers)

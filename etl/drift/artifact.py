@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from clicklog.files.artifact import Format
-from clicklog.readers.day_names import name_of
+from nvt_torchrec.base.files.artifact import Format
+from nvt_torchrec.formats.day_names import name_of
 
 FORMAT = Format("nvt-torchrec drift", 1, "a result of `python -m etl drift`")
 
@@ -52,7 +52,7 @@ class ShareDrift:
 
 @dataclasses.dataclass(frozen=True)
 class PsiDrift:
-    """The population stability index (PSI) of a column; see :mod:`clicklog.stability`.
+    """The population stability index (PSI) of a column; see :mod:`base.stability`.
 
     Attributes:
         psi: The index.

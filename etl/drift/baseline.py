@@ -15,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_numpy
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.etl_output import EtlOutput
-from clicklog.manifest import Manifest
-from clicklog.spec.feature_spec import FIRST_OOV_ID
-from clicklog.workflow_description import WorkflowDescription
-from etl.drift.artifact import read_drift, result_name
-from etl.drift.bins import DenseBins
-from workflows.description import inspect
-from workflows.frequency_buckets import FrequencyBuckets, read_buckets
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.etl.drift.artifact import read_drift, result_name
+from nvt_torchrec.etl.drift.bins import DenseBins
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frequency_buckets import FrequencyBuckets, read_buckets
 
 #: Row groups that are sampled, and rows taken from each: evenly from all training days, and enough
 #: that the PSI of a column is expected to be below 0.0001 by the sample alone.

@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 from numba import types
 
-from clicklog.kernels import compiled
+from nvt_torchrec.base.kernels import compiled
 
 #: Bins of equal share, where values are distinct enough. Ten is customary for the PSI.
 BINS = 10

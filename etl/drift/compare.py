@@ -15,17 +15,24 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow.parquet as pq
 
-from clicklog.readers.days import DayFile
-from clicklog.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
-from clicklog.spec.raw_types import as_log_text
-from clicklog.stability import differ, population_stability
-from etl.drift.artifact import ColumnDrift, Drift, Mover, PsiDrift, Quantile, ShareDrift
-from etl.drift.baseline import Baseline, Share
-from etl.drift.bins import QUANTILES, quantiles
-from etl.drift.tally import DayTally
-from etl.drift.thresholds import ColumnThresholds, Thresholds
-from etl.report.data import undo_transform
-from workflows.frequency_buckets import read_counts
+from nvt_torchrec.base.stability import differ, population_stability
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.etl.drift.artifact import (
+    ColumnDrift,
+    Drift,
+    Mover,
+    PsiDrift,
+    Quantile,
+    ShareDrift,
+)
+from nvt_torchrec.etl.drift.baseline import Baseline, Share
+from nvt_torchrec.etl.drift.bins import QUANTILES, quantiles
+from nvt_torchrec.etl.drift.tally import DayTally
+from nvt_torchrec.etl.drift.thresholds import ColumnThresholds, Thresholds
+from nvt_torchrec.etl.report.data import undo_transform
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import as_log_text
+from nvt_torchrec.workflows.frequency_buckets import read_counts
 
 #: Values listed for each column.
 TOP = 5

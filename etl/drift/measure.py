@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import write_text
-from clicklog.manifest import Manifest
-from clicklog.readers.days import DayFile, find_days
-from clicklog.readers.lines import filesystem_of
-from etl.drift.artifact import Drift, result_name, write_drift
-from etl.drift.baseline import read_baseline
-from etl.drift.compare import compare
-from etl.drift.page import page
-from etl.drift.tally import tally_day
-from etl.drift.thresholds import Thresholds
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.files.atomic import write_text
+from nvt_torchrec.clicklog.readers.days import DayFile, find_days
+from nvt_torchrec.clicklog.readers.lines import filesystem_of
+from nvt_torchrec.etl.drift.artifact import Drift, result_name, write_drift
+from nvt_torchrec.etl.drift.baseline import read_baseline
+from nvt_torchrec.etl.drift.compare import compare
+from nvt_torchrec.etl.drift.page import page
+from nvt_torchrec.etl.drift.tally import tally_day
+from nvt_torchrec.etl.drift.thresholds import Thresholds
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
 
 
 def measure_drift(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from clicklog.pages.render import render
-from etl.drift.artifact import ColumnDrift, Drift
-from etl.drift.table import psi_limit
-from workflows.frequency_buckets import BUCKETS, LEAST_COUNT
+from nvt_torchrec.base.pages.render import render
+from nvt_torchrec.etl.drift.artifact import ColumnDrift, Drift
+from nvt_torchrec.etl.drift.table import psi_limit
+from nvt_torchrec.workflows.frequency_buckets import BUCKETS, LEAST_COUNT
 
 #: Columns without a flag that are shown with their distributions, those with the highest PSI.
 UNFLAGGED = 12

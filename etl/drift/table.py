@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clicklog.pages.formats import percent
-from etl.drift.artifact import ColumnDrift, Drift, Mover, ShareDrift
+from nvt_torchrec.base.pages.formats import percent
+from nvt_torchrec.etl.drift.artifact import ColumnDrift, Drift, Mover, ShareDrift
 
 
 def table(drift: Drift, *, all_columns: bool = False) -> str:

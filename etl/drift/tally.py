@@ -16,19 +16,19 @@ import numpy as np
 import pyarrow as pa
 from numba import types
 
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.kernels import compiled
-from clicklog.readers.days import DayFile
-from clicklog.readers.stream import UnparsedRows, stream_unparsed
-from clicklog.rows import CategoryValues, Jagged, RawRows
-from clicklog.spec.feature_spec import FIRST_OOV_ID
-from clicklog.threads import in_order
-from etl.drift.baseline import Baseline
-from etl.drift.bins import count_bins
-from etl.engines.counting import Counts, count, merge
-from etl.results import count_missing
-from workflows import compiled as compiled_workflows
-from workflows.compiled.workflow import CompiledWorkflow, Ids
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.clicklog.readers.days import DayFile
+from nvt_torchrec.clicklog.readers.stream import UnparsedRows, stream_unparsed
+from nvt_torchrec.etl.drift.baseline import Baseline
+from nvt_torchrec.etl.drift.bins import count_bins
+from nvt_torchrec.etl.engines.counting import Counts, count, merge
+from nvt_torchrec.etl.results import count_missing
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
+from nvt_torchrec.workflows import compiled as compiled_workflows
+from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, Ids
 
 #: Text that is parsed at once: it stays in a core's caches.
 PIECE_BYTES = 2 << 20

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from clicklog.errors import SettingsError
-from clicklog.spec.feature_spec import FeatureSpec
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 
 @dataclasses.dataclass(frozen=True)

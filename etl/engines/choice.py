@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clicklog.etl_output import EtlOutput
-from clicklog.readers.raw import Block
-from etl.engines.hardware import cores, gpu_count
-from etl.engines.measured import read_measurement
-from etl.output import DASK, FIT, PARTS
-from etl.plan import Unit
-from etl.results import UnitResult
-from etl.settings import EtlSettings
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.engines.hardware import cores, gpu_count
+from nvt_torchrec.etl.engines.measured import read_measurement
+from nvt_torchrec.etl.output import DASK, FIT, PARTS
+from nvt_torchrec.etl.plan import Unit
+from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.etl_output import EtlOutput
 
 if TYPE_CHECKING:
-    from workflows.writer import Fitted
+    from nvt_torchrec.workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def start(settings: EtlSettings, work: Path) -> Iterator[Engine]:
 @contextlib.contextmanager
 def _cpu(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     # compiles its loops on import, which may take half a minute: only once the input was checked
-    from etl.engines import cpu
+    from nvt_torchrec.etl.engines import cpu
 
     options = {"workers": settings.workers or cores(), "reject": settings.reject}
 
@@ -91,8 +91,8 @@ def _write(
     output: EtlOutput, settings: EtlSettings, fitted: Fitted, days: list[int], threads: int
 ) -> None:
     """Write what was fitted as generation 0: the workflow, and its state for extensions."""
-    from workflows.extension.workflow import write_base_state
-    from workflows.writer import write_workflow
+    from nvt_torchrec.workflows.extension.workflow import write_base_state
+    from nvt_torchrec.workflows.writer import write_workflow
 
     description = write_workflow(output.workflow, settings.spec, fitted, threads=threads, days=days)
     write_base_state(output.extension, description, fitted, days)
@@ -101,8 +101,8 @@ def _write(
 @contextlib.contextmanager
 def _dask(settings: EtlSettings, work: Path) -> Iterator[Engine]:
     # Dask and NVTabular take seconds to import: not for the cpu engine, nor for --help
-    from etl.engines import dask, device
-    from etl.engines.cluster import cluster
+    from nvt_torchrec.etl.engines import dask, device
+    from nvt_torchrec.etl.engines.cluster import cluster
 
     spec = settings.spec
     with cluster(settings.scheduler, settings.workers, work / DASK, work) as (client, gpu):

@@ -13,13 +13,13 @@ from concurrent.futures import CancelledError
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 from distributed import Client, KilledWorker, LocalCluster
 from distributed.client import ClosedClientError
 
-from clicklog.errors import ClickLogError, SettingsError
-from etl.engines.hardware import cores, gpu_count, gpu_memory
+from nvt_torchrec.base.errors import ClickLogError, SettingsError
+from nvt_torchrec.etl.engines.hardware import cores, gpu_count, gpu_memory
 
 #: Shares of a GPU's memory: the size of RMM's pool, and when Dask begins to spill to the host.
 POOL_SHARE, SPILL_SHARE = 0.7, 0.8
@@ -143,7 +143,7 @@ def local_cluster(workers: int | None, directory: Path) -> Iterator[Client]:
         options |= {
             "rmm_pool_size": int(POOL_SHARE * memory),
             "device_memory_limit": int(SPILL_SHARE * memory),
-            "pre_import": "nvt_compat",
+            "pre_import": "nvt_torchrec.nvt_compat",
         }
         started = _start_without_sigint(lambda: LocalCUDACluster(**options))
     else:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from clicklog.arrays import to_arrow, to_numpy
-from clicklog.kernels import compiled
+from nvt_torchrec.base.arrays import to_arrow, to_numpy
+from nvt_torchrec.base.kernels import compiled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,28 +22,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.files.atomic import Written, will_read
-from clicklog.readers.raw import Block, read_block_chunks
-from clicklog.rows import CategoryValues, Jagged, RawRows
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from etl.engines.counting import Counts, count, merge
-from etl.engines.cpu_runs import Run, RunFile, Runs
-from etl.engines.moments import moments
-from etl.engines.syncing import Syncer
-from etl.plan import Unit, by_block
-from etl.results import NoTrainingRowsError, UnitResult, count_missing
-from etl.row_split import training_rows
-from etl.state import Piece, record, write_units
-from workflows import compiled
-from workflows.extension.workflow import DayCounts
-from workflows.moments import merge_moments, normalized, statistics
-from workflows.values import Values
-from workflows.vocabulary import FittedVocabulary, PendingValues, apply_policy
-from workflows.writer import Fitted
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.files.atomic import Written, will_read
+from nvt_torchrec.clicklog.readers.raw import Block, read_block_chunks
+from nvt_torchrec.etl.engines.counting import Counts, count, merge
+from nvt_torchrec.etl.engines.cpu_runs import Run, RunFile, Runs
+from nvt_torchrec.etl.engines.moments import moments
+from nvt_torchrec.etl.engines.syncing import Syncer
+from nvt_torchrec.etl.plan import Unit, by_block
+from nvt_torchrec.etl.results import NoTrainingRowsError, UnitResult, count_missing
+from nvt_torchrec.etl.row_split import training_rows
+from nvt_torchrec.etl.state import Piece, record, write_units
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.extension.workflow import DayCounts
+from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
+from nvt_torchrec.workflows.values import Values
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, apply_policy
+from nvt_torchrec.workflows.writer import Fitted
 
 if TYPE_CHECKING:
-    from workflows.compiled import CompiledWorkflow
+    from nvt_torchrec.workflows.compiled import CompiledWorkflow
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ are complete are merged into one file and then deleted, and so on with those, so
 number of files nor their size grows with the log, but with the vocabulary. Which blocks a run is
 over is its name: if the program dies between writing a merged run and deleting what went into it,
 the larger run counts and the smaller ones are deleted. So runs need no records of their own; the
-directory's journal (:mod:`clicklog.files.journal`) holds what they depend on.
+directory's journal (:mod:`base.files.journal`) holds what they depend on.
 
 Which runs are merged depends on when the disk was done with them. So whatever depends on the order
 of additions, as the moments do, is kept block by block and added up at the end.
@@ -31,12 +31,12 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from clicklog.errors import BadInputError
-from clicklog.files.atomic import atomic_path, deferred, delete, remove_temporary
-from clicklog.files.journal import Journal
-from clicklog.strings import string_parts
-from etl.engines.counting import Counts, merge
-from etl.engines.syncing import Syncer
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import atomic_path, deferred, delete, remove_temporary
+from nvt_torchrec.base.files.journal import Journal
+from nvt_torchrec.base.strings import string_parts
+from nvt_torchrec.etl.engines.counting import Counts, merge
+from nvt_torchrec.etl.engines.syncing import Syncer
 
 FAN_IN = 8
 #: NumPy parses headers by ``ast``, which Python 3.11 may end with a SystemError ("AST constructor

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import dask.dataframe as dd
 import numpy as np
@@ -26,28 +26,28 @@ from merlin.core.utils import set_dask_client
 from merlin.dag import Graph
 from nvtabular.ops import Categorify
 
-from clicklog.errors import BadInputError
-from clicklog.readers.raw import Block, read_block, read_block_chunks
-from clicklog.rows import RawRows, empty_rows
-from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import FIRST_OOV_ID, FeatureSpec
-from etl.engines import cpu
-from etl.engines.cluster import readable_errors
-from etl.engines.cpu_runs import run_name, write_run
-from etl.engines.hardware import BLOCKS_AT_ONCE, cores
-from etl.engines.tasks import with_workflow
-from etl.output import CATEGORIES, COUNTS
-from etl.plan import Unit, by_block
-from etl.results import UnitResult
-from etl.row_split import divided, training_rows
-from etl.state import finish_unit
-from workflows import inspect, to_frame
-from workflows.frames import joined, to_table
-from workflows.graph import build
-from workflows.moments import normalized
-from workflows.store import fitted_state, load
-from workflows.vocabulary import has_pending
-from workflows.writer import Fitted
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.raw import Block, read_block, read_block_chunks
+from nvt_torchrec.etl.engines import cpu
+from nvt_torchrec.etl.engines.cluster import readable_errors
+from nvt_torchrec.etl.engines.cpu_runs import run_name, write_run
+from nvt_torchrec.etl.engines.hardware import BLOCKS_AT_ONCE, cores
+from nvt_torchrec.etl.engines.tasks import with_workflow
+from nvt_torchrec.etl.output import CATEGORIES, COUNTS
+from nvt_torchrec.etl.plan import Unit, by_block
+from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.etl.row_split import divided, training_rows
+from nvt_torchrec.etl.state import finish_unit
+from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, FeatureSpec
+from nvt_torchrec.workflows import inspect, to_frame
+from nvt_torchrec.workflows.frames import joined, to_table
+from nvt_torchrec.workflows.graph import build
+from nvt_torchrec.workflows.moments import normalized
+from nvt_torchrec.workflows.store import fitted_state, load
+from nvt_torchrec.workflows.vocabulary import has_pending
+from nvt_torchrec.workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
 

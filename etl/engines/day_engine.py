@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clicklog.readers.raw import Block
-from clicklog.spec.feature_spec import FeatureSpec
-from etl.engines.hardware import cores
-from etl.output import DASK, FIT, PARTS
-from etl.plan import Unit
-from etl.results import UnitResult
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.output import DASK, FIT, PARTS
+from nvt_torchrec.etl.plan import Unit
+from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 if TYPE_CHECKING:
-    from workflows.extension.workflow import DayCounts
+    from nvt_torchrec.workflows.extension.workflow import DayCounts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ def start(
         reject: Whether to leave malformed rows out instead of raising.
     """
     if engine == "dask" or scheduler:
-        from etl.engines import device, tasks
-        from etl.engines.cluster import cluster
+        from nvt_torchrec.etl.engines import device, tasks
+        from nvt_torchrec.etl.engines.cluster import cluster
 
         with cluster(scheduler, workers, work / DASK, work) as (client, gpu):
 
@@ -78,7 +78,9 @@ def start(
 
             yield DayEngine(count, transform)
         return
-    from etl.engines import cpu  # compiles its loops on import: only once the input was checked
+    from nvt_torchrec.etl.engines import (
+        cpu,  # compiles its loops on import: only once the input was checked
+    )
 
     threads = workers or cores()
 

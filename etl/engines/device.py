@@ -18,30 +18,30 @@ from typing import TypeVar
 
 from distributed import Client
 
-from clicklog.device import CudaDevice, Device
-from clicklog.readers.raw import Block
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.threads import in_order
-from etl.engines import cpu, tasks
-from etl.engines.cluster import POOL_SHARE
-from etl.engines.cpu_runs import FAN_IN, run_name, write_run
-from etl.engines.device_blocks import (
+from nvt_torchrec.base.device import CudaDevice, Device
+from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.engines import cpu, tasks
+from nvt_torchrec.etl.engines.cluster import POOL_SHARE
+from nvt_torchrec.etl.engines.cpu_runs import FAN_IN, run_name, write_run
+from nvt_torchrec.etl.engines.device_blocks import (
     LANES,
     Card,
     count_block,
     merge_runs,
     transform_unit,
 )
-from etl.engines.hardware import cores, gpu_memory
-from etl.engines.syncing import Syncer
-from etl.plan import Unit
-from etl.results import UnitResult
-from etl.state import record
-from workflows import compiled
-from workflows.compiled import CompiledWorkflow
-from workflows.compiled.device import DeviceWorkflow, vocabulary_bytes
-from workflows.extension.workflow import DayCounts
-from workflows.writer import Fitted
+from nvt_torchrec.etl.engines.hardware import cores, gpu_memory
+from nvt_torchrec.etl.engines.syncing import Syncer
+from nvt_torchrec.etl.plan import Unit
+from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.etl.state import record
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled import CompiledWorkflow
+from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, vocabulary_bytes
+from nvt_torchrec.workflows.extension.workflow import DayCounts
+from nvt_torchrec.workflows.writer import Fitted
 
 log = logging.getLogger(__name__)
 

@@ -21,32 +21,32 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from clicklog.device import Device
-from clicklog.files.artifact import FileEntry
-from clicklog.files.atomic import Written, atomic_path, deferred
-from clicklog.readers.lines import read_into
-from clicklog.readers.raw import Block
-from clicklog.readers.text_rows import line_limit
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
-from clicklog.text.fast_rows import count_newlines
-from etl.engines import cpu
-from etl.engines.cpu_runs import Run
-from etl.engines.device_counts import (
+from nvt_torchrec.base.device import Device
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.files.atomic import Written, atomic_path, deferred
+from nvt_torchrec.clicklog.readers.lines import read_into
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.clicklog.readers.text_rows import line_limit
+from nvt_torchrec.clicklog.text.device.tokenizer import DeviceRows, padded, parse_on_device
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines
+from nvt_torchrec.etl.engines import cpu
+from nvt_torchrec.etl.engines.cpu_runs import Run
+from nvt_torchrec.etl.engines.device_counts import (
     DeviceCounts,
     count_on_device,
     merge_on_device,
     to_device,
     to_host,
 )
-from etl.engines.device_parquet import write_on_device
-from etl.engines.moments import moments
-from etl.plan import Unit
-from etl.results import LostRowsError, UnitResult
-from workflows.compiled import CompiledWorkflow
-from workflows.compiled.device import DeviceWorkflow, count_missing
-from workflows.moments import merge_moments, normalized
+from nvt_torchrec.etl.engines.device_parquet import write_on_device
+from nvt_torchrec.etl.engines.moments import moments
+from nvt_torchrec.etl.plan import Unit
+from nvt_torchrec.etl.results import LostRowsError, UnitResult
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.workflows.compiled import CompiledWorkflow
+from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, count_missing
+from nvt_torchrec.workflows.moments import merge_moments, normalized
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clicklog.device import Device, DeviceArray
-from etl.engines.counting import Counts
+from nvt_torchrec.base.device import Device, DeviceArray
+from nvt_torchrec.etl.engines.counting import Counts
 
 
 @dataclasses.dataclass(frozen=True)

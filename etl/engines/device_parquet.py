@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from clicklog.device import Device, DeviceArray
-from clicklog.schema import TableSchema
-from etl.parquet import DICTIONARY_BYTES, ROW_GROUP_ROWS
+from nvt_torchrec.base.device import Device, DeviceArray
+from nvt_torchrec.etl.parquet import DICTIONARY_BYTES, ROW_GROUP_ROWS
+from nvt_torchrec.formats.schema import TableSchema
 
 
 def write_on_device(

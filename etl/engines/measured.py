@@ -13,11 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from clicklog.errors import BadInputError, ClickLogError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.artifact import Format
-from clicklog.files.atomic import read_json
-from etl.engines.hardware import cores, gpu_count
+from nvt_torchrec.base.errors import BadInputError, ClickLogError
+from nvt_torchrec.base.files.artifact import Format
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.etl.engines.hardware import cores, gpu_count
+from nvt_torchrec.formats.etl_output import EtlOutput
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def _speeds(root: Path, days: int) -> dict[str, float]:
 
 def _make_log(raw: Path, days: int) -> None:
     """Make a log of which all days are the same file."""
-    from clicklog.synthetic.log import SyntheticSettings, synthesize
+    from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
 
     if not raw.exists():
         synthesize(raw, SyntheticSettings(1, DAY_ROWS, cardinality_scale=0.05))

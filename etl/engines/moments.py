@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from clicklog.kernels import compiled
-from clicklog.missing import bit_of, word_of
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.formats.missing import bit_of, word_of
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
 
 #: Logarithms of small integers: most values are small, and a look-up is faster than a call.
 _LOGARITHMS = np.log(np.maximum(np.arange(1 << 16), 1))

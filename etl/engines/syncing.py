@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from clicklog.files.atomic import Written, publish
+from nvt_torchrec.base.files.atomic import Written, publish
 
 _Unit = TypeVar("_Unit")
 
@@ -35,7 +35,7 @@ class Syncer(Generic[_Unit]):
         self._error: BaseException | None = None
 
     def add(self, written: Sequence[Written], unit: _Unit) -> None:
-        """Sync a unit's files (see :func:`clicklog.files.atomic.deferred`), then record the unit.
+        """Sync a unit's files (see :func:`base.files.atomic.deferred`), then record the unit.
 
         Raises:
             OutputError: The files of this unit, or of an earlier one, cannot be written.

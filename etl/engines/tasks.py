@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client, Future
 from distributed.client import ClosedClientError
 
-from clicklog.files.artifact import FileEntry
-from clicklog.files.atomic import publish
-from clicklog.readers.raw import Block
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.workflow_description import METADATA_FILE
-from etl.engines.cluster import readable_errors
-from etl.engines.cpu import count_block, day_counts, runs_of, write_block
-from etl.engines.cpu_runs import Runs, run_name, write_run
-from etl.engines.hardware import cores
-from etl.plan import Unit, by_block
-from etl.results import UnitResult
-from etl.state import record
-from workflows import compiled
-from workflows.extension.workflow import DayCounts
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.files.atomic import publish
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.engines.cluster import readable_errors
+from nvt_torchrec.etl.engines.cpu import count_block, day_counts, runs_of, write_block
+from nvt_torchrec.etl.engines.cpu_runs import Runs, run_name, write_run
+from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.plan import Unit, by_block
+from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.etl.state import record
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.workflow_description import METADATA_FILE
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.extension.workflow import DayCounts
 
 if TYPE_CHECKING:
-    from workflows.compiled import CompiledWorkflow
+    from nvt_torchrec.workflows.compiled import CompiledWorkflow
 
 log = logging.getLogger(__name__)
 

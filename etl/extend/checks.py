@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.manifest import InputFile, Manifest
-from clicklog.readers import day_names
-from clicklog.readers.days import day_title
-from clicklog.readers.raw import DayFile, find_days
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.split import Split
-from etl.settings import ExtendSettings
-from etl.state import fingerprint
-from workflows.description import inspect
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.clicklog.readers.days import day_title
+from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
+from nvt_torchrec.etl.settings import ExtendSettings
+from nvt_torchrec.etl.state import fingerprint
+from nvt_torchrec.formats import day_names
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import InputFile, Manifest
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.split import Split
+from nvt_torchrec.workflows.description import inspect
 
 _FIT_AGAIN = "fit it again with `python -m etl run`; what it writes can be extended"
 _RESTORE = (
@@ -34,7 +34,7 @@ def check_extendable(paths: EtlOutput, manifest: Manifest) -> FeatureSpec:
         SettingsError: Its rows are split in a way to which days cannot be added.
     """
     # compiles loops, which --help does without
-    from workflows.extension.workflow import check_extensible
+    from nvt_torchrec.workflows.extension.workflow import check_extensible
 
     if manifest["workflow_digest"] is None:
         raise BadInputError(

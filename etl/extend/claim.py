@@ -17,13 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from clicklog.errors import BadInputError, OutputError
-from clicklog.etl_output import SWITCH_FILE, EtlOutput
-from clicklog.files.atomic import locked, remove_temporary
-from clicklog.files.journal import Journal
-from clicklog.manifest import Manifest
-from etl.extend.switch import roll_forward
-from etl.output import (
+from nvt_torchrec.base.errors import BadInputError, OutputError
+from nvt_torchrec.base.files.atomic import locked, remove_temporary
+from nvt_torchrec.base.files.journal import Journal
+from nvt_torchrec.etl.extend.switch import roll_forward
+from nvt_torchrec.etl.output import (
     EXTENDING_FILE,
     NAME_LETTERS,
     UNFINISHED_FILE,
@@ -34,6 +32,8 @@ from etl.output import (
     release,
     state_named,
 )
+from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
 
 log = logging.getLogger(__name__)
 

@@ -13,29 +13,29 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from clicklog.errors import BadInputError, OutputError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import write_json
-from clicklog.files.journal import refuse_changes
-from clicklog.manifest import Manifest
-from clicklog.readers.raw import DayFile, find_days
-from etl import fitted, split_pass, staging
-from etl.engines import day_engine
-from etl.engines.hardware import cores
-from etl.extend.checks import check_extendable, check_flags, new_days
-from etl.extend.claim import Claim, claimed
-from etl.extend.splits import Assignment, assign_all, renamed_parts
-from etl.extend.stage import NEXT, link_parts, next_manifest, planned_switch
-from etl.extend.switch import switch
-from etl.finish import check_rows, quarantine, without_empty_parts
-from etl.labels import one_label_remedy, one_label_splits
-from etl.output import FIT, named_errors
-from etl.plan import Plan, make_day_plan
-from etl.progress import RowsBar, StageTimer
-from etl.results import NoTrainingRowsError, UnitResult
-from etl.settings import ExtendSettings
-from etl.state import begin_or_resume, check_cuts, plan_record, recorded
-from workflows.description import inspect
+from nvt_torchrec.base.errors import BadInputError, OutputError
+from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.files.journal import refuse_changes
+from nvt_torchrec.clicklog.readers.raw import DayFile, find_days
+from nvt_torchrec.etl import fitted, split_pass, staging
+from nvt_torchrec.etl.engines import day_engine
+from nvt_torchrec.etl.engines.hardware import cores
+from nvt_torchrec.etl.extend.checks import check_extendable, check_flags, new_days
+from nvt_torchrec.etl.extend.claim import Claim, claimed
+from nvt_torchrec.etl.extend.splits import Assignment, assign_all, renamed_parts
+from nvt_torchrec.etl.extend.stage import NEXT, link_parts, next_manifest, planned_switch
+from nvt_torchrec.etl.extend.switch import switch
+from nvt_torchrec.etl.finish import check_rows, quarantine, without_empty_parts
+from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
+from nvt_torchrec.etl.output import FIT, named_errors
+from nvt_torchrec.etl.plan import Plan, make_day_plan
+from nvt_torchrec.etl.progress import RowsBar, StageTimer
+from nvt_torchrec.etl.results import NoTrainingRowsError, UnitResult
+from nvt_torchrec.etl.settings import ExtendSettings
+from nvt_torchrec.etl.state import begin_or_resume, check_cuts, plan_record, recorded
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.workflows.description import inspect
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class _Day:
     def _extend_workflow(
         self, engine: day_engine.DayEngine, plan: Plan, bar: RowsBar, *, parts_done: bool
     ) -> None:
-        from workflows.extension.workflow import extend_workflow
+        from nvt_torchrec.workflows.extension.workflow import extend_workflow
 
         blocks = plan.train_blocks if self.assignment is None else plan.blocks
         try:
@@ -273,7 +273,7 @@ class _Day:
 
     def _measure_drift(self, file: DayFile, plan: Plan) -> None:
         """Compare the day with the days counted before, as ``python -m etl drift`` does."""
-        from etl.drift.measure import measure_drift, name_of, write_result
+        from nvt_torchrec.etl.drift.measure import measure_drift, name_of, write_result
 
         if (self.next.drift / f"{name_of(file)}.json").exists():  # by an earlier process
             return
@@ -306,8 +306,8 @@ class _Day:
         Returns:
             The manifest, and the names in OUT of the day's parts, by those that they have now.
         """
-        from etl.parquet import write_descriptions
-        from etl.report.page import write_report
+        from nvt_torchrec.etl.parquet import write_descriptions
+        from nvt_torchrec.etl.report.page import write_report
 
         description = inspect(self.next.workflow)
         plan, results, new = without_empty_parts(plan, results, first_parts)

@@ -10,9 +10,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias
 
-from clicklog.errors import BadInputError
-from clicklog.manifest import PartFile
-from clicklog.splits import SPLITS
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.manifest import PartFile
+from nvt_torchrec.formats.splits import SPLITS
 
 #: The days of each split, as a manifest has them.
 Days: TypeAlias = Mapping[str, Collection[int]]

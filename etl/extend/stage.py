@@ -11,14 +11,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from clicklog.etl_output import EtlOutput
-from clicklog.manifest import Extension, Manifest
-from clicklog.readers.raw import DayFile
-from clicklog.splits import SPLITS
-from clicklog.workflow_description import WorkflowDescription
-from etl.extend.splits import Assignment, split_and_number
-from etl.extend.switch import Switch
-from etl.manifest import (
+from nvt_torchrec.clicklog.readers.raw import DayFile
+from nvt_torchrec.etl.extend.splits import Assignment, split_and_number
+from nvt_torchrec.etl.extend.switch import Switch
+from nvt_torchrec.etl.manifest import (
     add_counts,
     click_counts,
     day_counts,
@@ -28,8 +24,12 @@ from etl.manifest import (
     row_counts,
     split_counts,
 )
-from etl.output import PARTS
-from etl.results import UnitResult
+from nvt_torchrec.etl.output import PARTS
+from nvt_torchrec.etl.results import UnitResult
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Extension, Manifest
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 #: Below the state of the day that is being added: the next generation; what it replaces.
 NEXT, PREVIOUS = "next", "previous"

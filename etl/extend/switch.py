@@ -3,7 +3,7 @@
 Until the record of the switch exists, ``OUT`` is the whole previous generation. From then on the
 switch only goes forward: whoever finds the record does the renames that are not done yet. All that
 is renamed is durable before. While the record exists, nothing reads ``OUT``, see
-:meth:`clicklog.etl_output.EtlOutput.check_whole`.
+:meth:`formats.etl_output.EtlOutput.check_whole`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import dataclasses
 import os
 from pathlib import Path
 
-from clicklog.errors import BadInputError
-from clicklog.etl_output import SWITCH_FILE
-from clicklog.files.artifact import Format
-from clicklog.files.atomic import fsync_directory, remove
-from etl.output import named_errors
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import Format
+from nvt_torchrec.base.files.atomic import fsync_directory, remove
+from nvt_torchrec.etl.output import named_errors
+from nvt_torchrec.formats.etl_output import SWITCH_FILE
 
 _FORMAT = Format("nvt-torchrec switch", 1, "the record of a switch to a new generation")
 _REMEDY = "restore the output directory from a backup, or run the ETL again"

@@ -8,7 +8,7 @@ import io
 import re
 from collections import Counter
 
-from clicklog.errors import BadInputError
+from nvt_torchrec.base.errors import BadInputError
 
 #: Delimiters, the more special first: of two that divide the lines equally well, the first is it.
 _DELIMITERS = ("\t", "::", "||", "\x01", ";", ",", "|", "^", "~", " ")

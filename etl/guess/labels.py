@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from clicklog.errors import BadInputError
-from etl.guess.sample import Sample
-from etl.guess.values import Profile
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.guess.sample import Sample
+from nvt_torchrec.etl.guess.values import Profile
 
 _LABEL_NAMES = re.compile(
     r"^(is_?)?(label|labels|target|y|click|clicks|clicked|conversion|converted|convert|class|"

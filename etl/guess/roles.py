@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from typing import Any
 
-from clicklog.errors import BadInputError
-from etl.guess.labels import chosen_label, find_label, label_rule
-from etl.guess.sample import Sample
-from etl.guess.times import to_time
-from etl.guess.values import Profile, fits
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.guess.labels import chosen_label, find_label, label_rule
+from nvt_torchrec.etl.guess.sample import Sample
+from nvt_torchrec.etl.guess.times import to_time
+from nvt_torchrec.etl.guess.values import Profile, fits
 
 _CODE_NAMES = re.compile(
     r"((^|_)(id|ids|code|type|category|cat|class|kind|group|zip|zipcode|pos|position|version|"

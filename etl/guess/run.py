@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from etl.guess.roles import assign
-from etl.guess.sample import take_sample
-from etl.guess.toml_text import to_toml
+from nvt_torchrec.etl.guess.roles import assign
+from nvt_torchrec.etl.guess.sample import take_sample
+from nvt_torchrec.etl.guess.toml_text import to_toml
 
 #: MiB of text that are read from the beginning of a file.
 HEAD_MB = 8

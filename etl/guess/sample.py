@@ -8,11 +8,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError
-from clicklog.readers.lines import filesystem_of, read_stream, read_up_to
-from clicklog.text.first_lines import check_text
-from etl.guess.dialect import Dialect, decode, find_dialect, has_header, short_header, split_rows
-from etl.guess.values import Profile, has_decimal_commas, profile
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.lines import filesystem_of, read_stream, read_up_to
+from nvt_torchrec.clicklog.text.first_lines import check_text
+from nvt_torchrec.etl.guess.dialect import (
+    Dialect,
+    decode,
+    find_dialect,
+    has_header,
+    short_header,
+    split_rows,
+)
+from nvt_torchrec.etl.guess.values import Profile, has_decimal_commas, profile
 
 #: At most so many rows of the head are looked at, and so many of each place further on.
 HEAD_ROWS, FURTHER_ROWS = 20_000, 2000

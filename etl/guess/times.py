@@ -6,7 +6,7 @@ import datetime
 import re
 from collections.abc import Iterable
 
-from clicklog.spec.times import EPOCHS, ISO
+from nvt_torchrec.formats.spec.times import EPOCHS, ISO
 
 _NAMED = re.compile(r"(time|date|day|hour|stamp|birth|dob|(^|_)(ts|at|on|when)$)", re.IGNORECASE)
 #: Patterns with separators: a regular expression, and the format that it suggests.

@@ -6,8 +6,8 @@ import json
 import textwrap
 from typing import Any
 
-from etl.guess.roles import Feature, Guess
-from etl.guess.sample import Sample
+from nvt_torchrec.etl.guess.roles import Feature, Guess
+from nvt_torchrec.etl.guess.sample import Sample
 
 _WIDTH = 100
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_numpy
-from clicklog.etl_output import EtlOutput
-from clicklog.manifest import Manifest
-from clicklog.spec.feature_spec import CategoricalColumn
-from clicklog.spec.raw_types import as_log_text
-from clicklog.splits import SPLITS
-from clicklog.workflow_description import Vocabulary, WorkflowDescription
-from workflows.dense import DENSE_SHIFT
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.spec.raw_types import as_log_text
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import Vocabulary, WorkflowDescription
+from nvt_torchrec.workflows.dense import DENSE_SHIFT
 
 #: Row groups that dense distributions are computed from, and the most rows taken from each.
 SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10

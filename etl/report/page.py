@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import read_json, write_text
-from clicklog.manifest import Manifest
-from clicklog.pages.render import render
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.splits import SPLITS
-from clicklog.workflow_description import WorkflowDescription
-from etl.labels import one_label_remedy, one_label_splits
-from etl.report.data import Categorical, ReportData, collect
+from nvt_torchrec.base.files.atomic import read_json, write_text
+from nvt_torchrec.base.pages.render import render
+from nvt_torchrec.etl.labels import one_label_remedy, one_label_splits
+from nvt_torchrec.etl.report.data import Categorical, ReportData, collect
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 #: Embedding dimensions that table sizes are given for; float32, without the optimizer's state.
 DIMENSIONS = (16, 64, 128)
@@ -94,7 +94,7 @@ def page(
 
 
 def _title(path: str) -> str:
-    from clicklog.readers.days import day_title
+    from nvt_torchrec.clicklog.readers.days import day_title
 
     return day_title(path)
 

@@ -14,7 +14,7 @@ import math
 import numba
 import numpy as np
 
-from clicklog.kernels import compiled
+from nvt_torchrec.base.kernels import compiled
 
 ROUNDS = 8
 

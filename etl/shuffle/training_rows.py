@@ -10,7 +10,7 @@ writes each chunk's rows, sorted into buckets, as one file. *Gather* reads one b
 files, puts its rows in order and writes the parts it covers. A bucket is some consecutive parts.
 Chunks and buckets have about the same size, which bounds memory, the number of files and the size
 of single reads for any size of split. The state on disk is a journal
-(:mod:`clicklog.files.journal`) and for each chunk a file ``chunk.<i>``: the chunk's rows as Arrow
+(:mod:`base.files.journal`) and for each chunk a file ``chunk.<i>``: the chunk's rows as Arrow
 IPC messages by bucket, then where each begins. The units of the journal are::
 
     chunk.<i>            the file is there
@@ -36,12 +36,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_arrow, to_numpy
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.files.atomic import atomic_path
-from clicklog.files.journal import Journal, refuse_changes
-from etl.parquet import write_part
-from etl.shuffle.permutation import permute, round_keys
+from nvt_torchrec.base.arrays import to_arrow, to_numpy
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.files.atomic import atomic_path
+from nvt_torchrec.base.files.journal import Journal, refuse_changes
+from nvt_torchrec.etl.parquet import write_part
+from nvt_torchrec.etl.shuffle.permutation import permute, round_keys
 
 _RESTART = "run with --restart"
 #: Bytes of rows that a thread takes at once: at least, and at most (a part may be larger).

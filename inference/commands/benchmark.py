@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
-from inference.commands.model import FORMATS, ModelSettings
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.inference.commands.model import FORMATS, ModelSettings
 
 DESCRIPTION = "Measures latency and rows/s by batch size, beside those of Workflow.transform."
 
@@ -28,13 +28,13 @@ SETTINGS = (ModelSettings, BenchmarkSettings)
 def run(model: ModelSettings, settings: BenchmarkSettings) -> None:
     """Measure, print a table, and perhaps write the results."""
     predictor, stock = model.load(), None
-    from inference.benchmark import first_pieces, run_benchmark
-    from inference.predictor import input_spec
+    from nvt_torchrec.inference.benchmark import first_pieces, run_benchmark
+    from nvt_torchrec.inference.predictor import input_spec
 
     spec = input_spec(predictor.spec, settings.input, settings.format)
     pieces = first_pieces(settings.input, spec, max(*settings.batch_sizes, 1 << 14))
     if model.workflow is not None:
-        from inference.stock import Stock
+        from nvt_torchrec.inference.stock import Stock
 
         stock = Stock(model.workflow, model.checkpoint, predictor.model.device)
     run_benchmark(predictor, pieces, settings.batch_sizes, settings.seconds, stock, settings.json)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
-from inference.commands.model import FORMATS, TABLES
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.inference.commands.model import FORMATS, TABLES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +31,18 @@ SETTINGS = (BundleSettings,)
 
 def run(settings: BundleSettings) -> None:
     """Write the bundle; print its size, and perhaps what its tables cost in AUROC."""
-    from dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
-    from inference.model.bundle import write_bundle
+    from nvt_torchrec.inference.model.bundle import write_bundle
 
     output = settings.output
     write_bundle(settings.workflow, settings.checkpoint, output, tables=settings.tables)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     print(f"{output}: {size / 2**20:.1f} MiB")
     if settings.evaluate is not None:
-        from inference.accuracy import compare, table
-        from inference.predictor import Predictor
+        from nvt_torchrec.inference.accuracy import compare, table
+        from nvt_torchrec.inference.predictor import Predictor
 
         predictors = {"float32": Predictor.load(settings.workflow, settings.checkpoint)}
         predictors[settings.tables] = Predictor.load(output)

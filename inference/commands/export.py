@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import OutputError
-from inference.commands.model import FORMATS
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.inference.commands.model import FORMATS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +48,19 @@ def run(settings: ExportSettings) -> None:
         raise OutputError(
             f"{settings.output} exists", "choose another --output, or remove it first"
         )
-    from dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
     if settings.format == "torch":
-        from inference.export.torch_package import export_torch
+        from nvt_torchrec.inference.export.torch_package import export_torch
 
         export_torch(settings.bundle, settings.output, compiled=settings.compile)
     elif settings.format == "triton":
-        from inference.export.triton import export_triton
+        from nvt_torchrec.inference.export.triton import export_triton
 
         export_triton(settings.bundle, settings.output)
     else:
-        from inference.export.nvidia import export_nvidia
+        from nvt_torchrec.inference.export.nvidia import export_nvidia
 
         given = {"train": settings.train, "test": settings.test}
         logs = {mapping: path for mapping, path in given.items() if path}

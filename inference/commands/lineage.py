@@ -8,12 +8,12 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SchemaError
-from inference.commands.model import prepare
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.inference.commands.model import prepare
 
 if TYPE_CHECKING:
-    from inference.lineage import Lineage
+    from nvt_torchrec.inference.lineage import Lineage
 
 DESCRIPTION = (
     "Prints where a bundle comes from: checkpoint, generation of the workflow, days, settings and "
@@ -52,7 +52,7 @@ def run(settings: LineageSettings) -> None:
         SchemaError: Something was compared and differs.
     """
     prepare()
-    from inference.lineage import read_lineage
+    from nvt_torchrec.inference.lineage import read_lineage
 
     found = read_lineage(
         settings.bundle, settings.checkpoint, settings.workflow, settings.output_path

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
 
 if TYPE_CHECKING:
-    from inference.predictor import Predictor
+    from nvt_torchrec.inference.predictor import Predictor
 
 TABLES = ("float32", "float16", "int8")
 FORMATS = ("tsv", "csv", "parquet")
@@ -24,7 +24,7 @@ def prepare() -> None:
     """Do once what has to be done before torch is imported."""
     # if a mapped file is truncated while it is in use, print "Bus error" and where
     faulthandler.enable(sys.__stderr__)
-    from dlrm.launch.startup import prepare_torch
+    from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
     prepare_torch()
 
@@ -76,7 +76,7 @@ class ModelSettings(Settings):
             ClickLogError: What :meth:`inference.predictor.Predictor.load` raises.
         """
         prepare()
-        from inference.predictor import Predictor
+        from nvt_torchrec.inference.predictor import Predictor
 
         return Predictor.load(
             bundle or self.bundle or self.workflow,

@@ -7,8 +7,8 @@ import json
 import time
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
-from inference.commands.model import FORMATS, ModelSettings
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.inference.commands.model import FORMATS, ModelSettings
 
 DESCRIPTION = (
     "Writes the click probabilities of raw rows to parquet, in the order of the rows. Several "
@@ -48,7 +48,7 @@ def run(model: ModelSettings, settings: PredictSettings) -> None:
     """Score the rows; print how many there were, and perhaps metrics."""
     first, *others = model.device.split(",")
     predictor = model.load(device=first)
-    from inference.bulk import evaluate_file, predict_file
+    from nvt_torchrec.inference.bulk import evaluate_file, predict_file
 
     begin = time.perf_counter()
     scored = predict_file(

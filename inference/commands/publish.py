@@ -6,9 +6,9 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
-from inference.commands.model import FORMATS, prepare
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.inference.commands.model import FORMATS, prepare
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ SETTINGS = (PublishSettings,)
 def run(settings: PublishSettings) -> int:
     """Publish or roll back; print the comparison and what is served. Return the exit status."""
     prepare()
-    from inference.publish.comparison import Limits
-    from inference.publish.steps import Sample, publish, rollback
+    from nvt_torchrec.inference.publish.comparison import Limits
+    from nvt_torchrec.inference.publish.steps import Sample, publish, rollback
 
     if settings.rollback:
         done = rollback(settings.to)

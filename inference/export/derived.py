@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from clicklog.derive.columns import log_square
-from clicklog.derive.times import DAY, HOUR
-from clicklog.errors import SettingsError
-from clicklog.spec.raw_types import LARGEST_FLOAT32, RAW_TYPES
-from clicklog.spec.reading import CROSS_SEPARATOR, Derivation
-from clicklog.spec.times import parse_iso
-from inference.export.sources import MISSING
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.clicklog.derive.columns import log_square
+from nvt_torchrec.clicklog.derive.times import DAY, HOUR
+from nvt_torchrec.formats.spec.raw_types import LARGEST_FLOAT32, RAW_TYPES
+from nvt_torchrec.formats.spec.reading import CROSS_SEPARATOR, Derivation
+from nvt_torchrec.formats.spec.times import parse_iso
+from nvt_torchrec.inference.export.sources import MISSING
 
 #: 1970-01-01 was a Thursday.
 _FIRST_WEEKDAY = 3

@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from clicklog.errors import SettingsError
-from clicklog.spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.workflow_description import WorkflowDescription
-from inference.export.derived import Cross, missing, module_of
-from inference.export.sources import MISSING, Sources
-from inference.model.scoring import ServingModel
-from inference.model.tables import Table
-from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
-from workflows.moments import normalization
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.formats.spec.columns import FIRST_OOV_ID, NULL_ID, CategoricalColumn
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.inference.export.derived import Cross, missing, module_of
+from nvt_torchrec.inference.export.sources import MISSING, Sources
+from nvt_torchrec.inference.model.scoring import ServingModel
+from nvt_torchrec.inference.model.tables import Table
+from nvt_torchrec.workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
+from nvt_torchrec.workflows.moments import normalization
 
 _32_BITS = 0xFFFFFFFF
 
@@ -210,7 +210,7 @@ def _sorted(values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _murmur3(x: torch.Tensor) -> torch.Tensor:
-    """Hash int64 as :func:`clicklog.hashing.murmur3_of_int` does, with operators on int64."""
+    """Hash int64 as :func:`base.hashing.murmur3_of_int` does, with operators on int64."""
     hashed = torch.zeros_like(x)
     for word in (x & _32_BITS, (x >> 32) & _32_BITS):
         word = _rotate((word * 0xCC9E2D51) & _32_BITS, 15)

@@ -19,12 +19,12 @@ import numpy as np
 import yaml
 from tqdm import tqdm
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.files.directories import new_directory
-from clicklog.readers.stream import stream_unparsed
-from clicklog.schema import TableSchema
-from inference.predictor import Predictor, input_spec
-from workflows.compiled.workflow import EncodedRows
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.inference.predictor import Predictor, input_spec
+from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 
 log = logging.getLogger(__name__)
 

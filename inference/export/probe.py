@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.raw_types import RAW_TYPES
-from clicklog.spec.reading import CROSS_SEPARATOR, Read
-from clicklog.spec.times import time_text
-from clicklog.workflow_description import WorkflowDescription
-from inference.inputs.rules import read_as_text
-from workflows.description import inspect
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.reading import CROSS_SEPARATOR, Read
+from nvt_torchrec.formats.spec.times import time_text
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.inference.inputs.rules import read_as_text
+from nvt_torchrec.workflows.description import inspect
 
 _LONGEST_LIST = 4
 _KNOWN = 1000

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from clicklog.rows import Jagged
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.reading import Read
-from inference.inputs.columns import convert_values
-from inference.inputs.rules import read_as_text
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.inference.inputs.columns import convert_values
+from nvt_torchrec.inference.inputs.rules import read_as_text
 
 #: Represents a missing integer, and pads lists to the length of the longest.
 MISSING = -(2**63)

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from clicklog.errors import SettingsError
-from clicklog.files.atomic import write_json
-from clicklog.files.directories import new_directory
-from clicklog.spec.feature_spec import FeatureSpec
-from inference.export.network import RawModel
-from inference.export.probe import probe_rows
-from inference.export.sources import MISSING, Sources, to_inputs
-from inference.model.bundle import WORKFLOW
-from inference.predictor import Predictor
-from workflows.description import inspect
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.inference.export.network import RawModel
+from nvt_torchrec.inference.export.probe import probe_rows
+from nvt_torchrec.inference.export.sources import MISSING, Sources, to_inputs
+from nvt_torchrec.inference.model.bundle import WORKFLOW
+from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.workflows.description import inspect
 
 PACKAGE, COMPILED, COLUMNS = "model.pt2", "compiled.pt2", "columns.json"
 #: Largest size in bytes of tables and vocabularies. Packing takes several times that in memory.

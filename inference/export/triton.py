@@ -18,11 +18,11 @@ import json
 import shutil
 from pathlib import Path
 
-from clicklog.files.directories import new_directory
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.versions import installed_version
-from inference.inputs.rules import read_as_text
-from inference.predictor import Predictor
+from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.base.versions import installed_version
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.inference.inputs.rules import read_as_text
+from nvt_torchrec.inference.predictor import Predictor
 
 NAME = "click_probability"
 _MAX_BATCH = 4096

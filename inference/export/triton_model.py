@@ -26,9 +26,9 @@ class TritonPythonModel:
             args: Triton's arguments: ``model_instance_kind``, ``model_instance_device_id``.
         """
         sys.path.insert(0, str(HERE / "packages"))
-        from clicklog.errors import ClickLogError
-        from inference.predictor import Predictor
-        from inference.server.batching import join
+        from nvt_torchrec.base.errors import ClickLogError
+        from nvt_torchrec.inference.predictor import Predictor
+        from nvt_torchrec.inference.server.batching import join
 
         gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"

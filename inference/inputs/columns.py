@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.rows import CategoryValues, Jagged
-from clicklog.spec.raw_types import RAW_TYPES, RawType
-from clicklog.spec.reading import Read
-from clicklog.strings import strings
-from clicklog.text.convert import Converted, Fields, convert
-from inference.inputs.rules import convert_by_rules, has_rules
-from inference.inputs.values import InvalidRowError, category_values, parser
+from nvt_torchrec.base.strings import strings
+from nvt_torchrec.clicklog.text.convert import Converted, Fields, convert
+from nvt_torchrec.formats.rows import CategoryValues, Jagged
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, RawType
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.inference.inputs.rules import convert_by_rules, has_rules
+from nvt_torchrec.inference.inputs.values import InvalidRowError, category_values, parser
 
 _NONE = type(None)
 

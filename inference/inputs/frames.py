@@ -9,19 +9,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clicklog.arrays import null_mask, to_arrow, to_numpy
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.readers.parquet_rows import convert_column
-from clicklog.readers.parquet_values import wanted
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.reading import Read
-from clicklog.text.assemble import assemble
-from clicklog.text.convert import Converted
-from inference.inputs.columns import convert_values
-from inference.inputs.remedies import remedy_of
-from inference.inputs.rules import has_rules, read_as_text, times_to_arrow
-from inference.inputs.values import InvalidRowError, MissingColumnError, is_missing, no_such_key
+from nvt_torchrec.base.arrays import null_mask, to_arrow, to_numpy
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
+from nvt_torchrec.clicklog.readers.parquet_values import wanted
+from nvt_torchrec.clicklog.text.assemble import assemble
+from nvt_torchrec.clicklog.text.convert import Converted
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.inference.inputs.columns import convert_values
+from nvt_torchrec.inference.inputs.remedies import remedy_of
+from nvt_torchrec.inference.inputs.rules import has_rules, read_as_text, times_to_arrow
+from nvt_torchrec.inference.inputs.values import (
+    InvalidRowError,
+    MissingColumnError,
+    is_missing,
+    no_such_key,
+)
 
 #: By bytes of a float type, the largest integer up to which it holds all integers.
 _EXACT = {2: 2**11, 4: 2**24}

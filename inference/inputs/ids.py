@@ -9,19 +9,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_arrow
-from clicklog.errors import BadRowError, SchemaError, SettingsError
-from clicklog.readers.line_chunks import LongLine
-from clicklog.readers.lines import filesystem_of, stream_chunks
-from clicklog.readers.stream import UnparsedRows
-from clicklog.readers.text_rows import header_lines, quotes_of
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.raw_types import NOT_UTF8
-from clicklog.spec.reading import Read
-from clicklog.text.convert import Fields, convert
-from clicklog.text.field_rules import as_utf8
-from clicklog.text.fields import split_lines
-from clicklog.text.line_layout import header_names
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.errors import BadRowError, SchemaError, SettingsError
+from nvt_torchrec.clicklog.readers.line_chunks import LongLine
+from nvt_torchrec.clicklog.readers.lines import filesystem_of, stream_chunks
+from nvt_torchrec.clicklog.readers.stream import UnparsedRows
+from nvt_torchrec.clicklog.readers.text_rows import header_lines, quotes_of
+from nvt_torchrec.clicklog.text.convert import Fields, convert
+from nvt_torchrec.clicklog.text.field_rules import as_utf8
+from nvt_torchrec.clicklog.text.fields import split_lines
+from nvt_torchrec.clicklog.text.line_layout import header_names
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import NOT_UTF8
+from nvt_torchrec.formats.spec.reading import Read
 
 _READ_BYTES = 1 << 16
 _MAX_HEADER_BYTES = 1 << 24

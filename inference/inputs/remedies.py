@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.reading import Read
-from clicklog.spec.times import EPOCHS, time_text
-from clicklog.text.convert import Converted
-from clicklog.text.remedies import keys_that_take
-from inference.errors import InvalidRowError
-from inference.inputs.columns import convert_values
-from inference.inputs.rules import read_as_text
-from inference.inputs.values import is_missing
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.clicklog.text.convert import Converted
+from nvt_torchrec.clicklog.text.remedies import keys_that_take
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.times import EPOCHS, time_text
+from nvt_torchrec.inference.errors import InvalidRowError
+from nvt_torchrec.inference.inputs.columns import convert_values
+from nvt_torchrec.inference.inputs.rules import read_as_text
+from nvt_torchrec.inference.inputs.values import is_missing
 
 #: Longer values are not looked at: a remedy would repeat them.
 _MOST_TEXT = 200

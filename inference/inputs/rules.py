@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clicklog.arrays import to_arrow
-from clicklog.errors import BadInputError
-from clicklog.readers.parquet_rows import convert_column
-from clicklog.spec.raw_types import NOT_UTF8, RAW_TYPES
-from clicklog.spec.reading import Read
-from clicklog.spec.times import microseconds_of
-from clicklog.text.convert import Converted, Fields, convert, of_items
-from clicklog.text.field_errors import EMPTY_ITEM
-from inference.inputs.values import InvalidRowError, is_missing, parser
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
+from nvt_torchrec.clicklog.text.convert import Converted, Fields, convert, of_items
+from nvt_torchrec.clicklog.text.field_errors import EMPTY_ITEM
+from nvt_torchrec.formats.spec.raw_types import NOT_UTF8, RAW_TYPES
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.times import microseconds_of
+from nvt_torchrec.inference.inputs.values import InvalidRowError, is_missing, parser
 
 #: Raw types whose values are mostly written as text.
 _TEXTS = ("string", "time")

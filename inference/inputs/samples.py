@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from clicklog.readers.stream import UnparsedRows
-from clicklog.spec.reading import Read
-from inference.inputs.ids import IdColumns, names_of_file
-from inference.inputs.rules import read_as_text
+from nvt_torchrec.clicklog.readers.stream import UnparsedRows
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.inference.inputs.ids import IdColumns, names_of_file
+from nvt_torchrec.inference.inputs.rules import read_as_text
 
 _NUMBERS: dict[str, Callable[[str], Any]] = {"int32": int, "int": int, "float": float}
 

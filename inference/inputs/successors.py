@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clicklog.errors import SchemaError
-from clicklog.spec.feature_spec import FeatureSpec
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 
 def check_same_columns(now: FeatureSpec, new: FeatureSpec, what: str) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from clicklog.missing import mask_of_rows
-from clicklog.rows import CategoryValues, Jagged, RawRows, dense_dtype
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.raw_types import (
+from nvt_torchrec.base.strings import strings
+from nvt_torchrec.formats.missing import mask_of_rows
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import (
     EMPTY_ITEM,
     HEX32_PATTERN,
     NOT_FINITE,
@@ -26,9 +27,8 @@ from clicklog.spec.raw_types import (
     RAW_TYPES,
     RawType,
 )
-from clicklog.spec.reading import AS_IT_IS
-from clicklog.strings import strings
-from inference.errors import InvalidRowError, MissingColumnError
+from nvt_torchrec.formats.spec.reading import AS_IT_IS
+from nvt_torchrec.inference.errors import InvalidRowError, MissingColumnError
 
 _HEX = re.compile(HEX32_PATTERN).fullmatch
 _INT, _HEX32, _FLOAT, _STRING = (RAW_TYPES[raw] for raw in ("int", "hex32", "float", "string"))

@@ -26,20 +26,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clicklog import __version__
-from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.artifact import FileEntry, Format, check_digests, check_sizes
-from clicklog.files.directories import new_directory
-from clicklog.files.mapping import MappedArray
-from clicklog.finite import not_finite
-from clicklog.workflow_description import WorkflowDescription
-from inference.model.origin import Origin, file_digest, read_checkpoint_origin
-from inference.model.scoring import GROUPS, Layer, ServingModel
-from inference.model.tables import KINDS, Table
-from inference.model.weights import ModelShape, check_pair, read_checkpoint
-from workflows import compiled
-from workflows.description import inspect
+from nvt_torchrec import __version__
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.inference.model.origin import Origin, file_digest, read_checkpoint_origin
+from nvt_torchrec.inference.model.scoring import GROUPS, Layer, ServingModel
+from nvt_torchrec.inference.model.tables import KINDS, Table
+from nvt_torchrec.inference.model.weights import ModelShape, check_pair, read_checkpoint
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.description import inspect
 
 FORMAT = Format(
     "nvt-torchrec bundle",

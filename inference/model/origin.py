@@ -7,9 +7,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from clicklog.errors import BadInputError
-from clicklog.files.atomic import read_json
-from clicklog.files.validation import parse
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.base.files.validation import parse
 
 MODEL_FILE = "model.json"
 
@@ -72,7 +72,7 @@ def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
         BadInputError: The checkpoint is missing or damaged.
         SchemaError: It is not a checkpoint of this program.
     """
-    from dlrm.checkpoint.store import read_model_file  # imports TorchRec: seconds
+    from nvt_torchrec.dlrm.checkpoint.store import read_model_file  # imports TorchRec: seconds
 
     file, value = Path(path) / MODEL_FILE, read_model_file(path)
     names = [field.name for field in dataclasses.fields(_Training)]
@@ -93,7 +93,7 @@ def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
 
 def model_digest(path: Path | str) -> str:
     """Return the digest that the ``model.json`` of a checkpoint holds of itself."""
-    from dlrm.checkpoint.store import FORMAT
+    from nvt_torchrec.dlrm.checkpoint.store import FORMAT
 
     value = read_json(Path(path) / MODEL_FILE, FORMAT.what)
     return str(value.get(FORMAT.digest_key)) if isinstance(value, dict) else ""

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from clicklog.rows import Jagged
-from inference.model.tables import Table
-from workflows.compiled.workflow import Ids
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.inference.model.tables import Table
+from nvt_torchrec.workflows.compiled.workflow import Ids
 
 #: Weight [out, in] and bias [out] of a linear layer.
 Layer: TypeAlias = tuple[torch.Tensor, torch.Tensor]

@@ -13,8 +13,8 @@ import dataclasses
 import torch
 from torch.nn import functional
 
-from clicklog.errors import SettingsError
-from clicklog.files.mapping import MappedArray
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.mapping import MappedArray
 
 KINDS = {"float32": torch.float32, "float16": torch.float16, "int8": torch.uint8}
 _LARGEST_FLOAT16 = 65504.0

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.schema import TableSchema
-from clicklog.versions import check_training_stack
-from inference.model.scoring import Layer, ServingModel
-from inference.model.tables import Table
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.versions import check_training_stack
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.inference.model.scoring import Layer, ServingModel
+from nvt_torchrec.inference.model.tables import Table
 
 if TYPE_CHECKING:
-    from dlrm.config import ModelConfig
-    from dlrm.model import Scorer
+    from nvt_torchrec.dlrm.config import ModelConfig
+    from nvt_torchrec.dlrm.model import Scorer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +62,8 @@ def usable(device: torch.device | str) -> torch.device:
 
 def shape_of_checkpoint(record: dict[str, Any]) -> ModelShape:
     """Return the shape that a checkpoint's ``model.json`` describes."""
-    from dlrm.config import ModelConfig
-    from dlrm.labels import label_of
+    from nvt_torchrec.dlrm.config import ModelConfig
+    from nvt_torchrec.dlrm.labels import label_of
 
     config = ModelConfig.from_dict(record.get("model"))
     training = record["training"]
@@ -80,7 +80,10 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
         UnsupportedStackError: TorchRec is not installed.
     """
     check_training_stack()
-    from dlrm.checkpoint.store import load_model, read_model_file  # imports TorchRec: seconds
+    from nvt_torchrec.dlrm.checkpoint.store import (  # imports TorchRec: seconds
+        load_model,
+        read_model_file,
+    )
 
     shape = shape_of_checkpoint(read_model_file(path))
     scorer, config = load_model(path, device)

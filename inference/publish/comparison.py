@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from clicklog.errors import BadInputError
-from dlrm.metrics import Metrics
-from inference.accuracy import score_labelled
-from inference.predictor import Predictor
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.inference.accuracy import score_labelled
+from nvt_torchrec.inference.predictor import Predictor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from clicklog.files.artifact import Format
-from inference.model.bundle import bundle_name
+from nvt_torchrec.base.files.artifact import Format
+from nvt_torchrec.inference.model.bundle import bundle_name
 
 HISTORY_FILE = "history.json"
 _FORMAT = Format(

@@ -6,13 +6,13 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from clicklog.errors import BadInputError, ClickLogError, OutputError, SchemaError
-from inference.inputs.successors import check_same_columns
-from inference.model.bundle import bundle_digest, bundle_name, describe
-from inference.predictor import Predictor
-from inference.publish.comparison import Comparison, Limits, compare_bundles
-from inference.publish.history import PUBLISH, ROLLBACK, Entry
-from inference.publish.store import Store, open_store
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from nvt_torchrec.inference.inputs.successors import check_same_columns
+from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.publish.comparison import Comparison, Limits, compare_bundles
+from nvt_torchrec.inference.publish.history import PUBLISH, ROLLBACK, Entry
+from nvt_torchrec.inference.publish.store import Store, open_store
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def _damaged(error: ClickLogError) -> OutputError:
 
 
 def _check_columns(store: Store, before: str, new: Predictor, bundle: Path) -> None:
-    from workflows.description import inspect
+    from nvt_torchrec.workflows.description import inspect
 
     try:
         spec = inspect(store.path(before) / "workflow").spec

@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from clicklog.errors import BadInputError, ClickLogError, OutputError
-from clicklog.files.artifact import check_digests
-from clicklog.files.atomic import TEMPORARY, fsync_directory, locked, output_errors
-from clicklog.files.directories import new_directory
-from inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
-from inference.publish.history import (
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError
+from nvt_torchrec.base.files.artifact import check_digests
+from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory, locked, output_errors
+from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.publish.history import (
     HISTORY_FILE,
     Entry,
     read_history,

@@ -19,18 +19,18 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from clicklog import __version__
-from clicklog.errors import SchemaError
-from clicklog.files.atomic import unique_keys
-from inference.inputs.values import InvalidRowError, MissingColumnError
-from inference.predictor import Predictor
-from inference.server.batching import Batcher
-from inference.server.metrics import ServerMetrics
-from inference.server.openapi import ERRORS, Probabilities, request_body
-from inference.server.reload import Reloader
-from inference.server.served import Served
-from inference.server.settings import ServerSettings, Source
-from workflows.compiled.workflow import EncodedRows
+from nvt_torchrec import __version__
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.base.files.atomic import unique_keys
+from nvt_torchrec.inference.inputs.values import InvalidRowError, MissingColumnError
+from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.server.batching import Batcher
+from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.openapi import ERRORS, Probabilities, request_body
+from nvt_torchrec.inference.server.reload import Reloader
+from nvt_torchrec.inference.server.served import Served
+from nvt_torchrec.inference.server.settings import ServerSettings, Source
+from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from clicklog.rows import Jagged
-from inference.predictor import cut_ids
-from workflows.compiled.workflow import EncodedRows, Ids
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.inference.predictor import cut_ids
+from nvt_torchrec.workflows.compiled.workflow import EncodedRows, Ids
 
 log = logging.getLogger(__name__)
 

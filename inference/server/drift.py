@@ -24,15 +24,15 @@ from numba import types
 from prometheus_client import CollectorRegistry, Gauge, Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from clicklog.errors import BadInputError
-from clicklog.kernels import compiled
-from clicklog.rows import Jagged
-from clicklog.stability import population_stability
-from inference.server.batching import join
-from workflows.compiled.workflow import CompiledWorkflow, EncodedRows, Ids
-from workflows.description import inspect
-from workflows.frequency_buckets import BUCKETS, FrequencyBuckets, read_buckets
-from workflows.moments import normalized_names
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.stability import population_stability
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.inference.server.batching import join
+from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRows, Ids
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.frequency_buckets import BUCKETS, FrequencyBuckets, read_buckets
+from nvt_torchrec.workflows.moments import normalized_names
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.raw_types import RAW_TYPES
-from clicklog.spec.reading import Read
-from clicklog.spec.times import EPOCHS
-from inference.inputs.rules import read_as_text
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.times import EPOCHS
+from nvt_torchrec.inference.inputs.rules import read_as_text
 
 
 def _integer(raw: str) -> Any:

@@ -18,11 +18,11 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from clicklog.errors import ClickLogError
-from inference.inputs.successors import check_same_columns
-from inference.server.metrics import ServerMetrics
-from inference.server.served import Served, open_served, read_stamp
-from inference.server.settings import Source
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.inference.inputs.successors import check_same_columns
+from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.served import Served, open_served, read_stamp
+from nvt_torchrec.inference.server.settings import Source
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
-from clicklog.errors import SettingsError, run_command
-from inference.server.settings import SHARED_VALUES, ServerSettings, Source
+from nvt_torchrec.base.errors import SettingsError, run_command
+from nvt_torchrec.inference.server.settings import SHARED_VALUES, ServerSettings, Source
 
 if TYPE_CHECKING:
-    from inference.server.app import Service
+    from nvt_torchrec.inference.server.app import Service
 
 log = logging.getLogger(__name__)
 
@@ -175,8 +175,8 @@ def _open(source: Source, settings: ServerSettings) -> Service:
     end = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if source.bundle is not None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    from inference.server.app import Service
-    from inference.server.served import open_served
+    from nvt_torchrec.inference.server.app import Service
+    from nvt_torchrec.inference.server.served import open_served
 
     service = Service(open_served(source), settings)
     gc.collect()

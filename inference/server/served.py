@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
-from inference.inputs import remedies
-from inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
-from inference.predictor import Predictor
-from inference.server.settings import Source
-from workflows.description import inspect
+from nvt_torchrec.inference.inputs import remedies
+from nvt_torchrec.inference.model.bundle import BUNDLE_FILE, bundle_digest, bundle_name, describe
+from nvt_torchrec.inference.predictor import Predictor
+from nvt_torchrec.inference.server.settings import Source
+from nvt_torchrec.workflows.description import inspect
 
 #: Where a bundle is, and which file describes it: path, device, inode, size and time of change.
 Stamp: TypeAlias = tuple[str, int, int, int, int]

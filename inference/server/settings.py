@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
 
 if TYPE_CHECKING:
-    from inference.predictor import Predictor
+    from nvt_torchrec.inference.predictor import Predictor
 
 #: Environment variable of prometheus_client: the directory of the values of several processes.
 SHARED_VALUES = "PROMETHEUS_MULTIPROC_DIR"

@@ -7,12 +7,19 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from nvt_loader.blocks import JaggedBlock
-from nvt_loader.buffers import Buffers
-from nvt_loader.cpu.row_copies import ALIGNMENT, RowCopies, copy_floats, flat, moves, stack
-from nvt_loader.kernels import list_lengths, list_values, permute, permute_lists
-from nvt_loader.parquet.dataset import Dataset
-from nvt_loader.parquet.row_chunks import RowChunk
+from nvt_torchrec.nvt_loader.blocks import JaggedBlock
+from nvt_torchrec.nvt_loader.buffers import Buffers
+from nvt_torchrec.nvt_loader.cpu.row_copies import (
+    ALIGNMENT,
+    RowCopies,
+    copy_floats,
+    flat,
+    moves,
+    stack,
+)
+from nvt_torchrec.nvt_loader.kernels import list_lengths, list_values, permute, permute_lists
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
 
 
 def build_jagged(

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from nvt_loader.blocks import Source
-from nvt_loader.kernels import copy_rows, find_copies
-from nvt_loader.parquet.row_chunks import RowChunk
+from nvt_torchrec.nvt_loader.blocks import Source
+from nvt_torchrec.nvt_loader.kernels import copy_rows, find_copies
+from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
 
 #: Tensors in a block's memory begin at multiples of this many bytes.
 ALIGNMENT = 64

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from nvt_loader.blocks import FlatBlock, JaggedBlock, Source, take_weights
-from nvt_loader.cpu.builder import CpuBuilder
-from nvt_loader.cuda.device_rows import build_on_device, decoded_rows
-from nvt_loader.memory import POOL_BYTES
-from nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.blocks import FlatBlock, JaggedBlock, Source, take_weights
+from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
+from nvt_torchrec.nvt_loader.cuda.device_rows import build_on_device, decoded_rows
+from nvt_torchrec.nvt_loader.memory import POOL_BYTES
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 #: Threads that decode row groups.
 READERS = 2
@@ -81,8 +81,8 @@ class CudfBuilder(PinnedBuilder):
 
     def __init__(self, dataset: Dataset, device: torch.device, threads: int = 1) -> None:
         super().__init__(dataset, device)
-        from nvt_loader.cuda.cudf_reader import CudfReader
-        from nvt_loader.cuda.read_ahead import ReadAhead
+        from nvt_torchrec.nvt_loader.cuda.cudf_reader import CudfReader
+        from nvt_torchrec.nvt_loader.cuda.read_ahead import ReadAhead
 
         use_pool(device)
         streams = [reading_stream(device, number) for number in range(READERS)]

@@ -13,14 +13,19 @@ import pylibcudf as plc
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from clicklog.errors import ClickLogError, SchemaError
-from nvt_loader.cuda.device_checks import DeviceChecker
-from nvt_loader.cuda.device_rows import DeviceRowGroup, DeviceRowGroupSlice, DeviceRows, ListColumn
-from nvt_loader.memory import row_bytes
-from nvt_loader.parquet.checks import FILL_REMEDY
-from nvt_loader.parquet.dataset import Dataset, check_file, check_unchanged
-from nvt_loader.parquet.decoder import FOOTERS, error_context
-from nvt_loader.plan import RowGroupSlice
+from nvt_torchrec.base.errors import ClickLogError, SchemaError
+from nvt_torchrec.nvt_loader.cuda.device_checks import DeviceChecker
+from nvt_torchrec.nvt_loader.cuda.device_rows import (
+    DeviceRowGroup,
+    DeviceRowGroupSlice,
+    DeviceRows,
+    ListColumn,
+)
+from nvt_torchrec.nvt_loader.memory import row_bytes
+from nvt_torchrec.nvt_loader.parquet.checks import FILL_REMEDY
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, check_file, check_unchanged
+from nvt_torchrec.nvt_loader.parquet.decoder import FOOTERS, error_context
+from nvt_torchrec.nvt_loader.plan import RowGroupSlice
 
 #: Bytes of rows that one call decodes. libcudf needs about as much again while it does.
 CALL_BYTES = 256 << 20

@@ -7,9 +7,9 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from nvt_loader.cuda.device_rows import DeviceRows
-from nvt_loader.parquet.checks import Checker, refuse_non_finite
-from nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.cuda.device_rows import DeviceRows
+from nvt_torchrec.nvt_loader.parquet.checks import Checker, refuse_non_finite
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 
 class DeviceChecker:

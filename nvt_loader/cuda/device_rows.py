@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from nvt_loader.blocks import FlatBlock, JaggedBlock, Source, empty_block
-from nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.blocks import FlatBlock, JaggedBlock, Source, empty_block
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
 #: Offsets, elements and weights of a list column.
 ListColumn = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]

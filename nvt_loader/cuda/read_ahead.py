@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from nvt_loader.cuda.cudf_reader import CudfReader
-from nvt_loader.cuda.device_rows import DeviceRowGroup
+from nvt_torchrec.nvt_loader.cuda.cudf_reader import CudfReader
+from nvt_torchrec.nvt_loader.cuda.device_rows import DeviceRowGroup
 
 
 class ReadAhead:

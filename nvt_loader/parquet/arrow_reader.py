@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError
-from nvt_loader.kernels import plain_addresses
-from nvt_loader.parquet.checks import Checker
-from nvt_loader.parquet.dataset import REWRITE, Dataset
-from nvt_loader.parquet.row_chunks import RowChunk
-from nvt_loader.plan import RowGroupSlice, keep_rows
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.nvt_loader.kernels import plain_addresses
+from nvt_torchrec.nvt_loader.parquet.checks import Checker
+from nvt_torchrec.nvt_loader.parquet.dataset import REWRITE, Dataset
+from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
+from nvt_torchrec.nvt_loader.plan import RowGroupSlice, keep_rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.errors import SchemaError
-from clicklog.schema import TableSchema
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.formats.schema import TableSchema
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.schema import TableSchema
-from clicklog.splits import SPLITS
-from nvt_loader.parquet.columns import check_columns, find_leaves
-from nvt_loader.plan import Range, RowGroupSlice
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.nvt_loader.parquet.columns import check_columns, find_leaves
+from nvt_torchrec.nvt_loader.plan import Range, RowGroupSlice
 
 INT32 = np.dtype(np.int32)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from nvt_loader.native import pointer
-from nvt_loader.parquet.pages import varint
+from nvt_torchrec.nvt_loader.native import pointer
+from nvt_torchrec.nvt_loader.parquet.pages import varint
 
 #: Indices of at most so many bits are unpacked eight at a time: four, and a shift, fit a word.
 _EIGHT_BITS = 14

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from clicklog.kernels import compiled
-from nvt_loader.kernels import copy_rows, largest_of
-from nvt_loader.native import pointer
-from nvt_loader.parquet.dictionary_indices import (
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.nvt_loader.kernels import copy_rows, largest_of
+from nvt_torchrec.nvt_loader.native import pointer
+from nvt_torchrec.nvt_loader.parquet.dictionary_indices import (
     BITS,
     END,
     ENTRIES,
@@ -22,7 +22,7 @@ from nvt_loader.parquet.dictionary_indices import (
     WORDS,
     read_indices,
 )
-from nvt_loader.parquet.pages import (
+from nvt_torchrec.nvt_loader.parquet.pages import (
     BODY,
     BYTES,
     COUNT,

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from clicklog.kernels import compiled
-from nvt_loader.native import pointer
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.nvt_loader.native import pointer
 
 #: A column chunk is a row of int64: its address and bytes; its values; bytes of a value; whether
 #: values may be missing, are floats, are compressed with Snappy (1 or 0).

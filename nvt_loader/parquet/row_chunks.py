@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nvt_loader.kernels import copy_rows
-from nvt_loader.plan import RowGroupSlice
+from nvt_torchrec.nvt_loader.kernels import copy_rows
+from nvt_torchrec.nvt_loader.plan import RowGroupSlice
 
 
 class Rows(Protocol):

@@ -7,8 +7,8 @@ import concurrent.futures
 import threading
 from collections.abc import Iterable, Iterator
 
-from nvt_loader.parquet.row_chunks import Decoder, Rows
-from nvt_loader.plan import RowGroupSlice
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Decoder, Rows
+from nvt_torchrec.nvt_loader.plan import RowGroupSlice
 
 
 class ShardReader:

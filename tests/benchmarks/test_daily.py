@@ -19,11 +19,11 @@ from benchmarks.daily.records import Cost, StageFailedError, Stages
 from benchmarks.daily.results import ORACLE, Result, Results
 from benchmarks.daily.ways import STAGES
 from benchmarks.process import Run
-from clicklog.errors import SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.files.atomic import write_json
-from clicklog.files.journal import Journal
-from clicklog.manifest import Manifest
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.files.journal import Journal
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.manifest import Manifest
 
 
 @pytest.fixture(autouse=True)

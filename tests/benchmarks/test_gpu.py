@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu import etl
 from benchmarks.gpu.paper import Paper, assign, messages, predict
-from clicklog.synthetic.model import MLPERF_CARDINALITIES
+from nvt_torchrec.clicklog.synthetic.model import MLPERF_CARDINALITIES
 
 ROOT = Path(__file__).resolve().parents[2]
 

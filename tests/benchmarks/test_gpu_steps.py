@@ -13,7 +13,7 @@ from benchmarks.gpu.runner import FAILED, OK, SKIPPED, read_records, run_steps
 from benchmarks.gpu.steps import SINGLE, Step, all_steps, chosen
 from benchmarks.gpu.training import WAYS
 from benchmarks.gpu.worker import PARTS, GpuSettings
-from clicklog.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SettingsError
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from benchmarks import harness
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table
 from benchmarks.process import run
 from benchmarks.venvs import Peer, PeerError
-from clicklog.errors import ClickLogError
+from nvt_torchrec.base.errors import ClickLogError
 
 SPEED = Metric("n_per_s", "n/s", ratio=True)
 

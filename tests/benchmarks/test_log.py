@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.etl.log import DAYS, SUMMARY_FILE, make_log, repeat_head, rows_of
-from clicklog.files.atomic import read_json
+from nvt_torchrec.base.files.atomic import read_json
 
 LARGEST = {14, 23, 24, 33, 34, 35}  # fields of cat_0, 9, 10, 19, 20, 21
 

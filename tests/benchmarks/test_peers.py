@@ -9,7 +9,7 @@ from benchmarks.etl import systems
 from benchmarks.etl.systems import DUCKDB, POLARS, Log
 from benchmarks.etl.verify import compare
 from benchmarks.process import run as measured
-from etl.run import run
+from nvt_torchrec.etl.run import run
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log
 

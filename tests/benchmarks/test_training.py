@@ -15,7 +15,7 @@ from benchmarks.process import run
 from benchmarks.stability import __main__ as stability
 from benchmarks.train.data import ensure
 from benchmarks.train.worker import BARE, OURS, Stamps
-from nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import write_split
 
 

@@ -7,11 +7,11 @@ import datetime
 
 from hypothesis import strategies as st
 
-from clicklog.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.labels import LabelRule
-from clicklog.spec.reading import Derivation, Reading
-from clicklog.spec.split import BY_DAYS, Split
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.reading import Derivation, Reading
+from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 
 TIME_FORMATS = (
     "",

@@ -6,9 +6,9 @@ import datetime
 import decimal
 import re
 
-from clicklog.spec.labels import LabelRule
-from clicklog.spec.reading import Read
-from clicklog.spec.times import EPOCHS
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.times import EPOCHS
 
 #: Of float32.
 LARGEST = (2 - 2**-23) * 2.0**127

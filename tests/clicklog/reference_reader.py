@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clicklog.missing import is_missing
-from clicklog.rows import Jagged, RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.reading import Derivation, Read
-from clicklog.spec.times import parse_iso
+from nvt_torchrec.formats.missing import is_missing
+from nvt_torchrec.formats.rows import Jagged, RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.reading import Derivation, Read
+from nvt_torchrec.formats.spec.times import parse_iso
 from tests.clicklog.reference_fields import BAD, LARGEST, expected
 
 __all__ = ["LARGEST", "BadFieldError", "as_lists", "derived", "key_of", "parse", "split"]

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.text import tokenizer
-from clicklog.text.fast_rows import longest_row
-from clicklog.text.tokenizer import parse_criteo
+from nvt_torchrec.clicklog.text import tokenizer
+from nvt_torchrec.clicklog.text.fast_rows import longest_row
+from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 
 _FIELDS = {
     "label": st.sampled_from(["0", "1"] * 9 + ["", "2", "01", "/"]),
@@ -94,7 +94,7 @@ def test_every_byte_at_every_place() -> None:
 
 def test_common_rows_take_the_fast_way() -> None:
     """If the fast way gave up on every row, all else would still pass."""
-    from clicklog.text.fast_rows import parse_row
+    from nvt_torchrec.clicklog.text.fast_rows import parse_row
 
     text = b"1\t\t-3\t12345678\t\tabcdef01\r\n" + b"0" * 64
     buffer = np.frombuffer(text, np.uint8)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.rows import Jagged
-from clicklog.spec.labels import LabelRule
-from clicklog.spec.reading import Read
-from clicklog.spec.times import DIRECTIVES, EPOCHS, ISO, time_text
-from clicklog.text.convert import Fields, convert, convert_lists
+from nvt_torchrec.clicklog.text.convert import Fields, convert, convert_lists
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.reading import Read
+from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO, time_text
 from tests.clicklog.reference_fields import BAD, EPOCH, MICROSECOND, expected
 
 

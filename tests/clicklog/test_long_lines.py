@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, BadRowError, SettingsError
-from clicklog.readers import lines
-from clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
-from clicklog.readers.raw import find_days, open_day, read_block, read_block_chunks
-from clicklog.readers.stream import stream_rows, stream_unparsed
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
+from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
+from nvt_torchrec.clicklog.readers import lines
+from nvt_torchrec.clicklog.readers.line_chunks import EndedEarlyError, LongLine, split_chunks
+from nvt_torchrec.clicklog.readers.raw import find_days, open_day, read_block, read_block_chunks
+from nvt_torchrec.clicklog.readers.stream import stream_rows, stream_unparsed
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day
 
 SHORT = dataclasses.replace(CRITEO, input=InputFormat(max_line_kb=1))

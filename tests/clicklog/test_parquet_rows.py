@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, BadRowError
-from clicklog.readers.parquet_rows import ParquetLayout, cut_rows, parquet_layout
-from clicklog.readers.raw import (
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.parquet_rows import ParquetLayout, cut_rows, parquet_layout
+from nvt_torchrec.clicklog.readers.raw import (
     Block,
     find_days,
     first_line,
@@ -22,8 +22,13 @@ from clicklog.readers.raw import (
     read_block,
     read_block_chunks,
 )
-from clicklog.readers.stream import stream_rows
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
+from nvt_torchrec.clicklog.readers.stream import stream_rows
+from nvt_torchrec.formats.spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
 from tests.clicklog.reference_reader import LARGEST, as_lists
 
 SPEC = FeatureSpec(

@@ -14,13 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, BadRowError
-from clicklog.readers.parquet_values import convert_array, fits, type_remedy
-from clicklog.readers.raw import Block, read_block
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.spec.labels import LabelRule
-from clicklog.spec.reading import Read, Reading
-from clicklog.text.convert import convert
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.parquet_values import convert_array, fits, type_remedy
+from nvt_torchrec.clicklog.readers.raw import Block, read_block
+from nvt_torchrec.clicklog.text.convert import convert
+from nvt_torchrec.formats.spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.reading import Read, Reading
 from tests.clicklog.test_field_rules import _TEXTS, BAD, as_list, fields_of
 
 _UTC = datetime.UTC

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadRowError, SettingsError
-from clicklog.readers.days import find_days
-from clicklog.readers.lines import after_preamble, text_end, without_empty_lines
-from clicklog.readers.raw import open_day, read_block
-from clicklog.readers.stream import stream_rows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.toml_file import load_spec
+from nvt_torchrec.base.errors import BadRowError, SettingsError
+from nvt_torchrec.clicklog.readers.days import find_days
+from nvt_torchrec.clicklog.readers.lines import after_preamble, text_end, without_empty_lines
+from nvt_torchrec.clicklog.readers.raw import open_day, read_block
+from nvt_torchrec.clicklog.readers.stream import stream_rows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 SPEC = """
 [input]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, BadRowError, SettingsError
-from clicklog.readers.lines import count_lines, cut_lines, offset_of_line
-from clicklog.readers.raw import (
+from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
+from nvt_torchrec.clicklog.readers.lines import count_lines, cut_lines, offset_of_line
+from nvt_torchrec.clicklog.readers.raw import (
     Block,
     find_days,
     first_line,
@@ -21,8 +21,8 @@ from clicklog.readers.raw import (
     read_block_chunks,
     read_bytes,
 )
-from clicklog.readers.stream import stream_rows
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
+from nvt_torchrec.clicklog.readers.stream import stream_rows
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
 from tests.logs import CRITEO, random_rows, write_day, write_log
 
 

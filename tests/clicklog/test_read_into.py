@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clicklog.errors import BadInputError
-from clicklog.readers.lines import read_into
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.lines import read_into
 
 
 @pytest.mark.parametrize("remote", [False, True])

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from clicklog.derive.columns import derive
-from clicklog.derive.keys import hash_texts
-from clicklog.errors import BadInputError, BadRowError
-from clicklog.readers.parquet_rows import read_parquet
-from clicklog.rows import empty_rows
-from clicklog.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.labels import LabelRule
-from clicklog.spec.reading import Derivation, Reading
-from clicklog.spec.split import Split
-from clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
-from clicklog.text.parse import parse_rows
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.derive.columns import derive
+from nvt_torchrec.clicklog.derive.keys import hash_texts
+from nvt_torchrec.clicklog.readers.parquet_rows import read_parquet
+from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout, plain_layouts
+from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.formats.rows import empty_rows
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.reading import Derivation, Reading
+from nvt_torchrec.formats.spec.split import Split
 from tests.clicklog.random_logs import random_logs, random_rows
 from tests.clicklog.reference_reader import (
     BadFieldError,

@@ -11,14 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, BadRowError
-from clicklog.readers.raw import find_days, open_day
-from clicklog.readers.stream import stream_rows
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.spec.labels import LabelRule
-from clicklog.spec.reading import Read, Reading
-from clicklog.text.convert import convert
-from clicklog.text.remedies import remedy
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.raw import find_days, open_day
+from nvt_torchrec.clicklog.readers.stream import stream_rows
+from nvt_torchrec.clicklog.text.convert import convert
+from nvt_torchrec.clicklog.text.remedies import remedy
+from nvt_torchrec.formats.spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.formats.spec.reading import Read, Reading
 from tests.clicklog.test_field_rules import _TEXTS, fields_of
 
 

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from clicklog.splits import cut_last_day
-from clicklog.synthetic import model as synthetic_model
-from clicklog.synthetic.log import SUMMARY_FILE, OracleScore, format_rows, synthesize
-from clicklog.synthetic.model import (
+from nvt_torchrec.clicklog.synthetic import model as synthetic_model
+from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, OracleScore, format_rows, synthesize
+from nvt_torchrec.clicklog.synthetic.model import (
     BLOCK_ROWS,
     MEDIANS,
     MISSING_CATEGORICAL,
@@ -31,6 +30,7 @@ from clicklog.synthetic.model import (
     plant,
     sigmoid,
 )
+from nvt_torchrec.formats.splits import cut_last_day
 from tests.clicklog.directories import contents
 
 SETTINGS = SyntheticSettings(days=3, rows_per_day=BLOCK_ROWS + 1_001, seed=5)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import OutputError, SettingsError
-from clicklog.synthetic.log import SUMMARY_FILE, synthesize
-from clicklog.synthetic.model import SyntheticSettings
+from nvt_torchrec.base.errors import OutputError, SettingsError
+from nvt_torchrec.clicklog.synthetic.log import SUMMARY_FILE, synthesize
+from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
 from tests.clicklog.directories import contents
 
 SETTINGS = SyntheticSettings(days=3, rows_per_day=500, seed=5)
@@ -59,8 +59,8 @@ def test_unfinished_files_are_replaced(tmp_path: Path) -> None:
 
 
 ENDLESS = """
-from clicklog.synthetic.log import synthesize
-from clicklog.synthetic.model import SyntheticSettings
+from nvt_torchrec.clicklog.synthetic.log import synthesize
+from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
 import sys
 synthesize(sys.argv[1], SyntheticSettings(rows_per_day=10**9, days=2), workers=2)
 """
@@ -90,9 +90,9 @@ def test_a_killed_run_can_be_repeated_and_a_running_one_not_disturbed(tmp_path: 
 
 FULL_DISK = """
 import resource, sys
-from clicklog.errors import OutputError
-from clicklog.synthetic.log import synthesize
-from clicklog.synthetic.model import SyntheticSettings
+from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.clicklog.synthetic.log import synthesize
+from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     synthesize(sys.argv[1], SyntheticSettings(days=2, rows_per_day=8192), workers=2)
@@ -135,7 +135,7 @@ def test_workers_out_of_range(tmp_path: Path) -> None:
 
 
 def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:
-    from etl.__main__ import main
+    from nvt_torchrec.etl.__main__ import main
 
     line = (
         f"synthesize --output_path {tmp_path}/raw --days 2 --rows_per_day 40 --seed 9 "
@@ -153,15 +153,15 @@ def test_command_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -
 
 
 def test_command_line_defaults_are_the_settings(tmp_path: Path) -> None:
-    from clicklog.command_line import Parser, parse
-    from etl.commands.synthesize import SETTINGS
+    from nvt_torchrec.base.command_line import Parser, parse
+    from nvt_torchrec.etl.commands.synthesize import SETTINGS
 
     line = ["--output_path", str(tmp_path)]
     assert parse(Parser(), line, *SETTINGS)[1] == SyntheticSettings()
 
 
 def test_the_ground_floor_knows_no_framework() -> None:
-    code = "import clicklog.synthetic.log, sys; print(*sys.modules)"
+    code = "import nvt_torchrec.clicklog.synthetic.log, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

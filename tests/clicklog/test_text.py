@@ -11,13 +11,18 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, BadRowError, SettingsError
-from clicklog.rows import DESCRIBED_BAD_ROWS, empty_rows
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.text.delimited import parse_delimited
-from clicklog.text.fields import split_lines
-from clicklog.text.line_layout import layout_of, plain_layout
-from clicklog.text.parse import parse_rows
+from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
+from nvt_torchrec.clicklog.text.delimited import parse_delimited
+from nvt_torchrec.clicklog.text.fields import split_lines
+from nvt_torchrec.clicklog.text.line_layout import layout_of, plain_layout
+from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, empty_rows
+from nvt_torchrec.formats.spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
 from tests.clicklog.reference_reader import (
     LARGEST,
     BadFieldError,

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, BadRowError
-from clicklog.readers.line_chunks import LongLine, end_of_rows, split_chunks
-from clicklog.readers.raw import (
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.line_chunks import LongLine, end_of_rows, split_chunks
+from nvt_torchrec.clicklog.readers.raw import (
     Block,
     find_days,
     first_line,
@@ -24,9 +24,14 @@ from clicklog.readers.raw import (
     read_block,
     read_block_chunks,
 )
-from clicklog.readers.stream import stream_rows, stream_unparsed
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.text.fields import split_lines
+from nvt_torchrec.clicklog.readers.stream import stream_rows, stream_unparsed
+from nvt_torchrec.clicklog.text.fields import split_lines
+from nvt_torchrec.formats.spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ODD = st.text(st.sampled_from('a":,\n\r|'), max_size=8)

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.missing import is_missing
-from clicklog.rows import DESCRIBED_BAD_ROWS
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.text.delimited import parse_delimited
-from clicklog.text.line_layout import plain_layout
-from clicklog.text.tokenizer import parse_criteo
+from nvt_torchrec.clicklog.text.delimited import parse_delimited
+from nvt_torchrec.clicklog.text.line_layout import plain_layout
+from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
+from nvt_torchrec.formats.missing import is_missing
+from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 
 SPEC = FeatureSpec(
     label="label",

@@ -14,8 +14,8 @@ from demo import compile_ahead
 _RUN = """
 import sys
 from pathlib import Path
-from clicklog.kernels import compile_seconds
-from etl.__main__ import main
+from nvt_torchrec.base.kernels import compile_seconds
+from nvt_torchrec.etl.__main__ import main
 
 raw, out = sys.argv[1:]
 made = ["--spec", "retail", "--days", "3", "--rows_per_day", "100", "--seed", "5"]

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference import Predictor
+from nvt_torchrec.inference import Predictor
 from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.conftest import ROOT
 from tests.inference.serving import Server, serving

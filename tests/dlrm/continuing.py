@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from dlrm.checkpoint.resume import training_state
-from dlrm.checkpoint.store import save_checkpoint
-from dlrm.checkpoint.tensors import Reader
-from dlrm.config import model_config
-from dlrm.data import read_schema
-from dlrm.launch.distributed import Group, process_group
-from dlrm.settings.flags import parse_settings
-from dlrm.train import Trainer
+from nvt_torchrec.dlrm.checkpoint.resume import training_state
+from nvt_torchrec.dlrm.checkpoint.store import save_checkpoint
+from nvt_torchrec.dlrm.checkpoint.tensors import Reader
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.data import read_schema
+from nvt_torchrec.dlrm.launch.distributed import Group, process_group
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.train import Trainer
 from tests.dlrm.runs import MODEL
 
 

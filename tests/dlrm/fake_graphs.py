@@ -31,7 +31,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Counts:
 
     monkeypatch.setattr("torch.cuda.make_graphed_callables", make_graphed_callables)
     monkeypatch.setattr("torch.cuda.current_stream", lambda device: None)
-    monkeypatch.setattr("dlrm.build.can_capture", lambda device: True)
+    monkeypatch.setattr("nvt_torchrec.dlrm.build.can_capture", lambda device: True)
     return counts
 
 

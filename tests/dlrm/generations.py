@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.etl_output import EtlOutput
-from clicklog.files.artifact import FileEntry
-from clicklog.generations import Generation
-from clicklog.hashing import murmur3_int
-from clicklog.manifest import PartFile
-from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.splits import SPLITS
-from clicklog.workflow_description import WorkflowDescription, describe_vocabularies
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.hashing import murmur3_int
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.generations import Generation
+from nvt_torchrec.formats.manifest import PartFile
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.formats.workflow_description import WorkflowDescription, describe_vocabularies
 from tests.manifests import write_manifest
 from tests.nvt_loader.data import WRITER, make_columns, make_lists, write_metadata
 

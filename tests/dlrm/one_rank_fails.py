@@ -10,13 +10,13 @@ import pytest
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from clicklog.errors import BadInputError, ClickLogError, SettingsError
-from dlrm.checkpoint.resume import on_all_ranks
-from dlrm.checkpoint.tensors import Reader
-from dlrm.launch.distributed import process_group
-from dlrm.settings.flags import parse_settings
-from dlrm.train import train
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
+from nvt_torchrec.dlrm.checkpoint.resume import on_all_ranks
+from nvt_torchrec.dlrm.checkpoint.tensors import Reader
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.train import train
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import MODEL
 
 #: What fails on rank 1, and with what.

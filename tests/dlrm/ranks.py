@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm.launch.distributed import gather_rows, process_group
-from dlrm.metrics import compute_metrics
+from nvt_torchrec.dlrm.launch.distributed import gather_rows, process_group
+from nvt_torchrec.dlrm.metrics import compute_metrics
 
 #: Rows of each rank.
 ROWS = (0, 1, 5000, 777)

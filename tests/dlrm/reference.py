@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dlrm.config import ModelConfig
-from dlrm.model import build_dlrm, fill_table
-from nvt_loader import KJTLoader
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.model import build_dlrm, fill_table
+from nvt_torchrec.nvt_loader import KJTLoader
 
 
 class Reference(nn.Module):

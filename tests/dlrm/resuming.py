@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.checkpoint.store import load_model
 
 FLAGS = ["--epochs=3", "--learning_rate=0.05", "--adagrad", "--shuffle_training_set"]
 STEPS = 90  # 3 epochs of 30 steps of 32 rows

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.launch.distributed import process_group
-from dlrm.settings.flags import parse_settings
-from dlrm.train import TrainResult, train
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.train import TrainResult, train
 from tests.dlrm import fake_graphs
 
 ROOT = Path(__file__).parents[2]

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from clicklog.errors import SettingsError
-from dlrm.alignment import align_inputs
-from dlrm.build import set_up_dense
-from dlrm.checkpoint.store import load_model
-from dlrm.config import ModelConfig
-from dlrm.model import build_dlrm
-from dlrm.settings.flags import parse_settings
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.alignment import align_inputs
+from nvt_torchrec.dlrm.build import set_up_dense
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.model import build_dlrm
+from nvt_torchrec.dlrm.settings.flags import parse_settings
 from tests.dlrm import fake_graphs
 from tests.dlrm.runs import losses, train_here
 
@@ -107,7 +107,8 @@ def test_the_kernel_is_not_compiled_again(monkeypatch, inductor):
     set_up_dense(dlrm, settings)
     assert "forward" in vars(dlrm.inter_arch)
     monkeypatch.setattr(
-        "dlrm.build.choose_kernel", lambda layer, *_: setattr(layer, "kernel", "triton")
+        "nvt_torchrec.dlrm.build.choose_kernel",
+        lambda layer, *_: setattr(layer, "kernel", "triton"),
     )
     set_up_dense(dlrm, settings)
     assert "forward" not in vars(dlrm.inter_arch)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.launch.startup import choose_cpus
+from nvt_torchrec.dlrm.launch.startup import choose_cpus
 from tests.dlrm.runs import MODEL, run_command
 
 

@@ -12,10 +12,15 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from clicklog.errors import BadInputError, OutputError, SchemaError
-from dlrm.checkpoint.store import FORMAT, check_destination, load_model, read_model_file
-from dlrm.checkpoint.tensors import read_tensors
-from dlrm.model import build_dlrm
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
+from nvt_torchrec.dlrm.checkpoint.store import (
+    FORMAT,
+    check_destination,
+    load_model,
+    read_model_file,
+)
+from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
+from nvt_torchrec.dlrm.model import build_dlrm
 from tests.dlrm.runs import train_here
 
 
@@ -237,7 +242,7 @@ def test_places_that_are_none(copy, change, message, monkeypatch):
         built.append(device)
         return build_dlrm(config, device=device)
 
-    monkeypatch.setattr("dlrm.checkpoint.store.build_dlrm", build)
+    monkeypatch.setattr("nvt_torchrec.dlrm.checkpoint.store.build_dlrm", build)
     tensors = json.loads((copy / "tensors.json").read_text())
     tensor = next(one for one in tensors.values() if len(one["size"]) == 2)
     tensor["chunks"][0] |= change

@@ -15,18 +15,18 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from clicklog.errors import SettingsError
-from dlrm.checkpoint.store import load_model
-from dlrm.config import ModelConfig
-from dlrm.data import shuffled
-from dlrm.evaluate import score
-from dlrm.inference_benchmark import benchmark_inference
-from dlrm.interaction import Interaction, PooledVectors
-from dlrm.launch.distributed import process_group
-from dlrm.metrics import compute_metrics
-from dlrm.multi_hot import MultiHot
-from dlrm.settings.flags import parse_settings
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.data import shuffled
+from nvt_torchrec.dlrm.evaluate import score
+from nvt_torchrec.dlrm.inference_benchmark import benchmark_inference
+from nvt_torchrec.dlrm.interaction import Interaction, PooledVectors
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.metrics import compute_metrics
+from nvt_torchrec.dlrm.multi_hot import MultiHot
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
 
 
@@ -265,7 +265,7 @@ def test_warm_up_steps_are_left_out_of_the_throughput(data, tmp_path):
 
 def test_learning_rate_of_every_step(data, tmp_path, caplog):
     flags = ["--max_steps=4", "--throughput_check_freq_within_epoch=4", "--lr_warmup_steps=2"]
-    with caplog.at_level(logging.INFO, logger="dlrm"):
+    with caplog.at_level(logging.INFO, logger="nvt_torchrec.dlrm"):
         _train(data, tmp_path, "--print_lr", *flags)
     said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("step ")]
     assert said[:4] == ["step 1: lr 0.05", "step 2: lr 0.1", "step 3: lr 0.1", "step 4: lr 0.1"]

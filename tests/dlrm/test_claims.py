@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import OutputError
-from dlrm.checkpoint.claims import claimed
-from dlrm.launch.distributed import process_group
+from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.dlrm.checkpoint.claims import claimed
+from nvt_torchrec.dlrm.launch.distributed import process_group
 from tests.dlrm.resuming import flags_of
 from tests.dlrm.runs import environment, events, train_here
 
 HOLDER = """
 import pathlib, sys, time
-from dlrm.checkpoint.claims import claimed
-from dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.checkpoint.claims import claimed
+from nvt_torchrec.dlrm.launch.distributed import process_group
 
 with process_group() as group, claimed([pathlib.Path(path) for path in sys.argv[1:]], group):
     print("here", flush=True)

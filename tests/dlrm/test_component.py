@@ -10,7 +10,7 @@ import sys
 import pytest
 from torchx import specs
 
-from dlrm.launch.component import train
+from nvt_torchrec.dlrm.launch.component import train
 from tests.dlrm.runs import ROOT, run_command
 
 FLAGS = ["--binary_path", "/data/a $HOME; b", "--adagrad", "--log_path='x'"]

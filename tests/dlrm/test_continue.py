@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm import evaluate as evaluate_module
-from dlrm.checkpoint.store import load_model, read_model_file
-from dlrm.evaluate import score
-from nvt_loader import KJTLoader
+from nvt_torchrec.dlrm import evaluate as evaluate_module
+from nvt_torchrec.dlrm.checkpoint.store import load_model, read_model_file
+from nvt_torchrec.dlrm.evaluate import score
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.continued_runs import RATES, SHARDINGS, TABLES, flags, train_checkpoints
 from tests.dlrm.continuing import read_all, save_start_here
 from tests.dlrm.generations import (

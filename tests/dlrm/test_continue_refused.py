@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from dlrm.checkpoint.store import read_model_file
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.dlrm.checkpoint.store import read_model_file
 from tests.dlrm.continued_runs import TABLES, flags, train_checkpoints
 from tests.dlrm.generations import DIGESTS, table_sizes, write_output, write_workflow
 from tests.dlrm.runs import train_here

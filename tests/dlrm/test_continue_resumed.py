@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError, OutputError, SettingsError
-from dlrm import train as train_module
-from dlrm.checkpoint.store import read_model_file
-from dlrm.checkpoint.writer import finished
+from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
+from nvt_torchrec.dlrm import train as train_module
+from nvt_torchrec.dlrm.checkpoint.store import read_model_file
+from nvt_torchrec.dlrm.checkpoint.writer import finished
 from tests.dlrm.continued_runs import flags, train_checkpoints
 from tests.dlrm.continuing import save_start_here
 from tests.dlrm.resuming import assert_same

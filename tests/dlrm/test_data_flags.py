@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clicklog.errors import SettingsError
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import events, losses, train_here
 
 

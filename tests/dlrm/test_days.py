@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.etl_output import SWITCH_FILE, EtlOutput
-from clicklog.spec.split import Split
-from dlrm.checkpoint.store import read_model_file
-from dlrm.days import TrainingDays, choose_days
-from dlrm.settings.flags import parse_settings
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.dlrm.checkpoint.store import read_model_file
+from nvt_torchrec.dlrm.days import TrainingDays, choose_days
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
+from nvt_torchrec.formats.spec.split import Split
 from tests.dlrm.generations import PARTS, write_output
 from tests.dlrm.runs import train_here
 from tests.dlrm.test_checkpoint import change_model_file

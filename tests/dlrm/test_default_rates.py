@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from clicklog.schema import TableSchema
-from dlrm.config import model_config
-from dlrm.optim.default_rates import default_rates, default_warmup, with_default_rates
-from dlrm.settings.fields import OPTIMIZERS
-from dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.optim.default_rates import default_rates, default_warmup, with_default_rates
+from nvt_torchrec.dlrm.settings.fields import OPTIMIZERS
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.runs import events, losses, train_here
 from tests.nvt_loader.data import write_split
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from clicklog.errors import SettingsError
-from dlrm.launch.distributed import store_of_this_attempt
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.launch.distributed import store_of_this_attempt
 
 
 @pytest.fixture

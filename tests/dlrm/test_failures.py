@@ -12,7 +12,7 @@ from tests.dlrm.runs import MODEL, torchrun, two_machines
 SCRIPT = """
 import os, pathlib, signal, sys
 import nvt_loader, torchrec, train_torchrec
-from dlrm import train
+from nvt_torchrec.dlrm import train
 
 how, rank = sys.argv[1], os.environ["RANK"]
 pathlib.Path(sys.argv[2], rank).write_text(str(os.getpid()))
@@ -38,8 +38,8 @@ def fail(closure=None):
     raise RuntimeError("the weights are on fire")
 
 nvt_loader.KJTLoader = Loader
-import dlrm.data
-dlrm.data.KJTLoader = Loader
+import nvt_torchrec.dlrm.data
+nvt_torchrec.dlrm.data.KJTLoader = Loader
 original, train.set_learning_rate = train.set_learning_rate, at_a_step
 sys.exit(train_torchrec.main(sys.argv[3:]))
 """

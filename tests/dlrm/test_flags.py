@@ -8,11 +8,11 @@ import shlex
 
 import pytest
 
-from clicklog.command_line import add_arguments
-from clicklog.errors import SettingsError
-from dlrm.settings.flags import build_parser, parse_settings
-from dlrm.settings.other_trainers import LEFT_OUT, RENAMED
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.command_line import add_arguments
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.settings.flags import build_parser, parse_settings
+from nvt_torchrec.dlrm.settings.other_trainers import LEFT_OUT, RENAMED
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from tests.dlrm.runs import ROOT
 
 PEERS = json.loads((ROOT / "tests" / "dlrm" / "peer_flags.json").read_text())

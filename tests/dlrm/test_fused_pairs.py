@@ -11,8 +11,8 @@ import sys
 import pytest
 import torch
 
-from clicklog.errors import SettingsError
-from dlrm.interaction import Interaction, choose_kernel
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.interaction import Interaction, choose_kernel
 from tests.dlrm.runs import ROOT
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def test_it_compiles_for_nvidias_cards(tmp_path, architecture, dtype):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from dlrm import fused_pairs
+    from nvt_torchrec.dlrm import fused_pairs
 
     dense, sparse = (torch.empty(shape, device="meta") for shape in ((1, 128), (1, 26, 128)))
     constants = fused_pairs._constants(dense, sparse, dtype)
@@ -128,7 +128,7 @@ def test_the_kernel_in_bfloat16(has_dense, lookup):
 
 @interpreted
 def test_it_is_chosen_if_it_computes_the_same(monkeypatch, caplog):
-    from dlrm import fused_pairs
+    from nvt_torchrec.dlrm import fused_pairs
 
     interaction = Interaction(3)
     choose_kernel(interaction, "triton", CPU)
@@ -154,7 +154,7 @@ def test_without_triton():
     """In a process of its own, which has none."""
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "import torch; from dlrm.interaction import Interaction, choose_kernel\n"
+        "import torch; from nvt_torchrec.dlrm.interaction import Interaction, choose_kernel\n"
         "one = Interaction(3); choose_kernel(one, 'auto', torch.device('cpu')); print(one.kernel)\n"
         "choose_kernel(one, 'triton', torch.device('cpu'))"
     )

@@ -8,9 +8,9 @@ import gc
 import numpy as np
 import pytest
 
-from dlrm.config import ModelConfig
-from dlrm.graphs import replay_dense
-from dlrm.model import build_dlrm
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.graphs import replay_dense
+from nvt_torchrec.dlrm.model import build_dlrm
 from tests.dlrm import fake_graphs
 from tests.dlrm.runs import events, losses, train_here, train_many
 

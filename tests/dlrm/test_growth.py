@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.generations import Generation
-from clicklog.hashing import murmur3_int
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from clicklog.workflow_description import WorkflowDescription
-from dlrm.checkpoint.growth import GrownTable, grow_tables
-from dlrm.config import ModelConfig
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.base.hashing import murmur3_int
+from nvt_torchrec.dlrm.checkpoint.growth import GrownTable, grow_tables
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.formats.generations import Generation
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
 
 class KnownWorkflow(WorkflowDescription):

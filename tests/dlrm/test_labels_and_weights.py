@@ -10,16 +10,16 @@ import pytest
 import torch
 from sklearn import metrics as sklearn
 
-from clicklog.errors import SettingsError
-from clicklog.schema import TableSchema
-from dlrm.checkpoint.store import load_model
-from dlrm.config import model_config
-from dlrm.evaluate import score
-from dlrm.inference_benchmark import benchmark_inference
-from dlrm.launch.distributed import process_group
-from dlrm.model import TrainBatch, _sum_losses, _with_mean_1
-from dlrm.settings.flags import parse_settings
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.evaluate import score
+from nvt_torchrec.dlrm.inference_benchmark import benchmark_inference
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.model import TrainBatch, _sum_losses, _with_mean_1
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.resuming import weights
 from tests.dlrm.runs import MODEL, events, losses, train_here, train_many

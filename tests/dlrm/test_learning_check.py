@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from dlrm import train as train_module
-from dlrm.reporting.learning_check import _is_chance
+from nvt_torchrec.dlrm import train as train_module
+from nvt_torchrec.dlrm.reporting.learning_check import _is_chance
 from tests.dlrm.runs import events, train_here, train_many
 from tests.nvt_loader.data import write_split
 
@@ -61,7 +61,7 @@ def test_a_loss_that_explodes(split, tmp_path, caplog):
 
 
 def test_nothing_learned_after_a_tenth_of_the_epoch(noise, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("dlrm.reporting.learning_check._SAMPLES", 2000)
+    monkeypatch.setattr("nvt_torchrec.dlrm.reporting.learning_check._SAMPLES", 2000)
     flags = ["--adagrad", "--batch_size=64"]
     train_here(f"--binary_path={noise}", f"--log_path={tmp_path}", *flags)
     (text,) = _warnings(tmp_path)

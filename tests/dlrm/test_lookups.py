@@ -11,18 +11,18 @@ from fbgemm_gpu.split_embedding_configs import SparseType
 from torchrec.distributed.types import BoundsCheckMode
 from torchrec.modules.embedding_configs import DataType
 
-from clicklog.errors import SettingsError
-from dlrm.build import build, set_up_dense
-from dlrm.checkpoint.store import load_model
-from dlrm.checkpoint.tensors import read_tensors
-from dlrm.config import ModelConfig, model_config
-from dlrm.data import read_schema
-from dlrm.launch.distributed import process_group
-from dlrm.model import build_dlrm
-from dlrm.optim.adam import lookups_of
-from dlrm.settings.flags import parse_settings
-from dlrm.sharding import lookups
-from dlrm.sharding.planning import plan_only
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.build import build, set_up_dense
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
+from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.data import read_schema
+from nvt_torchrec.dlrm.launch.distributed import process_group
+from nvt_torchrec.dlrm.model import build_dlrm
+from nvt_torchrec.dlrm.optim.adam import lookups_of
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.sharding import lookups
+from nvt_torchrec.dlrm.sharding.planning import plan_only
 from tests.dlrm import fake_graphs
 from tests.dlrm.runs import MODEL, events, losses, train_here
 

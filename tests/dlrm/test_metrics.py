@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
-from dlrm.metrics import auroc, compute_metrics
+from nvt_torchrec.dlrm.metrics import auroc, compute_metrics
 from tests.dlrm.ranks import ROWS, rows_of
 from tests.dlrm.runs import torchrun
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dlrm import model as model_module
-from dlrm.config import ModelConfig
-from dlrm.model import build_dlrm, fill_table
+from nvt_torchrec.dlrm import model as model_module
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.model import build_dlrm, fill_table
 
 CONFIG = ModelConfig(("int_0",), ("cat_0", "cat_1"), (100, 7), 8, (16, 8), (16, 1))
 

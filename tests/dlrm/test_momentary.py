@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from clicklog.errors import BadInputError, ClickLogError
-from dlrm.checkpoint import store as checkpoint
-from dlrm.checkpoint.store import load_model
-from dlrm.checkpoint.writer import finished
+from nvt_torchrec.base.errors import BadInputError, ClickLogError
+from nvt_torchrec.dlrm.checkpoint import store as checkpoint
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.checkpoint.writer import finished
 from tests.dlrm.resuming import flags_of
 from tests.dlrm.runs import torchrun, train_here
 
@@ -33,9 +33,9 @@ def _stale(file: Path, *algorithm: str, **how: str) -> str:
 @pytest.mark.parametrize(
     ("where", "fails"),
     [
-        ("clicklog.files.artifact._digest", _stale),
+        ("nvt_torchrec.base.files.artifact._digest", _stale),
         ("pathlib.Path.read_text", _stale),
-        ("dlrm.checkpoint.tensors.Reader.read_data", _no_memory),
+        ("nvt_torchrec.dlrm.checkpoint.tensors.Reader.read_data", _no_memory),
     ],
 )
 def test_a_resume_renames_nothing(data, started, monkeypatch, where, fails):
@@ -55,7 +55,7 @@ def test_too_little_memory_is_not_called_damage(started, tmp_path, monkeypatch):
         patch.setattr(checkpoint, "Scorer", _no_memory)
         with pytest.raises(torch.OutOfMemoryError):
             load_model(path)
-    monkeypatch.setattr("dlrm.checkpoint.tensors.Reader.read_data", _no_memory)
+    monkeypatch.setattr("nvt_torchrec.dlrm.checkpoint.tensors.Reader.read_data", _no_memory)
     with pytest.raises(ClickLogError, match="cannot be read now: CUDA out of memory"):
         load_model(path)
 

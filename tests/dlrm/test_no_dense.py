@@ -10,15 +10,15 @@ import torch
 from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.schema import TableSchema
-from dlrm.checkpoint.store import load_model, read_model_file
-from dlrm.config import ModelConfig, model_config
-from dlrm.evaluate import score
-from dlrm.model import Scorer, build_dlrm, fill_table
-from dlrm.settings.flags import parse_settings
-from dlrm.settings.train_settings import TrainSettings
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.dlrm.checkpoint.store import load_model, read_model_file
+from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.evaluate import score
+from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm import fake_graphs
 from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
 from tests.nvt_loader.data import write_split

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dlrm import train as train_module
-from dlrm.checkpoint.writer import finished
-from dlrm.launch.preemption import EXIT_STATUS
+from nvt_torchrec.dlrm import train as train_module
+from nvt_torchrec.dlrm.checkpoint.writer import finished
+from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS
 from tests.dlrm.resuming import STEPS, assert_same, flags_of
 from tests.dlrm.runs import MODEL, environment, events, torchrun, train_here
 
@@ -118,7 +118,7 @@ def two_ranks(data, tmp_path_factory) -> Path:
 SLOW = """
 import os, pathlib, sys, time
 import train_torchrec
-from dlrm import train
+from nvt_torchrec.dlrm import train
 
 original = train.set_learning_rate
 steps = iter(range(10**9))
@@ -235,7 +235,7 @@ def test_one_rank_is_told_and_torchrun_restarts_all(data, two_ranks, tmp_path, s
 HANGING = """
 import os, sys, threading
 import train_torchrec
-from dlrm import train
+from nvt_torchrec.dlrm import train
 
 original = train.set_learning_rate
 calls = iter(range(10**9))
@@ -268,8 +268,8 @@ def test_a_rank_that_waits_for_one_that_is_gone_does_not_outlive_sigterm(data, t
 LATE = """
 import os, pathlib, signal, sys, time
 import train_torchrec
-from dlrm import train
-from dlrm.reporting import progress
+from nvt_torchrec.dlrm import train
+from nvt_torchrec.dlrm.reporting import progress
 
 rank, other = os.environ["RANK"], pathlib.Path(sys.argv[1])
 

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clicklog.errors import OutputError, SchemaError, SettingsError
-from dlrm import train as train_module
-from dlrm.checkpoint.compatibility import check_resumable
-from dlrm.checkpoint.store import FORMAT, read_model_file
-from dlrm.checkpoint.writer import finished
-from dlrm.config import ModelConfig
-from dlrm.launch.distributed import process_group
+from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
+from nvt_torchrec.dlrm import train as train_module
+from nvt_torchrec.dlrm.checkpoint.compatibility import check_resumable
+from nvt_torchrec.dlrm.checkpoint.store import FORMAT, read_model_file
+from nvt_torchrec.dlrm.checkpoint.writer import finished
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.launch.distributed import process_group
 from tests.dlrm.conftest import TABLE_SIZES
 from tests.dlrm.resuming import STEPS, assert_same, flags_of
 from tests.dlrm.runs import (
@@ -113,8 +113,8 @@ def _adam(data: Path, path: Path, **kwargs) -> list[str]:
 KILLED = """
 import os, signal, sys
 import train_torchrec
-from dlrm import train
-from dlrm.checkpoint import resume
+from nvt_torchrec.dlrm import train
+from nvt_torchrec.dlrm.checkpoint import resume
 
 with open(sys.argv[2], "a+") as starts:  # of every rank
     starts.write(os.environ["RANK"])

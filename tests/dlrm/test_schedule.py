@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlrm.optim.schedule import learning_rate
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.optim.schedule import learning_rate
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 # param_groups[0]["lr"] before each step under facebookresearch/dlrm's LRPolicyScheduler, lr = 2
 DLRM_MAIN = {

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.schema import TableSchema
-from dlrm.config import ModelConfig, model_config
-from dlrm.settings.flags import parse_settings
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.dlrm.config import ModelConfig, model_config
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.runs import ROOT, run_command
 
 EXAMPLE = """

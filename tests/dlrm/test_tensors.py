@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint.metadata import Metadata
 
-from clicklog.errors import BadInputError
-from dlrm.checkpoint.tensors import Chunk, StoredTensor, check_places, read_tensors
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.dlrm.checkpoint.tensors import Chunk, StoredTensor, check_places, read_tensors
 
 
 @pytest.mark.parametrize(

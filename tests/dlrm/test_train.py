@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn
 
-from clicklog.errors import BadInputError, OutputError, SettingsError
-from clicklog.schema import TableSchema
-from dlrm import evaluate as evaluate_module
-from dlrm.checkpoint.store import load_model
-from dlrm.config import model_config
-from dlrm.evaluate import score
-from dlrm.settings.flags import parse_settings
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
+from nvt_torchrec.dlrm import evaluate as evaluate_module
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.evaluate import score
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, ROOT, events, losses, run_command, torchrun, train_here
 from tests.nvt_loader.data import write_split
@@ -244,7 +244,9 @@ def test_empty_valid_and_test_sets(tmp_path):
 
 def test_a_checkpoint_is_never_overwritten(data, one_rank, monkeypatch):
     """It is found before training, not after."""
-    monkeypatch.setattr("dlrm.train.set_learning_rate", None)  # the first thing a step calls
+    monkeypatch.setattr(
+        "nvt_torchrec.dlrm.train.set_learning_rate", None
+    )  # the first thing a step calls
     before = (one_rank.checkpoint / "model.json").read_bytes()
     with pytest.raises(OutputError, match="holds a checkpoint already"):
         train_here(f"--binary_path={data}", f"--save_checkpoint_path={one_rank.checkpoint}")

@@ -10,15 +10,15 @@ from html.parser import HTMLParser
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from clicklog.errors import BadInputError
-from clicklog.files.atomic import write_json
-from clicklog.manifest import InputFile
-from clicklog.pages.charts import Series, lines
-from clicklog.pages.render import environment
-from dlrm.data import read_oracle
-from dlrm.reporting.metrics_log import MetricsLog
-from dlrm.reporting.page import main, read_events, write_report
-from dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import write_json
+from nvt_torchrec.base.pages.charts import Series, lines
+from nvt_torchrec.base.pages.render import environment
+from nvt_torchrec.dlrm.data import read_oracle
+from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog
+from nvt_torchrec.dlrm.reporting.page import main, read_events, write_report
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.formats.manifest import InputFile
 from tests.dlrm.runs import events, train_here
 from tests.manifests import ROWS, write_manifest
 

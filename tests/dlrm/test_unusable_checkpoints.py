@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError, SettingsError
-from dlrm.checkpoint.store import Reader, load_model
-from dlrm.checkpoint.writer import finished
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.dlrm.checkpoint.store import Reader, load_model
+from nvt_torchrec.dlrm.checkpoint.writer import finished
 from tests.dlrm.resuming import STEPS, assert_same, flags_of
 from tests.dlrm.runs import MODEL, events, torchrun, train_here
 
@@ -69,7 +69,7 @@ def newest_is_nan(data, started, monkeypatch) -> Path:
     diverging = ["--change_lr", "--lr_change_point=0.9", "--lr_after_change_point=1e38"]
     quiet = "--throughput_check_freq_within_epoch=1000"
     with monkeypatch.context() as patch:
-        patch.setattr("dlrm.checkpoint.store.not_finite", lambda state: "")
+        patch.setattr("nvt_torchrec.dlrm.checkpoint.store.not_finite", lambda state: "")
         with pytest.raises(SettingsError, match="the loss is nan"):
             train_here(*flags_of(data, started), "--resume", *diverging, quiet)
     shutil.rmtree(started / "log")

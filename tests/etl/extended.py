@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from clicklog.spec.columns import CategoricalColumn, DenseColumn
-from clicklog.spec.feature_spec import FeatureSpec
-from etl.check.findings import NOTE
-from etl.commands.check import check
-from etl.extend.run import extend
-from etl.run import run
-from etl.settings import ExtendSettings
+from nvt_torchrec.etl.check.findings import NOTE
+from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.extend.run import extend
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import ExtendSettings
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from tests.etl.runs import settings, tree
 from tests.logs import random_rows, write_day
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from etl.check.findings import ERROR, NOTE
-from etl.commands.check import check
+from nvt_torchrec.etl.check.findings import ERROR, NOTE
+from nvt_torchrec.etl.commands.check import check
 
 
 def bad(output: Path) -> list[str]:

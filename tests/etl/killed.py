@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from etl.run import run
+from nvt_torchrec.etl.run import run
 from tests.etl.runs import settings, tree
 from tests.forks import fork
 from tests.logs import random_rows, write_day
@@ -54,8 +54,8 @@ def attempt(raw: Path, output: Path, log: Path, **options) -> int:
     def work() -> None:
         handler = logging.FileHandler(log)
         handler.setFormatter(logging.Formatter("%(process)d %(message)s"))
-        logging.getLogger("etl").addHandler(handler)
-        logging.getLogger("etl").setLevel(logging.DEBUG)
+        logging.getLogger("nvt_torchrec.etl").addHandler(handler)
+        logging.getLogger("nvt_torchrec.etl").setLevel(logging.DEBUG)
         run(settings(raw, output, workers=WORKERS, block_mb=1, **options))
 
     return fork(work)

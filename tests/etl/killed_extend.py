@@ -17,11 +17,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from clicklog.errors import BadInputError
-from clicklog.etl_output import SWITCH_FILE, EtlOutput
-from clicklog.files.atomic import TEMPORARY
-from clicklog.spec.split import BY_DAYS, Split
-from etl.output import EXTENDING_FILE
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.atomic import TEMPORARY
+from nvt_torchrec.etl.output import EXTENDING_FILE
+from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
+from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
 from tests.forks import kill_before, was_killed
 

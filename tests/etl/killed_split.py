@@ -16,11 +16,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import etl.run
-from clicklog.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.split import Split
-from etl.plan import make_plan
+import nvt_torchrec.etl.run
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.split import Split
 from tests.etl.runs import settings, tree
 from tests.forks import kill_before, was_killed
 
@@ -78,10 +78,12 @@ def attempt(
     """Run in a fork, which may go on with what is there; whether it was killed."""
 
     def work(begin: Callable[[], None]) -> None:
-        logging.getLogger("etl.split_pass").addHandler(logging.FileHandler(notes))
-        logging.getLogger("etl.split_pass").setLevel(logging.DEBUG)
+        logging.getLogger("nvt_torchrec.etl.split_pass").addHandler(logging.FileHandler(notes))
+        logging.getLogger("nvt_torchrec.etl.split_pass").setLevel(logging.DEBUG)
         begin()
-        etl.run.run(settings(raw, output, spec_of(split), workers=WORKERS, resume=True))
+        nvt_torchrec.etl.run.run(
+            settings(raw, output, spec_of(split), workers=WORKERS, resume=True)
+        )
 
     return was_killed(work, before_call)
 
@@ -127,9 +129,9 @@ def main(directory: Path, stride: int) -> None:
     def small_blocks(*arguments, **options):
         return make_plan(*arguments, **{**options, "block_bytes": BLOCK_BYTES})
 
-    etl.run.make_plan = small_blocks
+    nvt_torchrec.etl.run.make_plan = small_blocks
     for split in SPLITS:  # imports and compiles, here, before any fork
-        etl.run.run(settings(raw, directory / f"warm_{split.by}", spec_of(split)))
+        nvt_torchrec.etl.run.run(settings(raw, directory / f"warm_{split.by}", spec_of(split)))
     seen = {split.by: one_split(raw, directory / split.by, split, stride) for split in SPLITS}
     print(json.dumps(seen))
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from clicklog.schema import TableSchema
-from clicklog.splits import SPLITS
-from etl.settings import EtlSettings
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.splits import SPLITS
 from tests.logs import CRITEO, Reference
 
 #: Files that tell of the run rather than of its result.

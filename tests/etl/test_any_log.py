@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from clicklog.files.atomic import read_json
-from clicklog.spec.split import BY_DAYS
-from clicklog.spec.toml_file import load_spec, shipped_specs
-from clicklog.splits import SPLITS
-from clicklog.text.line_layout import layout_of
-from clicklog.text.parse import parse_rows
-from etl.run import run
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.clicklog.text.line_layout import layout_of
+from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.split import BY_DAYS
+from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
+from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.random_logs import random_logs, random_rows
 from tests.clicklog.reference_reader import BadFieldError, as_lists, parse, split
 from tests.clicklog.test_read_plan import line_of

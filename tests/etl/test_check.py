@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clicklog.errors import BadInputError
-from clicklog.schema import TableSchema
-from etl.__main__ import main
-from etl.check.findings import NOTE, WARNING
-from etl.commands import check as check_module
-from etl.commands.check import check
-from etl.output import UNFINISHED_FILE
-from etl.parquet import write_part
-from etl.run import EtlSettings, run
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.check.findings import NOTE, WARNING
+from nvt_torchrec.etl.commands import check as check_module
+from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.output import UNFINISHED_FILE
+from nvt_torchrec.etl.parquet import write_part
+from nvt_torchrec.etl.run import EtlSettings, run
+from nvt_torchrec.formats.schema import TableSchema
 from tests.etl.findings import bad, only, set_value
 from tests.logs import CRITEO, write_day, write_log
 

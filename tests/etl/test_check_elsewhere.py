@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clicklog.arrays import to_arrow
-from clicklog.schema import TableSchema
-from etl.check.findings import NOTE
-from etl.commands.check import check
+from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.etl.check.findings import NOTE
+from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.formats.schema import TableSchema
 from tests.etl.findings import bad, only, set_value
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.missing import add_missing, empty_mask
-from clicklog.spec.feature_spec import DenseColumn, FeatureSpec
-from etl.engines.counting import Counts, count, merge
-from etl.engines.moments import moments
+from nvt_torchrec.etl.engines.counting import Counts, count, merge
+from nvt_torchrec.etl.engines.moments import moments
+from nvt_torchrec.formats.missing import add_missing, empty_mask
+from nvt_torchrec.formats.spec.feature_spec import DenseColumn, FeatureSpec
+from nvt_torchrec.workflows.moments import merge_moments, statistics
 from tests.logs import CRITEO
-from workflows.moments import merge_moments, statistics
 
 #: The first call compiles.
 patient = settings(deadline=None)
@@ -83,7 +83,7 @@ def test_many_values_merge_in_any_sizes() -> None:
 
 
 def _rows(columns: np.ndarray, missing: np.ndarray):
-    from clicklog.rows import RawRows
+    from nvt_torchrec.formats.rows import RawRows
 
     n = columns.shape[1]
     masks = empty_mask(len(columns), n)

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, OutputError
-from etl.engines import cpu_runs
-from etl.engines.counting import count, merge
-from etl.engines.cpu_runs import Run, Runs
-from workflows.moments import merge_moments
+from nvt_torchrec.base.errors import BadInputError, OutputError
+from nvt_torchrec.etl.engines import cpu_runs
+from nvt_torchrec.etl.engines.counting import count, merge
+from nvt_torchrec.etl.engines.cpu_runs import Run, Runs
+from nvt_torchrec.workflows.moments import merge_moments
 
 _WORDS = pa.array(["", "a", "é", "a", "日本"], pa.string())
 

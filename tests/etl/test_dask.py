@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import Client
 
-from clicklog.errors import SettingsError
-from clicklog.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.splits import SPLITS
-from etl.engines.cluster import WorkerLostError, local_cluster
-from etl.run import run
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.etl.engines.cluster import WorkerLostError, local_cluster
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.runs import parts, read_split, settings, tree
 from tests.logs import CRITEO, random_rows, write_day
 
@@ -110,7 +110,9 @@ def test_several_blocks_at_once(raw: Path, tmp_path: Path, dask_client, monkeypa
     """As workers with GPUs take them; here by pandas. Sums are rounded elsewhere."""
     options = {"block_mb": 1, "scheduler": dask_client.scheduler.address}
     for output, at_once in ((tmp_path / "one", 1), (tmp_path / "three", 3)):
-        monkeypatch.setattr("etl.engines.dask.BLOCKS_AT_ONCE", {True: at_once, False: at_once})
+        monkeypatch.setattr(
+            "nvt_torchrec.etl.engines.dask.BLOCKS_AT_ONCE", {True: at_once, False: at_once}
+        )
         run(settings(raw, output, **options))
     one, three = tmp_path / "one", tmp_path / "three"
     assert tree(one).keys() == tree(three).keys()
@@ -187,7 +189,7 @@ def test_a_worker_that_dies_is_replaced(raw: Path, whole, cluster: Client) -> No
 def test_a_cluster_that_loses_all_workers(
     raw: Path, tmp_path: Path, cluster: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("etl.engines.cluster.LOST_SECONDS", 3)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.cluster.LOST_SECONDS", 3)
     output = tmp_path / "out"
 
     def leave() -> None:
@@ -215,7 +217,7 @@ def test_a_cluster_that_cannot_do_it(raw: Path, tmp_path: Path, dask_client, mon
         return answer(client, function, *arguments)
 
     monkeypatch.setattr(Client, "run", told)
-    from etl.engines.hardware import gpu_count
+    from nvt_torchrec.etl.engines.hardware import gpu_count
 
     for given, message in (
         ({os.path.isdir: nowhere}, r"1 of 2 workers do not see .*: 127.0.0.1:1(.|\n)*share"),

@@ -6,26 +6,26 @@ import datetime
 import random
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import pandas as pd
 import pytest
 
-import workflows
-from clicklog.spec.toml_file import load_spec
-from clicklog.splits import SPLITS
-from clicklog.text.line_layout import plain_layout
-from clicklog.text.parse import parse_rows
-from etl.__main__ import main as etl
-from etl.run import run
+from nvt_torchrec import workflows
+from nvt_torchrec.clicklog.text.line_layout import plain_layout
+from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.etl.__main__ import main as etl
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.__main__ import main as workflow_tool
+from nvt_torchrec.workflows.frames import to_frame
+from nvt_torchrec.workflows.store import load
 from tests.clicklog.reference_reader import as_lists, parse, split
 from tests.etl.runs import read_split, settings
 from tests.workflows.random_specs import Oracle
-from workflows import compiled
-from workflows.__main__ import main as workflow_tool
-from workflows.frames import to_frame
-from workflows.store import load
 
 #: Nothing dense, the label in the middle, fields that nothing reads, one that three columns read.
 CATEGORIES = """

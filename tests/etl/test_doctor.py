@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from clicklog.versions import UnsupportedStackError
-from etl.commands import doctor
-from etl.commands.doctor import NOTE, OK, WRONG
+from nvt_torchrec.base.versions import UnsupportedStackError
+from nvt_torchrec.etl.commands import doctor
+from nvt_torchrec.etl.commands.doctor import NOTE, OK, WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ import random
 import time
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import dask.dataframe as dd
 import numpy as np
@@ -17,21 +17,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import workflows
-from clicklog.errors import BadInputError, BadRowError
-from clicklog.missing import is_missing
-from clicklog.readers.raw import Block, find_days, read_block
-from clicklog.rows import RawRows, empty_rows
-from clicklog.spec.columns import InputFormat
-from clicklog.spec.feature_spec import FeatureSpec
-from etl.engines import cpu as engine_cpu
-from etl.engines import cpu_runs, syncing
-from etl.plan import Plan, make_plan
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.raw import Block, find_days, read_block
+from nvt_torchrec.etl.engines import cpu as engine_cpu
+from nvt_torchrec.etl.engines import cpu_runs, syncing
+from nvt_torchrec.etl.plan import Plan, make_plan
+from nvt_torchrec.formats.missing import is_missing
+from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.spec.columns import InputFormat
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.workflows.graph import build
+from nvt_torchrec.workflows.store import load, save
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.logs import CRITEO, Reference, random_rows, write_day, write_log
 from tests.workflows.random_specs import feature_specs, random_raw_rows
-from workflows.graph import build
-from workflows.store import load, save
-from workflows.writer import Fitted, write_workflow
 
 
 def _settings(examples: int) -> settings:
@@ -227,7 +227,7 @@ def test_row_groups_are_those_of_one_table(tmp_path: Path, monkeypatch) -> None:
     write_log(tmp_path / "raw", [60, 6])
     plan = plan_of(tmp_path / "raw")
     write_workflow(tmp_path / "workflow", CRITEO, fit(plan.train_blocks, CRITEO, tmp_path / "fit"))
-    monkeypatch.setattr("etl.parquet.ROW_GROUP_ROWS", 25)
+    monkeypatch.setattr("nvt_torchrec.etl.parquet.ROW_GROUP_ROWS", 25)
     monkeypatch.setattr(engine_cpu, "PIECE_BYTES", 2000)
     results = transform(plan, tmp_path / "workflow", tmp_path)
     part = tmp_path / "parts" / plan.units[0].file

@@ -12,11 +12,11 @@ from tests.logs import random_rows, write_log
 _IMPORTS = """
 import json, sys
 from pathlib import Path
-from clicklog.readers.raw import find_days
-from clicklog.spec.toml_file import load_spec
-from etl.engines import cpu as engine_cpu
-from etl.plan import make_plan
-from workflows.writer import write_workflow
+from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.etl.engines import cpu as engine_cpu
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.workflows.writer import write_workflow
 
 raw, out = sys.argv[1], Path(sys.argv[2])
 plan = make_plan(find_days(raw), load_spec(), block_bytes=5000)
@@ -40,11 +40,11 @@ def test_none_of_the_heavy_packages_is_imported(tmp_path: Path) -> None:
 _MEMORY = """
 import resource, sys
 from pathlib import Path
-from clicklog.readers.raw import find_days
-from clicklog.spec.toml_file import load_spec
-from etl.engines import cpu as engine_cpu
-from etl.plan import make_plan
-from workflows.writer import write_workflow
+from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.etl.engines import cpu as engine_cpu
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.workflows.writer import write_workflow
 
 raw, out = sys.argv[1], Path(sys.argv[2])
 plan = make_plan(find_days(raw), load_spec(), block_bytes=4 << 20)

@@ -16,17 +16,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import workflows
-from clicklog.errors import BadRowError, OutputError
-from clicklog.etl_output import EtlOutput
-from clicklog.readers.raw import Block, read_block
-from clicklog.splits import SPLITS
-from etl.__main__ import main
-from etl.check.findings import ERROR
-from etl.commands.check import check
-from etl.engines.dask import transform_frame
-from etl.report.data import collect
-from etl.run import run
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadRowError, OutputError
+from nvt_torchrec.clicklog.readers.raw import Block, read_block
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.check.findings import ERROR
+from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.engines.dask import transform_frame
+from nvt_torchrec.etl.report.data import collect
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import (
     SMALL,
     add,
@@ -111,7 +111,7 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
         def stop(*arguments, **options) -> None:
             raise OutputError("stop here")
 
-        patch.setattr("workflows.extension.workflow.extend_workflow", stop)
+        patch.setattr("nvt_torchrec.workflows.extension.workflow.extend_workflow", stop)
         with pytest.raises(OutputError, match="stop here"):
             add(output, raw[0] / "day_3")
     assert list(output.glob(".work/*/fit/*.npz"))
@@ -119,7 +119,7 @@ def test_an_interrupted_day_is_finished_by_the_other_engine(
     def counted_again(*arguments, **options) -> None:
         raise AssertionError("this block was counted before")
 
-    monkeypatch.setattr("etl.engines.tasks._count_block", counted_again)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.tasks._count_block", counted_again)
     add(output, raw[0] / "day_3", scheduler=dask_client.scheduler.address, resume=True)
     add(other, raw[0] / "day_3")
     assert differences(content(output), content(other)) == []

@@ -11,17 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, BadRowError, ClickLogError, OutputError, SettingsError
-from clicklog.etl_output import SWITCH_FILE, EtlOutput
-from clicklog.files.atomic import locked
-from clicklog.splits import SPLITS
-from etl.check.findings import NOTE
-from etl.commands.check import check
-from etl.extend.run import _Day
-from etl.extend.splits import assign_all, days_after
-from etl.output import EXTENDING_FILE
-from etl.run import run
-from etl.settings import ExtendSettings
+from nvt_torchrec.base.errors import (
+    BadInputError,
+    BadRowError,
+    ClickLogError,
+    OutputError,
+    SettingsError,
+)
+from nvt_torchrec.base.files.atomic import locked
+from nvt_torchrec.etl.check.findings import NOTE
+from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.extend.run import _Day
+from nvt_torchrec.etl.extend.splits import assign_all, days_after
+from nvt_torchrec.etl.output import EXTENDING_FILE
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import ExtendSettings
+from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
+from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import SMALL, add, content, copy_of, differences, make_base, write_days
 from tests.etl.runs import settings
 from tests.logs import write_day
@@ -288,7 +294,7 @@ def _interrupted(raw: Path, output: Path, monkeypatch) -> None:
         raise OutputError("stop here")
 
     with monkeypatch.context() as patch:
-        patch.setattr("etl.extend.run.switch", stop)
+        patch.setattr("nvt_torchrec.etl.extend.run.switch", stop)
         with pytest.raises(OutputError, match="stop here"):
             add(output, raw / "day_4")
 
@@ -365,7 +371,7 @@ def test_a_damaged_record_of_the_switch(raw, output, monkeypatch) -> None:
 
 def _interrupt_switch(raw: Path, output: Path, monkeypatch, after: int) -> None:
     """Fail at a rename of the switch, as if the disk were gone."""
-    from etl.extend import switch
+    from nvt_torchrec.etl.extend import switch
 
     rename, done = switch._rename, []
 

@@ -16,17 +16,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-import workflows
-from clicklog.errors import BadInputError, OutputError, SettingsError
-from clicklog.etl_output import EtlOutput
-from clicklog.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.split import Split
-from clicklog.splits import SPLITS
-from etl.__main__ import main
-from etl.commands.check import check
-from etl.drift.artifact import read_drift
-from etl.run import run
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.drift.artifact import read_drift
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.split import Split
+from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.extended import add, add_each, assert_sound, content, copy_of, differences, make_base
 from tests.etl.runs import read_split, settings
 
@@ -312,9 +312,9 @@ def test_resumed_at_every_stage(raw: Path, bases, tmp_path: Path, monkeypatch, n
     whole = copy_of(bases[name], tmp_path / "whole")
     add(whole, raw / "day_3.csv")
     for stage in (
-        "workflows.extension.workflow.extend_workflow",
-        "etl.extend.run.quarantine",
-        "etl.extend.run.switch",
+        "nvt_torchrec.workflows.extension.workflow.extend_workflow",
+        "nvt_torchrec.etl.extend.run.quarantine",
+        "nvt_torchrec.etl.extend.run.switch",
     ):
         output = copy_of(bases[name], tmp_path / stage)
         with monkeypatch.context() as patch:

@@ -6,20 +6,25 @@ from pathlib import Path
 
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError
-from clicklog.readers.raw import find_days
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from etl.engines import cpu
-from etl.plan import make_plan
-from etl.run import run
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.etl.engines import cpu
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
+from nvt_torchrec.workflows.extension.state import STATE_FILE, read_state
+from nvt_torchrec.workflows.moments import COUNT, normalized, statistics
 from tests.etl.runs import settings, tree
 from tests.etl.test_engine_cpu import write_parquet
 from tests.logs import CRITEO, write_log
 from tests.workflows.random_specs import Oracle, random_raw_rows
-from workflows.extension.state import STATE_FILE, read_state
-from workflows.moments import COUNT, normalized, statistics
 
 #: Vocabularies that a policy bounds and others, of every raw type, shared, of lists and hashed.
 SPEC = FeatureSpec(
@@ -145,7 +150,7 @@ def test_nothing_to_count_for_extensions(dask_client, tmp_path: Path) -> None:
 
 
 def test_workers_that_write_elsewhere(raw, tmp_path: Path) -> None:
-    from etl.engines import dask
+    from nvt_torchrec.etl.engines import dask
 
     blocks = make_plan(find_days(str(raw[0])), SPEC, block_bytes=1 << 20).train_blocks
     with pytest.raises(BadInputError, match=r"2 of 2 blocks were not counted there\n.*same path"):

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from distributed import LocalCluster
 
-from clicklog.errors import SettingsError
-from etl.commands import dry_run
-from etl.engines import choice, cluster, hardware
-from etl.run import run
-from etl.settings import EtlSettings
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.etl.commands import dry_run
+from nvt_torchrec.etl.engines import choice, cluster, hardware
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import EtlSettings
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log
 

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.recipes.lookalikes import LOOKALIKES
-from clicklog.errors import BadInputError
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.toml_file import load_spec
-from etl.__main__ import main
-from etl.guess.dialect import find_dialect, split_rows
-from etl.guess.run import guess
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.guess.dialect import find_dialect, split_rows
+from nvt_torchrec.etl.guess.run import guess
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 
 def guessed(path: Path, **options) -> FeatureSpec:

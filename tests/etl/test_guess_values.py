@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.guess.times import time_format
-from etl.guess.values import profile
+from nvt_torchrec.etl.guess.times import time_format
+from nvt_torchrec.etl.guess.values import profile
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import nvtabular
@@ -14,10 +14,10 @@ import pytest
 from merlin.core.utils import Serial
 from nvtabular import ops
 
-import workflows
-from clicklog.errors import BadInputError, OutputError, SchemaError
-from etl.__main__ import main
-from etl.pickled_workflow import import_workflow
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.pickled_workflow import import_workflow
 
 DENSE, INTEGERS, TEXT = ["int_0", "int_1"], ["cat_0", "cat_1"], ["word"]
 

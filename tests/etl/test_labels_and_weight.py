@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import workflows
-from clicklog.schema import TableSchema
-from etl.__main__ import main
-from etl.run import run
+from nvt_torchrec import workflows
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.schema import TableSchema
 from tests.etl.extended import add
 from tests.etl.findings import bad
 from tests.etl.runs import cut, read_split, settings

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadRowError
-from etl.__main__ import main
-from etl.commands.check import check
-from etl.run import run
+from nvt_torchrec.base.errors import BadRowError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.run import run
 from tests.etl.runs import assert_is, settings, tree
 from tests.logs import write_log
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.files.atomic import read_json, write_json
-from clicklog.files.validation import parse
-from clicklog.manifest import Manifest
-from etl.output import claimed
-from etl.results import UnitRecord
-from etl.state import begin_or_resume, plan_record
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.etl.output import claimed
+from nvt_torchrec.etl.results import UnitRecord
+from nvt_torchrec.etl.state import begin_or_resume, plan_record
+from nvt_torchrec.formats.manifest import Manifest
 from tests.manifests import PLAIN, write_manifest
 from tests.mutations import expect_own_errors, mutated
 

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError
-from etl.__main__ import main
-from etl.engines import choice, measured
-from etl.engines.measured import Hardware, Measurement, measurement_file, read_measurement
-from etl.settings import EtlSettings
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.engines import choice, measured
+from nvt_torchrec.etl.engines.measured import (
+    Hardware,
+    Measurement,
+    measurement_file,
+    read_measurement,
+)
+from nvt_torchrec.etl.settings import EtlSettings
 from tests.logs import CRITEO
 
 
@@ -37,7 +42,7 @@ def test_auto_takes_the_faster_engine_and_says_why(
     tmp_path: Path, winner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _remember(Hardware.here(), **{"cpu": 5e5, "dask": 5e5, winner: 1.5e6})
-    with caplog.at_level(logging.INFO, "etl"):
+    with caplog.at_level(logging.INFO, "nvt_torchrec.etl"):
         assert choice.resolve(_auto(tmp_path)).engine == winner
     assert f"engine {winner}: measured here on 2026-11-22: cpu" in caplog.text
     assert f"{winner} 1,500,000 rows/s" in caplog.text
@@ -74,7 +79,7 @@ def test_both_engines_are_measured_on_the_same_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(measured, "DAY_ROWS", 2000)
-    monkeypatch.setattr("etl.commands.doctor.examine", list)
+    monkeypatch.setattr("nvt_torchrec.etl.commands.doctor.examine", list)
     assert main(["doctor", "--measure", "--seconds", "0.001"]) == 0
     found = read_measurement()
     assert found is not None

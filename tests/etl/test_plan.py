@@ -12,21 +12,21 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from clicklog.errors import BadInputError, BadRowError
-from clicklog.readers.raw import (
+from nvt_torchrec.base.errors import BadInputError, BadRowError
+from nvt_torchrec.clicklog.readers.raw import (
     find_days,
     first_line,
     read_block,
     read_bytes,
 )
-from clicklog.readers.stream import stream_rows
-from clicklog.readers.text_rows import header_lines
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
-from clicklog.spec.split import Split
-from clicklog.spec.toml_file import load_spec
-from clicklog.splits import SPLITS
-from etl.plan import make_plan
-from etl.staging import decompress, estimate, staged
+from nvt_torchrec.clicklog.readers.stream import stream_rows
+from nvt_torchrec.clicklog.readers.text_rows import header_lines
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.etl.staging import decompress, estimate, staged
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
+from nvt_torchrec.formats.spec.split import Split
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import as_lists
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_day, write_log
@@ -272,10 +272,10 @@ def test_a_column_for_the_split_that_only_the_path_has(tmp_path: Path) -> None:
 
 def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:
     code = (
-        "import sys; from clicklog.readers.raw import find_days;"
-        "from clicklog.readers.stream import stream_rows;"
-        "from clicklog.spec.feature_spec import *;from clicklog.spec.toml_file import load_spec;"
-        "import etl.plan, dataclasses; spec = load_spec('retail');"
+        "import sys; from nvt_torchrec.clicklog.readers.raw import find_days;"
+        "from nvt_torchrec.clicklog.readers.stream import stream_rows;"
+        "from nvt_torchrec.formats.spec.feature_spec import *;from nvt_torchrec.formats.spec.toml_file import load_spec;"
+        "import nvt_torchrec.etl.plan, dataclasses; spec = load_spec('retail');"
         "parquet = dataclasses.replace(spec, input=InputFormat('parquet'));"
         "rows = [*stream_rows(sys.argv[1], spec, block_bytes=999),"
         " *stream_rows(sys.argv[2], parquet, block_bytes=999)];"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from clicklog.errors import BadRowError, OutputError
-from clicklog.spec.toml_file import load_spec
-from etl.run import run
+from nvt_torchrec.base.errors import BadRowError, OutputError
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.etl.runs import assert_is, cut, read_split, settings, tree
 from tests.logs import CRITEO, Reference, write_day, write_log
 

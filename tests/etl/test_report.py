@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import workflows
-from clicklog.pages import formats
-from clicklog.pages.charts import ticks_to
-from clicklog.spec.toml_file import load_spec
-from clicklog.splits import SPLITS
-from etl.report import data as report_data
-from etl.report.data import BINS, collect
-from etl.report.page import write_report
-from etl.run import run
+from nvt_torchrec import workflows
+from nvt_torchrec.base.pages import formats
+from nvt_torchrec.base.pages.charts import ticks_to
+from nvt_torchrec.etl.report import data as report_data
+from nvt_torchrec.etl.report.data import BINS, collect
+from nvt_torchrec.etl.report.page import write_report
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.runs import cut, read_split, settings
 from tests.logs import CRITEO, write_log
 from tests.spec_logs import write_spec_log

@@ -14,11 +14,11 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from clicklog.errors import BadInputError, BadRowError, OutputError
-from clicklog.files.journal import changes
-from clicklog.readers.raw import find_days
-from etl.run import run
-from etl.state import plan_record
+from nvt_torchrec.base.errors import BadInputError, BadRowError, OutputError
+from nvt_torchrec.base.files.journal import changes
+from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.state import plan_record
 from tests.etl.runs import assert_is, settings, tree
 from tests.forks import seen_by
 from tests.logs import CRITEO, write_day, write_log
@@ -172,7 +172,7 @@ def test_restart_discards(unfinished) -> None:
         raise OutputError("stop here")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("etl.run.move_parts", remember)
+        patch.setattr("nvt_torchrec.etl.run.move_parts", remember)
         with pytest.raises(OutputError, match="stop here"):
             run(settings(raw, output, restart=True))
     assert before not in seen
@@ -264,7 +264,9 @@ def test_a_disk_that_fails_now_and_then(log, tmp_path: Path, monkeypatch, number
         fsync(descriptor)
 
     monkeypatch.setattr("os.fsync", full)
-    monkeypatch.setattr("etl.report.page.write_report", lambda *arguments: None)  # slow
+    monkeypatch.setattr(
+        "nvt_torchrec.etl.report.page.write_report", lambda *arguments: None
+    )  # slow
     again = settings(log[0], tmp_path / "out", shuffle="file", resume=True)
     while not (tmp_path / "out" / "manifest.json").exists():
         calls.clear()

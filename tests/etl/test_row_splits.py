@@ -18,17 +18,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, BadRowError, SettingsError
-from clicklog.readers.raw import find_days
-from clicklog.spec.columns import CategoricalColumn, DenseColumn, InputFormat
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.split import Split
-from clicklog.splits import SPLITS
-from etl.commands.dry_run import dry_run
-from etl.plan import make_plan
-from etl.run import run
-from etl.shuffle.permutation import round_keys
-from etl.split_pass import find_cuts, prepared
+from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
+from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.etl.commands.dry_run import dry_run
+from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.shuffle.permutation import round_keys
+from nvt_torchrec.etl.split_pass import find_cuts, prepared
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.split import Split
+from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import key_of
 from tests.etl.findings import bad
 from tests.etl.runs import read_split, settings, tree
@@ -143,10 +143,10 @@ def test_every_row_goes_where_the_rule_says(
     tmp_path_factory, name: str, files, block_bytes, parquet, threads
 ) -> None:
     """Also with small blocks, which are many units, and in which a split may have no row."""
-    from etl.engines import cpu
-    from etl.engines.cpu import fit
-    from etl.state import recorded
-    from workflows.writer import write_workflow
+    from nvt_torchrec.etl.engines import cpu
+    from nvt_torchrec.etl.engines.cpu import fit
+    from nvt_torchrec.etl.state import recorded
+    from nvt_torchrec.workflows.writer import write_workflow
 
     directory = tmp_path_factory.mktemp("split")
     rows = _rows(files, seed=sum(files))
@@ -288,10 +288,10 @@ def test_shuffled_and_resumed(raw: Path, rows: list[Row], tmp_path: Path, monkey
     spec = _with(BY_TIME)
     run(settings(raw, tmp_path / "whole", spec, shuffle="full", seed=2))
     with monkeypatch.context() as patch:
-        patch.setattr("etl.run._Run._fit_and_transform", _interrupted)
+        patch.setattr("nvt_torchrec.etl.run._Run._fit_and_transform", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2))
-    monkeypatch.setattr("etl.split_pass._count_times", _interrupted)
+    monkeypatch.setattr("nvt_torchrec.etl.split_pass._count_times", _interrupted)
     run(settings(raw, tmp_path / "out", spec, shuffle="full", seed=2, resume=True, workers=1))
     whole, resumed = tree(tmp_path / "whole"), tree(tmp_path / "out")
     assert whole.keys() == resumed.keys()

@@ -22,14 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import workflows
-from clicklog.errors import ClickLogError
-from clicklog.schema import TableSchema
-from clicklog.spec.toml_file import load_spec
-from clicklog.splits import SPLITS
-from etl.__main__ import main
-from etl.run import run
-from etl.settings import EtlSettings
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import EtlSettings
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.formats.splits import SPLITS
 from tests.etl.runs import assert_is, parts, read_split, settings, tree
 from tests.logs import CRITEO, write_day, write_log
 
@@ -150,7 +150,7 @@ def test_the_contract_on_disk(raw, done: Path) -> None:
 @pytest.mark.parametrize("options", ["cpu"], indirect=True)
 def test_merlin_reads_it(done: Path) -> None:
     """NVTabular's Dataset and the stock Merlin loader see the same rows."""
-    import nvt_compat  # noqa: F401
+    import nvt_torchrec.nvt_compat  # noqa: F401
 
     import nvtabular
     from merlin.dataloader.torch import Loader
@@ -236,7 +236,7 @@ def test_the_cpu_engine_imports_no_other(raw, tmp_path: Path) -> None:
     """Neither NVTabular, Dask, pandas nor torch; installed they are."""
     program = f"""
 import sys
-from etl.__main__ import main
+from nvt_torchrec.etl.__main__ import main
 assert main(["run", "--input_path", {str(raw[0])!r}, "--output_path",
              {str(tmp_path / "out")!r}, "--engine", "cpu"]) == 0
 banned = {{"nvtabular", "merlin", "dask", "distributed", "pandas", "torch", "nvt_compat"}}
@@ -276,7 +276,7 @@ def test_progress_is_for_terminals(raw, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", ["cpu"], indirect=True)
 def test_truncated_parquet_is_noticed(done: Path, tmp_path: Path) -> None:
-    from nvt_loader import KJTLoader
+    from nvt_torchrec.nvt_loader import KJTLoader
 
     copy = shutil.copytree(done / "criteo_binary" / "split", tmp_path / "split")
     part = copy / "valid" / "part.0.parquet"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError, OutputError, SettingsError
-from etl.__main__ import main
-from etl.engines.cluster import WorkerLostError, readable_errors
-from etl.run import run
+from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.engines.cluster import WorkerLostError, readable_errors
+from nvt_torchrec.etl.run import run
 from tests.etl.runs import settings
 from tests.logs import write_log
 
@@ -33,7 +33,7 @@ def done(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etl.engines.cluster.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.cluster.CONNECT_SECONDS", 2)
 
 
 def test_an_output_that_holds_something_is_left_alone(raw, done: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path: Path, capsys) -
 def test_a_policy_by_name(raw: Path, tmp_path: Path) -> None:
     flags = ["--input_path", str(raw), "--output_path", str(tmp_path / "out"), "--engine", "cpu"]
     assert main(["run", *flags, "--policy", "nvidia-3"]) == 0
-    from workflows import inspect
+    from nvt_torchrec.workflows import inspect
 
     spec = inspect(tmp_path / "out" / "workflow").spec
     assert {column.freq_threshold for column in spec.categorical} == {3}
@@ -177,7 +177,7 @@ def test_dry_run_of_a_bad_log(tmp_path: Path, capsys) -> None:
 def test_an_input_that_changes_during_the_run(tmp_path: Path, monkeypatch) -> None:
     """What was fitted on is not what was transformed, or some rows would be lost."""
     write_log(tmp_path / "raw", ROWS)
-    from etl import finish
+    from nvt_torchrec.etl import finish
 
     move = finish.move_parts
 
@@ -186,7 +186,7 @@ def test_an_input_that_changes_during_the_run(tmp_path: Path, monkeypatch) -> No
             file.write("0" + "\t" * 39 + "\n")
         move(*arguments)
 
-    monkeypatch.setattr("etl.run.move_parts", append)
+    monkeypatch.setattr("nvt_torchrec.etl.run.move_parts", append)
     with pytest.raises(OutputError, match=r"(?s)day_1 size: \d+ before, \d+ now.*--restart"):
         run(settings(tmp_path / "raw", tmp_path / "out"))
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -196,7 +196,7 @@ def test_rows_that_got_lost_are_noticed(raw: Path, tmp_path: Path, monkeypatch) 
     """A part that is not what was written, and a unit that is not there."""
     import pyarrow.parquet as pq
 
-    from etl import finish
+    from nvt_torchrec.etl import finish
 
     move = finish.move_parts
 
@@ -205,7 +205,7 @@ def test_rows_that_got_lost_are_noticed(raw: Path, tmp_path: Path, monkeypatch) 
         pq.write_table(pq.read_table(first).slice(1), first)
         move(parts, split_root, files)
 
-    monkeypatch.setattr("etl.run.move_parts", lose)
+    monkeypatch.setattr("nvt_torchrec.etl.run.move_parts", lose)
     with pytest.raises(BadInputError, match=r"part.0.parquet: 59 rows, 60 were written"):
         run(settings(raw, tmp_path / "out"))
     assert not (tmp_path / "out" / "manifest.json").exists()

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clicklog.errors import BadRowError, OutputError
-from etl.run import run
+from nvt_torchrec.base.errors import BadRowError, OutputError
+from nvt_torchrec.etl.run import run
 from tests.etl.killed_split import SPLITS, spec_of, write_log
 from tests.etl.runs import settings, tree
 from tests.forks import seen_by

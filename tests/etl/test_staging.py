@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from clicklog.errors import BadInputError, BadRowError, ClickLogError, OutputError
-from clicklog.readers import lines
-from clicklog.readers.raw import find_days
-from etl import staging
-from etl.__main__ import main
-from etl.run import run
-from etl.staging import estimate
+from nvt_torchrec.base.errors import BadInputError, BadRowError, ClickLogError, OutputError
+from nvt_torchrec.clicklog.readers import lines
+from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.etl import staging
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.staging import estimate
 from tests.etl.runs import assert_is, settings, tree
 from tests.logs import random_rows, write_day, write_log
 
@@ -104,7 +104,7 @@ def test_no_more_is_written_than_was_said(
 ) -> None:
     """An honest beginning, and a tail that becomes 1,000 times its size."""
     monkeypatch.setattr(staging, "SPARE_BYTES", 0)
-    caplog.set_level(logging.INFO, "etl")
+    caplog.set_level(logging.INFO, "nvt_torchrec.etl")
     head = _random_text(15_000)
     tail = _text(random_rows(1, 0))
     path = tmp_path / "day_0.gz"
@@ -156,7 +156,7 @@ def test_other_days_stop_when_one_fails(tmp_path: Path, unpacked) -> None:
 
 def test_a_bad_row_later_on(tmp_path: Path, caplog) -> None:
     """The copies go with everything else if nothing was done; else they stay, and that is said."""
-    caplog.set_level(logging.INFO, "etl")
+    caplog.set_level(logging.INFO, "nvt_torchrec.etl")
     raw, output = tmp_path / "raw", tmp_path / "out"
     days = write_log(raw, [400, 41])
     for bad_day, kept in ((0, False), (1, True)):
@@ -183,12 +183,12 @@ def test_an_interrupted_run_keeps_its_copies(tmp_path: Path, monkeypatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("etl.run.make_plan", interrupted)
+        patch.setattr("nvt_torchrec.etl.run.make_plan", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(settings(raw, output))
     (copy,) = output.glob(".work/*/decompressed/day_0")
     before = copy.stat().st_ino
-    monkeypatch.setattr("etl.run.output.release", lambda path: None)
+    monkeypatch.setattr("nvt_torchrec.etl.run.output.release", lambda path: None)
     run(settings(raw, output, resume=True))
     assert copy.stat().st_ino == before
     parts = {name: data for name, data in tree(tmp_path / "whole").items() if "part." in name}
@@ -216,7 +216,7 @@ def test_a_limit_that_makes_no_sense(tmp_path: Path, value: str, capsys) -> None
 
 
 def test_parquet_that_is_none(tmp_path: Path, unpacked) -> None:
-    from clicklog.spec.toml_file import load_spec
+    from nvt_torchrec.formats.spec.toml_file import load_spec
 
     spec = tmp_path / "spec.toml"
     spec.write_text('[input]\nformat = "parquet"\n[[categorical]]\nnames = "shop"\nraw = "int"\n')

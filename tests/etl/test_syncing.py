@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import OutputError
-from clicklog.files.atomic import atomic_path, deferred, publish, together, write_text
-from clicklog.readers.raw import find_days
-from etl.engines import cpu as engine_cpu
-from etl.engines.syncing import Syncer
-from etl.plan import Plan, make_plan
-from etl.run import run
+from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, together, write_text
+from nvt_torchrec.clicklog.readers.raw import find_days
+from nvt_torchrec.etl.engines import cpu as engine_cpu
+from nvt_torchrec.etl.engines.syncing import Syncer
+from nvt_torchrec.etl.plan import Plan, make_plan
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.workflows.writer import write_workflow
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log
-from workflows.writer import write_workflow
 
 
 @pytest.fixture(scope="module")
@@ -182,9 +182,9 @@ def test_what_is_noted_is_durable(raw: Path, tmp_path: Path, monkeypatch) -> Non
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
     monkeypatch.setattr(Path, "unlink", deleted)
-    monkeypatch.setattr("etl.engines.cpu_runs.FAN_IN", 2)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.cpu_runs.FAN_IN", 2)
     plan = make_plan(find_days(str(raw)), CRITEO, block_bytes=1500)
-    monkeypatch.setattr("etl.run.make_plan", lambda *args, **options: plan)
+    monkeypatch.setattr("nvt_torchrec.etl.run.make_plan", lambda *args, **options: plan)
     run(settings(raw, tmp_path / "out", workers=2))
     assert sorted(noted) == sorted(unit.file for unit in plan.units)
 

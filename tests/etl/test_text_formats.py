@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.spec.toml_file import load_spec
-from etl.run import run
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.etl.runs import read_split, settings
 
 SPEC = """

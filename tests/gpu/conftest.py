@@ -47,7 +47,7 @@ def rapids(device: torch.device) -> bool:
 @pytest.fixture(scope="session")
 def client(rapids: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """A client of a LocalCUDACluster of one worker with a small pool; torch needs memory, too."""
-    from etl.engines import cluster
+    from nvt_torchrec.etl.engines import cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "POOL_SHARE", 0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import dask.dataframe as dd
 import numpy as np
@@ -16,21 +16,21 @@ import pytest
 from merlin.core import dispatch
 from merlin.core.utils import set_dask_client
 
-import workflows
-from clicklog.hashing import murmur3_int
-from clicklog.manifest import Manifest
-from clicklog.rows import RawRows, empty_rows
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.splits import SPLITS
-from etl.commands.check import check
-from etl.engines import cluster
-from etl.engines.dask import transform_frame
-from etl.run import run
+from nvt_torchrec import workflows
+from nvt_torchrec.base.hashing import murmur3_int
+from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.engines import cluster
+from nvt_torchrec.etl.engines.dask import transform_frame
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.manifest import Manifest
+from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.workflows.graph import build
+from nvt_torchrec.workflows.store import load, save
 from tests.etl.runs import assert_is, parts, read_split, settings, tree
 from tests.logs import CRITEO, write_log
 from tests.workflows.random_specs import Oracle, random_raw_rows
-from workflows.graph import build
-from workflows.store import load, save
 
 POLICIES = {
     "plain": {},
@@ -163,7 +163,7 @@ def test_kernels_of_the_card_equal_the_cpu_engine_bit_by_bit(
 
 
 def test_workers_are_patched_and_have_gpus(client, rapids: bool) -> None:
-    from etl.engines.hardware import gpu_count
+    from nvt_torchrec.etl.engines.hardware import gpu_count
 
     def supplied() -> bool:
         import sys
@@ -186,7 +186,7 @@ def test_the_memory_is_the_instances(rapids: bool) -> None:
         pytest.skip("a CPU has no device memory")
     import torch
 
-    from etl.engines.hardware import gpu_memory
+    from nvt_torchrec.etl.engines.hardware import gpu_memory
 
     assert gpu_memory() == torch.cuda.get_device_properties(0).total_memory
 
@@ -218,7 +218,7 @@ def test_spilling(rapids: bool, log, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_all_gpus(rapids: bool, log, tmp_path: Path) -> None:
     """A worker for each, or for each MIG instance that CUDA_VISIBLE_DEVICES lists: same answer."""
-    from etl.engines.hardware import gpu_count
+    from nvt_torchrec.etl.engines.hardware import gpu_count
 
     if rapids and gpu_count() < 2:
         pytest.skip("one GPU")

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlrm.settings.flags import parse_settings
-from etl.run import run
-from inference import Predictor
-from inference.model.tables import KINDS
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.model.tables import KINDS
 from tests.dlrm.runs import MODEL, train_here
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log

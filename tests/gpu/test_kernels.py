@@ -14,7 +14,10 @@ import pytest
 
 from tests.kernel_arguments import ARGUMENTS
 
-MODULES = ("clicklog.text.device.kernels", "workflows.compiled.device_kernels")
+MODULES = (
+    "nvt_torchrec.clicklog.text.device.kernels",
+    "nvt_torchrec.workflows.compiled.device_kernels",
+)
 #: Kernels that count must do so atomically: several threads add to the same tally.
 ATOMIC = {"encode_columns", "look_up_dense", "count_bits"}
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from nvt_loader import KJTLoader
-from nvt_loader.cuda import builders as gpu
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.cuda import builders as gpu
 from tests.nvt_loader.data import row_numbers, write_split
 from tests.nvt_loader.helper import assert_same
 from tests.nvt_loader.weighted import write_weighted
@@ -33,7 +33,7 @@ def loader_on(request: pytest.FixtureRequest, device, monkeypatch: pytest.Monkey
         if request.param == "CudfBuilder":
             request.getfixturevalue("rapids")
         kind = getattr(gpu, request.param)
-        monkeypatch.setattr("nvt_loader.loader.choose_builder", lambda *_: kind)
+        monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_builder", lambda *_: kind)
     return lambda path, batch, **options: KJTLoader(path, batch, device=device, **options)
 
 

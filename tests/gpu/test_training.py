@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from clicklog.schema import TableSchema
-from dlrm.checkpoint.store import load_model
-from dlrm.config import model_config
-from dlrm.settings.flags import parse_settings
-from dlrm.sharding.planning import plan_only
-from nvt_loader import KJTLoader
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.config import model_config
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.sharding.planning import plan_only
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, ROOT, events, losses, run_command, torchrun, train_here
 from tests.nvt_loader.data import write_split

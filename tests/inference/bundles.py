@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import workflows
-from clicklog.files.atomic import read_json, write_json
-from clicklog.spec.columns import DenseColumn
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from inference.model.bundle import save_bundle
-from inference.model.origin import CheckpointOrigin, Origin
-from inference.model.scoring import ServingModel
-from inference.model.tables import Table
-from inference.model.weights import ModelShape
-from workflows.description import inspect
+from nvt_torchrec import workflows
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.formats.spec.columns import DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.inference.model.bundle import save_bundle
+from nvt_torchrec.inference.model.origin import CheckpointOrigin, Origin
+from nvt_torchrec.inference.model.scoring import ServingModel
+from nvt_torchrec.inference.model.tables import Table
+from nvt_torchrec.inference.model.weights import ModelShape
+from nvt_torchrec.workflows.description import inspect
 
 SPEC = FeatureSpec(
     "label",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.spec.toml_file import load_spec
-from etl.run import EtlSettings, run
-from inference import Predictor, write_bundle
+from nvt_torchrec.etl.run import EtlSettings, run
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.inference import Predictor, write_bundle
 from tests.logs import CRITEO, write_log
 from tests.spec_logs import write_spec_log
 

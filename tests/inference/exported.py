@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from clicklog.missing import is_missing
-from clicklog.rows import Jagged, RawRows
-from clicklog.spec.feature_spec import FeatureSpec
-from inference.export.sources import MISSING, padded
+from nvt_torchrec.formats.missing import is_missing
+from nvt_torchrec.formats.rows import Jagged, RawRows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.inference.export.sources import MISSING, padded
 
 
 def arguments_of(

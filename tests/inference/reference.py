@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import torch
 
-import workflows
-from clicklog.rows import RawRows
-from dlrm.config import ModelConfig
-from dlrm.model import Scorer, build_dlrm, fill_table
-from inference.stock import to_tensors
+from nvt_torchrec import workflows
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.inference.stock import to_tensors
 
 INTERACTIONS = (
     {},

@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from nvt_torchrec.inference.server.access import Access, AccessLog, ApiKeys, request_of
+from nvt_torchrec.inference.server.sockets import tls_context
 
-from clicklog.errors import SettingsError
-from inference.__main__ import main
-from inference.server.access import Access, AccessLog, ApiKeys, request_of
-from inference.server.metrics import ServerMetrics
-from inference.server.sockets import tls_context
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.server.metrics import ServerMetrics
 from tests.inference.conftest import ROOT, Trained
 from tests.inference.serving import serving
 from tests.inference.test_predictor import criteo_dicts
@@ -223,7 +223,7 @@ def test_traces_say_what_to_install() -> None:
     code = """
 import sys
 sys.modules["opentelemetry.sdk"] = None  # as if it were not installed
-from inference.server.telemetry import traced
+from nvt_torchrec.inference.server.telemetry import traced
 traced(None)
 """
     done = subprocess.run(

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nvt_torchrec.inference.server.admission import Admission, WaitEstimate
+from nvt_torchrec.inference.server.answers import RefusedError
 
-from clicklog.rows import Jagged
-from inference import Predictor
-from inference.server.admission import Admission, WaitEstimate
-from inference.server.answers import RefusedError
-from inference.server.app import Service, make_service, parse_body
-from inference.server.batching import Batch, Batcher
-from inference.server.metrics import ServerMetrics
-from inference.server.served import Served
-from inference.server.settings import ServerSettings
-from workflows.compiled.workflow import EncodedRows
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.server.app import Service, make_service, parse_body
+from nvt_torchrec.inference.server.batching import Batch, Batcher
+from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.served import Served
+from nvt_torchrec.inference.server.settings import ServerSettings
+from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 
 _NONE = np.zeros(1, np.int64)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clicklog.readers.stream import stream_unparsed
-from inference import Predictor
-from inference.__main__ import main
-from inference.inputs.samples import rows_as_dicts
+from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.inputs.samples import rows_as_dicts
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts, read_dicts
 

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.files.atomic import read_json, write_json
-from clicklog.schema import TableSchema
-from dlrm.checkpoint.store import FORMAT
-from inference import Predictor, write_bundle
-from inference.__main__ import main
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.dlrm.checkpoint.store import FORMAT
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.__main__ import main
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts
 

@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from nvt_torchrec.inference.server.logs import RateLimit
 
-from inference.server.logs import RateLimit
 from tests.inference.serving import Server, serving
 from tests.inference.test_predictor import criteo_dicts
 from tests.logs import random_rows
@@ -163,7 +163,7 @@ def test_half_bodies_take_no_place(server: Server) -> None:
 
 def test_logs_do_not_repeat_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("inference.server.logs.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("nvt_torchrec.inference.server.logs.time.monotonic", lambda: now[0])
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())

@@ -14,23 +14,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.readers.stream import stream_unparsed
-from clicklog.spec.toml_file import load_spec
-from etl.run import run
-from inference import Predictor
-from inference.bulk import predict_file
-from inference.export.network import RawModel
-from inference.export.triton import config
-from inference.inputs.samples import rows_as_dicts
-from inference.inputs.successors import check_same_columns
-from inference.inputs.values import InvalidRowError, MissingColumnError
-from inference.predictor import input_spec
-from inference.server.openapi import request_body
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.bulk import predict_file
+from nvt_torchrec.inference.export.network import RawModel
+from nvt_torchrec.inference.export.triton import config
+from nvt_torchrec.inference.inputs.samples import rows_as_dicts
+from nvt_torchrec.inference.inputs.successors import check_same_columns
+from nvt_torchrec.inference.inputs.values import InvalidRowError, MissingColumnError
+from nvt_torchrec.inference.predictor import input_spec
+from nvt_torchrec.inference.server.openapi import request_body
+from nvt_torchrec.workflows.description import inspect
 from tests.clicklog.reference_reader import as_lists, parse
 from tests.etl.runs import settings
 from tests.inference.bundles import bundle_of
-from workflows.description import inspect
 
 SPEC = """
 [input]

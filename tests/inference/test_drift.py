@@ -16,24 +16,24 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from clicklog.readers.stream import stream_rows
-from clicklog.spec.feature_spec import FeatureSpec
-from clicklog.spec.toml_file import load_spec
-from clicklog.stability import population_stability
-from clicklog.synthetic.log import synthesize
-from clicklog.synthetic.model import SyntheticSettings
-from etl.run import run
-from inference.server import drift
-from inference.server.batching import split
-from inference.server.drift import ERROR_RATE, DriftMetrics
+from nvt_torchrec.base.stability import population_stability
+from nvt_torchrec.clicklog.readers.stream import stream_rows
+from nvt_torchrec.clicklog.synthetic.log import synthesize
+from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.inference.server import drift
+from nvt_torchrec.inference.server.batching import split
+from nvt_torchrec.inference.server.drift import ERROR_RATE, DriftMetrics
+from nvt_torchrec.workflows import compiled, inspect
+from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow, EncodedRows
+from nvt_torchrec.workflows.frequency_buckets import FrequencyBuckets, read_buckets
 from tests.etl.runs import settings
 from tests.inference.conftest import ROOT, Trained
 from tests.inference.serving import serving
 from tests.logs import CRITEO
 from tests.spec_logs import write_spec_log
-from workflows import compiled, inspect
-from workflows.compiled.workflow import CompiledWorkflow, EncodedRows
-from workflows.frequency_buckets import FrequencyBuckets, read_buckets
 
 
 class Log:
@@ -259,9 +259,9 @@ import sys
 from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from clicklog.readers.stream import stream_rows
-from inference.server.drift import DriftMetrics
-from workflows import compiled
+from nvt_torchrec.clicklog.readers.stream import stream_rows
+from nvt_torchrec.inference.server.drift import DriftMetrics
+from nvt_torchrec.workflows import compiled
 
 workflow = compiled.load(sys.argv[1])
 metrics = DriftMetrics(CollectorRegistry(), 3600.0)

@@ -19,23 +19,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from inference import Predictor, write_bundle
-from inference.__main__ import main
-from inference.export.network import RawModel
-from inference.export.probe import probe_rows
-from inference.export.sources import to_inputs
-from inference.export.torch_package import export_torch
-from inference.model.bundle import save_bundle
-from inference.model.weights import ModelShape, from_scorer
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.export.network import RawModel
+from nvt_torchrec.inference.export.probe import probe_rows
+from nvt_torchrec.inference.export.sources import to_inputs
+from nvt_torchrec.inference.export.torch_package import export_torch
+from nvt_torchrec.inference.model.bundle import save_bundle
+from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.description import inspect
 from tests.inference.conftest import Trained
 from tests.inference.exported import arguments_of
 from tests.inference.reference import make_scorer
 from tests.inference.test_predictor import criteo_dicts
 from tests.workflows.random_specs import feature_specs
 from tests.workflows.test_compiled import odd_rows, save
-from workflows import compiled
-from workflows.description import inspect
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def test_what_cannot_be_exported(
 
 
 def test_a_size_limit(bundle: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("inference.export.torch_package.LIMIT", 1000)
+    monkeypatch.setattr("nvt_torchrec.inference.export.torch_package.LIMIT", 1000)
     flags = ["--bundle", str(bundle), "--output", str(tmp_path / "x"), "--format", "torch"]
     assert main(["export", *flags]) == 2
     assert "GiB of tables and vocabularies" in capsys.readouterr().err

@@ -13,25 +13,25 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import workflows
-from clicklog.derive.columns import derive, log_square
-from clicklog.errors import SettingsError
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.spec.raw_types import LARGEST_FLOAT32, RAW_TYPES
-from clicklog.spec.reading import CROSS_SEPARATOR, Derivation, Reading
-from inference import Predictor
-from inference.export.derived import LogSquare, TimePart, _steps
-from inference.export.network import RawModel
-from inference.export.probe import probe_rows
-from inference.export.sources import MISSING, to_inputs
-from inference.export.torch_package import export_torch
-from inference.model.bundle import save_bundle
-from inference.model.weights import ModelShape, from_scorer
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.clicklog.derive.columns import derive, log_square
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import LARGEST_FLOAT32, RAW_TYPES
+from nvt_torchrec.formats.spec.reading import CROSS_SEPARATOR, Derivation, Reading
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.export.derived import LogSquare, TimePart, _steps
+from nvt_torchrec.inference.export.network import RawModel
+from nvt_torchrec.inference.export.probe import probe_rows
+from nvt_torchrec.inference.export.sources import MISSING, to_inputs
+from nvt_torchrec.inference.export.torch_package import export_torch
+from nvt_torchrec.inference.model.bundle import save_bundle
+from nvt_torchrec.inference.model.weights import ModelShape, from_scorer
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.description import inspect
 from tests.inference.reference import make_scorer
 from tests.inference.test_export import run_bare
 from tests.workflows.test_compiled import vocabulary_of
-from workflows import compiled
-from workflows.description import inspect
 
 _TIMES = {"seconds": "epoch_s", "millis": "epoch_ms", "hour_text": "%y%m%d%H", "iso": ""}
 _BOUNDARIES = (-3.5, 0.0, 18.0, 40.25, 1e9)

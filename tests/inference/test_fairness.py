@@ -6,12 +6,12 @@ import asyncio
 import json
 
 import pytest
+from nvt_torchrec.inference.server.access import Request
+from nvt_torchrec.inference.server.admission import Admission, WaitEstimate
+from nvt_torchrec.inference.server.fairness import FairQueue, Turns, client_of
 
-from inference.server.access import Request
-from inference.server.admission import Admission, WaitEstimate
-from inference.server.fairness import FairQueue, Turns, client_of
-from inference.server.metrics import ServerMetrics
-from inference.server.settings import ServerSettings
+from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.settings import ServerSettings
 from tests.inference.test_batching import Model, _queued, _taken, request, run
 
 

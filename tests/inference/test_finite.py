@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clicklog.errors import BadInputError
-from clicklog.files.artifact import FileEntry
-from clicklog.files.atomic import read_json, write_json
-from inference import Predictor, write_bundle
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.inference import Predictor, write_bundle
 from tests.inference.conftest import Trained
 
 

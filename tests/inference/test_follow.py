@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference import Predictor
-from inference.model.bundle import bundle_digest, bundle_name
-from inference.publish.steps import publish
-from inference.server import reload
-from inference.server.metrics import ServerMetrics
-from inference.server.reload import BundleMetrics
-from inference.server.served import Served, Source
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
+from nvt_torchrec.inference.publish.steps import publish
+from nvt_torchrec.inference.server import reload
+from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.reload import BundleMetrics
+from nvt_torchrec.inference.server.served import Served, Source
 from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.serving import JSON, Server, serving
 

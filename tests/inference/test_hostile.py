@@ -17,17 +17,17 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from nvt_torchrec.inference.server.access import ApiKeys
+from nvt_torchrec.inference.server.logs import RateLimit
+from nvt_torchrec.inference.server.sockets import tls_context
 
-from clicklog.files.atomic import unique_keys
-from inference import Predictor
-from inference.server import app as server_app
-from inference.server import fairness, run
-from inference.server.access import ApiKeys
-from inference.server.app import make_service
-from inference.server.logs import RateLimit
-from inference.server.served import Served
-from inference.server.settings import ServerSettings
-from inference.server.sockets import tls_context
+from nvt_torchrec.base.files.atomic import unique_keys
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.server import app as server_app
+from nvt_torchrec.inference.server import fairness, run
+from nvt_torchrec.inference.server.app import make_service
+from nvt_torchrec.inference.server.served import Served
+from nvt_torchrec.inference.server.settings import ServerSettings
 from tests.inference.conftest import ROOT
 from tests.inference.test_access import _certificate
 from tests.inference.test_malformed import ROWS
@@ -116,7 +116,7 @@ async def _ask(service: server_app.Service, path: str, body: bytes) -> tuple[int
 
 
 def test_a_parser_thread_that_is_stuck_does_not_keep_the_process_from_ending() -> None:
-    code = "import threading; from inference.server.app import _in_thread; "
+    code = "import threading; from nvt_torchrec.inference.server.app import _in_thread; "
     code += "_in_thread(threading.Event().wait)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=600).returncode == 0
 
@@ -158,7 +158,9 @@ def test_every_reload_that_fails_is_logged(tmp_path: Path, monkeypatch: pytest.M
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     handler.addFilter(RateLimit())
-    monkeypatch.setattr(logging.getLogger("inference.server.access"), "handlers", [handler])
+    monkeypatch.setattr(
+        logging.getLogger("nvt_torchrec.inference.server.access"), "handlers", [handler]
+    )
     for _ in range(3):
         keys.reload()
     assert len(lines) == 3

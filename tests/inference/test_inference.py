@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clicklog.errors import OutputError
-from dlrm.metrics import auroc
-from inference import Predictor, bulk
-from inference.__main__ import main
+from nvt_torchrec.base.errors import OutputError
+from nvt_torchrec.dlrm.metrics import auroc
+from nvt_torchrec.inference import Predictor, bulk
+from nvt_torchrec.inference.__main__ import main
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import read_dicts, trainers_scores
 from tests.logs import random_rows, write_day

@@ -13,15 +13,15 @@ import pytest
 import torch
 from sklearn import metrics as sklearn
 
-from clicklog.errors import SchemaError
-from dlrm.metrics import Metrics
-from etl.run import run
-from inference import Predictor, write_bundle
-from inference.__main__ import main
-from inference.accuracy import compare, score_labelled
-from inference.export.nvidia import export_nvidia
-from inference.model.bundle import describe, save_bundle
-from inference.model.weights import read_checkpoint
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.dlrm.metrics import Metrics
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.accuracy import compare, score_labelled
+from nvt_torchrec.inference.export.nvidia import export_nvidia
+from nvt_torchrec.inference.model.bundle import describe, save_bundle
+from nvt_torchrec.inference.model.weights import read_checkpoint
 from tests.dlrm.runs import train_here
 from tests.etl.runs import settings
 from tests.weighted_logs import write_weighted_log

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.files.atomic import read_json, write_json
-from dlrm.checkpoint.store import FORMAT
-from inference import Predictor, write_bundle
-from inference.__main__ import main
-from inference.lineage import read_lineage
-from inference.model.bundle import describe
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.dlrm.checkpoint.store import FORMAT
+from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.lineage import read_lineage
+from nvt_torchrec.inference.model.bundle import describe
+from nvt_torchrec.workflows.description import inspect
 from tests.inference.bundles import make_bundle, make_origin, make_workflow
 from tests.inference.conftest import Trained
-from workflows.description import inspect
 
 
 def _rewrite(bundle: Path, **changes) -> None:
@@ -190,7 +190,7 @@ def test_a_checkpoint_of_an_earlier_generation(trained: Trained, tmp_path: Path)
 
 
 def test_an_output_between_two_generations(trained: Trained, tmp_path: Path) -> None:
-    from clicklog.etl_output import SWITCH_FILE
+    from nvt_torchrec.formats.etl_output import SWITCH_FILE
 
     out = tmp_path / "out"
     shutil.copytree(trained.workflow, out / "workflow")

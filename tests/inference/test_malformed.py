@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-import workflows
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.files.artifact import FileEntry
-from clicklog.files.atomic import read_json, write_json
-from clicklog.spec.columns import DenseColumn
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from inference import Predictor
-from inference.__main__ import main
-from inference.model.bundle import save_bundle
-from inference.model.scoring import ServingModel
-from inference.model.tables import Table
-from inference.model.weights import ModelShape
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.formats.spec.columns import DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.model.bundle import save_bundle
+from nvt_torchrec.inference.model.scoring import ServingModel
+from nvt_torchrec.inference.model.tables import Table
+from nvt_torchrec.inference.model.weights import ModelShape
 from tests.mutations import expect_own_errors
 
 SPEC = FeatureSpec(
@@ -162,7 +162,7 @@ def test_commands_compare_digests(bundle: Path, tmp_path: Path, file: str, capsy
 def test_a_file_that_is_cut_short_while_it_is_served(bundle: Path, name: str, size: int) -> None:
     """In a process of its own: this was a SIGBUS."""
     program = (
-        "import os, sys; from inference import Predictor;"
+        "import os, sys; from nvt_torchrec.inference import Predictor;"
         "from tests.inference.test_malformed import ROWS;"
         "predictor = Predictor.load(sys.argv[1]); predictor.predict(ROWS);"
         "os.truncate(sys.argv[2], int(sys.argv[3])); predictor.predict(ROWS)"
@@ -192,7 +192,7 @@ def test_a_file_that_is_written_over_or_replaced(bundle: Path) -> None:
 def test_a_bus_error_is_printed(tmp_path: Path) -> None:
     """In the milliseconds between the look at a file and its use nothing else is possible."""
     program = (
-        "import os, signal; from inference.__main__ import main;"
+        "import os, signal; from nvt_torchrec.inference.__main__ import main;"
         f"main(['benchmark', '--bundle', {str(tmp_path)!r}, '--input', 'x']);"
         "os.kill(os.getpid(), signal.SIGBUS)"
     )

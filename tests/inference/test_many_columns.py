@@ -7,32 +7,32 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clicklog.missing import is_missing
-from clicklog.rows import RawRows
-from clicklog.spec.columns import DENSE_TRANSFORMS, InputFormat
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.splits import SPLITS
-from dlrm.checkpoint.store import load_model
-from dlrm.evaluate import score
-from etl.__main__ import main as main_of_etl
-from etl.report.data import undo_transform
-from etl.run import EtlSettings, run
-from inference import Predictor
-from nvt_loader import KJTLoader
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.evaluate import score
+from nvt_torchrec.etl.__main__ import main as main_of_etl
+from nvt_torchrec.etl.report.data import undo_transform
+from nvt_torchrec.etl.run import EtlSettings, run
+from nvt_torchrec.formats.missing import is_missing
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS, InputFormat
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.workflows import compiled, inspect
+from nvt_torchrec.workflows.moments import normalized_names
 from tests.dlrm.runs import train_here
 from tests.etl.extended import copy_of
 from tests.etl.test_engine_cpu import write_parquet
 from tests.workflows.random_specs import Oracle, random_raw_rows
 from tests.workflows.test_compiled import check as check_as_nvtabular
-from workflows import compiled, inspect
-from workflows.moments import normalized_names
 
 _POLICIES = [
     {}, {"freq_threshold": 2}, {"max_table_size": 6}, {"hash_buckets": 5},

@@ -10,14 +10,14 @@ import pytest
 import torch
 import yaml
 
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
-from dlrm.checkpoint.store import load_model
-from dlrm.evaluate import score
-from etl.run import EtlSettings, run
-from inference import Predictor, write_bundle
-from inference.__main__ import main
-from inference.export.sources import to_inputs
-from nvt_loader import KJTLoader
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.evaluate import score
+from nvt_torchrec.etl.run import EtlSettings, run
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec, InputFormat
+from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.export.sources import to_inputs
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import train_here
 from tests.inference.conftest import Trained
 from tests.inference.serving import serving

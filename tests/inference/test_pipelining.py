@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import uvicorn
+from nvt_torchrec.inference.server.connections import MAX_QUEUED, Connection, Connections
 from uvicorn.server import ServerState
 
-from inference.server.connections import MAX_QUEUED, Connection, Connections
-from inference.server.metrics import ServerMetrics
-from inference.server.settings import ServerSettings
+from nvt_torchrec.inference.server.metrics import ServerMetrics
+from nvt_torchrec.inference.server.settings import ServerSettings
 
 GET = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF = b"POST /half HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"

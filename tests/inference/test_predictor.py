@@ -16,19 +16,19 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, SchemaError
-from dlrm.checkpoint.store import load_model
-from dlrm.evaluate import score
-from inference import Predictor, write_bundle
-from inference.model.weights import from_scorer
-from inference.predictor import MODEL_ROWS
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.evaluate import score
+from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.model.weights import from_scorer
+from nvt_torchrec.inference.predictor import MODEL_ROWS
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.workflows import compiled
 from tests.inference.conftest import ROOT, Trained
 from tests.inference.reference import make_scorer, scores
 from tests.logs import CRITEO, random_rows
 from tests.workflows.random_specs import feature_specs
 from tests.workflows.test_compiled import odd_rows, save
-from workflows import compiled
 
 _CONVERT = {"int32": int, "int": int, "float": float}
 
@@ -205,7 +205,7 @@ def test_nothing_of_nvtabular_is_imported(shop: Trained, tmp_path: Path) -> None
     write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
     program = f"""
 import sys
-from inference import Predictor, write_bundle
+from nvt_torchrec.inference import Predictor, write_bundle
 def score(predictor):
     assert len(predictor.predict({str(shop.raw / "day_2.csv")!r})) == 400
     row = dict.fromkeys(predictor.spec.columns)

@@ -13,13 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.files.atomic import locked, read_json, write_json
-from inference import Predictor
-from inference.__main__ import main
-from inference.model.bundle import bundle_digest, bundle_name
-from inference.publish.history import PUBLISH, ROLLBACK, Entry, reconcile, served_in_turn
-from inference.publish.steps import publish, rollback
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
+from nvt_torchrec.base.files.atomic import locked, read_json, write_json
+from nvt_torchrec.inference import Predictor
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
+from nvt_torchrec.inference.publish.history import (
+    PUBLISH,
+    ROLLBACK,
+    Entry,
+    reconcile,
+    served_in_turn,
+)
+from nvt_torchrec.inference.publish.steps import publish, rollback
 from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.conftest import ROOT
 from tests.mutations import expect_own_errors
@@ -313,8 +319,8 @@ def test_the_history_agrees_with_the_link_wherever_it_ended(steps: list) -> None
 _KILLED = """
 import os, shutil, sys, traceback
 from pathlib import Path
-import inference.publish.steps as steps
-from inference.model.bundle import bundle_digest, describe
+import nvt_torchrec.inference.publish.steps as steps
+from nvt_torchrec.inference.model.bundle import bundle_digest, describe
 
 old, new, base = map(Path, sys.argv[1:])
 first, second = bundle_digest(old), bundle_digest(new)

@@ -14,17 +14,22 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nvt_torchrec.inference.server.answers import RefusedError
 
-from clicklog.errors import BadInputError, BadRowError, SchemaError
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.spec.reading import Derivation, Read, Reading
-from inference import InvalidRowError, Predictor
-from inference.bulk import predict_file
-from inference.inputs.columns import convert_values
-from inference.inputs.remedies import remedy_of
-from inference.server.answers import RefusedError
-from inference.server.app import parse_body
-from inference.server.served import Served
+from nvt_torchrec.base.errors import BadInputError, BadRowError, SchemaError
+from nvt_torchrec.formats.spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
+from nvt_torchrec.formats.spec.reading import Derivation, Read, Reading
+from nvt_torchrec.inference import InvalidRowError, Predictor
+from nvt_torchrec.inference.bulk import predict_file
+from nvt_torchrec.inference.inputs.columns import convert_values
+from nvt_torchrec.inference.inputs.remedies import remedy_of
+from nvt_torchrec.inference.server.app import parse_body
+from nvt_torchrec.inference.server.served import Served
 from tests.clicklog.test_field_rules import _TEXTS
 from tests.inference.test_export import untrained
 

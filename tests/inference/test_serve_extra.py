@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from clicklog.spec.toml_file import load_spec
+from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.inference.test_export import linked, untrained
 from tests.logs import write_log
 from tests.test_wheel import ROOMS, ROOT, with_extras
@@ -16,8 +16,8 @@ from tests.test_wheel import ROOMS, ROOT, with_extras
 _PROGRAM = """
 import sys
 sys.path[:0] = {paths!r}
-from inference.__main__ import main
-import inference.server.run  # and all that it imports
+from nvt_torchrec.inference.__main__ import main
+import nvt_torchrec.inference.server.run  # and all that it imports
 status = main({arguments!r})
 print([name for name in ("torchrec", "nvtabular", "pandas", "dask") if name in sys.modules])
 sys.exit(status)

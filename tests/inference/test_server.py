@@ -14,10 +14,10 @@ from urllib.parse import urljoin
 import numpy as np
 import pytest
 
-from clicklog.spec.toml_file import load_spec
-from inference import Predictor, write_bundle
-from inference.__main__ import main
-from inference.server.openapi import request_body
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.server.openapi import request_body
 from tests.inference.conftest import Trained
 from tests.inference.serving import JSON, Server, serving
 from tests.inference.test_predictor import criteo_dicts, read_dicts

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from inference.model.scoring import ServingModel
-from inference.model.tables import Table
+from nvt_torchrec.inference.model.scoring import ServingModel
+from nvt_torchrec.inference.model.tables import Table
 
 
 class _Largest(TorchDispatchMode):

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from clicklog.errors import BadInputError, SettingsError
-from dlrm.metrics import auroc
-from inference import Predictor, write_bundle
-from inference.__main__ import main
-from inference.model.tables import KINDS, Table
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.dlrm.metrics import auroc
+from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.model.tables import KINDS, Table
 from tests.inference.conftest import Trained
 from tests.inference.test_predictor import criteo_dicts, read_dicts
 

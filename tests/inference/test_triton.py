@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-from inference import Predictor, write_bundle
-from inference.__main__ import main
-from inference.export.probe import probe_rows
+from nvt_torchrec.inference import Predictor, write_bundle
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.export.probe import probe_rows
 from tests.inference.conftest import Trained
 
 
@@ -88,7 +88,7 @@ for response in model.execute(requests):
     assert tensor.name() == "probability" and tensor.as_numpy().dtype == np.float32
     assert tensor.as_numpy().shape[1:] == (1,)
     answers.append(tensor.as_numpy()[:, 0].tolist())
-import inference
+from nvt_torchrec import inference
 bad = [name for name in ("nvtabular", "dask", "pandas", "torchrec", "dlrm") if name in sys.modules]
 print(json.dumps([answers, inference.__file__, bad]))
 model.finalize()

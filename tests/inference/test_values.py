@@ -13,15 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import BadRowError, SchemaError
-from clicklog.rows import Jagged, RawRows
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec, InputFormat
-from clicklog.spec.raw_types import LARGEST_FLOAT32
-from clicklog.text.delimited import parse_delimited
-from clicklog.text.line_layout import plain_layout
-from inference import InvalidRowError
-from inference.inputs.frames import read_columns, read_dicts
-from inference.inputs.values import RowReader, reads_plainly
+from nvt_torchrec.base.errors import BadRowError, SchemaError
+from nvt_torchrec.clicklog.text.delimited import parse_delimited
+from nvt_torchrec.clicklog.text.line_layout import plain_layout
+from nvt_torchrec.formats.rows import Jagged, RawRows
+from nvt_torchrec.formats.spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
+from nvt_torchrec.formats.spec.raw_types import LARGEST_FLOAT32
+from nvt_torchrec.inference import InvalidRowError
+from nvt_torchrec.inference.inputs.frames import read_columns, read_dicts
+from nvt_torchrec.inference.inputs.values import RowReader, reads_plainly
 
 SPEC = FeatureSpec(
     "label",

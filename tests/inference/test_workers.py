@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from nvt_torchrec.inference.server.workers import _Parent
 
-from inference.__main__ import main
-from inference.server.settings import ServerSettings
-from inference.server.workers import _Parent
+from nvt_torchrec.inference.__main__ import main
+from nvt_torchrec.inference.server.settings import ServerSettings
 from tests.inference.conftest import Trained
 from tests.inference.serving import Server, serving
 from tests.inference.test_predictor import criteo_dicts
@@ -117,7 +117,9 @@ def test_one_worker_compares_digests_before_the_others_start() -> None:
 
 def test_sighup_waits_for_workers_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
-    monkeypatch.setattr("inference.server.workers.os.kill", lambda *args: sent.append(args))
+    monkeypatch.setattr(
+        "nvt_torchrec.inference.server.workers.os.kill", lambda *args: sent.append(args)
+    )
     parent = _Parent(lambda check: check, Path(), ServerSettings(workers=1), None)
     parent._context = Processes()
     parent._start()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recipes.lookalikes import LOOKALIKES
-from etl.__main__ import main
+from nvt_torchrec.etl.__main__ import main
 
 
 @pytest.mark.parametrize("engine", ["cpu", "dask"])

@@ -13,11 +13,11 @@ import pytest
 from benchmarks.recipes.lookalikes import LOOKALIKES
 from benchmarks.recipes.pages import downloads, page, recipes, script
 from benchmarks.recipes.run import run_recipe
-from clicklog.command_line import Parser, parse
-from clicklog.spec.toml_file import shipped_specs
-from dlrm.settings.flags import parse_settings
-from etl.__main__ import COMMANDS as ETL
-from inference.__main__ import COMMANDS as INFERENCE
+from nvt_torchrec.base.command_line import Parser, parse
+from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.etl.__main__ import COMMANDS as ETL
+from nvt_torchrec.formats.spec.toml_file import shipped_specs
+from nvt_torchrec.inference.__main__ import COMMANDS as INFERENCE
 
 
 def test_each_log_has_a_recipe() -> None:

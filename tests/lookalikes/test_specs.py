@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import workflows
 from benchmarks.recipes.lookalikes import LOOKALIKES
-from clicklog.spec.toml_file import load_spec, shipped_specs
-from etl.__main__ import main
+from nvt_torchrec import workflows
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
 from tests.lookalikes.plain_python import READERS, Log, Row, dense_columns, encode, vocabularies
 
 SPLITS = ("train", "valid", "test")
@@ -137,7 +137,7 @@ def fitted_ids(log: Log, out: Path) -> list[dict]:
     are left out."""
     import pyarrow as pa
 
-    from workflows.compiled import workflow as compiled
+    from nvt_torchrec.workflows.compiled import workflow as compiled
 
     saved = compiled.load(out / "workflow")
     result = []

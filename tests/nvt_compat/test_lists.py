@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import dask.dataframe as dd
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 from merlin.core import dispatch
 from nvtabular import ops
 
-from clicklog.hashing import murmur3_int, murmur3_string
+from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
 
 
 def _lists(*rows: list, dtype: str = "int64") -> pd.Series:

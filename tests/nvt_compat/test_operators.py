@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import nvtabular
@@ -14,7 +14,7 @@ import pytest
 from merlin.dag import DataFormats
 from nvtabular import ops
 
-from clicklog.errors import SchemaError
+from nvt_torchrec.base.errors import SchemaError
 
 
 def _fit(node, frame: pd.DataFrame) -> nvtabular.Workflow:

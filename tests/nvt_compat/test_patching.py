@@ -6,7 +6,7 @@ import subprocess
 import sys
 import types
 
-from nvt_compat.patching import PatchError, edit, replace, supply
+from nvt_torchrec.nvt_compat.patching import PatchError, edit, replace, supply
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_stock_nvtabular_needs_it() -> None:
     stock = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert stock.returncode != 0
     assert "ImportError" in stock.stderr or "AttributeError" in stock.stderr
-    code = "import sys, nvt_compat, nvtabular; print(nvtabular.__version__)"
+    code = "import sys, nvt_torchrec.nvt_compat, nvtabular; print(nvtabular.__version__)"
     mended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert mended.returncode == 0, mended.stderr
     assert mended.stdout.startswith("23.0")

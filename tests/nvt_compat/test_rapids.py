@@ -258,7 +258,7 @@ def test_strings_on_cudf() -> None:
     code = """
 import merlin.core.has_gpu
 merlin.core.has_gpu.HAS_GPU = True
-import nvt_compat, cudf, numpy as np, pandas as pd
+import nvt_torchrec.nvt_compat, cudf, numpy as np, pandas as pd
 from cudf.core.abc import Serializable
 from cudf.core.groupby import groupby
 text = pd.StringDtype(na_value=np.nan)
@@ -278,8 +278,8 @@ for dtype in (text, np.dtype("int64"), cudf.ListDtype("int32")):
 def test_the_edits_fit_merlin_and_leave_pandas_alone() -> None:
     """They are made on machines with a GPU only; here in a process of its own."""
     code = """
-import nvt_compat, numpy as np, pandas as pd
-from nvt_compat.cudf_names import patch_dispatch
+import nvt_torchrec.nvt_compat, numpy as np, pandas as pd
+from nvt_torchrec.nvt_compat.cudf_names import patch_dispatch
 patch_dispatch()
 from merlin.core import dispatch
 lists = dispatch.create_multihot_col(pd.Series([0, 2, 3]), pd.Series([7, 8, 9]))

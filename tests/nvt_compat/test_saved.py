@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import fsspec
 import nvtabular
@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 from nvtabular import ops
 
-import workflows
-from clicklog.errors import BadInputError
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 
 SPEC = FeatureSpec("label", (DenseColumn("x"),), (CategoricalColumn("c", raw="int"),))
 FRAME = pd.DataFrame({"label": [0.0, 1.0], "x": [1.0, 2.0], "c": [8.0, 7.0]})
@@ -40,7 +40,7 @@ def test_it_is_the_fitted_workflow(saved: Path) -> None:
 
 
 def test_in_a_program_that_knows_nvtabular_only(saved: Path) -> None:
-    code = "import sys, nvt_compat, nvtabular; print(nvtabular.Workflow.load(sys.argv[1]))"
+    code = "import sys, nvt_torchrec.nvt_compat, nvtabular; print(nvtabular.Workflow.load(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=False
     )
@@ -75,7 +75,7 @@ def test_without_nvt_compat_nvtabular_says_what_to_import(saved: Path) -> None:
     """Before it looks for the pickle, it tells the version that the workflow is from."""
     stock = nvtabular.Workflow.load.__wrapped__
     with (
-        pytest.warns(UserWarning, match="import nvt_compat before nvtabular"),
+        pytest.warns(UserWarning, match="import nvt_torchrec.nvt_compat before nvtabular"),
         pytest.raises(FileNotFoundError, match=r"workflow\.pkl"),
     ):
         stock(nvtabular.Workflow, saved)

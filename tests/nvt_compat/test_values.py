@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import dask.dataframe as dd
 import numpy as np

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.schema import TableSchema
-from clicklog.splits import SPLITS
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.splits import SPLITS
 
 #: Step of the row numbers in dense column 0: small, so that models train on it undisturbed, and a
 #: power of two, so that float32 holds row numbers below 2**24 exactly.

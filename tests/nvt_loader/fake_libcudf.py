@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nvt_loader.cpu.builder import CpuBuilder
-from nvt_loader.cuda import builders as gpu
+from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
+from nvt_torchrec.nvt_loader.cuda import builders as gpu
 
 #: Row groups of each call of ``read_parquet``, file by file.
 calls: list[list[list[int]]] = []
@@ -119,8 +119,8 @@ class Blocks(CpuBuilder):
     def __init__(self, dataset, device, threads=1):
         super().__init__(dataset, device, threads)
         stream = SimpleNamespace(device=self._device, cuda_stream=0)
-        reader = sys.modules["nvt_loader.cuda.cudf_reader"].CudfReader
-        ahead = importlib.import_module("nvt_loader.cuda.read_ahead")
+        reader = sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"].CudfReader
+        ahead = importlib.import_module("nvt_torchrec.nvt_loader.cuda.read_ahead")
         self.reading = ahead.ReadAhead([(reader(dataset, stream), None) for _ in range(2)])
         self.decode = self.reading.decode
         self.starter = CpuBuilder(dataset, device, threads) if self.starts_on_cpu else None
@@ -140,11 +140,13 @@ def install(patch: pytest.MonkeyPatch) -> None:
     calls.clear()
     patch.setitem(sys.modules, "pylibcudf", sys.modules[__name__])
     for name in ("cudf_reader", "read_ahead"):
-        patch.setitem(sys.modules, f"nvt_loader.cuda.{name}", None)  # and back at the end
-        del sys.modules[f"nvt_loader.cuda.{name}"]
+        patch.setitem(
+            sys.modules, f"nvt_torchrec.nvt_loader.cuda.{name}", None
+        )  # and back at the end
+        del sys.modules[f"nvt_torchrec.nvt_loader.cuda.{name}"]
     for name in ("cudf_reader", "read_ahead"):
-        importlib.import_module(f"nvt_loader.cuda.{name}")
+        importlib.import_module(f"nvt_torchrec.nvt_loader.cuda.{name}")
     patch.setattr(
-        "nvt_loader.loader.choose_builder",
+        "nvt_torchrec.nvt_loader.loader.choose_builder",
         lambda dataset, device: choose(dataset, device) if dataset.undersampling else Blocks,
     )

@@ -11,8 +11,8 @@ import torch
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from nvt_loader import KJTLoader, memory
-from nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.nvt_loader import KJTLoader, memory
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader.data import row_numbers
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from clicklog.errors import SchemaError
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.helper import rows_of
 
 

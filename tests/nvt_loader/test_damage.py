@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clicklog.errors import ClickLogError
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import WRITER, write_split
 from tests.nvt_loader.helper import assert_same

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.schema import TableSchema
-from nvt_loader import KJTLoader, accounting, memory
-from nvt_loader.parquet.dataset import read_dataset
-from nvt_loader.plan import Plan
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader import KJTLoader, accounting, memory
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.nvt_loader.plan import Plan
 from tests.manifests import write_manifest
 from tests.nvt_loader.data import row_numbers, write_split
 from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of
@@ -110,7 +110,7 @@ def test_hash_indices(train, caplog):
     with pytest.raises(SchemaError, match=r"cat_1 holds id .* table of 20[\s\S]*--hash_indices"):
         list(KJTLoader(train, 64, **options))
     expected = read_rows(train)
-    with caplog.at_level(logging.WARNING, "nvt_loader"):
+    with caplog.at_level(logging.WARNING, "nvt_torchrec.nvt_loader"):
         batches = list(KJTLoader(train, 64, hash_indices=True, **options))
     for batch in batches:
         ids = batch.sparse_features.to_dict()

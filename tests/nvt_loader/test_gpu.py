@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from clicklog.errors import BadInputError
-from clicklog.schema import TableSchema
-from nvt_loader import KJTLoader
-from nvt_loader.cpu.builder import CpuBuilder
-from nvt_loader.cuda import builders as gpu
-from nvt_loader.memory import HELD_BLOCKS, device_bytes, row_bytes
-from nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
+from nvt_torchrec.nvt_loader.cuda import builders as gpu
+from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes, row_bytes
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import assert_same, limit_rows, rows_of
@@ -129,10 +129,10 @@ def test_row_groups_on_the_device_are_within_the_budget(tmp_path, libcudf, monke
         groups = ahead.decode.__self__._groups.values()
         held.append(100 * sum(group.reading is not None for group in groups))
 
-    ahead = sys.modules["nvt_loader.cuda.read_ahead"].ReadAhead
+    ahead = sys.modules["nvt_torchrec.nvt_loader.cuda.read_ahead"].ReadAhead
     wait = ahead.finish
     monkeypatch.setattr(ahead, "finish", counting)
-    monkeypatch.setattr("nvt_loader.memory.POOL_BYTES", 0)
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.POOL_BYTES", 0)
     options = {"shuffle": shuffle, "shuffle_window": 800, "device": "cpu"}
     loader = KJTLoader(tmp_path / "train", 400, **options)
     list(loader)
@@ -172,7 +172,7 @@ def test_the_cpu_decodes_the_first_block(tmp_path, monkeypatch, lists, shuffle, 
     """Its batches, and all others, are the same, also from the middle of an epoch on."""
     write_split(tmp_path, {"train": [3000, 0, 300]}, row_group_rows=100, multi_hot=lists)
     limit_rows(monkeypatch, tmp_path / "train", DEVICE_BLOCK=640, BLOCK=640)
-    monkeypatch.setattr("nvt_loader.memory.FIRST_ROWS", 320)
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.FIRST_ROWS", 320)
     options = {"shuffle": shuffle, "device": "cpu", "shuffle_window": 640}
 
     def batches():
@@ -204,11 +204,13 @@ def test_calls_are_bounded(tmp_path, libcudf, monkeypatch):
     write_split(tmp_path, {"train": [1000, 1000]}, row_group_rows=100)
     width = row_bytes(read_dataset(tmp_path / "train"))
     expected = rows_of(KJTLoader(tmp_path / "train", 64, device="cpu"))
-    monkeypatch.setattr(sys.modules["nvt_loader.cuda.cudf_reader"], "CALL_BYTES", 300 * width)
+    monkeypatch.setattr(
+        sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"], "CALL_BYTES", 300 * width
+    )
     libcudf.calls.clear()
     assert rows_of(KJTLoader(tmp_path / "train", 64, device="cpu")) == expected
     assert {len(call) for call in map(sum_lists, libcudf.calls)} <= {1, 2, 3}
-    monkeypatch.setattr(sys.modules["nvt_loader.cuda.cudf_reader"], "CALL_BYTES", 1)
+    monkeypatch.setattr(sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"], "CALL_BYTES", 1)
     assert rows_of(KJTLoader(tmp_path / "train", 64, device="cpu")) == expected
 
 
@@ -289,7 +291,7 @@ def test_batches_on_the_gpu(tmp_path, monkeypatch, kind, lists, shuffle):
     write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
     train = tmp_path / "train"
     options = {"shuffle": shuffle, "weights": WEIGHTS if lists else None}
-    monkeypatch.setattr("nvt_loader.loader.choose_builder", gpu_blocks(kind))
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_builder", gpu_blocks(kind))
     found = list(KJTLoader(train, 64, device="cuda", **options))
     assert all(batch.labels.is_cuda and batch.sparse_features.lengths().is_cuda for batch in found)
     monkeypatch.undo()
@@ -302,7 +304,7 @@ def test_batches_on_the_gpu(tmp_path, monkeypatch, kind, lists, shuffle):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_batch_waits_for_the_device(tmp_path, monkeypatch, kind):
     write_split(tmp_path, {"train": [4000]}, row_group_rows=1000)
-    monkeypatch.setattr("nvt_loader.loader.choose_builder", gpu_blocks(kind))
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_builder", gpu_blocks(kind))
     loader = KJTLoader(tmp_path / "train", 64, device="cuda")
     list(loader)  # the constants of each batch size are made once, by blocking copies
     batches = iter(loader)

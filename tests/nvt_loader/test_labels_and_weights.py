@@ -16,11 +16,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.schema import TableSchema
-from nvt_loader import KJTLoader
-from nvt_loader.batch import LoaderBatch
-from nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.batch import LoaderBatch
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import row_numbers
 from tests.nvt_loader.helper import all_ranks, assert_same, read_rows, rows_of

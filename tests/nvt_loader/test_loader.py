@@ -16,8 +16,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from clicklog.errors import SettingsError
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import WRITER, make_columns, write_split
 from tests.nvt_loader.helper import (
     all_ranks,

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from clicklog.errors import SettingsError
-from nvt_loader import KJTLoader, memory
-from nvt_loader.parquet.dataset import read_dataset
-from nvt_loader.plan import Plan
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.nvt_loader import KJTLoader, memory
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.nvt_loader.plan import Plan
 from tests.nvt_loader.data import write_split
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
-from clicklog.errors import SchemaError, SettingsError
-from clicklog.schema import TableSchema
-from nvt_loader import KJTLoader
-from nvt_loader.memory import row_bytes
-from nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.memory import row_bytes
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import all_ranks, assert_same, global_rows, read_rows, rows_of

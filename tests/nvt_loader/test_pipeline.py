@@ -11,7 +11,7 @@ from torchrec.distributed import TrainPipelineSparseDist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.models.dlrm import DLRM, DLRMTrain
 
-from nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import assert_same, rows_of
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.errors import SettingsError
-from nvt_loader.plan import (
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.nvt_loader.plan import (
     Plan,
     RowGroupSlice,
     Span,
@@ -289,7 +289,5 @@ def test_virtual_shards_that_a_global_batch_has_not(shards):
 
 
 def test_planning_needs_no_torch():
-    code = (
-        "import sys, nvt_loader.plan, nvt_loader.parquet.dataset; assert 'torch' not in sys.modules"
-    )
+    code = "import sys, nvt_torchrec.nvt_loader.plan, nvt_torchrec.nvt_loader.parquet.dataset; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import rows_of
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from nvt_loader import KJTLoader
-from nvt_loader.parquet.dataset import read_dataset
-from nvt_loader.selection import Selection, sample_rows, select
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
+from nvt_torchrec.nvt_loader.selection import Selection, sample_rows, select
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import all_ranks, assert_same, global_batches, global_rows, rows_of

@@ -11,10 +11,10 @@ import threading
 import numpy as np
 import pytest
 
-from clicklog.errors import BadInputError
-from nvt_loader.buffers import Buffers
-from nvt_loader.parquet.shard_reader import ShardReader
-from nvt_loader.plan import RowGroupSlice
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.nvt_loader.buffers import Buffers
+from nvt_torchrec.nvt_loader.parquet.shard_reader import ShardReader
+from nvt_torchrec.nvt_loader.plan import RowGroupSlice
 
 
 @dataclasses.dataclass

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clicklog.errors import SchemaError, SettingsError
-from nvt_loader import KJTLoader
+from nvt_torchrec.base.errors import SchemaError, SettingsError
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import WRITER, make_columns, write_split
 from tests.nvt_loader.helper import (
     all_ranks,
@@ -32,8 +32,8 @@ def train(tmp_path_factory):
 def small_blocks(monkeypatch, train):
     """Several blocks and shuffling windows in these 757 rows."""
     limit_rows(monkeypatch, train, BLOCK=200, DECODE=16)
-    monkeypatch.setattr("nvt_loader.memory.FIRST_ROWS", 100)
-    monkeypatch.setattr("nvt_loader.memory.LEAST_DECODE_ROWS", 16)
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.FIRST_ROWS", 100)
+    monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.LEAST_DECODE_ROWS", 16)
 
 
 def through_json(state):

@@ -12,7 +12,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader import KJTLoader
 from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import limit_rows
 
@@ -82,7 +82,7 @@ def test_a_hundred_abandoned_loaders_do_not_grow(tmp_path):
 
 def test_a_process_ends_while_an_iterator_is_open(train):
     code = f"""
-from nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader import KJTLoader
 iterator = iter(KJTLoader({str(train)!r}, 4, device="cpu"))
 next(iterator)
 """

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.schema import TableSchema
+from nvt_torchrec.formats.schema import TableSchema
 from tests.nvt_loader.data import write_metadata, write_split
 
 

@@ -30,7 +30,7 @@ class _Arrays:
 
 
 class SimulatedDevice:
-    """A :class:`clicklog.device.Device`, strict about the threads that use it.
+    """A :class:`base.device.Device`, strict about the threads that use it.
 
     Attributes:
         streams: How many streams were made.

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from distributed import Client, LocalCluster
 
-from etl.engines import device
-from etl.run import run
+from nvt_torchrec.etl.engines import device
+from nvt_torchrec.etl.run import run
 from tests.etl.killed_split import stage_of
 from tests.etl.runs import settings, tree
 from tests.forks import kill_before, was_killed

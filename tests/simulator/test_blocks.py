@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.readers.raw import Block
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from etl.engines import cpu
-from etl.engines.cpu_runs import Run
-from etl.engines.device_blocks import LANES, Card, count_block, merge_runs
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.engines import cpu
+from nvt_torchrec.etl.engines.cpu_runs import Run
+from nvt_torchrec.etl.engines.device_blocks import LANES, Card, count_block, merge_runs
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.workflows.moments import merge_moments
 from tests.simulator.device import SimulatedDevice
-from workflows.moments import merge_moments
 
 SPEC = FeatureSpec(
     "label",

@@ -6,8 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.engines.counting import Counts, count, merge
-from etl.engines.device_counts import count_on_device, merge_on_device, to_device, to_host
+from nvt_torchrec.etl.engines.counting import Counts, count, merge
+from nvt_torchrec.etl.engines.device_counts import (
+    count_on_device,
+    merge_on_device,
+    to_device,
+    to_host,
+)
 from tests.simulator.device import SimulatedDevice
 
 DEVICE = SimulatedDevice()

@@ -20,16 +20,16 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
 
-import etl.engines
-from clicklog.errors import BadRowError, OutputError
-from clicklog.readers.raw import Block
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.splits import SPLITS, RowRule
-from etl.commands.check import check
-from etl.engines import cpu, device
-from etl.plan import DividedBlock
-from etl.results import LostRowsError
-from etl.run import run
+import nvt_torchrec.etl.engines
+from nvt_torchrec.base.errors import BadRowError, OutputError
+from nvt_torchrec.clicklog.readers.raw import Block
+from nvt_torchrec.etl.commands.check import check
+from nvt_torchrec.etl.engines import cpu, device
+from nvt_torchrec.etl.plan import DividedBlock
+from nvt_torchrec.etl.results import LostRowsError
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.splits import SPLITS, RowRule
 from tests.etl.extended import add, copy_of, make_base, write_days
 from tests.etl.runs import parts, settings
 from tests.logs import random_rows, write_day
@@ -74,10 +74,10 @@ def simulate(client: Client, monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice
 
     simulated = SimulatedDevice()
     fake_libcudf.install(monkeypatch)
-    nvtabular_engine = ModuleType("etl.engines.dask")
-    monkeypatch.setitem(sys.modules, "etl.engines.dask", nvtabular_engine)
-    monkeypatch.setattr(etl.engines, "dask", nvtabular_engine, raising=False)
-    monkeypatch.setattr("etl.engines.cluster.cluster", cluster)
+    nvtabular_engine = ModuleType("nvt_torchrec.etl.engines.dask")
+    monkeypatch.setitem(sys.modules, "nvt_torchrec.etl.engines.dask", nvtabular_engine)
+    monkeypatch.setattr(nvt_torchrec.etl.engines, "dask", nvtabular_engine, raising=False)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.cluster.cluster", cluster)
     monkeypatch.setattr(device, "make_device", lambda: simulated)
     monkeypatch.setattr(device, "gpu_memory", lambda: 1 << 30)
     # so that a block has several pieces and its part several row groups
@@ -290,7 +290,7 @@ def test_lines_that_the_card_does_not_find_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "raw", 3)
-    monkeypatch.setattr("etl.engines.device_blocks.count_newlines", lambda text: 10**6)
+    monkeypatch.setattr("nvt_torchrec.etl.engines.device_blocks.count_newlines", lambda text: 10**6)
     with pytest.raises(LostRowsError, match="1000000 lines, but the GPU found"):
         run(settings(tmp_path / "raw", tmp_path / "out", SPEC, engine="dask"))
 

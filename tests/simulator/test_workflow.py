@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import workflows
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec import workflows
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled import tables
+from nvt_torchrec.workflows.compiled.dense import DensePlan
+from nvt_torchrec.workflows.compiled.device import DeviceWorkflow, count_missing, vocabulary_bytes
 from tests.simulator.device import SimulatedDevice
-from workflows import compiled
-from workflows.compiled import tables
-from workflows.compiled.dense import DensePlan
-from workflows.compiled.device import DeviceWorkflow, count_missing, vocabulary_bytes
 
 #: Values at the ends of the type, beside each other, and such that only the upper half differs.
 VALUES = [0, 1, 2, 3, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF, 1 << 16, 1 << 24]

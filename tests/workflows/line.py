@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.workflows.extension.workflow import DayCounts
+from nvt_torchrec.workflows.vocabulary import apply_policy
+from nvt_torchrec.workflows.writer import Fitted
 from tests.workflows.test_extension import extend, write_base
-from workflows.extension.workflow import DayCounts
-from workflows.vocabulary import apply_policy
-from workflows.writer import Fitted
 
 SPEC = FeatureSpec(
     "label",

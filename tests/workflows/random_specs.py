@@ -9,10 +9,15 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from clicklog.hashing import murmur3_int, murmur3_string
-from clicklog.missing import add_missing, empty_mask, is_missing
-from clicklog.rows import Jagged, RawRows, dense_dtype
-from clicklog.spec.feature_spec import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
+from nvt_torchrec.formats.missing import add_missing, empty_mask, is_missing
+from nvt_torchrec.formats.rows import Jagged, RawRows, dense_dtype
+from nvt_torchrec.formats.spec.feature_spec import (
+    DENSE_TRANSFORMS,
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+)
 
 
 @st.composite

@@ -8,7 +8,7 @@ import math
 import shutil
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import dask.dataframe as dd
 import numpy as np
@@ -19,14 +19,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import workflows
-from clicklog.missing import is_missing
-from clicklog.rows import RawRows, empty_rows
-from clicklog.spec.feature_spec import FeatureSpec
+from nvt_torchrec import workflows
+from nvt_torchrec.formats.missing import is_missing
+from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.workflows.frames import to_table
+from nvt_torchrec.workflows.graph import build
+from nvt_torchrec.workflows.store import load, save
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
-from workflows.frames import to_table
-from workflows.graph import build
-from workflows.store import load, save
 
 _SETTINGS = settings(
     max_examples=8,

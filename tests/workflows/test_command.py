@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError, SettingsError
-from clicklog.hashing import murmur3_int, murmur3_string
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from workflows.lookup import Meaning, id_of, meaning_of
-from workflows.report import _shortened
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.workflows.lookup import Meaning, id_of, meaning_of
+from nvt_torchrec.workflows.report import _shortened
 
 SPEC = FeatureSpec(
     label="label",
@@ -142,7 +142,7 @@ def test_inspect(saved: Path) -> None:
     sizes = "5,4,7,200003,200003,12"
     assert lines["--num_embeddings_per_feature"] == f"--num_embeddings_per_feature {sizes}"
     assert "Normalize" in done.stdout
-    assert "workflows.functions.log_of_shifted" in done.stdout
+    assert "nvt_torchrec.workflows.functions.log_of_shifted" in done.stdout
     size = sum(f.stat().st_size for f in saved.rglob("artifacts/**/*") if f.is_file())
     assert f"{size / 2**20:.1f} MiB" in done.stdout
     assert _run("inspect", saved / "nothing").returncode == 2
@@ -186,7 +186,7 @@ def test_a_closed_pipe_gives_no_traceback(saved: Path, arguments: list[str]) -> 
 
 def test_it_imports_nothing_heavy(saved: Path) -> None:
     code = (
-        "import sys; from workflows.__main__ import main;"
+        "import sys; from nvt_torchrec.workflows.__main__ import main;"
         "main(['inspect', sys.argv[1]]); main(['lookup', sys.argv[1], 'city', '--value', 'x']);"
         "print([m for m in ('nvtabular', 'dask', 'pandas', 'torch') if m in sys.modules])"
     )

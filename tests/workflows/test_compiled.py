@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import pyarrow as pa
@@ -16,19 +16,19 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-import workflows
-from clicklog.errors import SchemaError
-from clicklog.missing import add_missing, empty_mask, is_missing
-from clicklog.rows import Jagged, RawRows, dense_dtype, empty_rows
-from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from clicklog.spec.toml_file import load_spec
-from clicklog.text.line_layout import plain_layout
-from clicklog.text.parse import parse_rows
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.clicklog.text.line_layout import plain_layout
+from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.formats.missing import add_missing, empty_mask, is_missing
+from nvt_torchrec.formats.rows import Jagged, RawRows, dense_dtype, empty_rows
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled import tables
+from nvt_torchrec.workflows.moments import normalized_names
 from tests.workflows.random_specs import feature_specs
-from workflows import compiled
-from workflows.compiled import tables
-from workflows.moments import normalized_names
 
 _SETTINGS = settings(
     max_examples=40,
@@ -285,7 +285,7 @@ def test_tables_small_enough_for_batches(tmp_path: Path, monkeypatch: pytest.Mon
     vocabularies = {c.name: vocabulary_of(_VALUES[c.raw], c, rng) for c in columns}
     workflows.write_workflow(tmp_path, spec, workflows.Fitted({}, vocabularies))
     files = {file.name: file.read_bytes() for file in (tmp_path / "compiled").iterdir()}
-    monkeypatch.setattr("workflows.compiled.builder._BATCH_VALUES", 3)
+    monkeypatch.setattr("nvt_torchrec.workflows.compiled.builder._BATCH_VALUES", 3)
     compiled.build(tmp_path)
     assert {f.name: f.read_bytes() for f in (tmp_path / "compiled").iterdir()} == files
 
@@ -360,9 +360,9 @@ def test_imports_nothing_heavy(tmp_path: Path) -> None:
     row = b"\t".join([b"1", *[b"7"] * 13, *[b"1f"] * 26])
     code = (
         "import sys\n"
-        "from workflows import compiled\n"
-        "from clicklog.text.line_layout import plain_layout\n"
-        "from clicklog.text.parse import parse_rows\n"
+        "from nvt_torchrec.workflows import compiled\n"
+        "from nvt_torchrec.clicklog.text.line_layout import plain_layout\n"
+        "from nvt_torchrec.clicklog.text.parse import parse_rows\n"
         "compiled.build(sys.argv[1])\n"
         "workflow = compiled.load(sys.argv[1], verify=True)\n"
         f"rows = parse_rows({row!r}, workflow.spec, plain_layout(workflow.spec, label=True))\n"

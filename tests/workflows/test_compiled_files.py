@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError, OutputError, SchemaError
-from clicklog.missing import empty_mask
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from clicklog.spec.toml_file import load_spec
-from clicklog.text.line_layout import plain_layout
-from clicklog.text.parse import parse_rows
-from workflows import compiled
-from workflows.compiled import __main__ as command_line
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
+from nvt_torchrec.clicklog.text.line_layout import plain_layout
+from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.formats.missing import empty_mask
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.toml_file import load_spec
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled import __main__ as command_line
 
 SPEC = FeatureSpec(
     "label", (), tuple(CategoricalColumn(f"c_{raw}", raw=raw) for raw in ("hex32", "int", "string"))
@@ -79,7 +79,9 @@ def test_damaged_arrays(saved: Path, name: str) -> None:
     file = saved / "compiled" / name
     whole = file.read_bytes()
     file.unlink()
-    with pytest.raises(BadInputError, match=rf"{name}: missing or damaged.*\n.*workflows.compiled"):
+    with pytest.raises(
+        BadInputError, match=rf"{name}: missing or damaged.*\n.*nvt_torchrec.workflows.compiled"
+    ):
         compiled.load(saved)
     for bytes_ in (b"", whole[:50], whole[:-1], whole[:128], b"\x80\x04pickle" + whole):
         file.write_bytes(bytes_)
@@ -192,7 +194,7 @@ def parse_text(path: Path, lines: list[str]):
 
 
 def workflows_empty(path: Path):
-    from clicklog.rows import empty_rows
+    from nvt_torchrec.formats.rows import empty_rows
 
     return empty_rows(compiled.load(path).spec)
 

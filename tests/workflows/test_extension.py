@@ -13,19 +13,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import workflows
-from clicklog.rows import RawRows
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from etl.engines.moments import moments
+from nvt_torchrec import workflows
+from nvt_torchrec.etl.engines.moments import moments
+from nvt_torchrec.formats.rows import RawRows
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.workflows import compiled, vocabulary
+from nvt_torchrec.workflows.extension.state import VocabularyState, read_state
+from nvt_torchrec.workflows.extension.vocabulary import DayOfVocabulary, extend_vocabulary
+from nvt_torchrec.workflows.extension.workflow import DayCounts, extend_workflow, write_base_state
+from nvt_torchrec.workflows.moments import merge_moments, normalized, normalized_names, statistics
+from nvt_torchrec.workflows.vocabulary import apply_policy
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
 from tests.workflows.test_compiled import check
-from workflows import compiled, vocabulary
-from workflows.extension.state import VocabularyState, read_state
-from workflows.extension.vocabulary import DayOfVocabulary, extend_vocabulary
-from workflows.extension.workflow import DayCounts, extend_workflow, write_base_state
-from workflows.moments import merge_moments, normalized, normalized_names, statistics
-from workflows.vocabulary import apply_policy
-from workflows.writer import Fitted, write_workflow
 
 
 def _settings(examples: int) -> settings:

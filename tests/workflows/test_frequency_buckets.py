@@ -7,12 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError
-from tests.etl.runs import settings
-from tests.logs import write_log
-from workflows import frequency_buckets
-from workflows.frequency_buckets import (
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.workflows import frequency_buckets
+from nvt_torchrec.workflows.frequency_buckets import (
     ABSENT,
     BUCKETS,
     LEAST_COUNT,
@@ -20,6 +18,8 @@ from workflows.frequency_buckets import (
     FrequencyBuckets,
     read_buckets,
 )
+from tests.etl.runs import settings
+from tests.logs import write_log
 
 FIRST = 3
 
@@ -113,7 +113,7 @@ def test_odd_vocabularies(counts: list[int]):
 
 @pytest.fixture(scope="module")
 def workflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from etl.run import run
+    from nvt_torchrec.etl.run import run
 
     directory = tmp_path_factory.mktemp("buckets")
     write_log(directory / "raw", [600, 100])

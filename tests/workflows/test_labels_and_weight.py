@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import pyarrow as pa
@@ -13,18 +13,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import workflows
-from clicklog.errors import SchemaError
-from clicklog.rows import RawRows, empty_rows
-from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from clicklog.spec.labels import LabelRule
-from etl.engines.dask import transform_frame
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.etl.engines.dask import transform_frame
+from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled.workflow import to_table
+from nvt_torchrec.workflows.store import load, save
 from tests.workflows.random_specs import feature_specs, random_raw_rows
 from tests.workflows.test_any_spec import fit
-from workflows import compiled
-from workflows.compiled.workflow import to_table
-from workflows.store import load, save
 
 MORE = ("liked", "bought")
 

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.generations import read_reused
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.formats.generations import read_reused
+from nvt_torchrec.workflows.extension.state import read_state
+from nvt_torchrec.workflows.extension.workflow import DayCounts
+from nvt_torchrec.workflows.lookup import id_of, meaning_of
+from nvt_torchrec.workflows.writer import write_workflow
 from tests.mutations import expect_own_errors
 from tests.workflows.line import SPEC, day, edit, fitted, run, write_line
 from tests.workflows.test_extension import extend, write_base
-from workflows.extension.state import read_state
-from workflows.extension.workflow import DayCounts
-from workflows.lookup import id_of, meaning_of
-from workflows.writer import write_workflow
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.workflows.difference import difference
+from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.line import SPEC, day, edit, fitted, run, write_line
 from tests.workflows.test_extension import extend, write_base
-from workflows.difference import difference
-from workflows.writer import Fitted, write_workflow
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def copy(line: Path, tmp_path: Path) -> Path:
 def test_full_tables_are_logged(
     line: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "workflows.extension")
+    caplog.set_level(logging.INFO, "nvt_torchrec.workflows.extension")
     extend(line / "0", tmp_path / "1", day(6, item={"c": 1}))
     assert "generation 1, day 6: 0 values added, 0 ids reused" in caplog.messages
     assert (

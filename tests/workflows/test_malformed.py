@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError
-from clicklog.rows import RawRows, empty_rows
-from clicklog.spec.columns import DenseColumn
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.rows import RawRows, empty_rows
+from nvt_torchrec.formats.spec.columns import DenseColumn
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.workflows import compiled
 from tests.mutations import expect_own_errors
-from workflows import compiled
 
 SPEC = FeatureSpec(
     "label",

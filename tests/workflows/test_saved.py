@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import nvtabular
@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import workflows
-from clicklog.errors import BadInputError, OutputError, SchemaError, SettingsError
-from clicklog.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from workflows import nodes, writer
-from workflows.graph import build, realize
-from workflows.store import load
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
+from nvt_torchrec.workflows import nodes, writer
+from nvt_torchrec.workflows.graph import build, realize
+from nvt_torchrec.workflows.store import load
 
 SPEC = FeatureSpec(
     label="label",
@@ -206,7 +206,11 @@ def test_files_that_are_not_those_saved(saved: Path, tmp_path: Path) -> None:
 
 def test_functions_are_taken_from_one_module(copy: Path) -> None:
     """Also if every digest was made to fit: the graph is not that of the spec."""
-    for module, name in (("os", "system"), ("workflows.functions", "np"), ("builtins", "eval")):
+    for module, name in (
+        ("os", "system"),
+        ("nvt_torchrec.workflows.functions", "np"),
+        ("builtins", "eval"),
+    ):
 
         def call(records: list, module: str = module, name: str = name) -> None:
             record = next(r for r in records if r["op_class"] == nodes.LAMBDA)
@@ -217,7 +221,8 @@ def test_functions_are_taken_from_one_module(copy: Path) -> None:
             load(copy)
         records = json.loads((copy / "graph.json").read_text())["nodes"]
         with pytest.raises(
-            BadInputError, match=f"function {module}.{name} is not in workflows.functions"
+            BadInputError,
+            match=f"function {module}.{name} is not in nvt_torchrec.workflows.functions",
         ):
             realize(records, copy)
 

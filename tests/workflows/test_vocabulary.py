@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clicklog.spec.feature_spec import CategoricalColumn
-from clicklog.spec.raw_types import RAW_TYPES
-from workflows import finish
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.workflows import finish
 
 _VALUES = {
     "hex32": st.integers(0, 2**32 - 1) | st.integers(0, 3),

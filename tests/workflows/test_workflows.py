@@ -6,21 +6,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nvt_compat  # noqa: F401
+import nvt_torchrec.nvt_compat  # noqa: F401
 
 import numpy as np
 import nvtabular
 import pandas as pd
 import pytest
 
-import workflows
-from clicklog.errors import SchemaError
-from clicklog.spec.feature_spec import DENSE_TRANSFORMS, FeatureSpec
-from clicklog.text.line_layout import plain_layout
-from clicklog.text.parse import parse_rows
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.clicklog.text.line_layout import plain_layout
+from nvt_torchrec.clicklog.text.parse import parse_rows
+from nvt_torchrec.formats.spec.feature_spec import DENSE_TRANSFORMS, FeatureSpec
+from nvt_torchrec.workflows.graph import build
+from nvt_torchrec.workflows.store import load, save
 from tests.logs import CRITEO, Reference, random_rows
-from workflows.graph import build
-from workflows.store import load, save
 
 TRAIN, TEST = random_rows(300, 1), random_rows(80, 2)
 # unseen values and a row with nothing in it

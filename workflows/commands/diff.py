@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
+from nvt_torchrec.base.command_line import Settings, flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +25,8 @@ SETTINGS = (DiffSettings,)
 
 def run(settings: DiffSettings) -> None:
     """Print the values added, the ids reused and the statistics changed."""
-    from workflows.description import inspect
-    from workflows.difference import difference
+    from nvt_torchrec.workflows.description import inspect
+    from nvt_torchrec.workflows.difference import difference
 
     if not settings.skip_digests:
         for path in (settings.before, settings.after):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from clicklog.command_line import Settings, flag
+from nvt_torchrec.base.command_line import Settings, flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class SavedWorkflow(Settings):
     def verify(self) -> None:
         """Compare all files with their digests, unless ``skip_digests`` is set."""
         if not self.skip_digests:
-            from workflows.description import inspect
+            from nvt_torchrec.workflows.description import inspect
 
             inspect(self.workflow).verify()
 
@@ -28,7 +28,7 @@ SETTINGS = (SavedWorkflow,)
 
 def run(saved: SavedWorkflow) -> None:
     """Print operators, vocabularies, statistics and sizes."""
-    from workflows.report import report
+    from nvt_torchrec.workflows.report import report
 
     saved.verify()
     print(report(saved.workflow))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from clicklog.command_line import Settings, flag
-from clicklog.errors import SettingsError
-from workflows.commands.inspect import SavedWorkflow
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.workflows.commands.inspect import SavedWorkflow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +36,8 @@ SETTINGS = (SavedWorkflow, LookupSettings)
 
 def run(saved: SavedWorkflow, settings: LookupSettings) -> None:
     """Print what an id stands for, or which id a value has."""
-    from workflows.lookup import id_of, meaning_of
-    from workflows.report import describe_meaning
+    from nvt_torchrec.workflows.lookup import id_of, meaning_of
+    from nvt_torchrec.workflows.report import describe_meaning
 
     saved.verify()
     meaning = (

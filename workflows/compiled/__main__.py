@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import clicklog.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
+import nvt_torchrec.base.interrupts  # noqa: F401  # before all that takes time: Ctrl-C is one line now
 
 # isort: split
 import dataclasses
@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from clicklog.command_line import Parser, Settings, flag, parse
-from clicklog.errors import run_command
-from workflows.compiled.builder import ARRAYS, DIRECTORY, build
+from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
+from nvt_torchrec.base.errors import run_command
+from nvt_torchrec.workflows.compiled.builder import ARRAYS, DIRECTORY, build
 
-log = logging.getLogger("workflows.compiled")
+log = logging.getLogger("nvt_torchrec.workflows.compiled")
 
 
 @dataclasses.dataclass(frozen=True)

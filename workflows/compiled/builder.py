@@ -26,16 +26,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_numpy
-from clicklog.errors import BadInputError
-from clicklog.files.artifact import Format
-from clicklog.files.atomic import atomic_path, output_errors, together
-from clicklog.spec.feature_spec import CategoricalColumn
-from clicklog.strings import string_parts
-from clicklog.threads import in_order
-from clicklog.workflow_description import WorkflowDescription
-from workflows.compiled import tables, text_tables
-from workflows.description import inspect
+from nvt_torchrec.base.arrays import to_numpy
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import Format
+from nvt_torchrec.base.files.atomic import atomic_path, output_errors, together
+from nvt_torchrec.base.strings import string_parts
+from nvt_torchrec.base.threads import in_order
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.compiled import tables, text_tables
+from nvt_torchrec.workflows.description import inspect
 
 FORMAT = Format("nvt-torchrec compiled workflow", 2, "a compiled workflow")
 DIRECTORY, PLAN_FILE = "compiled", "compiled.json"

@@ -13,11 +13,11 @@ import itertools
 import numpy as np
 from numba import types
 
-from clicklog.kernels import compiled
-from clicklog.missing import WORD_BITS, bit_of, word_of
-from clicklog.spec.feature_spec import FeatureSpec
-from workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
-from workflows.moments import normalization
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.formats.missing import WORD_BITS, bit_of, word_of
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
+from nvt_torchrec.workflows.moments import normalization
 
 #: Number of integers in the table of a column; most counts are among the first few.
 _INTEGERS = 1 << 16

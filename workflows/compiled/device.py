@@ -12,11 +12,11 @@ import dataclasses
 
 import numpy as np
 
-from clicklog.device import Device, DeviceArray
-from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import FeatureSpec
-from workflows.compiled.dense import DensePlan
-from workflows.compiled.workflow import CompiledWorkflow
+from nvt_torchrec.base.device import Device, DeviceArray
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.workflows.compiled.dense import DensePlan
+from nvt_torchrec.workflows.compiled.workflow import CompiledWorkflow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class DeviceWorkflow:
             missing: uint64 [2, n], bit j set where a dense column, or in the second row a
                 categorical column, is missing.
         """
-        from workflows.compiled import device_kernels as kernels
+        from nvt_torchrec.workflows.compiled import device_kernels as kernels
 
         device, arrays = self._device, self._device.arrays
         ids = arrays.empty(categorical.shape, np.int32)
@@ -94,7 +94,7 @@ class DeviceWorkflow:
         return DeviceEncoded(transformed, ids, counted[:, 0], counted[:, 1])
 
     def _looked_up(self, dense: DeviceArray, missing: DeviceArray) -> DeviceArray:
-        from workflows.compiled import device_kernels as kernels
+        from nvt_torchrec.workflows.compiled import device_kernels as kernels
 
         device, arrays = self._device, self._device.arrays
         out = arrays.empty(dense.shape, np.float32)
@@ -122,7 +122,7 @@ class DeviceWorkflow:
 
 def count_missing(device: Device, missing: DeviceArray, columns: int) -> np.ndarray:
     """Count in how many rows each column is missing: uint64 [n] → int64 [columns], on the host."""
-    from workflows.compiled import device_kernels as kernels
+    from nvt_torchrec.workflows.compiled import device_kernels as kernels
 
     counts = device.arrays.zeros(columns, np.int64)
     device.launch(kernels.count_bits, columns * device.lanes, device.lanes, missing, counts)

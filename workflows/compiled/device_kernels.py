@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numba import cuda
 
-from clicklog.device import kernel
-from clicklog.hashing import murmur3_of_int
-from clicklog.spec.feature_spec import FIRST_OOV_ID, NULL_ID
-from workflows.compiled.tables import (
+from nvt_torchrec.base.device import kernel
+from nvt_torchrec.base.hashing import murmur3_of_int
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, NULL_ID
+from nvt_torchrec.workflows.compiled.tables import (
     PLACE_BEGIN,
     PLACE_FIRST_ID,
     PLACE_OOV_IDS,
@@ -21,7 +21,7 @@ from workflows.compiled.tables import (
     PLACE_VALUES,
     home_narrow,
 )
-from workflows.dense import DENSE_MINIMUM
+from nvt_torchrec.workflows.dense import DENSE_MINIMUM
 
 _ONE, _HALF, _LOW = np.uint64(1), np.uint64(32), np.uint64(0xFFFFFFFF)
 

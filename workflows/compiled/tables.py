@@ -31,10 +31,10 @@ import numba
 import numpy as np
 from numba import types
 
-from clicklog.hashing import murmur3_of_int
-from clicklog.kernels import compiled
-from clicklog.spec.feature_spec import FIRST_OOV_ID, NULL_ID
-from workflows.compiled.intrinsics import prefetch
+from nvt_torchrec.base.hashing import murmur3_of_int
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, NULL_ID
+from nvt_torchrec.workflows.compiled.intrinsics import prefetch
 
 #: Words of a cache line, at which tables begin and end.
 LINE_WORDS = 8

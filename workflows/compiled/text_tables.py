@@ -11,10 +11,10 @@ import numba
 import numpy as np
 from numba import types
 
-from clicklog.hashing import murmur3_of_bytes
-from clicklog.kernels import compiled
-from workflows.compiled.intrinsics import eight_bytes, prefetch
-from workflows.compiled.tables import (
+from nvt_torchrec.base.hashing import murmur3_of_bytes
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.workflows.compiled.intrinsics import eight_bytes, prefetch
+from nvt_torchrec.workflows.compiled.tables import (
     AHEAD,
     IDS,
     NULL_ID32,

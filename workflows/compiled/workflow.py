@@ -10,17 +10,17 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from clicklog.arrays import rows_to_arrow, to_arrow
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.files.mapping import MappedArray
-from clicklog.missing import WORD_BITS, bit_of, word_of
-from clicklog.rows import CategoryValues, Jagged, RawRows
-from clicklog.schema import TableSchema
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from clicklog.strings import string_parts
-from clicklog.workflow_description import WorkflowDescription
-from workflows.compiled import tables, text_tables
-from workflows.compiled.builder import (
+from nvt_torchrec.base.arrays import rows_to_arrow, to_arrow
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.mapping import MappedArray
+from nvt_torchrec.base.strings import string_parts
+from nvt_torchrec.formats.missing import WORD_BITS, bit_of, word_of
+from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.compiled import tables, text_tables
+from nvt_torchrec.workflows.compiled.builder import (
     ARRAYS,
     DIRECTORY,
     FORMAT,
@@ -29,8 +29,8 @@ from workflows.compiled.builder import (
     CompiledPlan,
     TablePlace,
 )
-from workflows.compiled.dense import DensePlan
-from workflows.description import inspect
+from nvt_torchrec.workflows.compiled.dense import DensePlan
+from nvt_torchrec.workflows.description import inspect
 
 #: int32 [n], or lists: offsets int32 [n + 1], values int32.
 Ids: TypeAlias = np.ndarray | Jagged

@@ -30,15 +30,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clicklog.arrays import to_arrow, to_numpy
-from clicklog.errors import BadInputError, SchemaError
-from clicklog.files.artifact import FileEntry, Format, check_digests, check_sizes
-from clicklog.files.atomic import atomic_path, deferred, publish, remove
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from clicklog.workflow_description import WorkflowDescription
-from workflows.moments import COUNT, normalized
-from workflows.values import differ_from_next, empty_values, is_text, order_by_value
-from workflows.vocabulary import PendingValues, has_pending
+from nvt_torchrec.base.arrays import to_arrow, to_numpy
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, remove
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows.moments import COUNT, normalized
+from nvt_torchrec.workflows.values import differ_from_next, empty_values, is_text, order_by_value
+from nvt_torchrec.workflows.vocabulary import PendingValues, has_pending
 
 FORMAT = Format("nvt-torchrec extension state", 1, "the state of a workflow that can be extended")
 STATE_FILE = "state.json"

@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from clicklog.errors import SchemaError
-from clicklog.schema import LARGEST_TABLE
-from clicklog.spec.feature_spec import CategoricalColumn
-from workflows.extension.state import VocabularyState
-from workflows.values import (
+from nvt_torchrec.base.errors import SchemaError
+from nvt_torchrec.formats.schema import LARGEST_TABLE
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
+from nvt_torchrec.workflows.extension.state import VocabularyState
+from nvt_torchrec.workflows.values import (
     Values,
     concatenate,
     differ_from_next,
@@ -19,7 +19,7 @@ from workflows.values import (
     replaced,
     take,
 )
-from workflows.vocabulary import FittedVocabulary, PendingValues, kept_pending
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues, kept_pending
 
 
 @dataclasses.dataclass(frozen=True)

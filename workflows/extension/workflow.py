@@ -16,25 +16,29 @@ from pathlib import Path
 
 import numpy as np
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from clicklog.spec.feature_spec import CategoricalColumn, FeatureSpec
-from clicklog.workflow_description import WorkflowDescription
-from workflows import compiled
-from workflows.compiled import CompiledWorkflow
-from workflows.description import inspect
-from workflows.extension.state import (
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.workflow_description import WorkflowDescription
+from nvt_torchrec.workflows import compiled
+from nvt_torchrec.workflows.compiled import CompiledWorkflow
+from nvt_torchrec.workflows.description import inspect
+from nvt_torchrec.workflows.extension.state import (
     ExtensionState,
     VocabularyState,
     read_state,
     remembered,
     write_state,
 )
-from workflows.extension.vocabulary import DayOfVocabulary, ExtendedVocabulary, extend_vocabulary
-from workflows.moments import merge_moments, normalized, statistics
-from workflows.stored_vocabulary import read_vocabulary
-from workflows.values import Values, empty_values
-from workflows.vocabulary import FittedVocabulary, PendingValues
-from workflows.writer import Descent, Fitted, write_generation
+from nvt_torchrec.workflows.extension.vocabulary import (
+    DayOfVocabulary,
+    ExtendedVocabulary,
+    extend_vocabulary,
+)
+from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
+from nvt_torchrec.workflows.stored_vocabulary import read_vocabulary
+from nvt_torchrec.workflows.values import Values, empty_values
+from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues
+from nvt_torchrec.workflows.writer import Descent, Fitted, write_generation
 
 log = logging.getLogger(__name__)
 

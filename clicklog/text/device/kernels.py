@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import cuda
 
-from clicklog.device import kernel
+from nvt_torchrec.base.device import kernel
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 _ZERO, _NINE = 48, 57

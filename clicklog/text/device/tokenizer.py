@@ -10,8 +10,8 @@ import dataclasses
 
 import numpy as np
 
-from clicklog.device import Device, DeviceArray
-from clicklog.spec.feature_spec import FeatureSpec
+from nvt_torchrec.base.device import Device, DeviceArray
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 
 _NEWLINE = 10
 
@@ -67,7 +67,7 @@ def parse_on_device(
     Returns:
         The rows; None if a line is malformed or longer than the limit.
     """
-    from clicklog.text.device import kernels
+    from nvt_torchrec.clicklog.text.device import kernels
 
     arrays = device.arrays
     counts = arrays.empty(-(-len(text) // kernels.SPAN_BYTES), np.int64)

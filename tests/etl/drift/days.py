@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from clicklog.synthetic.log import synthesize
-from clicklog.synthetic.model import SyntheticSettings
-from etl.drift.artifact import Drift
-from etl.drift.measure import find_day, measure_drift
-from etl.run import run
+from nvt_torchrec.clicklog.synthetic.log import synthesize
+from nvt_torchrec.clicklog.synthetic.model import SyntheticSettings
+from nvt_torchrec.etl.drift.artifact import Drift
+from nvt_torchrec.etl.drift.measure import find_day, measure_drift
+from nvt_torchrec.etl.run import run
 from tests.etl.runs import settings
 from tests.logs import CRITEO
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.spec.feature_spec import InputFormat
-from clicklog.spec.toml_file import load_spec
-from etl.drift import tally as tally_module
-from etl.drift.page import page
-from etl.drift.table import table
-from etl.run import run
+from nvt_torchrec.etl.drift import tally as tally_module
+from nvt_torchrec.etl.drift.page import page
+from nvt_torchrec.etl.drift.table import table
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.formats.spec.feature_spec import InputFormat
+from nvt_torchrec.formats.spec.toml_file import load_spec
 from tests.etl.drift.days import ROWS, changed, drift_of, make_log, read_rows, with_larger_int_2
 from tests.etl.runs import settings
 from tests.etl.test_report import Page

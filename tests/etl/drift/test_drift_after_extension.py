@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError
-from etl.__main__ import main
-from etl.drift import baseline
-from etl.drift.artifact import read_drift
-from etl.drift.page import page
-from etl.drift.table import table
-from etl.extend.run import extend
-from etl.run import run
-from etl.settings import ExtendSettings
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.drift import baseline
+from nvt_torchrec.etl.drift.artifact import read_drift
+from nvt_torchrec.etl.drift.page import page
+from nvt_torchrec.etl.drift.table import table
+from nvt_torchrec.etl.extend.run import extend
+from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.settings import ExtendSettings
 from tests.etl.drift.days import changed, drift_of, make_log
 from tests.etl.runs import settings
 from tests.etl.test_report import Page

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etl.__main__ import main
-from etl.drift.artifact import FORMAT, read_drift
-from etl.drift.page import page
-from etl.drift.thresholds import Thresholds
-from etl.run import run
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.drift.artifact import FORMAT, read_drift
+from nvt_torchrec.etl.drift.page import page
+from nvt_torchrec.etl.drift.thresholds import Thresholds
+from nvt_torchrec.etl.run import run
 from tests.etl.drift.days import drift_of, make_log, with_larger_int_2
 from tests.etl.runs import settings
 from tests.etl.test_report import Page

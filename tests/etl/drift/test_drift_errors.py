@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import BadInputError, SchemaError, SettingsError
-from etl.__main__ import main
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
+from nvt_torchrec.etl.__main__ import main
 from tests.etl.drift.days import changed, drift_of, make_log
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.drift.__main__ import exceeds_a_threshold, main
 from benchmarks.drift.simulation import CHANCE_ALONE, draws
-from etl.drift.thresholds import ColumnThresholds, Thresholds
+from nvt_torchrec.etl.drift.thresholds import ColumnThresholds, Thresholds
 
 DRAWS = 1000
 

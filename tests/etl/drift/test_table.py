@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from etl.__main__ import main
-from etl.drift.artifact import ColumnDrift, Drift, PsiDrift, ShareDrift
-from etl.drift.table import table
+from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.drift.artifact import ColumnDrift, Drift, PsiDrift, ShareDrift
+from nvt_torchrec.etl.drift.table import table
 from tests.etl.drift.days import make_log, with_larger_int_2
 from tests.logs import CRITEO
 

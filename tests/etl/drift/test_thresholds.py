@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clicklog.errors import SettingsError
-from clicklog.spec.toml_file import load_spec
-from etl.drift.thresholds import ColumnThresholds, Thresholds, load_thresholds
+from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.etl.drift.thresholds import ColumnThresholds, Thresholds, load_thresholds
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 RETAIL = load_spec("retail")
 

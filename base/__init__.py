@@ -1,0 +1,1 @@
+"""What knows no click log: errors, command line, files, threads, devices, pages."""

@@ -1,0 +1,336 @@
+"""Command lines made of dataclasses: each field that :func:`flag` declares is an argument.
+
+A declaration holds the default, the help, the range and the dependence of a setting; the annotation
+of the field gives its type. :class:`Settings` enforces the declarations, so settings that are made
+in Python are checked like those of a command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import importlib
+import math
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from nvt_torchrec.base.errors import SettingsError
+
+_LARGEST = sys.float_info.max
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What :func:`flag` declares beside name, type and default; see there."""
+
+    text: str
+    least: float = -_LARGEST
+    above: float = -math.inf
+    most: float = _LARGEST
+    choices: tuple[str, ...] = ()
+    removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs: str = ""
+    excludes: tuple[str, ...] = ()
+    also: str = ""
+    group: str = ""
+    metavar: str = ""
+    parse: Callable[[str], Any] | None = None
+    positional: bool = False
+
+    def name(self, field: dataclasses.Field) -> str:
+        """Return the field's name on a command line."""
+        return field.name if self.positional else f"--{field.name}"
+
+    def range(self, *, finite: bool = True) -> str:
+        """Describe the numbers allowed; ``finite``: the number that is refused is finite."""
+        bounds = {
+            "finite": not finite and self.most <= _LARGEST,
+            f"at least {self.least}": self.least > -_LARGEST,
+            f"above {self.above}": self.above > -math.inf,
+            f"at most {self.most}": self.most < _LARGEST,
+        }
+        return " and ".join(text for text, is_set in bounds.items() if is_set)
+
+
+def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
+    """Declare a field of a dataclass that is also an argument of a command line.
+
+    Args:
+        text: The help. The default is appended to it, unless it names one.
+        default: The default, or a function that returns it. Without one the argument is required.
+        rules: ``least``, ``above``, ``most``: bounds of a number, or of each number of a tuple
+            (``most=math.inf`` allows infinity, too). ``choices``: the values allowed. ``removed``:
+            values that were allowed in earlier versions → a sentence that names what to use
+            instead. ``needs``: the flag, or flag and value, without which this one has no effect
+            (``--mode train``). ``excludes``: the names of the fields that must not be set beside
+            this one. ``also``: a second name. ``group``: the heading in the help. ``metavar``: the
+            name of the value in the help. ``parse``: makes the value of the text, if the type of
+            the field does not. ``positional``: the argument is recognized by its position.
+    """
+    given = {"default_factory" if callable(default) else "default": default}
+    return dataclasses.field(**given, metadata={"rules": Rules(text, **rules)})
+
+
+class Settings:
+    """Base of dataclasses that check themselves against the declarations of their fields.
+
+    Attributes:
+        HINTS: Flags that a user may know from an earlier version or another program, and a
+            sentence for each that names what to use instead.
+
+    Raises:
+        SettingsError: A value is not allowed, or has no effect beside the other values.
+    """
+
+    HINTS: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        fields = _declared(type(self))
+        for field, rules in fields:
+            value = getattr(self, field.name)
+            if value is not None:
+                _check_value(f"{rules.name(field)} {as_text(value)}", value, rules)
+        given = {
+            field.name: rules.name(field) + ("" if value is True else f" {as_text(value)}")
+            for field, rules in fields
+            if (value := getattr(self, field.name)) != field.default
+        }
+        for field, rules in fields:
+            if field.name not in given:
+                continue
+            for other in given.keys() & set(rules.excludes):
+                raise SettingsError(
+                    f"--{field.name} and --{other} are both set", "give only one of them"
+                )
+            switch, _, value = rules.needs.removeprefix("--").partition(" ")
+            if rules.needs and (getattr(self, switch) != value if value else switch not in given):
+                raise SettingsError(
+                    f"{given[field.name]} has no effect without {rules.needs}",
+                    f"add {rules.needs}, or leave --{field.name} out",
+                )
+
+
+def _check_value(given: str, value: Any, rules: Rules) -> None:
+    many = isinstance(value, tuple)
+    values = value if many else (value,)
+    for value in values:
+        if value in rules.removed:
+            raise SettingsError(f"{given} was removed", rules.removed[value])
+    if rules.choices and not set(values) <= set(rules.choices):
+        raise SettingsError(given, f"{'some' if many else 'one'} of {', '.join(rules.choices)}")
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    fit = all(v > rules.above and rules.least <= v <= rules.most for v in numbers)
+    if not fit or (value == () and rules.least > -_LARGEST):
+        allowed = rules.range(finite=all(map(math.isfinite, numbers)))
+        raise SettingsError(given, f"{'each number' if many else 'it'} must be {allowed}")
+
+
+def as_text(value: Any) -> Any:
+    """A value as it is written after its flag."""
+    if isinstance(value, frozenset):
+        value = tuple(sorted(value))
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _declared(settings_class: type) -> list[tuple[dataclasses.Field, Rules]]:
+    fields = dataclasses.fields(settings_class)
+    return [(field, field.metadata["rules"]) for field in fields if "rules" in field.metadata]
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are :class:`SettingsError`, and that leaves defaults to dataclasses."""
+
+    def __init__(self, **options: Any) -> None:
+        # an abbreviation could mean another flag in a later version
+        super().__init__(argument_default=argparse.SUPPRESS, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message as :class:`SettingsError`."""
+        raise SettingsError(message, f"see: {self.prog} --help")
+
+    def flags(self) -> set[str]:
+        """Return all flags but ``--help``, second names included."""
+        names = {name for action in self._actions for name in action.option_strings}
+        return {name for name in names if name.startswith("--")} - {"--help"}
+
+
+class _Once(argparse.Action):
+    """Keep the last value of a flag; refuse two names of one flag with different values."""
+
+    _by: str | None = None
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, values)
+        if self._by not in (None, option_string) and before != values:
+            raise SettingsError(
+                f"{self._by} {before} and {option_string} {values} are one setting",
+                f"give it once, as {self.option_strings[0]}",
+            )
+        self._by = option_string
+        setattr(namespace, self.dest, values)
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """``"512,256"`` → (512, 256)."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a comma-separated list of integers"
+        ) from None
+
+
+def words(text: str) -> tuple[str, ...]:
+    """``"a,b"`` → ("a", "b")."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+#: Type of a field → what makes it of text, and the name of the value in the help.
+_TYPES: dict[Any, tuple[Callable[[str], Any], str]] = {
+    int: (int, "N"),
+    float: (float, "X"),
+    str: (str, "TEXT"),
+    Path: (Path, "PATH"),
+    tuple[int, ...]: (integers, "N,N,…"),
+    tuple[str, ...]: (words, "A,B,…"),
+}
+
+
+def add_arguments(parser: Parser, *settings_classes: type) -> None:
+    """Add an argument for each declared field of the dataclasses."""
+    groups: dict[str, Any] = {"": parser}
+    for settings_class in settings_classes:
+        hints = typing.get_type_hints(settings_class)
+        for field, rules in _declared(settings_class):
+            if rules.group not in groups:
+                groups[rules.group] = parser.add_argument_group(rules.group)
+            _add(groups[rules.group], field, rules, hints[field.name])
+
+
+def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
+    if isinstance(hint, types.UnionType):
+        hint = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
+    default, text = _default(field) if hint in _TYPES else None, rules.text
+    if default not in (dataclasses.MISSING, None, "", ()) and "default" not in text:
+        text += f" (default: {_short(default)})"
+    text = text.replace("%", "%%")
+    names = [f"--{name}" for name in (field.name, rules.also) if name]
+    if hint is bool:
+        group.add_argument(*names, action="store_true", help=text)
+        return
+    parse, metavar = _TYPES.get(hint, (rules.parse, "TEXT"))
+    options: dict[str, Any] = {"help": text, "type": rules.parse or parse}
+    if rules.removed:  # the dataclass refuses them, with their sentences
+        options["metavar"] = f"{{{','.join(rules.choices)}}}"
+    elif rules.choices and hint is str:
+        options["choices"] = rules.choices
+    else:
+        options["metavar"] = rules.metavar or metavar
+    required = default is dataclasses.MISSING
+    if rules.positional:
+        optional = {} if required else {"nargs": "?", "default": default}
+        group.add_argument(field.name, **optional, **options)
+    else:
+        group.add_argument(*names, dest=field.name, action=_Once, required=required, **options)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, tuple) and len(value) > 5 and len(set(value)) == 1:
+        return f"{len(value)} times {value[0]}"
+    return as_text(value)
+
+
+def parse(
+    parser: Parser,
+    argv: Sequence[str] | None,
+    *settings_classes: type[Settings],
+) -> list[Any]:
+    """Parse a command line into one instance of each dataclass.
+
+    Args:
+        parser: A parser without arguments, or with arguments that are of no dataclass.
+        argv: The command line; None: that of the process.
+        settings_classes: Dataclasses whose declared fields are the arguments.
+
+    Raises:
+        SettingsError: An argument is unknown (with what to use instead), missing, or has a value
+            that is not allowed.
+    """
+    add_arguments(parser, *settings_classes)
+    argv = sys.argv[1:] if argv is None else argv
+    hints = {name: text for kind in settings_classes for name, text in kind.HINTS.items()}
+    # before the other arguments are parsed: the value of an unknown flag may seem to be one of them
+    for argument in argv:
+        if (name := argument.split("=")[0]) in hints:
+            raise SettingsError(f"unknown argument {name}", hints[name])
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        close = difflib.get_close_matches(unknown[0].split("=")[0], parser.flags(), n=1)
+        guess = f"did you mean {close[0]}?" if close else f"see: {parser.prog} --help"
+        raise SettingsError(f"unknown argument {unknown[0]}", guess)
+    return [
+        settings_class(
+            **{
+                field.name: getattr(args, field.name)
+                for field, _ in _declared(settings_class)
+                if hasattr(args, field.name)
+            }
+        )
+        for settings_class in settings_classes
+    ]
+
+
+def run_subcommand(
+    prog: str,
+    description: str | None,
+    commands: Mapping[str, tuple[str, str]],
+    argv: Sequence[str] | None,
+    removed: Mapping[str, str] = types.MappingProxyType({}),
+) -> int | None:
+    """Run the subcommand that a command line names; import no other.
+
+    Args:
+        prog: How the program is called, for example ``python -m etl``.
+        description: The help of the program.
+        commands: Name of a subcommand → its module and its help. The module has ``SETTINGS``
+            (dataclasses), ``run``, which takes an instance of each, and perhaps a longer
+            ``DESCRIPTION``.
+        argv: The command line; None: that of the process.
+        removed: Name of a subcommand of an earlier version → a sentence that names what to use
+            instead.
+
+    Returns:
+        What the subcommand's ``run`` returns: the exit status.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in commands:
+        path, text = commands[argv[0]]
+        module = importlib.import_module(path)
+        text = getattr(module, "DESCRIPTION", text)
+        parser = Parser(prog=f"{prog} {argv[0]}", description=text)
+        return module.run(*parse(parser, argv[1:], *module.SETTINGS))
+    if argv and argv[0] in removed:
+        raise SettingsError(f"{prog} {argv[0]} was removed", removed[argv[0]])
+    parser = Parser(prog=prog, description=description)
+    listed = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (_, text) in commands.items():
+        listed.add_parser(name, help=text)
+    parser.parse_args(argv)
+    return None

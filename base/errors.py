@@ -1,0 +1,100 @@
+"""Errors a user can act on: each names the place, the value and the remedy.
+
+Command lines turn a :class:`ClickLogError` into one message on stderr and exit status 2
+(:func:`run_command`). Ctrl-C and too little memory give one message too, a closed pipe gives none.
+All other errors are defects of this project and keep their tracebacks.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+#: Top-level loggers of this project: on a command line they log at INFO, all others at WARNING.
+OUR_LOGGERS = ("clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference", "demo")
+
+
+class ClickLogError(Exception):
+    """Base of all errors that the input or the caller causes, not a defect of this project.
+
+    Args:
+        what: what is wrong, with the file, row or column and the value.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what, remedy)  # both in args, so that it survives pickling by Dask
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  -> {self.remedy}" if self.remedy else self.what
+
+
+class BadInputError(ClickLogError):
+    """A file that is missing, empty, truncated or malformed."""
+
+
+class BadRowError(BadInputError):
+    """A row of a raw log that breaks the feature spec."""
+
+
+class SchemaError(ClickLogError):
+    """Data, tables, a workflow or a checkpoint that do not match each other."""
+
+
+class SettingsError(ClickLogError):
+    """An invalid setting or combination of settings."""
+
+
+class OutputError(ClickLogError):
+    """An output path that cannot be written, or that is in use already."""
+
+
+def run_command(main: Callable[[], int | None]) -> int:
+    """Run a command line's ``main``, with its messages on stderr; see :func:`exit_status`."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for room in OUR_LOGGERS:
+        logging.getLogger(room).setLevel(logging.INFO)
+    return exit_status(main)
+
+
+def exit_status(
+    main: Callable[[], int | None], report: Callable[[str], object] | None = None
+) -> int:
+    """Run ``main`` and return its exit status; report expected errors in one message.
+
+    Args:
+        main: returns the exit status; None is 0.
+        report: prints a message; to stderr by default.
+
+    Returns:
+        The status that ``main`` returned; 2 after a :class:`ClickLogError` or too little memory,
+        130 after Ctrl-C, 141 without a message if the reader of the output has closed the pipe. All
+        other errors are raised.
+    """
+    from nvt_torchrec.base import interrupts
+
+    report = report or interrupts.print_error
+    try:
+        try:
+            status = main() or 0
+        except SystemExit:  # argparse has printed help
+            interrupts.flush()
+            raise
+        interrupts.flush()  # when Python exits, it is too late to handle a closed pipe
+        return status
+    except ClickLogError as error:
+        report(f"error: {error}")
+        return 2
+    except BaseException as error:
+        end = interrupts.expected_end(error)
+        if end is None:
+            raise
+        status, message = end
+        if message:
+            report(message)
+        if status == interrupts.PIPE_CLOSED:
+            interrupts.discard_output()
+        return status

@@ -1,0 +1,164 @@
+"""Files that this project writes and reads back: versioned JSON, with digests of the files beside.
+
+A saved workflow, its compiled form, a bundle, a checkpoint and the manifest of a run each have one
+such file, which is written last: a directory without it holds nothing whole. What is read is
+checked before it is used: format, version, every type, and of the files that it lists, that they
+lie in the directory and have the size and, if asked for, the digest that was written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.base.files.validation import parse
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+        name: what the file holds under ``format``; "" for a file without.
+        version: the version that this program writes and reads.
+        what: the file in errors, with its article.
+        version_key: where the file holds its version.
+        digest_key: where the file holds the digest of the rest of it; "" for a file without.
+        foreign: the error for a file of another format.
+    """
+
+    name: str
+    version: int
+    what: str
+    version_key: str = "format_version"
+    digest_key: str = ""
+    foreign: type[ClickLogError] = BadInputError
+
+    @property
+    def _header(self) -> dict[str, Any]:
+        return {**({"format": self.name} if self.name else {}), self.version_key: self.version}
+
+    def write(self, file: Path, content: dict[str, Any]) -> None:
+        """Write a file with this content, JSON-ready. Raises :class:`OutputError`."""
+        value = {**self._header, **content}
+        if self.digest_key:
+            value[self.digest_key] = self.digest(value)
+        write_json(file, value)
+
+    def digest(self, value: dict[str, Any]) -> str:
+        """BLAKE2b digest of a file's values but the digest itself, however they are indented."""
+        plain = {key: item for key, item in value.items() if key != self.digest_key}
+        return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+    def read(
+        self,
+        kind: type[T],
+        file: Path,
+        remedy: str,
+        *,
+        other_format: str = "",
+        other_version: str = "",
+    ) -> T:
+        """The content of a file, checked.
+
+        Args:
+            kind: what the content must be, see :func:`base.files.validation.parse`.
+            file: its path.
+            remedy: what to do about a damaged file.
+            other_format: what to do about a file of another format; "": ``remedy``.
+            other_version: what to do about a file of another version; "": ``remedy``.
+
+        Raises:
+            BadInputError: it is missing or damaged.
+            SchemaError: it has another version.
+        """
+        value = read_json(file, self.what, remedy)
+        if not isinstance(value, dict) or value.get("format", "") != self.name:
+            raise self.foreign(f"{file}: not {self.what}", other_format or remedy)
+        version = value.get(self.version_key)
+        if type(version) is not int or version != self.version:
+            versions = value.get("versions")
+            writer = versions.get("nvt-torchrec") if isinstance(versions, dict) else None
+            by = f"; nvt-torchrec {writer} wrote it" if writer else ""
+            raise SchemaError(
+                f"{file}: format version {version}, this program reads {self.version}{by}",
+                other_version or remedy,
+            )
+        if self.digest_key and value.get(self.digest_key) != self.digest(value):
+            raise BadInputError(f"{file}: not what was written (its digest differs)", remedy)
+        header = {*self._header, *filter(None, [self.digest_key])}
+        content = {key: item for key, item in value.items() if key not in header}
+        return parse(kind, content, file, remedy)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileEntry:
+    """What is written of a file: its size, and either of the digests, hexadecimal."""
+
+    bytes: int
+    sha256: str | None = None
+    blake2b: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.sha256 is None) == (self.blake2b is None):
+            raise ValueError("a file has one digest, sha256 or blake2b")
+
+    @classmethod
+    def of(cls, file: Path, algorithm: str = "sha256") -> FileEntry:
+        """The entry of a file there is. Raises OSError."""
+        return cls(file.stat().st_size, **{algorithm: _digest(file, algorithm)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {key: item for key, item in dataclasses.asdict(self).items() if item is not None}
+
+    def difference(self, file: Path) -> str:
+        """How the content of a file differs from what was written; "" if not. Raises OSError."""
+        algorithm = "blake2b" if self.sha256 is None else "sha256"
+        if _digest(file, algorithm) == getattr(self, algorithm):
+            return ""
+        return f"{file}: not the file that was written (its {algorithm} digest differs)"
+
+
+def _digest(file: Path, algorithm: str) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, algorithm).hexdigest()
+
+
+def check_sizes(directory: Path, files: Mapping[str, FileEntry], remedy: str) -> None:
+    """Check that files, by relative path, lie in a directory and have their sizes.
+
+    Raises:
+        BadInputError: one does not; ``remedy`` says what to do about that.
+    """
+    for name, entry in files.items():
+        file = directory / name
+        inside = file.is_relative_to(directory) and ".." not in Path(name).parts
+        if not inside or not file.is_file():
+            raise BadInputError(f"{file}: missing", remedy)
+        size = file.stat().st_size
+        if size != entry.bytes:
+            raise BadInputError(f"{file}: {size} bytes instead of {entry.bytes}", remedy)
+
+
+def check_digests(directory: Path, files: Mapping[str, FileEntry], remedy: str) -> None:
+    """Read files, by relative path, and compare their digests.
+
+    Raises:
+        BadInputError: one differs or cannot be read; ``remedy`` says what to do about that.
+    """
+    for name, entry in files.items():
+        try:
+            difference = entry.difference(directory / name)
+        except OSError as error:
+            raise BadInputError(f"{directory / name}: cannot be read: {error}", remedy) from error
+        if difference:
+            raise BadInputError(difference, remedy)

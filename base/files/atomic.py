@@ -1,0 +1,317 @@
+"""Files that are whole or absent: write beside, fsync, rename.
+
+Syncing waits for the disk. Files written within :func:`together` are synced at once. Files written
+within :func:`deferred` are synced when another thread calls :func:`publish`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO, Any, TypeAlias, TypeVar
+
+from nvt_torchrec.base.errors import BadInputError, OutputError
+
+#: Ending of files that are being written. Such a file is never read, and may always be deleted.
+TEMPORARY = ".tmp"
+#: Levels of nested objects and lists that JSON of this project may have; it has fewer than 20.
+_MAX_DEPTH = 100
+#: Files that are synced at the same time, at most.
+_SYNCS = 8
+
+#: A temporary file, and the path it is for.
+Written: TypeAlias = tuple[Path, Path]
+_Item = TypeVar("_Item")
+
+#: Files that this thread has written and not published yet; None: it publishes them at once.
+_deferred: ContextVar[list[Written] | None] = ContextVar("deferred", default=None)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a directory durable (POSIX: a rename is, once its directory is synced)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; on success fsync it and rename it into place.
+
+    On an exception the temporary file is removed, and ``path`` stays as it was. Within
+    :func:`deferred` and :func:`together` of the same thread, fsync and renaming come later.
+
+    Raises:
+        OutputError: the directory cannot be written, or the disk is full.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+    except OSError as error:
+        _delete(temporary)
+        own = {str(written) for written in (temporary, path, *path.parents)}
+        if error.filename is not None and str(error.filename) not in own:
+            raise  # the error is of another file, for example of an input
+        with output_errors(path):
+            raise
+    except BaseException:
+        _delete(temporary)
+        raise
+    waiting = _deferred.get()
+    if waiting is None:
+        publish([(temporary, path)])
+    else:
+        waiting.append((temporary, path))
+
+
+def _delete(temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def output_errors(path: Path, remedy: str = "") -> Iterator[None]:
+    """Turn an OSError into an :class:`OutputError` of ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            remedy or "free space or choose a writable place; finished files are kept",
+        ) from error
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[list[Written]]:
+    """Leave files that this thread writes atomically meanwhile under their temporary names.
+
+    Yields the list of these files, for :func:`publish`, which any thread may call. On an exception
+    the files are removed.
+    """
+    with removed_on_error() as written:
+        outer = _deferred.set(written)
+        try:
+            yield written
+        finally:
+            _deferred.reset(outer)
+
+
+@contextlib.contextmanager
+def removed_on_error() -> Iterator[list[Written]]:
+    """Yield a list for deferred files of any thread; on an exception remove these files."""
+    written: list[Written] = []
+    try:
+        yield written
+    except BaseException:
+        for temporary, _ in written:
+            _delete(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Sync files that this thread writes atomically meanwhile, all of them together at the end.
+
+    Before the end no file is in place; after an exception none is. Raises :class:`OutputError`.
+    """
+    with deferred() as written:
+        yield
+    publish(written)
+
+
+def publish(written: Sequence[Written]) -> None:
+    """Make written files durable under their names: sync all, rename, sync their directories.
+
+    Raises:
+        OutputError: a file cannot be written; those that are not in place are removed.
+    """
+    try:
+        _at_once(_sync_file, written)
+        for temporary, path in written:
+            with output_errors(path):
+                os.replace(temporary, path)
+        # one path per directory: it is named if the directory cannot be synced
+        _at_once(_sync_parent, {path.parent: path for _, path in written}.values())
+    finally:
+        for temporary, _ in written:
+            _delete(temporary)
+
+
+def _sync_file(written: Written) -> None:
+    temporary, path = written
+    with output_errors(path), open(temporary, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_parent(path: Path) -> None:
+    with output_errors(path):
+        fsync_directory(path.parent)
+
+
+def _at_once(sync: Callable[[_Item], object], items: Iterable[_Item]) -> None:
+    """Sync items in threads: a file system writes its journal once for several of them."""
+    items = list(items)
+    if len(items) < 2:
+        for item in items:
+            sync(item)
+        return
+    with ThreadPoolExecutor(min(_SYNCS, len(items)), "sync") as pool:
+        for _ in pool.map(sync, items):
+            pass
+
+
+def remove(path: Path | str) -> None:
+    """Delete a file, durably, if it is there. Raises :class:`OutputError`."""
+    path = Path(path)
+    try:
+        path.unlink()
+        fsync_directory(path.parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be replaced: {error.strerror or error}", "choose a writable place"
+        ) from error
+
+
+def will_read(path: Path | str, begin: int, end: int) -> None:
+    """Have the system read bytes ``[begin, end)`` of a local file into memory, without waiting.
+
+    This is a hint. Where it is not possible, for a remote file for example, nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # only Linux and BSD have such hints
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
+
+def lock(marker: IO, directory: Path) -> None:
+    """Lock an open marker file, so that no other program writes to ``directory``.
+
+    The lock ends when the file is closed or the process ends, even by SIGKILL.
+
+    Raises:
+        OutputError: another process holds it.
+    """
+    try:
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputError(
+            f"{directory}: another run is writing here", "wait for it, or choose another directory"
+        ) from None
+
+
+@contextlib.contextmanager
+def locked(marker: Path, directory: Path) -> Iterator[IO[str]]:
+    """Yield the marker file, open and locked, so that no other program writes to ``directory``.
+
+    Args:
+        marker: is created if need be, and stays.
+        directory: is named in errors.
+
+    Raises:
+        OutputError: another process holds the lock.
+        OSError: the marker cannot be opened.
+    """
+    while True:
+        with open(marker, "a+", encoding="utf-8") as file:
+            lock(file, directory)
+            # the process that held it before may have removed it, and a third created another
+            if marker.exists() and os.path.samestat(os.fstat(file.fileno()), marker.stat()):
+                yield file
+                return
+
+
+def remove_temporary(directory: Path) -> None:
+    """Delete what processes that were ended left half written below ``directory``."""
+    for path in directory.rglob(f".*{TEMPORARY}"):
+        delete(path)
+
+
+def delete(path: Path) -> None:
+    """Delete a file if it exists. Raises :class:`OutputError`."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be deleted: {error.strerror}", "make its directory writable"
+        ) from error
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write ``text`` (UTF-8) atomically. Raises :class:`OutputError`."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write ``value`` as JSON, atomically. Raises :class:`OutputError`."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path | str, what: str, remedy: str = "") -> Any:
+    """Read a JSON file that this project wrote.
+
+    Args:
+        path: of the file.
+        what: describes it in errors.
+        remedy: what to do about a damaged file; by default, copying it or making it again.
+
+    Raises:
+        BadInputError: the file is missing or not JSON, an object has a key twice, or values are
+            nested deeper than this project writes them.
+    """
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
+        _check_depth(value)
+        return value
+    except FileNotFoundError:
+        raise BadInputError(
+            f"{path}: no such file", f"check the path; it should lead to {what}"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInputError(
+            f"{path}: cannot be read as {what}: {error}",
+            remedy or "copy it again, or make it again",
+        ) from error
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; programs differ in which value of a duplicate key they take.
+
+    Raises:
+        ValueError: A key occurs twice.
+    """
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r:.60} occurs twice in an object")
+        found[key] = value
+    return found
+
+
+def _check_depth(value: Any) -> None:
+    """Limit the nesting: functions that use the value may recurse once for each level."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise ValueError(f"values are nested more than {_MAX_DEPTH} levels deep")

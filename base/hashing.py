@@ -1,0 +1,98 @@
+"""The hash behind ``hash_buckets``: MurmurHash3 as cuDF's ``Series.hash_values()`` computes it.
+
+That is MurmurHash3_x86_32 (Appleby, public domain, 2011) with seed 0: of an int64's 8 bytes, lowest
+first, and of a string's UTF-8 bytes (libcudf, ``cudf::hashing::murmurhash3_x86_32`` of a table of
+one column). So a value has the same bucket on a CPU and on a GPU. Categories of the raw types hex32
+and int are hashed as int64, whatever the dtype of their array.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pyarrow as pa
+
+from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.strings import string_parts
+
+_C1, _C2, _N = np.uint32(0xCC9E2D51), np.uint32(0x1B873593), np.uint32(0xE6546B64)
+_M1, _M2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
+
+
+def murmur3_int(values: np.ndarray) -> np.ndarray:
+    """Hash integers [n] that fit int64; uint32 [n]."""
+    return _hash_ints(np.ascontiguousarray(values).astype(np.int64, copy=False))
+
+
+def murmur3_string(values: pa.Array) -> np.ndarray:
+    """Hash strings [n] (a string or binary array); uint32 [n]. A null has the hash of ""."""
+    offsets, data = string_parts(values)
+    return _hash_strings(offsets, data)
+
+
+@numba.njit(forceinline=True)
+def _rotate(x, bits):
+    return np.uint32((x << np.uint32(bits)) | (x >> np.uint32(32 - bits)))
+
+
+@numba.njit(forceinline=True)
+def _scramble(word):
+    # Numba widens products of uint32 to uint64: truncate each
+    return np.uint32(_rotate(np.uint32(word * _C1), 15) * _C2)
+
+
+@numba.njit(forceinline=True)
+def _mix(hashed, word):
+    rotated = _rotate(np.uint32(hashed ^ _scramble(word)), 13)
+    return np.uint32(np.uint32(rotated * np.uint32(5)) + _N)
+
+
+@numba.njit(forceinline=True)
+def _finish(hashed, length):
+    hashed = np.uint32(hashed ^ np.uint32(length))
+    hashed = np.uint32((hashed ^ (hashed >> np.uint32(16))) * _M1)
+    hashed = np.uint32((hashed ^ (hashed >> np.uint32(13))) * _M2)
+    return np.uint32(hashed ^ (hashed >> np.uint32(16)))
+
+
+@numba.njit(forceinline=True)
+def murmur3_of_int(value):
+    """The hash of one int64, for compiled code."""
+    bits = np.uint64(value)
+    hashed = _mix(np.uint32(0), np.uint32(bits & np.uint64(0xFFFFFFFF)))
+    return _finish(_mix(hashed, np.uint32(bits >> np.uint64(32))), 8)
+
+
+@numba.njit(forceinline=True)
+def murmur3_of_bytes(data, at, end):
+    """The hash of the bytes ``data[at:end]``, for compiled code."""
+    length = end - at
+    hashed = np.uint32(0)
+    while at + 4 <= end:
+        word = np.uint32(data[at])
+        for k in range(1, 4):
+            word = np.uint32(word | (np.uint32(data[at + k]) << np.uint32(8 * k)))
+        hashed = _mix(hashed, word)
+        at += 4
+    if at < end:
+        word = np.uint32(0)
+        for k in range(end - at):
+            word = np.uint32(word | (np.uint32(data[at + k]) << np.uint32(8 * k)))
+        hashed = np.uint32(hashed ^ _scramble(word))
+    return _finish(hashed, length)
+
+
+@compiled()
+def _hash_ints(values):
+    hashes = np.empty(len(values), np.uint32)
+    for i in range(len(values)):
+        hashes[i] = murmur3_of_int(values[i])
+    return hashes
+
+
+@compiled()
+def _hash_strings(offsets, data):
+    hashes = np.empty(len(offsets) - 1, np.uint32)
+    for i in range(len(hashes)):
+        hashes[i] = murmur3_of_bytes(data, offsets[i], offsets[i + 1])
+    return hashes

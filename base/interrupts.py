@@ -1,0 +1,142 @@
+"""Ctrl-C, too little memory and closed pipes: one message or none, instead of a traceback.
+
+Command lines import this module before anything that takes time to import; its hooks apply from
+then on. The command itself runs in :func:`base.errors.run_command`, which handles the same
+errors.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import resource  # now: when memory is short, it may not be loaded any more
+import sys
+import time
+from types import TracebackType
+
+#: Exit statuses: of SIGINT and SIGPIPE as shells report them, and of all errors that a user can act
+#: on.
+INTERRUPTED, PIPE_CLOSED, OUT_OF_MEMORY = 130, 141, 2
+
+#: Messages of libraries that have no type of error for it.
+_NO_MEMORY = (
+    "cannot allocate memory", "can't allocate memory", "not enough memory", "std::bad_alloc",
+    "cuda out of memory", "can't start new thread", "failed to map segment from shared object",
+)  # fmt: skip
+
+_MAIN_THREAD = _thread.get_ident()
+#: Whether Ctrl-C came during an import in C, which raises another error instead.
+_interrupted = False
+
+
+def expected_end(error: BaseException) -> tuple[int, str] | None:
+    """Return exit status and message ("": none) of an error that is not a defect; else None."""
+    if isinstance(error, KeyboardInterrupt) or (_interrupted and isinstance(error, ImportError)):
+        return INTERRUPTED, "" if _interrupted else "interrupted"
+    if isinstance(error, BrokenPipeError) and not _is_read():
+        return PIPE_CLOSED, ""
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY, _memory_message(error)
+    return None
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error means too little memory, or was raised from one that does."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        if isinstance(error, RuntimeError | ImportError | OSError):
+            text = str(error).lower()
+            if any(words in text for words in _NO_MEMORY):
+                return True
+        # The context is followed only for errors that libraries wrap: another error that came while
+        # this one was handled is a defect.
+        wrapper = isinstance(error, ImportError | OSError | SystemError)
+        error = error.__cause__ or (error.__context__ if wrapper else None)
+    return False
+
+
+def _memory_message(error: BaseException) -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limit_note = (
+        "" if limit == resource.RLIM_INFINITY else f" (`ulimit -v` allows {limit >> 20:,} MiB)"
+    )
+    detail = str(error).strip().split("\n")[0]
+    what = f"out of memory{limit_note}{f': {detail}' if detail else ''}"
+    return (
+        f"error: {what}\n  -> free some, raise the limit, or ask for less at once: fewer workers "
+        "or ranks, smaller blocks or batches"
+    )
+
+
+def _is_read() -> bool:
+    """Whether the readers of stdout and stderr are still there."""
+    import select
+
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    return not any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def print_error(message: str) -> None:
+    """Print to stderr, if it is still open."""
+    try:  # noqa: SIM105  # contextlib takes longer to import than all of this
+        print(message, file=sys.stderr, flush=True)
+    except OSError:
+        pass
+
+
+def flush() -> None:
+    """Flush stdout. Raises BrokenPipeError if its reader has closed the pipe."""
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
+
+
+def discard_output() -> None:
+    """Redirect stdout to the null device, so that Python can flush it when it exits."""
+    try:  # noqa: SIM105
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):  # stdout is not a file
+        pass
+
+
+def _excepthook(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    global _interrupted
+    end = expected_end(error)
+    if end is None:
+        sys.__excepthook__(kind, error, trace)
+        return
+    status, message = end
+    if message:
+        print_error(message)
+    if status == PIPE_CLOSED:
+        discard_output()
+    # C code that Ctrl-C interrupts also calls this, and then raises another error.
+    _interrupted = _interrupted or status == INTERRUPTED
+
+
+def _unraisablehook(unraisable: sys.UnraisableHookArgs) -> None:
+    """Raise Ctrl-C again that came in a destructor, where Python would print and ignore it."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        _thread.start_new_thread(_interrupt_again, ())
+    elif not isinstance(unraisable.exc_value, BrokenPipeError):  # of stdout, when Python exits
+        sys.__unraisablehook__(unraisable)
+
+
+def _interrupt_again() -> None:
+    import signal
+
+    time.sleep(0.01)  # until the destructor has returned
+    signal.pthread_kill(_MAIN_THREAD, signal.SIGINT)
+
+
+sys.excepthook = _excepthook
+sys.unraisablehook = _unraisablehook
+#: The hooks are set.
+READY = True

@@ -1,0 +1,173 @@
+"""Charts with two axes: where their elements are, which ``macros.html`` draws as inline SVG."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nvt_torchrec.base.pages.formats import exact, short
+
+WIDTH, HEIGHT = 460, 180
+#: Edges of the area between the axes.
+LEFT, RIGHT, TOP, BOTTOM = 58, WIDTH - 8, 8, HEIGHT - 36
+#: Labels of columns that fit below the axis.
+_LABELS = 24
+
+
+class Tick(NamedTuple):
+    """A label of an axis, and where on it."""
+
+    at: float
+    text: str
+
+
+class Bar(NamedTuple):
+    """A column; ``kind`` is "first" or "second", its colour."""
+
+    kind: str
+    x: float
+    y: float
+    width: float
+    height: float
+    tooltip: str
+
+
+class Line(NamedTuple):
+    """A line; ``kind`` as in :class:`Series`, ``dots`` with their tooltips."""
+
+    name: str
+    kind: str
+    points: list[tuple[float, float]]
+    dots: list[tuple[float, float, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """A chart; positions are in units of a picture of ``WIDTH`` by ``HEIGHT``."""
+
+    x: str
+    y: str
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    bars: Sequence[Bar] = ()
+    lines: Sequence[Line] = ()
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    top: int = TOP
+    bottom: int = BOTTOM
+
+
+def columns(
+    labels: Sequence[str], values: Sequence[float], *, x: str, y: str, form: str, marked: int = 0
+) -> Chart:
+    """Make a column chart.
+
+    Args:
+        labels: The text below each column.
+        values: The height of each column, at least 0.
+        x: The title of the x axis.
+        y: The title of the y axis.
+        form: The kind of the values, "share" or "count".
+        marked: The number of columns, counted from the last, that have the second colour.
+    """
+    ticks = ticks_to(max(values, default=0.0))
+    scale = (BOTTOM - TOP) / ticks[-1]
+    step = (RIGHT - LEFT) / max(1, len(values))
+    bars = [
+        Bar(
+            "second" if i >= len(values) - marked else "first",
+            LEFT + (i + 0.15) * step,
+            BOTTOM - value * scale,
+            0.7 * step,
+            value * scale,
+            f"{x} {label}: {exact(value, form)}",
+        )
+        for i, (label, value) in enumerate(zip(labels, values, strict=True))
+    ]
+    every = math.ceil(len(labels) / _LABELS) or 1
+    x_ticks = [Tick(LEFT + (i + 0.5) * step, labels[i]) for i in range(0, len(labels), every)]
+    y_ticks = [Tick(BOTTOM - tick * scale, short(tick, form)) for tick in ticks]
+    return Chart(x, y, x_ticks, y_ticks, bars=bars)
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A line of a :func:`lines` chart.
+
+    Attributes:
+        name: The text in the key below the chart.
+        points: Pairs (x, y) in ascending order of x.
+        kind: The colour, "first" or "second"; or "target", a dashed line.
+        dots: Whether each point is marked.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    kind: str = "first"
+    dots: bool = False
+
+
+def lines(series: Sequence[Series], *, x: str, y: str, form: str, from_zero: bool = False) -> Chart:
+    """Make a line chart.
+
+    Args:
+        series: The lines, with at least one point altogether.
+        x: The title of the x axis.
+        y: The title of the y axis.
+        form: The kind of the y values, "share", "count" or "number".
+        from_zero: Whether the y axis begins at 0 instead of near the lowest value.
+    """
+    xs, ys = zip(*(point for line in series for point in line.points), strict=True)
+    ticks = _ticks_between(0.0 if from_zero else min(ys), max(ys))
+    x_scale = (RIGHT - LEFT) / (max(xs) or 1)
+    y_scale = (BOTTOM - TOP) / (ticks[-1] - ticks[0])
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        return LEFT + point[0] * x_scale, BOTTOM - (point[1] - ticks[0]) * y_scale
+
+    drawn = [
+        Line(
+            line.name,
+            line.kind,
+            list(map(place, line.points)),
+            [
+                (*place(point), f"{x} {point[0]:,.10g}: {exact(point[1], form)}")
+                for point in (line.points if line.dots else ())
+            ],
+        )
+        for line in series
+    ]
+    x_ticks = [
+        Tick(place((tick, 0))[0], short(tick)) for tick in ticks_to(max(xs)) if tick <= max(xs)
+    ]
+    y_ticks = [Tick(place((0, tick))[1], _tick_text(tick, ticks, form)) for tick in ticks]
+    return Chart(x, y, x_ticks, y_ticks, lines=drawn)
+
+
+def _ticks_between(lowest: float, highest: float) -> list[float]:
+    """Choose round numbers from at most ``lowest`` to at least ``highest``."""
+    if highest <= lowest:
+        lowest, highest = lowest - abs(lowest) * 0.05 - 1e-9, highest + abs(highest) * 0.05 + 1e-9
+    step = ticks_to(highest - lowest)[1]
+    first = math.floor(lowest / step + 1e-9)
+    return [step * i for i in range(first, math.ceil(highest / step - 1e-9) + 1)]
+
+
+def _tick_text(value: float, ticks: Sequence[float], form: str) -> str:
+    if form != "number":
+        return short(value, form)
+    digits = max(len(f"{tick:.6g}".partition(".")[2]) for tick in ticks)
+    return f"{value:.{digits}f}"
+
+
+def ticks_to(highest: float) -> list[float]:
+    """Choose three to six round numbers from 0 to at least ``highest``."""
+    if highest <= 0:
+        return [0.0, 1.0]
+    rough = highest / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * f for f in (1, 2, 2.5, 5, 10) if power * f >= rough * 0.999)
+    return [step * i for i in range(math.ceil(highest / step - 1e-9) + 1)]

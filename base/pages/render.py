@@ -1,0 +1,41 @@
+"""Render a page from its template, which extends ``page.html`` of this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from nvt_torchrec.base.pages import charts, formats
+
+
+def render(template: Path, **values: Any) -> str:
+    """Render a template file to a page that loads nothing from elsewhere.
+
+    Args:
+        template: The template. It may use ``page.html``, the macros of ``macros.html``, the
+            functions of :mod:`base.pages.charts` and the filters of
+            :mod:`base.pages.formats`.
+        values: The variables of the template; text in them is escaped.
+
+    Raises:
+        jinja2.UndefinedError: The template uses a variable or an attribute that does not exist.
+    """
+    return environment(template.parent).get_template(template.name).render(**values)
+
+
+def environment(directory: Path) -> jinja2.Environment:
+    """Make the environment of the templates in ``directory``."""
+    own = Path(__file__).parent
+    result = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([directory, own]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for filter_ in (formats.number, formats.short, formats.percent, formats.size):
+        result.filters[filter_.__name__] = filter_
+    result.globals |= {"columns": charts.columns, "lines": charts.lines}
+    return result

@@ -1,0 +1,113 @@
+"""The supported combinations of packages, in one table, checked before they are imported.
+
+The check reads the metadata of the installed packages without importing them, which takes
+milliseconds. Without it, an unsupported combination fails inside a C++ extension, or later, with
+wrong values. A version is supported when it begins with the one in the table, part by part; a local
+suffix (``2.13.0+cpu``, ``2.13.0+cu130``) is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import TypeAlias
+
+from nvt_torchrec.base.errors import ClickLogError
+
+#: Name of a package -> its version, or None where it is not installed.
+VersionLookup: TypeAlias = Callable[[str], str | None]
+
+#: PyTorch, FBGEMM and TorchRec are built for each other: all three have to be from one row.
+TRAINING = (
+    {"torch": "2.13", "fbgemm-gpu": "1.8", "torchrec": "1.8"},
+    {"torch": "2.11", "fbgemm-gpu": "1.6", "torchrec": "1.6"},
+)
+#: FBGEMM for machines without a GPU: another package with the same modules.
+FBGEMM_CPU = "fbgemm-gpu-cpu"
+
+#: The versions that ``nvt_compat`` was written for.
+ETL = {
+    "nvtabular": "23.8",
+    "merlin-core": "23.8",
+    "merlin-dataloader": "23.8",
+    "dask": "2026.7",
+    "distributed": "2026.7",
+    "pandas": "3.0",
+    "numpy": "2",
+}
+#: Packages that pip cannot install together with the rest, because their pins contradict it.
+_APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloader==23.8.0"
+_LOCKS = Path(__file__).parents[1] / "requirements"
+#: RAPIDS, checked where it is installed.
+RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
+
+
+class UnsupportedStackError(ClickLogError, ImportError):
+    """Installed packages outside the supported table."""
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of an installed package, or None, without importing it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_training_stack(version: VersionLookup = installed_version) -> None:
+    """Raise :class:`UnsupportedStackError` unless PyTorch, FBGEMM and TorchRec match each other."""
+    fbgemm = FBGEMM_CPU if version(FBGEMM_CPU) else "fbgemm-gpu"
+    rows = [
+        {fbgemm if name == "fbgemm-gpu" else name: wanted for name, wanted in row.items()}
+        for row in TRAINING
+    ]
+    found = {name: version(name) for name in rows[0]}
+    supported = ", or ".join(_listed(row) for row in rows)
+    if fbgemm == FBGEMM_CPU and version("fbgemm-gpu"):  # each has overwritten files of the other
+        found["fbgemm-gpu"] = version("fbgemm-gpu")
+        remedy = f"pip uninstall --yes fbgemm-gpu {FBGEMM_CPU} && {_install(version)}"
+        raise _error(found, supported, remedy)
+    if not any(all(_fits(found[name], row[name]) for name in row) for row in rows):
+        raise _error(found, supported, _install(version))
+
+
+def check_etl_stack(version: VersionLookup = installed_version) -> None:
+    """Raise :class:`UnsupportedStackError` unless ``nvt_compat`` supports the installed packages.
+
+    The packages are NVTabular, Merlin, Dask, pandas and NumPy, and RAPIDS where it is installed.
+    """
+    wanted = ETL | {name: row for name, row in RAPIDS.items() if version(name)}
+    wrong = {name: row for name, row in wanted.items() if not _fits(version(name), row)}
+    if wrong:
+        found = {name: version(name) for name in wrong}
+        raise _error(found, _listed(wrong), _install(version))
+
+
+def _fits(found: str | None, wanted: str) -> bool:
+    """Whether a version begins with the wanted one: ``23.08.0+x`` with ``23.8``, not ``23.80``."""
+    parts = (found or "").split("+")[0].split(".")
+    return [part.lstrip("0") or "0" for part in parts][: wanted.count(".") + 1] == wanted.split(".")
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return " + ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _error(found: dict[str, str | None], supported: str, command: str) -> UnsupportedStackError:
+    there = " + ".join(f"{name} {it}" if it else f"no {name}" for name, it in found.items())
+    return UnsupportedStackError(
+        f"unsupported packages: found {there}; supported: {supported}",
+        f"run `{command}`{', or `make env` for a new .venv' if _LOCKS.is_dir() else ''}",
+    )
+
+
+def _install(version: VersionLookup) -> str:
+    kind = "gpu" if version("fbgemm-gpu") or version("cudf-cu13") else "cpu"
+    if not _LOCKS.is_dir():  # installed from a wheel
+        return f"pip install 'nvt-torchrec[{kind}]' && pip install --no-deps {_APART}"
+    return (
+        "pip install --no-deps -r requirements/build.txt -r requirements/torch.txt"
+        f"{' -r requirements/cuda.txt' if kind == 'gpu' else ''} &&"
+        f" pip install --no-deps --no-build-isolation -r requirements/{kind}.txt"
+    )

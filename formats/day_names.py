@@ -1,0 +1,171 @@
+"""Numbers and dates in the names of the files of a log, and lists of days on a command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+from collections.abc import Iterable
+
+from nvt_torchrec.base.errors import SettingsError
+
+#: What may follow the number or date: Spark's ids, then endings.
+_DATA_ENDING = r"tsv|txt|csv|dat|data|log|parquet|pq"
+_ENDINGS = rf"(?:\.c\d+)?(?:\.snappy|\.gz|\.zstd)?(?:\.(?:{_DATA_ENDING}))?(?:\.(?:gz|bz2|xz|zst))?"
+_SPARK = r"(?:-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?:[-.]c\d+)?)?"
+_DAY = re.compile(r"day_(\d+)(?:\.(?:tsv|txt|csv|parquet))?(?:\.(?:gz|bz2|xz|zst))?")
+_DATE = re.compile(rf"(|.*[^0-9])(\d{{4}})([-_]?)(\d\d)\3(\d\d){_ENDINGS}")
+_NUMBER = re.compile(rf"(|.*[-_.=])(\d+){_SPARK}{_ENDINGS}")
+_PARTITION = re.compile(r"([^=]+)=([^=]+)")
+
+_EPOCH = datetime.date(1970, 1, 1)
+#: The largest number of a day: generations of a workflow keep days in 32 bits.
+MOST = 2**31 - 1
+#: The most days that a range on the command line may have.
+_LONGEST_RANGE = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class DayName:
+    """What the name of a file says.
+
+    Attributes:
+        kind: ``day`` for ``day_3``, ``date`` or ``number``.
+        prefix: the name before the number or date.
+        number: the number; of a date, the days since 1970-01-01.
+        digits: how many digits the number has if it begins with 0, else 0.
+    """
+
+    kind: str
+    prefix: str
+    number: int
+    digits: int = 0
+
+    def other(self, number: int) -> str:
+        """Return how a file of another number would be called, without its ending."""
+        if self.kind == "date":
+            return str(date_of(number))
+        return f"{self.prefix}{number:0{self.digits}d}"
+
+    def flag(self, numbers: Iterable[int]) -> str:
+        """Return numbers as ``--days`` takes them."""
+        return ",".join(map(self.other if self.kind == "date" else str, sorted(numbers)))
+
+
+def name_of(path: str) -> DayName | None:
+    """Return what a path says: by its last name, or by a directory such as ``date=2024-10-30``."""
+    *directories, name = re.split(r"[/\\]", path)
+    own = _parse(name)
+    if directories and (own is None or own.kind != "day"):
+        return partition_name(directories[-1]) or own
+    return own
+
+
+def partition_name(directory: str) -> DayName | None:
+    """Return what the name of a directory such as ``date=2024-10-30`` or ``day=3`` says."""
+    match = _PARTITION.fullmatch(directory)
+    found = _parse(match[2]) if match else None
+    if match is None or found is None or found.prefix:
+        return None
+    return dataclasses.replace(found, prefix=f"{match[1]}=")
+
+
+def _parse(name: str) -> DayName | None:
+    match = _DAY.fullmatch(name)
+    if match:
+        return DayName("day", "day_", int(match[1]))
+    match = _DATE.fullmatch(name)
+    if match:
+        number = _days_since_1970(*map(int, (match[2], match[4], match[5])))
+        if number is not None:
+            return DayName("date", match[1], number)
+    match = _NUMBER.fullmatch(name)
+    if match and int(match[2]) <= MOST:
+        digits = len(match[2]) if match[2].startswith("0") else 0
+        return DayName("number", match[1], int(match[2]), digits)
+    return None
+
+
+def _days_since_1970(year: int, month: int, day: int) -> int | None:
+    if not 1970 <= year < 2200:
+        return None
+    try:
+        return (datetime.date(year, month, day) - _EPOCH).days
+    except ValueError:
+        return None
+
+
+def date_of(number: int) -> datetime.date:
+    """Return the date of a day's number."""
+    return _EPOCH + datetime.timedelta(days=number)
+
+
+class OpenDays(frozenset[int]):
+    """Days of a list, and all days from ``since`` on."""
+
+    since: int
+
+    def __new__(cls, days: Iterable[int], since: int) -> OpenDays:
+        """Make it of a list, to which ``since`` need not belong."""
+        self = super().__new__(cls, {*days, since})
+        self.since = since
+        return self
+
+    def __reduce__(self) -> tuple:
+        """Pickle ``since`` too."""
+        return OpenDays, (list(self), self.since)
+
+    def __contains__(self, day: object) -> bool:
+        """Return whether a day is chosen."""
+        return super().__contains__(day) or (isinstance(day, int) and day >= self.since)
+
+
+def parse_days(text: str, *, may_be_open: bool = False) -> frozenset[int]:
+    """Read a list of days, such as ``0-3,7``, ``2024-10-28..2024-10-31`` or ``2024-10-28..``.
+
+    A date stands for the number of days since 1970-01-01, as in the names of files.
+
+    Args:
+        text: numbers, dates, and ranges of them, which include both ends.
+        may_be_open: whether the last range may have no end; the result is :class:`OpenDays` then.
+
+    Raises:
+        SettingsError: it cannot be read, or a range ends before it begins.
+    """
+    days: set[int] = set()
+    since: int | None = None
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)-(\d+)\s*", part)
+        begin, dots, end = (match[1], "..", match[2]) if match else part.partition("..")
+        first, last = _day(begin), _day(end) if end.strip() else None
+        if first is None or (end.strip() and last is None):
+            raise SettingsError(
+                f"days {text!r}: cannot read {part!r}",
+                "write for example 0-3,7 or 2024-10-28..2024-10-31",
+            )
+        if dots and last is None:
+            if not may_be_open:
+                raise SettingsError(f"days {text!r}: {part!r} has no end", "name the last day")
+            since = first if since is None else min(since, first)
+            continue
+        last = first if last is None else last
+        if last < first:
+            raise SettingsError(f"days {text!r}: {part!r} ends before it begins", "write 0-3")
+        if last - first > _LONGEST_RANGE:
+            raise SettingsError(f"days {text!r}: {part!r} is {last - first:,} days", "write fewer")
+        days.update(range(first, last + 1))
+    return frozenset(days) if since is None else OpenDays(days, since)
+
+
+def _day(text: str) -> int | None:
+    """Return a number, or a date's: ``2024-10-30`` or ``20241030``."""
+    match = re.fullmatch(r"(\d{4})(-?)(\d\d)\2(\d\d)", text.strip())
+    number = _days_since_1970(*map(int, (match[1], match[3], match[4]))) if match else None
+    if number is not None:
+        return number
+    return int(text) if re.fullmatch(r"\s*\d+\s*", text) else None
+
+
+def natural_order(path: str) -> list[tuple[int, int | str]]:
+    """Return a key that sorts ``part-2`` before ``part-10``."""
+    return [(0, int(run)) if run.isdigit() else (1, run) for run in re.findall(r"\d+|\D+", path)]

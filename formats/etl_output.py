@@ -1,0 +1,76 @@
+"""Where the files are in the output directory of the ETL, ``OUT``, for programs that read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.formats.manifest import Manifest, PartFile
+
+#: What a run leaves in its output directory, the last one written last.
+NAMES = (
+    "criteo_binary", "workflow", "extension", "rejected", "report.html", "timings.json",
+    "manifest.json",
+)  # fmt: skip
+#: Exists while the output is switched to a new generation; it lists the renames of the switch.
+SWITCH_FILE = ".switching.json"
+
+
+class EtlOutput:
+    """An output directory, which need not exist.
+
+    Attributes:
+        root: the directory.
+        splits: the directory of ``train``, ``valid`` and ``test``.
+        workflow: the directory of the saved workflow.
+        extension: the directory of what the next extension of the workflow needs to know, beside
+            the workflow itself.
+        rejected: the directory of the rows that were left out.
+        report: the page that shows what the data look like.
+        timings: how long the run took.
+        manifest: what the run read, did and wrote.
+        drift: how days that were added, or compared with it, differ from those before.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.splits = root / "criteo_binary" / "split"
+        _, *others = (root / name for name in NAMES)
+        self.workflow, self.extension, self.rejected, self.report, *last = others
+        self.timings, self.manifest = last
+        self.drift = root / "drift"
+
+    @classmethod
+    def of_splits(cls, directory: Path | str) -> EtlOutput:
+        """The output whose splits are in ``directory``, if the ETL wrote them there."""
+        return cls(Path(directory).absolute().parent.parent)
+
+    def parts(self, split: str) -> list[PartFile]:
+        """Return the parts of a split with their days, in the order of their numbers.
+
+        Raises:
+            BadInputError: The manifest is missing or damaged, or was written before manifests
+                named the days of the parts.
+            SchemaError: Another version of this program wrote the manifest.
+        """
+        parts = [part for part in Manifest.read(self.manifest).files if part.split == split]
+        for part in parts:
+            if part.day is None:
+                raise BadInputError(
+                    f"{self.manifest}: does not say which day {part.file} is of",
+                    "run the ETL again: this manifest was written before days could be chosen",
+                )
+        return parts
+
+    def check_whole(self) -> None:
+        """Check that the output is not between two generations.
+
+        Raises:
+            BadInputError: the switch to a new generation was interrupted, or is under way.
+        """
+        if (self.root / SWITCH_FILE).exists():
+            raise BadInputError(
+                f"{self.root}: the switch to a new generation has begun and not ended",
+                "wait for `python -m etl extend` if it is running; else finish it with "
+                f"`python -m etl extend --output_path {self.root} --input_path DAY --resume`",
+            )

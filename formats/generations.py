@@ -1,0 +1,161 @@
+"""The line of descent of a saved workflow: generations, and the ids that each of them reused.
+
+``python -m etl run`` makes generation 0. Each day that ``python -m etl extend`` adds makes the next
+one, whose vocabularies begin with those of the generation before: a value keeps its id. Only where
+ids of values that are no longer seen were given to others (``--retire_after_days``) is that not so;
+these ids are in ``lineage/reused.<generation>.parquet``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvt_torchrec.base.errors import BadInputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_COPY_AGAIN = "copy the whole workflow directory again"
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """A workflow of a line of descent.
+
+    Attributes:
+        number: 0 for the workflow that was fitted, then 1, 2, ….
+        digest: its digest. A day that adds nothing gives a generation with the digest of its
+            parent.
+        days: the days that were counted in this generation and in none before it, increasing.
+        values: by vocabulary, how many values it had then.
+        reused: by vocabulary, how many ids were given to another value in this generation;
+            vocabularies without such ids may be left out.
+    """
+
+    number: int
+    digest: str
+    days: tuple[int, ...]
+    values: dict[str, int]
+    reused: dict[str, int]
+
+    def __post_init__(self) -> None:
+        where = f"generation {self.number}"
+        if not _DIGEST.fullmatch(self.digest):
+            raise ValueError(f"{where}: {self.digest!r:.80} is not a digest")
+        if not self.days or self.days[0] < 0 or not _increase(self.days):
+            raise ValueError(f"{where}: its days {list(self.days)!r:.80} do not increase from 0")
+        if min(self.values.values(), default=0) < 0 or min(self.reused.values(), default=0) < 0:
+            raise ValueError(f"{where}: a number of values or ids is below 0")
+        for name, count in self.reused.items():
+            if count > self.values.get(name, 0):
+                raise ValueError(f"{where}: more ids of {name!r:.80} were reused than it has")
+
+    @property
+    def reused_file(self) -> str | None:
+        """The path of its reused ids, relative to the workflow's directory; None if it has none."""
+        return f"lineage/reused.{self.number}.parquet" if any(self.reused.values()) else None
+
+
+def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[str, int]) -> None:
+    """Check that generations are a line of descent that ends with a workflow.
+
+    Args:
+        lineage: the generations; none for a workflow without a line of descent.
+        digest: the digest of the workflow.
+        values: by vocabulary, how many values it has.
+
+    Raises:
+        ValueError: they are not.
+    """
+    for number, generation in enumerate(lineage):
+        if generation.number != number:
+            raise ValueError(f"lineage[{number}] is generation {generation.number}")
+        if generation.values.keys() != values.keys():
+            raise ValueError(f"generation {number} has other vocabularies than the spec")
+    for before, after in itertools.pairwise(lineage):
+        if not before.days[-1] < after.days[0]:
+            raise ValueError(
+                f"generation {after.number} counted day {after.days[0]} after day {before.days[-1]}"
+            )
+        for name, count in before.values.items():
+            if after.values[name] < count:
+                raise ValueError(f"generation {after.number} has fewer values of {name!r:.80}")
+    if lineage:
+        if any(lineage[0].reused.values()):
+            raise ValueError("generation 0 reused ids")
+        if lineage[-1].digest != digest:
+            raise ValueError("the digest of the last generation is not that of the workflow")
+        if lineage[-1].values != dict(values):
+            raise ValueError("the last generation has other numbers of values than the workflow")
+
+
+def _increase(days: Sequence[int]) -> bool:
+    return all(a < b for a, b in itertools.pairwise(days))
+
+
+def reused_table(reused: Mapping[str, np.ndarray]) -> pa.Table:
+    """Return the table of ``lineage/reused.<generation>.parquet``, from ids by vocabulary."""
+    import pyarrow as pa  # slow to import, and most readers of lineages need no table
+
+    from nvt_torchrec.base.arrays import to_arrow
+    from nvt_torchrec.base.strings import strings
+
+    kept = {name: np.sort(ids) for name, ids in reused.items() if len(ids)}
+    places = np.repeat(np.arange(len(kept), dtype=np.int32), [len(ids) for ids in kept.values()])
+    names = pa.DictionaryArray.from_arrays(to_arrow(places), strings(list(kept)))
+    ids = np.concatenate([np.empty(0, np.int64), *kept.values()])
+    return pa.table({"vocabulary": names.cast(pa.string()), "id": to_arrow(ids.astype(np.int64))})
+
+
+def read_reused(
+    file: Path, generation: Generation, first_ids: Mapping[str, int]
+) -> dict[str, np.ndarray]:
+    """Read the ids that a generation reused.
+
+    Args:
+        file: The file of these ids.
+        generation: The generation.
+        first_ids: By vocabulary, the id of its first value.
+
+    Returns:
+        By vocabulary, int64 [n] in ascending order; without vocabularies that have none.
+
+    Raises:
+        BadInputError: the file cannot be read, or is not that of the generation.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from nvt_torchrec.base.arrays import to_numpy
+
+    try:
+        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+            table = opened.read()
+        kinds = dict(zip(table.column_names, table.schema.types, strict=True))
+        if kinds != {"vocabulary": pa.string(), "id": pa.int64()}:
+            raise ValueError(f"columns {kinds}")
+        names, numbers = (table[name].combine_chunks() for name in ("vocabulary", "id"))
+        if names.null_count or numbers.null_count:
+            raise ValueError("nulls")
+        encoded = names.dictionary_encode()
+        ids, places = to_numpy(numbers), to_numpy(encoded.indices)
+        found = {name: ids[places == i] for i, name in enumerate(encoded.dictionary.to_pylist())}
+        expected = {name: count for name, count in generation.reused.items() if count}
+        if {name: len(own) for name, own in found.items()} != expected:
+            raise ValueError("not the numbers of ids in metadata.json")
+        for name, own in found.items():
+            first = first_ids[name]
+            inside = first <= own[0] and own[-1] < first + generation.values[name]
+            if not (inside and (np.diff(own) > 0).all()):
+                raise ValueError(f"ids that are not those of vocabulary {name}, in ascending order")
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise BadInputError(f"{file}: damaged: {error}", _COPY_AGAIN) from error
+    return found

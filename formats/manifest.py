@@ -1,0 +1,171 @@
+"""The manifest of a run: what it read, did and wrote. It is the last file of an output directory.
+
+The same run writes the same bytes; its timings are in another file. :mod:`etl.manifest` makes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nvt_torchrec.base.errors import BadInputError
+from nvt_torchrec.base.files.artifact import Format
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.formats.splits import SPLITS
+
+#: By version that can be read. The older one says neither the day of a part nor a generation.
+_FORMATS = {version: Format("", version, "the ETL's manifest") for version in (2, 3)}
+_AGAIN = "copy the manifest again, or run the ETL again"
+_OTHER_VERSION = "read it with the version of this program that wrote it, or run the ETL again"
+
+
+class _ByKey:
+    """Values can be taken by their names in the JSON, too: ``manifest["rows"]["in"]``."""
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+
+@dataclasses.dataclass(frozen=True)
+class InputFile(_ByKey):
+    """A raw file that was read.
+
+    Attributes:
+        day: Its day.
+        path: Its path or URL.
+        fingerprint: Its size, and its time of change or a checksum.
+        rows: Its rows ``in``, ``out`` and ``rejected``.
+    """
+
+    day: int
+    path: str
+    fingerprint: dict[str, Any]
+    rows: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class PartFile(_ByKey):
+    """A parquet file of a split.
+
+    Attributes:
+        file: Its path below the directory of the splits.
+        rows: Its number of rows.
+        bytes: Its size.
+        day: The day that its rows are of; None in a manifest of version 2.
+        generation: The generation of the workflow that encoded it; None if there is none.
+        sha256: The digest of a part without page checksums.
+    """
+
+    file: str
+    rows: int
+    bytes: int
+    day: int | None = None
+    generation: int | None = None
+    sha256: str | None = None
+
+    @property
+    def split(self) -> str:
+        """The split that it belongs to."""
+        return self.file.split("/")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Extension(_ByKey):
+    """A day that ``python -m etl extend`` added, with its settings."""
+
+    generation: int
+    day: int
+    settings: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest(_ByKey):
+    """What ``manifest.json`` holds; format version 2 lacks what has a default.
+
+    Attributes:
+        generation: The generation of the workflow; None for imported data.
+        settings: The settings of the run.
+        extensions: The days that were added to it.
+        inputs: The raw files.
+        rows: The rows ``in``, ``out`` and ``rejected``.
+        days: The days of each split.
+        splits: By split: rows, positives and, by column, rows that were missing and ids out of
+            vocabulary.
+        by_day_and_split: The same for each day.
+        by_day: The rows and positives of each day.
+        num_embeddings_per_feature: The table sizes, as the trainer takes them.
+        workflow_digest: The digest of the workflow; None for imported data.
+        versions: The versions of the packages.
+        files: The parts.
+        next_parts: The number of the next part of each split.
+        split: The rule by which rows were divided, with its cuts; None by days.
+        format_version: The version that was read.
+    """
+
+    VERSION: ClassVar[int] = 3
+    generation: int | None = None
+    settings: dict[str, Any]
+    extensions: list[Extension] = dataclasses.field(default_factory=list)
+    inputs: list[InputFile]
+    rows: dict[str, int]
+    days: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    splits: dict[str, dict[str, Any]]
+    by_day_and_split: dict[str, dict[str, dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    by_day: dict[str, Any]
+    num_embeddings_per_feature: str
+    workflow_digest: str | None
+    versions: dict[str, Any]
+    files: list[PartFile]
+    next_parts: dict[str, int] = dataclasses.field(default_factory=dict)
+    split: dict[str, Any] | None = None
+    format_version: int = 3
+
+    def __post_init__(self) -> None:
+        for rows in (self.rows, *(file.rows for file in self.inputs)):
+            if rows.keys() != {"in", "out", "rejected"}:
+                raise ValueError(f"rows {', '.join(rows)}")
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Read a manifest.
+
+        Raises:
+            BadInputError: It is missing or damaged.
+            SchemaError: Another version of this program wrote it.
+        """
+        value = read_json(path, "the ETL's manifest", _AGAIN)
+        version = value.get("format_version") if isinstance(value, dict) else None
+        known = _FORMATS[version if version in (2, 3) else cls.VERSION]
+        manifest = known.read(cls, path, _AGAIN, other_version=_OTHER_VERSION)
+        if known.version == cls.VERSION and not manifest._names_days():
+            raise BadInputError(
+                f"{path}: damaged: it does not say which days the splits have", _AGAIN
+            )
+        return dataclasses.replace(manifest, format_version=known.version)
+
+    def write(self, path: Path) -> None:
+        """Write it, whole or not at all. Raises :class:`OutputError`."""
+        content = dataclasses.asdict(self)
+        del content["format_version"]
+        if self.split is None:
+            del content["split"]
+        for part in content["files"]:
+            if part["sha256"] is None:
+                del part["sha256"]
+        _FORMATS[self.VERSION].write(path, content)
+
+    def _names_days(self) -> bool:
+        """Return whether it says the days of all splits and parts, as version 3 does."""
+        complete = all(own.keys() == set(SPLITS) for own in (self.days, self.next_parts))
+        return complete and all(file.day is not None for file in self.files)
+
+    def fingerprints(self) -> dict[str, Any]:
+        """Return the fingerprints of the inputs, as a plan record has them."""
+        return {file.path: file.fingerprint for file in self.inputs}
+
+    def without_extensions(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return inputs, as a plan record has them, but those that the output was extended by."""
+        extended = {extension.day for extension in self.extensions}
+        added = {file.path: file.fingerprint for file in self.inputs if file.day in extended}
+        return {path: value for path, value in inputs.items() if added.get(path) != value}

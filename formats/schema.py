@@ -1,0 +1,184 @@
+"""The schema beside the parquet: which columns are label, dense and categorical, and table sizes.
+
+Written as ``.merlin/schema.json`` in the form Merlin reads (``merlin.io.Dataset(path).schema``:
+names, tags, dtypes, ``embedding_sizes``), and read back here without importing Merlin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.atomic import read_json, write_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA_FILE = Path(".merlin") / "schema.json"
+#: The tag of the column with the weights of the rows; Merlin has no tag of its own for it.
+WEIGHT_TAG = "sample_weight"
+#: Rows of a table, at most: ids are int32.
+LARGEST_TABLE = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSchema:
+    """Columns of the training parquet, in order, and the rows each embedding table needs.
+
+    Attributes:
+        label: name of the main label's column (float32).
+        dense: names of the dense columns (float32).
+        categorical: names of the id columns (int32).
+        table_sizes: per categorical column, 1 + its largest possible id.
+        multi_hot: the categorical columns that hold a list of ids in each row (list<int32>).
+        more_labels: names of the columns of further labels (float32).
+        weight: name of the column with the weights of the rows (float32); "" for none.
+    """
+
+    label: str
+    dense: tuple[str, ...]
+    categorical: tuple[str, ...]
+    table_sizes: tuple[int, ...]
+    multi_hot: tuple[str, ...] = ()
+    more_labels: tuple[str, ...] = ()
+    weight: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.categorical) != len(self.table_sizes):
+            raise SchemaError(
+                f"{len(self.categorical)} categorical columns, {len(self.table_sizes)} table sizes"
+            )
+        unknown = set(self.multi_hot) - set(self.categorical)
+        if unknown:
+            raise SchemaError(f"multi-hot columns {sorted(unknown)} are not categorical columns")
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns in the order of the parquet files."""
+        return [*self.floats, *self.categorical]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label columns, the main one first."""
+        return (self.label, *self.more_labels)
+
+    @property
+    def floats(self) -> list[str]:
+        """The float32 columns, which come first: labels, weight, dense."""
+        return [*self.labels, *([self.weight] if self.weight else []), *self.dense]
+
+    @functools.cached_property
+    def arrow(self) -> pa.Schema:
+        """Schema of the parquet: floats float32, ids int32 or lists of int32; no nulls."""
+        import pyarrow as pa  # takes 100 ms, and readers of table sizes do not need it
+
+        fields = [pa.field(name, pa.float32(), nullable=False) for name in self.floats]
+        ids = pa.field("element", pa.int32(), nullable=False)
+        for name in self.categorical:
+            kind = pa.list_(ids) if name in self.multi_hot else pa.int32()
+            fields.append(pa.field(name, kind, nullable=False))
+        return pa.schema(fields)
+
+    @property
+    def num_embeddings_per_feature(self) -> str:
+        """The table sizes as ``--num_embeddings_per_feature`` takes them."""
+        return ",".join(map(str, self.table_sizes))
+
+    def write(self, directory: Path | str) -> None:
+        """Write ``directory/.merlin/schema.json``."""
+        targets = ["target", "binary_classification"]
+        features = [_feature(name, "FLOAT", targets) for name in self.labels]
+        if self.weight:
+            features.append(_feature(self.weight, "FLOAT", [WEIGHT_TAG]))
+        features += [_feature(name, "FLOAT", ["continuous"]) for name in self.dense]
+        for name, size in zip(self.categorical, self.table_sizes, strict=True):
+            feature = _feature(name, "INT", ["categorical"])
+            feature["intDomain"] = {"name": name, "max": str(size - 1), "isCategorical": True}
+            properties = feature["annotation"]["extraMetadata"][0]
+            if name in self.multi_hot:  # a second dimension without bounds: how Merlin says ragged
+                properties |= {"is_list": True, "is_ragged": True, "_dims": [[0.0, None]] * 2}
+            properties["embedding_sizes"] = {
+                "cardinality": size,
+                "dimension": embedding_dimension(size),
+            }
+            features.append(feature)
+        write_json(Path(directory) / SCHEMA_FILE, {"feature": features})
+
+    @classmethod
+    def read(cls, directory: Path | str) -> TableSchema:
+        """Read ``directory/.merlin/schema.json``.
+
+        Raises:
+            BadInputError: there is none, or it is damaged.
+            SchemaError: it has no label, or a categorical column without a table size.
+        """
+        path = Path(directory) / SCHEMA_FILE
+        again = "copy it again, or run the ETL again"
+        value = read_json(path, "the schema that the ETL writes beside the parquet files", again)
+        try:
+            return cls._of(value, path)
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            raise BadInputError(
+                f"{path}: damaged, or not a schema of Merlin: {error!r}", again
+            ) from error
+
+    @classmethod
+    def _of(cls, value: Any, path: Path) -> TableSchema:
+        weight, sizes, multi_hot = "", [], []
+        labels: list[str] = []
+        dense: list[str] = []
+        categorical: list[str] = []
+        for feature in value.get("feature", []):
+            tags = feature.get("annotation", {}).get("tag", [])
+            name = feature["name"]
+            if not isinstance(name, str) or name in (*labels, weight, *dense, *categorical):
+                raise ValueError(f"column name {name!r:.60} is not text or occurs twice")
+            if "target" in tags:
+                labels.append(name)
+            elif WEIGHT_TAG in tags:
+                if weight:
+                    raise SchemaError(
+                        f"{path}: {weight} and {name} are both tagged {WEIGHT_TAG}",
+                        "a row has one weight: remove the tag of one of them",
+                    )
+                weight = name
+            elif "continuous" in tags:
+                dense.append(name)
+            elif "categorical" in tags:
+                size = int(feature.get("intDomain", {}).get("max", -1)) + 1
+                if not 0 < size <= LARGEST_TABLE:
+                    raise SchemaError(f"{path}: column {name} has no table size (intDomain.max)")
+                categorical.append(name)
+                sizes.append(size)
+                properties = feature["annotation"].get("extraMetadata") or [{}]
+                if properties[0].get("is_list"):
+                    multi_hot.append(name)
+        if not labels or not categorical:
+            raise SchemaError(f"{path}: no label or no categorical column", "run the ETL again")
+        return cls(
+            labels[0],
+            tuple(dense),
+            tuple(categorical),
+            tuple(sizes),
+            tuple(multi_hot),
+            tuple(labels[1:]),
+            weight,
+        )
+
+
+def _feature(name: str, kind: str, tags: list[str]) -> dict:
+    properties = {
+        "is_list": False,
+        "is_ragged": False,
+        "_dims": [[0.0, None]],
+        "dtype_item_size": 32.0,
+    }
+    return {"name": name, "type": kind, "annotation": {"tag": tags, "extraMetadata": [properties]}}
+
+
+def embedding_dimension(size: int) -> int:
+    """NVTabular's suggestion of an embedding dimension (its ``_emb_sz_rule``)."""
+    return min(max(16, round(1.6 * size**0.56)), 512)

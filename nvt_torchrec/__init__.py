@@ -1,0 +1,3 @@
+"""The package."""
+
+__version__ = "0.1.0"

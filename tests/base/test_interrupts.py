@@ -1,0 +1,173 @@
+"""Ctrl-C, too little memory and closed pipes, in real processes: one message or none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvt_torchrec.base.errors import BadInputError, exit_status
+from nvt_torchrec.base.interrupts import expected_end
+from tests.logs import write_log
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {
+    "etl": "etl run --engine cpu --input_path none --output_path none",
+    "workflows": "workflows inspect none",
+    "compiled": "nvt_torchrec.workflows.compiled none",
+    "inference": "inference predict --bundle none --input none --output none",
+    "report": "nvt_torchrec.dlrm.reporting.page none",
+    "train": "train_torchrec.py --binary_path none",
+    "demo": "demo --ranks 1 --output /dev/null/none",
+    "bench-etl": "benchmarks.etl --rows 0",
+    "bench-serve": "benchmarks.serve",
+}
+
+
+def _python(*arguments: str, shell: str = "", **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, *arguments]
+    if shell:
+        command = ["bash", "-c", shell.replace("PYTHON", sys.executable)]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600,
+        preexec_fn=_take_interrupts, **options
+    )  # fmt: skip
+
+
+def _take_interrupts() -> None:
+    """A shell's background job, and what it starts, ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+@pytest.mark.parametrize("number", [1, 12])
+def test_control_c_while_importing(command: str, number: int) -> None:
+    script = Path(__file__).with_name("interrupted.py")
+    done = _python(str(script), str(number), *COMMANDS[command].split())
+    assert done.stderr == "interrupted\n"
+    assert done.returncode in (130, -2)  # both are 130 in a shell
+    assert done.stdout == ""
+
+
+def test_control_c_while_numpy_is_loaded() -> None:
+    """Its C code makes an ImportError of it, and prints what it was."""
+    code = (
+        "import nvt_torchrec.base.interrupts, sys\n"
+        "from nvt_torchrec.base.errors import run_command\n"
+        "def main():\n"
+        "    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)\n"  # as PyErr_Print does
+        "    raise ImportError('numpy._core.multiarray failed to import')\n"
+        "sys.exit(run_command(main))"
+    )
+    done = _python("-c", code)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_control_c_in_a_destructor_is_not_lost() -> None:
+    code = (
+        "import nvt_torchrec.base.interrupts, sys, time\n"
+        "from nvt_torchrec.base.errors import run_command\n"
+        "class Slow:\n"
+        "    def __del__(self):\n"
+        "        raise KeyboardInterrupt\n"
+        "def main():\n"
+        "    Slow()\n"
+        "    time.sleep(60)\n"
+        "sys.exit(run_command(main))"
+    )
+    done = _python("-c", code)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_too_little_memory(early: bool) -> None:
+    """Under ``ulimit -v``: a message that names the limit and a remedy, and status 2."""
+    body = "x = bytearray(1 << 40)"
+    code = f"import nvt_torchrec.base.interrupts\n{body}"
+    if not early:
+        code = (
+            "import nvt_torchrec.base.interrupts, sys\nfrom nvt_torchrec.base.errors import run_command\n"
+            f"def main():\n    {body}\nsys.exit(run_command(main))"
+        )
+    done = _python(shell=f'ulimit -v 1000000; PYTHON -c "{code}"')
+    assert "error: out of memory (`ulimit -v` allows 976 MiB)\n  -> free some" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (1 if early else 2)
+
+
+def test_the_etl_under_a_limit(tmp_path: Path) -> None:
+    """Whatever it is that finds no memory: no traceback of ours.
+
+    The limit is below what Arrow's threads need: C++ ends the process if they find none.
+    """
+    write_log(tmp_path / "raw", [20, 20])
+    flags = f"--engine cpu --input_path {tmp_path}/raw --output_path {tmp_path}/out"
+    done = _python(
+        shell=f"ulimit -v 390000; OPENBLAS_NUM_THREADS=1 PYTHON -m etl run {flags} --workers 2"
+    )
+    assert done.returncode
+    assert "error: out of memory (`ulimit -v` allows 380 MiB)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nobody_reads_the_output() -> None:
+    code = (
+        "import nvt_torchrec.base.interrupts, sys\nfrom nvt_torchrec.base.errors import run_command\n"
+        "def main():\n"
+        "    for i in range(100000): print(i)\n"
+        "sys.exit(run_command(main))"
+    )
+    shell = f"set -o pipefail; PYTHON -c '{code}' | head -1"
+    done = _python(shell=shell)
+    assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 141)
+
+
+@pytest.mark.parametrize(
+    "command", ["etl run --help", "workflows --help", "inference serve --help"]
+)
+def test_nobody_reads_the_help(command: str) -> None:
+    """It is kept until the end, when the pipe is closed already."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=ROOT,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(write)
+    assert done.stderr == b""
+    assert done.returncode in (0, 141)  # of a long help, argparse itself drops what is not read
+
+
+def test_what_is_a_defect_stays_one() -> None:
+    assert expected_end(ValueError("x")) is None
+    assert expected_end(BrokenPipeError()) is None  # of another pipe: stdout is read
+    assert expected_end(ImportError("no module")) is None
+    assert expected_end(OSError(errno.ENOMEM, "x"))[0] == 2
+    wrapped = RuntimeError("while loading")
+    wrapped.__cause__ = MemoryError()
+    assert expected_end(wrapped)[0] == 2
+    meanwhile = KeyError("a defect")
+    meanwhile.__context__ = MemoryError()
+    assert expected_end(meanwhile) is None
+    circle = ValueError("from itself")
+    circle.__cause__ = circle
+    assert expected_end(circle) is None
+    told: list[str] = []
+    assert exit_status(lambda: 3, told.append) == 3
+    assert told == []
+
+    def bad() -> None:
+        raise BadInputError("what", "remedy")
+
+    assert exit_status(bad, told.append) == 2
+    assert told == ["error: what\n  -> remedy"]
+    with pytest.raises(ZeroDivisionError):
+        exit_status(lambda: 1 // 0, told.append)

@@ -1,0 +1,177 @@
+"""Compiled loops: kept, made again when anything in them changes; SciPy only where needed."""
+
+import importlib
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+from numba import carray
+from numba.core.dispatcher import Dispatcher
+
+from nvt_torchrec.base import kernels
+
+_CODE = """
+import sys
+import numba
+import numpy as np
+from nvt_torchrec.clicklog.text.fast_rows import count_newlines
+
+assert count_newlines(np.frombuffer(b"a\\nb\\n", np.uint8)) == 2
+assert "scipy.linalg" not in sys.modules
+
+@numba.njit
+def product(a, b):
+    return np.dot(a, b), np.linalg.det(a)
+
+found = product(np.array([[2.0, 1.0], [0.0, 3.0]]), np.eye(2))
+assert found[0].tolist() == [[2, 1], [0, 3]] and abs(found[1] - 6) < 1e-12
+assert "scipy.linalg.cython_blas" in sys.modules
+import scipy.linalg
+"""
+
+
+def test_scipy_is_loaded_by_those_who_need_it() -> None:
+    subprocess.run([sys.executable, "-c", _CODE], check=True, timeout=600)
+
+
+FILES = {
+    "loops.py": """
+from nvt_torchrec.base.kernels import compiled
+from inner import STEP, add, by_hand
+
+@compiled()
+def run(x):
+    return below(add(x) + STEP + by_hand(x))
+
+@compiled("int64(int64)")
+def below(x):
+    return x + 1000
+""",
+    "inner.py": """
+import numba
+from numba import types
+from numba.extending import intrinsic
+from numbers_ import DEEP, STEP
+
+@numba.njit(inline="always")
+def add(x):
+    return x + DEEP
+
+@intrinsic
+def by_hand(_context, x):
+    def generate(context, builder, _signature, values):
+        return context.get_constant(types.int64, 7)
+    return types.int64(x), generate
+""",
+    "numbers_.py": "DEEP = 10\nSTEP = 100\nOTHER = 5\n",
+}
+
+
+def started(folder, code, **environment):
+    """A process of its own."""
+    environment = os.environ | environment
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+
+def run(folder):
+    """(what the loop answers, how many times it was compiled)."""
+    code = "import loops; print(loops.run(1), sum(loops.run.stats.cache_misses.values()))"
+    return tuple(map(int, started(folder, code).stdout.split()))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    assert run(tmp_path) == (1118, 1)
+    return tmp_path
+
+
+def test_kept(folder):
+    assert run(folder) == (1118, 0)
+    with open(folder / "numbers_.py", "a") as file:
+        file.write("FURTHER = 1\n")  # nothing that the loop takes
+    assert run(folder) == (1118, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "answer"),
+    [
+        ("loops.py", "x + 1000", "x + 2000", 2118),
+        ("inner.py", "x + DEEP", "x + DEEP + 1", 1119),
+        ("inner.py", "types.int64, 7", "types.int64, 8", 1119),
+        ("numbers_.py", "DEEP = 10", "DEEP = 20", 1128),
+        ("numbers_.py", "STEP = 100", "STEP = 200", 1218),
+    ],
+)
+def test_compiled_again(folder, name, old, new, answer):
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new))
+    assert run(folder) == (answer, 1)
+    assert run(folder) == (answer, 0)
+
+
+def test_damaged(folder):
+    """As a power failure leaves it."""
+    for ending, size in (("nbc", 0), ("nbc", 100), ("nbi", 0), ("nbi", 20)):
+        (path,) = folder.glob(f"__pycache__/loops.run*.{ending}")
+        os.truncate(path, size)
+        assert run(folder) == (1118, 1), (ending, size)
+        assert run(folder) == (1118, 0), (ending, size)
+
+
+def test_nowhere_to_keep(folder):
+    """It works, and says why it is slow each time."""
+    (folder / "__pycache__").rename(folder / "away")
+    (folder / "__pycache__").write_text("as if it could not be written")
+    nowhere = {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "NUMBA_CACHE_DIR": ""}
+    done = started(folder, "import loops; print(loops.run(1))", **nowhere)
+    assert done.stdout == "1118\n"
+    assert done.stderr.count("cannot be cached") == 1
+    assert "NUMBA_CACHE_DIR" in done.stderr
+
+
+def test_it_is_said_that_something_compiles_and_how_long(tmp_path, folder):
+    """Once, and not if it was kept."""
+    code = (
+        "import logging; logging.basicConfig(level=logging.INFO)\n"
+        "import loops; loops.run(1); loops.run(1.5)\n"
+        "from nvt_torchrec.base.kernels import compile_seconds; print(compile_seconds())"
+    )
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    first, second = started(folder, code, **cache), started(folder, code, **cache)
+    assert first.stderr.count("compiling") == 1
+    assert 0.01 < float(first.stdout) < 60
+    assert "compiling" not in second.stderr
+    assert float(second.stdout) == 0
+
+
+ROOMS = ("clicklog", "workflows/compiled", "etl", "nvt_loader")
+
+
+def test_what_our_loops_take_counts():
+    """Nothing reaches a loop by a way that its stamp does not see: a closure, a module's number."""
+    loops = []
+    root = Path(kernels.__file__).parents[1]
+    for room in ROOMS:
+        for path in sorted(root.joinpath(room).rglob("*.py")):
+            if "kernels import compiled" in path.read_text():
+                name = ".".join(path.relative_to(root).with_suffix("").parts)
+                module = importlib.import_module(name)
+                loops += [one for one in vars(module).values() if isinstance(one, Dispatcher)]
+    assert len(loops) > 50
+    for loop in loops:
+        function = loop.py_func
+        assert function.__closure__ is None, function
+        for name, value in kernels.named(function):
+            seen = isinstance(value, (Dispatcher, *kernels._CONSTANTS)) or hasattr(value, "_defn")
+            assert seen or value in (np, numba, carray, math), (function, name, value)

@@ -1,0 +1,127 @@
+"""The table of supported packages, against made-up installations and the lock files."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from nvt_torchrec.base import versions
+from nvt_torchrec.base.errors import ClickLogError
+from nvt_torchrec.base.versions import UnsupportedStackError, check_etl_stack, check_training_stack
+
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
+
+TRAINING = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.8.0"}
+ETL = {
+    "nvtabular": "23.8.0",
+    "merlin-core": "23.08.00",
+    "merlin-dataloader": "23.8.0",
+    "dask": "2026.7.1",
+    "distributed": "2026.7.1",
+    "pandas": "3.0.6",
+    "numpy": "2.4.6",
+}
+
+
+def refusal(check, installed):
+    with pytest.raises(UnsupportedStackError) as caught:
+        check(installed.get)
+    error = caught.value
+    assert error.remedy.startswith("run `")
+    return f"{error.what}; {error.remedy}"
+
+
+@pytest.mark.parametrize(
+    "installed",
+    [
+        TRAINING,
+        {"torch": "2.13.1+cu130", "fbgemm-gpu": "1.8.0", "torchrec": "1.8.0"},
+        {"torch": "2.11.0", "fbgemm-gpu": "1.6.0", "torchrec": "1.6.1"},
+        {"torch": "2.11.0a0+gitab12", "fbgemm-gpu": "1.6.0+cu130", "torchrec": "1.6"},
+    ],
+)
+def test_each_supported_training_row_passes(installed):
+    check_training_stack(installed.get)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("torch", "2.11.0"),  # each supported, but not together
+        ("torch", "2.130.0"),
+        ("torch", "2"),
+        ("torchrec", "1.6.1"),
+        ("fbgemm-gpu-cpu", "1.6.0"),
+        ("torchrec", "1.80.0"),
+    ],
+)
+def test_a_mix_of_training_rows_is_refused(name, wrong):
+    message = refusal(check_training_stack, TRAINING | {name: wrong})
+    assert f"{name} {wrong}" in message.partition("supported:")[0]
+    assert "torch 2.13 + fbgemm-gpu-cpu 1.8 + torchrec 1.8, or torch 2.11" in message
+    assert "--no-deps --no-build-isolation -r requirements/cpu.txt`" in message
+
+
+def test_nothing_installed_is_said_so():
+    message = refusal(check_training_stack, {})
+    assert "found no torch + no fbgemm-gpu + no torchrec;" in message
+    assert "found no nvtabular + no merlin-core" in refusal(check_etl_stack, {})
+
+
+def test_both_builds_of_fbgemm_are_refused_and_removed_first():
+    message = refusal(check_training_stack, TRAINING | {"fbgemm-gpu": "1.8.0"})
+    assert "fbgemm-gpu-cpu 1.8.0" in message
+    assert "fbgemm-gpu 1.8.0" in message
+    assert "`pip uninstall --yes fbgemm-gpu fbgemm-gpu-cpu && pip install" in message
+    assert "requirements/gpu.txt`" in message
+
+
+def test_the_etl_stack_passes_with_and_without_rapids():
+    check_etl_stack(ETL.get)
+    check_etl_stack((ETL | {"cudf-cu13": "26.10.2", "dask-cuda": "26.10.0"}).get)
+
+
+@pytest.mark.parametrize("name", versions.ETL)
+def test_each_etl_package_is_needed_in_its_version(name):
+    message = refusal(check_etl_stack, {k: v for k, v in ETL.items() if k != name})
+    assert f"found no {name}; supported: {name} {versions.ETL[name]};" in message
+    message = refusal(check_etl_stack, ETL | {name: "1.5.3"})
+    assert f"found {name} 1.5.3; supported: {name} {versions.ETL[name]};" in message
+
+
+@pytest.mark.parametrize("name", versions.RAPIDS)
+def test_rapids_is_checked_where_it_is_installed(name):
+    message = refusal(check_etl_stack, ETL | {"cudf-cu13": "26.10.2"} | {name: "26.6.0"})
+    assert f"found {name} 26.6.0; supported: {name} 26.10;" in message
+    assert "requirements/gpu.txt`" in message
+
+
+def test_the_error_is_an_import_error_that_survives_pickling():
+    with pytest.raises(ImportError) as caught:
+        check_etl_stack({}.get)
+    assert isinstance(caught.value, ClickLogError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt"])
+def test_the_locks_are_a_supported_stack(lock):
+    lines = f"{(REQUIREMENTS / lock).read_text()}\n{(REQUIREMENTS / 'torch.txt').read_text()}"
+    locked = dict(line.split("==") for line in lines.split() if "==" in line and line[0] != "#")
+    check_etl_stack(locked.get)
+    check_training_stack(locked.get)
+    assert ("cudf-cu13" in locked) == (lock == "gpu.txt")
+
+
+def test_the_lookup_reads_what_is_installed():
+    assert versions.installed_version("pytest") == pytest.__version__
+    assert versions.installed_version("no-such-package-anywhere") is None
+
+
+def test_the_remedy_for_a_wheel_names_no_files_of_a_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(versions, "_LOCKS", tmp_path / "requirements")
+    message = refusal(check_training_stack, TRAINING | {"torchrec": None})
+    assert "`pip install 'nvt-torchrec[cpu]' && pip install --no-deps torchrec==1.8.0 " in message
+    assert "requirements/" not in message
+    assert "make env" not in message
+    message = refusal(check_training_stack, {"fbgemm-gpu": "1.8.0"})
+    assert "pip install 'nvt-torchrec[gpu]' &&" in message

@@ -1,0 +1,396 @@
+"""Spec, schema, splits, files, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvt_torchrec.base.errors import (
+    BadInputError,
+    ClickLogError,
+    OutputError,
+    SchemaError,
+    SettingsError,
+    run_command,
+)
+from nvt_torchrec.base.files.atomic import atomic_path, read_json, remove, write_json, write_text
+from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureSpec,
+    InputFormat,
+)
+from nvt_torchrec.formats.spec.toml_file import load_spec, shipped_specs
+from nvt_torchrec.formats.splits import cut_last_day
+
+
+def test_criteo_spec_is_torchrecs() -> None:
+    from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, DEFAULT_LABEL_NAME
+
+    spec = load_spec()
+    assert spec.columns == [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
+
+
+def test_spec_survives_json() -> None:
+    spec = load_spec().with_policy(max_table_size=100, num_buckets=5)
+    assert FeatureSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_spec_file(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(
+        'dense_transform = "log"\n[label]\nname = "click"\n'
+        '[[dense]]\nnames = "n{0..1}"\nfill = -1\n'
+        '[[categorical]]\nnames = ["user", "ad"]\nfreq_threshold = 3\n'
+    )
+    spec = load_spec(path)
+    assert spec.columns == ["click", "n0", "n1", "user", "ad"]
+    assert spec.dense[1] == DenseColumn("n1", fill=-1)
+    assert spec.categorical[0] == CategoricalColumn("user", freq_threshold=3)
+    assert spec.dense_transform == "log"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "not a feature spec"),
+        ('[[categorical]]\nname = "x"', "unknown key 'name'.*\n.*did you mean 'names'"),
+        ("[[dense]]\nnames = 'x'", "no categorical column"),
+        ("[[categorical]]\nnames = ['x', 'x']", "used twice: x"),
+        ("[[categorical]]\nnames = 'x'\nraw = 'utf8'", "raw = 'utf8'"),
+        ("[[categorical]]\nnames = 'x'\nnum_buckets = 4", "num_buckets = 4 without a cap"),
+        ("[[categorical]]\nnames = 'x'\nmax_table_size = 2", "leaves no room"),
+        ("[[categorical]]\nnames = 'x'\nfreq_threshold = -1", "freq_threshold = -1 < 0"),
+        (
+            "[[categorical]]\nnames = 'x'\nfreq_threshold = 1\nmax_table_size = 9",
+            "both freq_threshold and max_table_size",
+        ),
+        ("label = 'x'\n[[categorical]]\nnames = 'x'", "not a feature spec"),
+        ("[[categorical]]\nnames = 'x'\nfreq_threshold = '5'", "freq_threshold = '5'"),
+        ("[[dense]]\nnames = 'd'\nfill = 'a'\n[[categorical]]\nnames = 'x'", "fill = 'a'"),
+        (
+            "[[dense]]\nnames = 'd{0..999}'\n[[dense]]\nnames = 'e'\n[[categorical]]\nnames = 'x'",
+            "has 1001 dense columns",
+        ),
+        ("dense_transform = 'sqrt'\n[[categorical]]\nnames = 'x'", "'sqrt' is unknown"),
+    ],
+)
+def test_bad_specs(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "spec.toml").write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        load_spec(tmp_path / "spec.toml")
+
+
+_CAT = "[[categorical]]\nnames = "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"[input]\nformat = 'json'\n{_CAT}'x'", "format 'json' is unknown\n.*tsv, csv, parquet"),
+        (f"[input]\nkind = 'csv'\n{_CAT}'x'", "unknown key 'kind'"),
+        (f"[input]\nheaders = true\n{_CAT}'x'", "did you mean 'header'"),
+        (f"[input]\ndelimiter = ';'\n{_CAT}'x'", "delimiter = ';' with format = 'tsv'"),
+        (f"[input]\nformat = 'csv'\ndelimiter = ':a'\n{_CAT}'x'", "delimiter = ':a'"),
+        (f"[input]\nformat = 'csv'\ndelimiter = '|'\n{_CAT}'x'", "both '|'"),
+        (f"[input]\nlist_separator = '-'\n{_CAT}'x'", "list_separator = '-'"),
+        (f"[input]\nformat = 'parquet'\nheader = true\n{_CAT}'x'", "header = true with parquet"),
+        (f"[[dense]]\nnames = 'd'\nraw = 'int64'\n{_CAT}'x'", "raw = 'int64'\n.*int32, float"),
+        (f"[[dense]]\nnames = 'd'\nfill = 0.5\n{_CAT}'x'", "fill = 0.5\n.*32-bit integer"),
+        (f"[[dense]]\nnames = 'd'\nfill = 3000000000\n{_CAT}'x'", "fill = 3000000000"),
+        (f"[[dense]]\nnames = 'd'\nraw = 'float'\nfill = inf\n{_CAT}'x'", "fill = inf"),
+        (f"{_CAT}'x'\nhash_buckets = 9\nfreq_threshold = 2", "hash_buckets and freq_threshold"),
+        (f"{_CAT}'x'\nhash_buckets = 9\nvocabulary = 'v'", "hash_buckets and vocabulary are both"),
+        (
+            f"{_CAT}'x'\nhash_buckets = 2147483647",
+            "hash_buckets = 2147483647\n.*at most 2147483645",
+        ),
+        (f"{_CAT}'x'\nmulti_hot = 1", "multi_hot = 1"),
+        (f"{_CAT}'a/b'", "'a/b' cannot be the name"),
+        (f"{_CAT}'.a'", "'.a' cannot be the name"),
+        (f'{_CAT}"x"\nvocabulary = "a\\u0001b"', "cannot be the name of a column"),
+        (
+            f"{_CAT}'a'\nvocabulary = 'v'\n{_CAT}'b'\nvocabulary = 'v'\nraw = 'int'",
+            "columns a and b share the vocabulary 'v'",
+        ),
+        (
+            f"{_CAT}'a'\n{_CAT}'b'\nvocabulary = 'a'\nfreq_threshold = 2",
+            "columns a and b share the vocabulary 'a'",
+        ),
+        (
+            f"{_CAT}'a'\nvocabulary = 'b'\n{_CAT}'b'\nvocabulary = 'v'",
+            "vocabulary 'b' of column a has the name of another column",
+        ),
+        (f"[[dense]]\nnames = 'n'\n{_CAT}'a'\nvocabulary = 'n'", "has the name of another column"),
+        # each of these would leave out a column, or the label's name, without a word
+        (
+            f"[[dense]]\nnames = 'd_{{12..0}}'\n{_CAT}'x'",
+            r"'d_\{12\.\.0\}' is not a range of names",
+        ),
+        (f"{_CAT}'x_{{0,3}}'", r"'x_\{0,3\}' is not a range of names"),
+        (f"{_CAT}'x{{0..1}}y{{0..1}}'", "is not a range of names\n.*into a list"),
+        (f"[[dense]]\nraw = 'float'\n{_CAT}'x'", "without names: {'raw': 'float'}"),
+        (f"{_CAT}[]", "without names"),
+        (f"[dense]\nnames = 'd'\n{_CAT}'x'", r"write \[\[dense\]\]"),
+        (f"[label]\nnam = 'click'\n{_CAT}'x'", "unknown key 'nam'\n.*did you mean 'name'"),
+        (f"[input]\nformat = 'csv'\nheader = 'false'\n{_CAT}'x'", "header = 'false'\n.*without"),
+        (f"[input]\nformat = 'csv'\ndelimiter = 5\n{_CAT}'x'", "delimiter = 5\n.*1 to 8 ASCII"),
+    ],
+)
+def test_bad_specs_of_other_shapes(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "spec.toml").write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        load_spec(tmp_path / "spec.toml")
+
+
+def test_shipped_specs_by_name_and_by_path(tmp_path: Path) -> None:
+    shipped = ["avazu", "census", "criteo_1tb", "criteo_kaggle", "criteo_x1", "criteo_x4"]
+    assert list(shipped_specs()) == [*shipped, "movielens", "movielens_latest", "retail"]
+    assert load_spec("criteo_1tb") == load_spec()
+    assert load_spec("criteo_1tb").is_criteo_format
+    kaggle = load_spec("criteo_kaggle")
+    assert kaggle.columns == load_spec().columns
+    assert {column.freq_threshold for column in kaggle.categorical} == {10}
+    (tmp_path / "mine.toml").write_text(shipped_specs()["retail"].read_text())
+    assert load_spec(tmp_path / "mine.toml") == load_spec(str(tmp_path / "mine.toml"))
+    assert load_spec(tmp_path / "mine.toml") == load_spec("retail")
+    with pytest.raises(SettingsError, match=r"'criteo_1t'.*\n.*did you mean 'criteo_1tb'"):
+        load_spec("criteo_1t")
+
+
+def test_the_retail_spec_shows_what_criteos_log_has_not() -> None:
+    spec = load_spec("retail")
+    assert not spec.is_criteo_format
+    assert spec.input == InputFormat("csv", header=True, delimiter=",", list_separator="|")
+    assert {column.raw for column in spec.dense} == {"int32", "float"}
+    assert {column.raw for column in spec.categorical} == {"int", "string"}
+    assert [c.name for c in spec.vocabularies["product"]] == ["product", "recent_products"]
+    assert [c.name for c in spec.categorical if c.multi_hot] == ["recent_products"]
+    (hashed,) = (column for column in spec.categorical if column.hash_buckets)
+    assert (hashed.oov_ids, hashed.reserved_ids) == (100_000, 100_002)
+    assert FeatureSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_specs_saved_before_there_were_formats_can_be_read() -> None:
+    """What a workflow of an earlier version holds."""
+    column = {"name": "c", "raw": "hex32", "freq_threshold": 0, "max_table_size": 9}
+    value = {
+        "label": "l",
+        "dense": [{"name": "d", "fill": 1}],
+        "categorical": [column | {"num_buckets": 2}],
+        "dense_transform": "log",
+    }
+    spec = FeatureSpec.from_dict(value)
+    assert spec.is_criteo_format
+    assert spec.categorical == (CategoricalColumn("c", max_table_size=9, num_buckets=2),)
+
+
+def test_policies_by_name() -> None:
+    spec = load_spec("retail")
+    for name, policy in (
+        ("nvidia-2", (2, 0)), ("nvidia-3", (3, 0)), ("nvidia-15", (15, 0)),
+        ("mlperf-40m", (0, 40_000_000)),
+    ):  # fmt: skip
+        changed = spec.with_policy_named(name).categorical
+        *others, hashed = changed
+        assert {(c.freq_threshold, c.max_table_size) for c in others} == {policy}
+        assert hashed == spec.categorical[-1]
+    with pytest.raises(SettingsError, match=r"policy 'nvidia-4' is unknown\n.*did you mean"):
+        spec.with_policy_named("nvidia-4")
+
+
+def test_spec_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"none.toml: not a feature spec"):
+        load_spec(tmp_path / "none.toml")
+
+
+SCHEMA = TableSchema("label", ("int_0", "int_1"), ("cat_0", "cat_1", "tags"), (10, 3, 7), ("tags",))
+
+
+def test_schema_round_trip(tmp_path: Path) -> None:
+    SCHEMA.write(tmp_path)
+    assert TableSchema.read(tmp_path) == SCHEMA
+    assert SCHEMA.num_embeddings_per_feature == "10,3,7"
+
+
+def test_merlin_reads_the_schema(tmp_path: Path) -> None:
+    import nvt_torchrec.nvt_compat  # noqa: F401
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from merlin.io import Dataset
+    from merlin.schema import Tags
+
+    SCHEMA.write(tmp_path)
+    ids, lists = pa.array([3], pa.int32()), pa.array([[4, 5]], pa.list_(pa.int32()))
+    dense = pa.array([0.5], pa.float32())
+    columns = dict(zip(SCHEMA.columns, (dense, dense, dense, ids, ids, lists), strict=True))
+    pq.write_table(pa.table(columns), tmp_path / "part.0.parquet")
+    schema = Dataset(str(tmp_path), engine="parquet").schema
+    assert schema.column_names == SCHEMA.columns
+    assert schema.select_by_tag(Tags.CATEGORICAL).column_names == list(SCHEMA.categorical)
+    assert schema.select_by_tag(Tags.CONTINUOUS).column_names == list(SCHEMA.dense)
+    assert schema.select_by_tag(Tags.TARGET).column_names == [SCHEMA.label]
+    assert schema["cat_0"].properties["embedding_sizes"]["cardinality"] == 10
+    assert schema["cat_0"].dtype.name == "int32"
+    assert schema["int_0"].dtype.name == "float32"
+    assert [schema[name].is_list for name in SCHEMA.categorical] == [False, False, True]
+    assert [schema[name].is_ragged for name in SCHEMA.categorical] == [False, False, True]
+    assert schema["tags"].dtype.name == "int32"
+
+
+def test_schema_with_more_labels_and_a_weight(tmp_path: Path) -> None:
+    """Merlin takes all labels for targets, and the weight for neither target nor feature."""
+    import nvt_torchrec.nvt_compat  # noqa: F401
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from merlin.io import Dataset
+    from merlin.schema import Tags
+
+    schema = dataclasses.replace(SCHEMA, more_labels=("bought", "liked"), weight="w")
+    wanted = ["label", "bought", "liked", "w", "int_0", "int_1", "cat_0", "cat_1", "tags"]
+    assert schema.columns == schema.arrow.names == wanted
+    assert [str(kind) for kind in schema.arrow.types[:6]] == ["float"] * 6
+    schema.write(tmp_path)
+    assert TableSchema.read(tmp_path) == schema
+    row = [0.0] * 6 + [1, 1, [2]]
+    table = pa.table([[value] for value in row], schema=schema.arrow)
+    pq.write_table(table, tmp_path / "part.0.parquet")
+    merlin = Dataset(str(tmp_path), engine="parquet").schema
+    assert merlin.column_names == wanted
+    assert merlin.select_by_tag(Tags.TARGET).column_names == list(schema.labels)
+    assert merlin.select_by_tag(Tags.CONTINUOUS).column_names == list(schema.dense)
+    assert merlin.select_by_tag("sample_weight").column_names == ["w"]
+    value = read_json(tmp_path / ".merlin" / "schema.json", "")
+    value["feature"][4]["annotation"]["tag"] = ["sample_weight"]
+    write_json(tmp_path / ".merlin" / "schema.json", value)
+    with pytest.raises(SchemaError, match="w and int_0 are both tagged sample_weight"):
+        TableSchema.read(tmp_path)
+
+
+def test_schema_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"schema.json: no such file"):
+        TableSchema.read(tmp_path)
+    write_json(tmp_path / ".merlin" / "schema.json", {"feature": []})
+    with pytest.raises(SchemaError, match="no label or no categorical column"):
+        TableSchema.read(tmp_path)
+    feature = {"name": "c", "annotation": {"tag": ["categorical"]}}
+    write_json(tmp_path / ".merlin" / "schema.json", {"feature": [feature]})
+    with pytest.raises(SchemaError, match="column c has no table size"):
+        TableSchema.read(tmp_path)
+    with pytest.raises(SchemaError, match="2 categorical columns, 1 table sizes"):
+        TableSchema("label", (), ("a", "b"), (1,))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        {"feature": [1]},
+        {"feature": [{"annotation": {"tag": ["target"]}}]},
+        {
+            "feature": [
+                {"name": "c", "annotation": {"tag": ["categorical"]}, "intDomain": {"max": "x"}}
+            ]
+        },
+    ],
+)
+def test_schema_that_is_damaged(tmp_path: Path, value) -> None:
+    write_json(tmp_path / ".merlin" / "schema.json", value)
+    with pytest.raises(BadInputError, match=r"schema.json: damaged, .*\n.*copy it again"):
+        TableSchema.read(tmp_path)
+
+
+@given(st.integers(0, 1000), st.booleans())
+def test_splits_cover_the_last_day(rows: int, only_day: bool) -> None:
+    cuts = cut_last_day(rows, only_day=only_day)
+    assert cuts["train"][0] == 0
+    assert cuts["train"][1] == cuts["valid"][0]
+    assert cuts["valid"][1] == cuts["test"][0]
+    assert cuts["test"][1] == rows
+    valid, test = (cuts[split][1] - cuts[split][0] for split in ("valid", "test"))
+    assert 0 <= valid - test <= 1
+    assert cuts["train"][1] == (rows - rows // 5 if only_day else 0)
+
+
+def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "file"
+
+    def fail() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list(path.parent.iterdir()) == []
+    write_text(path, "old")
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert path.read_text() == "old"
+    write_text(path, "new")
+    assert path.read_text() == "new"
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:
+    def fill() -> None:
+        with atomic_path(tmp_path / "file") as temporary, open("/dev/full", "wb", 0) as full:
+            temporary.touch()
+            full.write(b"x")
+
+    with pytest.raises(OutputError, match="No space left"):
+        fill()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OutputError, match="/proc/none/file: cannot be written"):
+        write_text("/proc/none/file", "text")
+
+
+def test_removing_a_file(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "old")
+    remove(tmp_path / "file")
+    remove(tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+    write_text(tmp_path / "file", "not a directory")
+    with pytest.raises(OutputError, match="file/inside: cannot be replaced: Not a directory"):
+        remove(tmp_path / "file" / "inside")
+
+
+def test_an_error_of_another_file_is_not_the_outputs(tmp_path: Path) -> None:
+    def copy() -> None:
+        with atomic_path(tmp_path / "copy") as temporary:
+            temporary.write_bytes((tmp_path / "none").read_bytes())
+
+    with pytest.raises(FileNotFoundError):
+        copy()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(BadInputError, match=r"x.json: cannot be read as a thing"):
+        read_json(tmp_path / "x.json", "a thing")
+
+
+def test_errors_survive_processes_and_end_with_status_2(capsys: pytest.CaptureFixture) -> None:
+    error = BadInputError("what", "remedy")
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == "what\n  -> remedy"
+
+    def main() -> None:
+        raise error
+
+    assert run_command(main) == 2
+    assert capsys.readouterr().err == "error: what\n  -> remedy\n"
+    assert isinstance(error, ClickLogError)
+    assert run_command(lambda: None) == 0
+    with pytest.raises(ZeroDivisionError):
+        run_command(lambda: 1 // 0)

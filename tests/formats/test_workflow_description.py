@@ -1,0 +1,158 @@
+"""The description of a saved workflow: what all programs read of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nvt_torchrec import workflows
+from nvt_torchrec.base.errors import BadInputError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.hashing import murmur3_int, murmur3_string
+from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.workflow_description import (
+    Identity,
+    Vocabulary,
+    WorkflowDescription,
+    identify,
+)
+from tests.dlrm.generations import DIGESTS, REUSED, SPEC, VALUES, values_of, write_workflow
+
+
+@pytest.fixture
+def workflow(tmp_path) -> Path:
+    path = tmp_path / "workflow"
+    write_workflow(path, 2)
+    return path
+
+
+def change(path: Path, **values) -> None:
+    file = path / "metadata.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_generations(workflow):
+    description = WorkflowDescription.read(workflow)
+    assert [generation.digest for generation in description.lineage] == list(DIGESTS)
+    assert [generation.values for generation in description.lineage] == list(VALUES)
+    assert description.lineage[-1].days == (4,)
+    assert description.spec == SPEC
+    assert identify(workflow) == Identity(DIGESTS[2], 2)
+    for number, digest in enumerate(DIGESTS):
+        assert description.ancestor(digest) is description.lineage[number]
+    assert description.ancestor("0" * 64) is None
+
+
+def test_of_equal_generations_the_last_is_the_ancestor(workflow):
+    """A day that brings no new value gives the digest of the generation before."""
+    lineage = json.loads((workflow / "metadata.json").read_text())["lineage"]
+    lineage[1]["digest"] = lineage[0]["digest"]
+    change(workflow, lineage=lineage)
+    assert WorkflowDescription.read(workflow).ancestor(DIGESTS[0]).number == 1
+
+
+def test_reused_ids(workflow):
+    description = WorkflowDescription.read(workflow)
+    for since in range(3):
+        expected: dict[str, set[int]] = {}
+        for reused in REUSED[since + 1 :]:
+            for name, ids in reused.items():
+                expected.setdefault(name, set()).update(ids)
+        found = description.reused_ids(since)
+        assert {name: ids.tolist() for name, ids in found.items()} == {
+            name: sorted(ids) for name, ids in expected.items()
+        }
+        assert all(ids.dtype == np.int64 for ids in found.values())
+
+
+def test_by_which_id_a_value_was_encoded_before(workflow):
+    description = WorkflowDescription.read(workflow)
+    spread, plain = SPEC.categorical[4], SPEC.categorical[0]
+    ids = np.array([6, 30, 7, 38])
+    expected = 2 + murmur3_int(values_of("cat_4")[ids - 6]) % 4
+    assert description.oov_ids(spread, ids).tolist() == expected.tolist()
+    assert len(set(expected.tolist())) > 1
+    assert description.oov_ids(plain, ids).tolist() == [2, 2, 2, 2]
+    assert description.oov_ids(spread, ids[:0]).tolist() == []
+    with pytest.raises(BadInputError, match="33 values instead of more than 33"):
+        description.oov_ids(spread, np.array([39]))
+
+
+def test_values_that_are_text(tmp_path):
+    column = CategoricalColumn("name", raw="string", freq_threshold=2, num_buckets=7)
+    spec = FeatureSpec("label", (), (column,))
+    values = pa.array(["a", "bcdef", "", "ü"])
+    file = tmp_path / "values" / "unique.name.parquet"
+    file.parent.mkdir()
+    pq.write_table(pa.table({"name": values, "name_size": [1, 1, 1, 1]}), file)
+    vocabulary = Vocabulary("name", "values/unique.name.parquet", 4, 13, {})
+    files = {vocabulary.file: FileEntry.of(file)}
+    description = WorkflowDescription(tmp_path, spec, {}, {"name": vocabulary}, {}, "", files)
+    found = description.oov_ids(column, np.array([12, 9, 10]))
+    assert found.tolist() == (2 + murmur3_string(values.take([3, 0, 1])) % 7).tolist()
+
+
+def test_a_workflow_from_before_generations(tmp_path):
+    workflow = tmp_path / "workflow"
+    write_workflow(workflow, 0)
+    change(workflow, lineage=[])
+    assert identify(workflow) == Identity(DIGESTS[0], None)
+    description = WorkflowDescription.read(workflow)
+    assert (description.generation, description.parent) == (None, None)
+    assert description.ancestor(DIGESTS[0]) is None
+
+
+def test_another_version_is_refused_by_everybody(workflow):
+    change(workflow, format_version=3)
+    for read in (WorkflowDescription.read, identify, workflows.inspect):
+        with pytest.raises(SchemaError, match="format version 3, this program reads 2"):
+            read(workflow)
+
+
+def test_no_workflow(tmp_path):
+    assert identify(tmp_path) == Identity(None, None)
+    with pytest.raises(BadInputError, match=r"metadata\.json: no such file"):
+        WorkflowDescription.read(tmp_path)
+
+
+def damaged(workflow: Path, generation: int, **values) -> str:
+    lineage = json.loads((workflow / "metadata.json").read_text())["lineage"]
+    lineage[generation] |= values
+    change(workflow, lineage=lineage)
+    with pytest.raises(BadInputError) as caught:
+        WorkflowDescription.read(workflow).reused_ids(0)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("generation", "values", "message"),
+    [
+        (0, {"values": {**VALUES[0], "shared": 65}}, "generation 1 has fewer values of 'shared'"),
+        (2, {"digest": "0" * 64}, "the digest of the last generation is not that"),
+        (1, {"number": 5}, r"lineage\[1\] is generation 5"),
+        (1, {"values": {}, "reused": {}}, "generation 1 has other vocabularies"),
+        (1, {"days": "3"}, r"\[1\].days is '3', a list is needed"),
+        (1, {"reused": {"cat_0": 2}}, "not the numbers of ids in metadata.json"),
+    ],
+)
+def test_a_damaged_lineage(workflow, generation, values, message):
+    assert re.search(message, damaged(workflow, generation, **values))
+
+
+def test_a_damaged_file(workflow):
+    file = workflow / "lineage" / "reused.1.parquet"
+    content = bytearray(file.read_bytes())
+    content[10] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(BadInputError, match=r"reused\.1\.parquet: not the file that was written"):
+        WorkflowDescription.read(workflow).reused_ids(0)
+    assert WorkflowDescription.read(workflow).reused_ids(1), "it is of no use to later generations"
+    file.unlink()
+    with pytest.raises(BadInputError, match=r"reused\.1\.parquet: missing"):
+        WorkflowDescription.read(workflow).reused_ids(0)
