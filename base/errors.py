@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 #: Top-level loggers of this project: on a command line they log at INFO, all others at WARNING.
-OUR_LOGGERS = ("clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference", "demo")
+OUR_LOGGERS = ("nvt_torchrec", "demo")
 
 
 class ClickLogError(Exception):
@@ -55,8 +55,8 @@ class OutputError(ClickLogError):
 def run_command(main: Callable[[], int | None]) -> int:
     """Run a command line's ``main``, with its messages on stderr; see :func:`exit_status`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    for room in OUR_LOGGERS:
-        logging.getLogger(room).setLevel(logging.INFO)
+    for name in OUR_LOGGERS:
+        logging.getLogger(name).setLevel(logging.INFO)
     return exit_status(main)
 
 

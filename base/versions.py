@@ -38,7 +38,7 @@ ETL = {
 }
 #: Packages that pip cannot install together with the rest, because their pins contradict it.
 _APART = "torchrec==1.8.0 nvtabular==23.8.0 merlin-core==23.8.0 merlin-dataloader==23.8.0"
-_LOCKS = Path(__file__).parents[1] / "requirements"
+_LOCKS = Path(__file__).parents[2] / "requirements"
 #: RAPIDS, checked where it is installed.
 RAPIDS = {"cudf-cu13": "26.10", "dask-cudf-cu13": "26.10", "dask-cuda": "26.10"}
 

@@ -119,7 +119,7 @@ def _held_out(output: EtlOutput) -> str:
 
 
 def _listed_days(settings: TrainSettings, output: EtlOutput, known: list[int]) -> list[int]:
-    from nvt_torchrec.clicklog.readers.days import parse_days  # imports Numba
+    from nvt_torchrec.formats.day_names import parse_days
 
     days = sorted(parse_days(str(settings.days)))
     missing = sorted(set(days) - set(known))

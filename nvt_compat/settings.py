@@ -7,6 +7,8 @@ import warnings
 import dask
 import pandas as pd
 
+_PACKAGE = __name__.rpartition(".")[0]
+
 
 def apply() -> None:
     """Configure this process and the Dask workers that it will start."""
@@ -30,5 +32,5 @@ def apply() -> None:
     pd.set_option("future.infer_string", False)
 
     preload = list(dask.config.get("distributed.worker.preload", None) or [])
-    if "nvt_compat" not in preload:
-        dask.config.set({"distributed.worker.preload": [*preload, "nvt_compat"]})
+    if _PACKAGE not in preload:
+        dask.config.set({"distributed.worker.preload": [*preload, _PACKAGE]})

@@ -1,3 +1,32 @@
-"""The package."""
+"""Click logs to trained and served TorchRec models: the public names.
+
+In a checkout, the packages in here are links to the folders beside this one. The names are imported
+on first use: torch, TorchRec and NVTabular take seconds to import, and not every machine has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nvt_torchrec.etl.run import run
+    from nvt_torchrec.inference.predictor import Predictor
+    from nvt_torchrec.nvt_loader.loader import KJTLoader
+    from nvt_torchrec.workflows import load
 
 __version__ = "0.1.0"
+__all__ = ["KJTLoader", "Predictor", "__version__", "load", "run"]
+
+_MODULES = {
+    "KJTLoader": "nvt_torchrec.nvt_loader.loader",
+    "Predictor": "nvt_torchrec.inference.predictor",
+    "load": "nvt_torchrec.workflows",
+    "run": "nvt_torchrec.etl.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

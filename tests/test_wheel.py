@@ -1,4 +1,4 @@
-"""The wheel, installed into an environment of its own and used from another project's folder."""
+"""The wheel and the editable installation, used from a project with an `etl/` of its own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ import numpy
 import pytest
 from packaging.requirements import Requirement
 
-from nvt_torchrec import clicklog
+import nvt_torchrec
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ROOMS = ("clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference", "nvt_compat")
+PACKAGE = ROOT / "nvt_torchrec"
+ROOMS = tuple(
+    sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.is_symlink())
+)
 #: What pip cannot install together with the rest; README.md says how to add it.
 APART = {"torchrec", "nvtabular", "merlin-core", "merlin-dataloader"}
 
@@ -34,8 +37,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE", "train_torchrec.py"):
         shutil.copy(ROOT / name, source)
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in (*ROOMS, "demo", "benchmarks"):
-        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in (*ROOMS, "demo", "benchmarks", PACKAGE.name):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored, symlinks=True)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps"]
     command += ["--no-build-isolation", f"--wheel-dir={folder}", str(source)]
     subprocess.run(command, check=True)
@@ -68,46 +71,55 @@ def run(*command: object, cwd: Path) -> str:
 def test_what_is_in_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/")[0] for name in names}
-    assert tops == {*ROOMS, "train_torchrec.py", f"nvt_torchrec-{clicklog.__version__}.dist-info"}
-    data = {"py.typed", ".toml", ".css", ".html", ".json"}
+    assert tops == {PACKAGE.name, f"nvt_torchrec-{nvt_torchrec.__version__}.dist-info"}
+    data = {".py", ".toml", ".css", ".html", ".json"}
     for room in ROOMS:
         for path in (ROOT / room).rglob("*"):
-            if path.suffix == ".py" or data & {path.name, path.suffix}:
-                assert str(path.relative_to(ROOT)) in names
-        assert f"{room}/py.typed" in names
+            if path.suffix in data:
+                assert f"{PACKAGE.name}/{path.relative_to(ROOT)}" in names
+    assert {f"{PACKAGE.name}/train_torchrec.py", f"{PACKAGE.name}/py.typed"} <= names
 
 
 _USE = """
 import sys
-from nvt_torchrec import workflows
-from nvt_torchrec.nvt_loader import KJTLoader
+import nvt_torchrec
+from nvt_torchrec import KJTLoader, Predictor, load, run, workflows
 from nvt_torchrec.workflows import compiled
 
-assert "nvt_compat" not in sys.modules
+assert "nvt_torchrec.nvt_compat" not in sys.modules
 for batch in KJTLoader("out/criteo_binary/split/train", 128, rank=0, world_size=1):
     assert batch.labels.shape == (128,), batch.labels.shape
     break
-workflow = workflows.load("out/workflow", label=False)
+workflow = load("out/workflow", label=False)
 assert compiled.load("out/workflow", verify=True).digest == workflows.inspect("out/workflow").digest
-for module in (workflows, sys.modules["nvt_loader"], sys.modules["clicklog"]):
-    assert module.__file__.startswith(sys.prefix), module.__file__
-try:
-    import benchmarks
-except ModuleNotFoundError:
-    print(workflows.__version__, type(workflow).__module__)
+print(nvt_torchrec.__version__, nvt_torchrec.__file__, type(workflow).__module__)
 """
 
 
-def test_another_project_uses_it(environment: Path, tmp_path: Path) -> None:
-    """The commands, the loader and the saved workflow, from a folder without this repository."""
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with packages of the names of ours, which must not be imported instead of ours."""
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise ImportError('the wrong package')\n")
+    return tmp_path
+
+
+def test_another_project_uses_it(environment: Path, project: Path) -> None:
+    """The commands, the loader and the saved workflow: the wheel's, and then the checkout's."""
     synthesize = ("synthesize", "--output_path", "raw", "--days", 2, "--rows_per_day", 500)
-    run(environment / "nvt-etl", *synthesize, cwd=tmp_path)
+    run(environment / "nvt-etl", *synthesize, cwd=project)
     etl = ("run", "--input_path", "raw", "--output_path", "out", "--engine", "cpu")
-    run(environment / "nvt-etl", *etl, cwd=tmp_path)
-    assert "<style" in (tmp_path / "out" / "report.html").read_text()
-    (tmp_path / "use.py").write_text(_USE)
-    printed = run(environment / "python", "use.py", cwd=tmp_path).split()
-    assert printed == [clicklog.__version__, "nvtabular.workflow.workflow"]
+    run(environment / "nvt-etl", *etl, cwd=project)
+    assert "<style" in (project / "out" / "report.html").read_text()
+    (project / "use.py").write_text(_USE)
+    for python, place in (
+        (environment / "python", environment.parent),
+        (sys.executable, ROOT),  # installed with --editable
+    ):
+        version, file, kind = run(python, "use.py", cwd=project).split()
+        assert (version, kind) == (nvt_torchrec.__version__, "nvtabular.workflow.workflow")
+        assert Path(file).is_relative_to(place)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +131,7 @@ def test_the_commands_have_help(environment: Path, tmp_path: Path, program: str,
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert metadata.version("nvt-torchrec") == clicklog.__version__
+    assert metadata.version("nvt-torchrec") == nvt_torchrec.__version__
 
 
 def requirements() -> dict[str, list[Requirement]]:

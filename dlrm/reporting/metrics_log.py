@@ -23,8 +23,7 @@ def set_up_logging() -> None:
     """Log to stderr: progress on rank 0, warnings on all ranks."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     level = logging.INFO if int(os.environ.get("RANK", 0)) == 0 else logging.WARNING
-    for room in ("clicklog", "dlrm", "nvt_loader"):
-        logging.getLogger(room).setLevel(level)
+    logging.getLogger("nvt_torchrec").setLevel(level)
 
 
 class MetricsLog:

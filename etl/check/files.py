@@ -129,7 +129,8 @@ def _read_schema(output: Output) -> None:
                 "schema",
                 directory / SCHEMA_FILE,
                 error.what,
-                "write it with nvt_torchrec.formats.schema.TableSchema.write: it needs intDomain.max and tags",
+                "write it with TableSchema.write of nvt_torchrec.formats.schema: it needs "
+                "intDomain.max and tags",
             )
             continue
         if output.schema is None:

@@ -26,7 +26,7 @@ from nvt_torchrec.inference.predictor import Predictor
 
 NAME = "click_probability"
 _MAX_BATCH = 4096
-_PACKAGES = ("clicklog", "workflows", "inference")
+_PACKAGES = ("base", "formats", "clicklog", "workflows", "inference")
 _REQUIREMENTS = ("fsspec", "llvmlite", "numba", "numpy", "pyarrow", "torch", "tqdm")
 _ROOT = Path(__file__).parents[2]
 
@@ -48,9 +48,11 @@ def export_triton(bundle: Path, output: Path) -> None:
         version.mkdir(parents=True)
         (temporary / NAME / "config.pbtxt").write_text(config(spec))
         shutil.copytree(bundle, version / "bundle")
+        packages = version / "packages" / _ROOT.name
         for package in _PACKAGES:
             ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(_ROOT / package, version / "packages" / package, ignore=ignored)
+            shutil.copytree(_ROOT / package, packages / package, ignore=ignored)
+        shutil.copyfile(_ROOT / "__init__.py", packages / "__init__.py")
         shutil.copyfile(Path(__file__).with_name("triton_model.py"), version / "model.py")
         versions = ((name, installed_version(name) or "") for name in _REQUIREMENTS)
         pins = [f"{name}=={found.partition('+')[0]}\n" for name, found in versions]

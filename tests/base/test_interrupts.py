@@ -91,7 +91,8 @@ def test_too_little_memory(early: bool) -> None:
     code = f"import nvt_torchrec.base.interrupts\n{body}"
     if not early:
         code = (
-            "import nvt_torchrec.base.interrupts, sys\nfrom nvt_torchrec.base.errors import run_command\n"
+            "import nvt_torchrec.base.interrupts, sys\n"
+            "from nvt_torchrec.base.errors import run_command\n"
             f"def main():\n    {body}\nsys.exit(run_command(main))"
         )
     done = _python(shell=f'ulimit -v 1000000; PYTHON -c "{code}"')
@@ -117,7 +118,8 @@ def test_the_etl_under_a_limit(tmp_path: Path) -> None:
 
 def test_nobody_reads_the_output() -> None:
     code = (
-        "import nvt_torchrec.base.interrupts, sys\nfrom nvt_torchrec.base.errors import run_command\n"
+        "import nvt_torchrec.base.interrupts, sys\n"
+        "from nvt_torchrec.base.errors import run_command\n"
         "def main():\n"
         "    for i in range(100000): print(i)\n"
         "sys.exit(run_command(main))"

@@ -155,7 +155,7 @@ def test_it_is_said_that_something_compiles_and_how_long(tmp_path, folder):
     assert float(second.stdout) == 0
 
 
-ROOMS = ("clicklog", "workflows/compiled", "etl", "nvt_loader")
+ROOMS = ("base", "clicklog", "workflows/compiled", "etl", "nvt_loader")
 
 
 def test_what_our_loops_take_counts():
@@ -165,7 +165,7 @@ def test_what_our_loops_take_counts():
     for room in ROOMS:
         for path in sorted(root.joinpath(room).rglob("*.py")):
             if "kernels import compiled" in path.read_text():
-                name = ".".join(path.relative_to(root).with_suffix("").parts)
+                name = ".".join(path.relative_to(root.parent).with_suffix("").parts)
                 module = importlib.import_module(name)
                 loops += [one for one in vars(module).values() if isinstance(one, Dispatcher)]
     assert len(loops) > 50

@@ -11,7 +11,7 @@ from tests.dlrm.runs import MODEL, torchrun, two_machines
 
 SCRIPT = """
 import os, pathlib, signal, sys
-import nvt_loader, torchrec, train_torchrec
+import torchrec, train_torchrec; from nvt_torchrec import nvt_loader
 from nvt_torchrec.dlrm import train
 
 how, rank = sys.argv[1], os.environ["RANK"]

@@ -274,7 +274,8 @@ def test_readers_import_neither_pandas_nor_nvtabular(logs) -> None:
     code = (
         "import sys; from nvt_torchrec.clicklog.readers.raw import find_days;"
         "from nvt_torchrec.clicklog.readers.stream import stream_rows;"
-        "from nvt_torchrec.formats.spec.feature_spec import *;from nvt_torchrec.formats.spec.toml_file import load_spec;"
+        "from nvt_torchrec.formats.spec.feature_spec import *;"
+        "from nvt_torchrec.formats.spec.toml_file import load_spec;"
         "import nvt_torchrec.etl.plan, dataclasses; spec = load_spec('retail');"
         "parquet = dataclasses.replace(spec, input=InputFormat('parquet'));"
         "rows = [*stream_rows(sys.argv[1], spec, block_bytes=999),"

@@ -168,7 +168,7 @@ def test_workers_are_patched_and_have_gpus(client, rapids: bool) -> None:
     def supplied() -> bool:
         import sys
 
-        if "nvt_compat" not in sys.modules:
+        if "nvt_torchrec.nvt_compat" not in sys.modules:
             return False
         if "cudf" not in sys.modules:
             return True

@@ -95,7 +95,7 @@ inputs = torch.load({folder!r} + "/inputs.pt")
 for name in {names!r}:
     run = load[name]({export!r} + "/" + name)
     torch.save([run(*one) for one in inputs], {folder!r} + "/" + name + ".scores")
-lost = [name for name in ("numpy", "inference", "pyarrow", "torchrec") if name in sys.modules]
+lost = [name for name in ("numpy", "nvt_torchrec", "pyarrow", "torchrec") if name in sys.modules]
 print(lost)
 """
 

@@ -69,6 +69,6 @@ def test_workers_are_patched(dask_client) -> None:
     def patched() -> bool:
         import sys
 
-        return "nvt_compat" in sys.modules
+        return "nvt_torchrec.nvt_compat" in sys.modules
 
     assert all(dask_client.run(patched).values())

@@ -40,7 +40,8 @@ def test_it_is_the_fitted_workflow(saved: Path) -> None:
 
 
 def test_in_a_program_that_knows_nvtabular_only(saved: Path) -> None:
-    code = "import sys, nvt_torchrec.nvt_compat, nvtabular; print(nvtabular.Workflow.load(sys.argv[1]))"
+    code = "import sys, nvt_torchrec.nvt_compat, nvtabular\n"
+    code += "print(nvtabular.Workflow.load(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=False
     )

@@ -289,5 +289,6 @@ def test_virtual_shards_that_a_global_batch_has_not(shards):
 
 
 def test_planning_needs_no_torch():
-    code = "import sys, nvt_torchrec.nvt_loader.plan, nvt_torchrec.nvt_loader.parquet.dataset; assert 'torch' not in sys.modules"
+    code = "import sys, nvt_torchrec.nvt_loader.plan, nvt_torchrec.nvt_loader.parquet.dataset"
+    code += "; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
