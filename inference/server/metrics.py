@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import numpy as np
@@ -43,72 +44,50 @@ class ServerMetrics:
     """
 
     def __init__(self, columns: tuple[str, ...]) -> None:
-        self.registry = CollectorRegistry()
-        self.drift = DriftMetrics(self.registry, _DRIFT_WINDOW_S)
-        registry = {"registry": self.registry}
-        self._requests = Counter(
-            "inference_requests", "Answers to POST /predict by status", ["code"], **registry
-        )
-        self._request_seconds = Histogram(
-            "inference_request_seconds",
-            "Time from a request's headers to its answer, except 503",
-            buckets=_SECONDS,
-            **registry,
-        )
-        self._queue_seconds = Histogram(
-            "inference_queue_seconds",
-            "Time that requests waited for the model",
-            buckets=_SECONDS,
-            **registry,
-        )
-        self._model_seconds = Histogram(
-            "inference_model_seconds", "Time that the model took for a batch", buckets=_SECONDS,
-            **registry,
-        )  # fmt: skip
+        self.registry = registry = CollectorRegistry()
+        self.drift = DriftMetrics(registry, _DRIFT_WINDOW_S)
+        counter = functools.partial(Counter, registry=registry)
+        seconds = functools.partial(Histogram, buckets=_SECONDS, registry=registry)
+        gauge = functools.partial(Gauge, multiprocess_mode="livesum", registry=registry)
+        # fmt: off
+        self._requests = counter(
+            "inference_requests", "Answers to POST /predict by status", ["code"])
+        self._request_seconds = seconds(
+            "inference_request_seconds", "Time from a request's headers to its answer, except 503")
+        self._queue_seconds = seconds(
+            "inference_queue_seconds", "Time that requests waited for the model")
+        self._model_seconds = seconds(
+            "inference_model_seconds", "Time that the model took for a batch")
         self._batch_rows = Histogram(
-            "inference_batch_rows", "Rows of a batch", buckets=_ROWS, **registry
-        )
-        self._rows = Counter("inference_rows", "Rows scored", **registry)
-        self._sum = Counter(
+            "inference_batch_rows", "Rows of a batch", buckets=_ROWS, registry=registry)
+        self._rows = counter("inference_rows", "Rows scored")
+        self._sum = counter(
             "inference_probability_sum",
-            "Sum of all probabilities; divided by the rows, the mean prediction",
-            **registry,
-        )
-        self._null, self._oov = (
-            [counter.labels(column) for column in columns]
-            for counter in (
-                Counter(f"inference_{name}_values", text, ["column"], **registry)
-                for name, text in (
-                    ("null", "Missing values by categorical column"),
-                    ("oov", "Out-of-vocabulary values by categorical column"),
-                )
-            )
-        )
-        self._bundle_info = Gauge(
+            "Sum of all probabilities; divided by the rows, the mean prediction")
+        self._null = counter(
+            "inference_null_values", "Missing values by categorical column", ["column"])
+        self._oov = counter(
+            "inference_oov_values", "Out-of-vocabulary values by categorical column", ["column"])
+        self._bundle_info = gauge(
             "inference_bundle_info",
             "Processes that serve a bundle, by the beginning of its digest and by its generation",
-            ["bundle", "generation"],
-            multiprocess_mode="livesum",
-            **registry,
-        )
-        self.reloads = Counter(
-            "inference_bundle_reloads", "How often another bundle was put in place", **registry
-        )
-        self.reload_failures = Counter(
+            ["bundle", "generation"])
+        self.reloads = counter(
+            "inference_bundle_reloads", "How often another bundle was put in place")
+        self.reload_failures = counter(
             "inference_bundle_reload_failures",
-            "How often a bundle could not be put in place, and the one before was served on",
-            **registry,
-        )
-        self.under_way, self.queue_rows = (
-            Gauge(name, text, multiprocess_mode="livesum", **registry)
-            for name, text in (
-                ("inference_requests_under_way", "Requests that have arrived as a whole"),
-                ("inference_queue_rows", "Rows waiting for the model"),
-            )
-        )
+            "How often a bundle could not be put in place, and the one before was served on")
+        self.under_way = gauge(
+            "inference_requests_under_way", "Requests that have arrived and are not answered yet")
+        self.queue_rows = gauge("inference_queue_rows", "Rows waiting for the model")
+        # fmt: on
+        self._columns = columns
+        for column in columns:  # so that they are there from the beginning
+            self._null.labels(column)
+            self._oov.labels(column)
         self.shared = SHARED_VALUES in os.environ
         if not self.shared:
-            ProcessCollector(**registry)
+            ProcessCollector(registry=registry)
 
     def answered(self, status: int, seconds: float) -> None:
         """Count an answer to ``POST /predict``."""
@@ -143,9 +122,9 @@ class ServerMetrics:
         self._rows.inc(len(batch.probabilities))
         finite = batch.probabilities[np.isfinite(batch.probabilities)]
         self._sum.inc(float(finite.sum(dtype=np.float64)))
-        for counters, values in (
+        for counter, values in (
             (self._null, sum(rows.null for rows in batch.requests)),
             (self._oov, sum(rows.oov for rows in batch.requests)),
         ):
             for column in np.flatnonzero(values):  # most are 0
-                counters[column].inc(int(values[column]))
+                counter.labels(self._columns[column]).inc(int(values[column]))

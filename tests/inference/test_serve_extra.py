@@ -17,7 +17,8 @@ _PROGRAM = """
 import sys
 sys.path[:0] = {paths!r}
 from nvt_torchrec.inference.__main__ import main
-import nvt_torchrec.inference.server.run  # and all that it imports
+import nvt_torchrec.inference.server.app  # and all that it imports
+import nvt_torchrec.inference.server.run
 status = main({arguments!r})
 print([name for name in ("torchrec", "nvtabular", "pandas", "dask") if name in sys.modules])
 sys.exit(status)
