@@ -48,7 +48,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-convergence bench-stability daily bench-gpu lock audit sbom clean
+.PHONY: help env demo test test-gpu rapids-sources lint bench-etl bench-loader bench-train bench-quality bench-inference daily bench-gpu lock audit sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -82,11 +82,11 @@ bench-loader: $(LINKED) ## the loader beside Merlin's and TorchRec's; minutes
 bench-train: $(LINKED) ## the trainer beside dlrm_main.py and a bare loop; minutes
 	@$(ON_PATH) python -m benchmarks.train $(BENCH_FLAGS)
 
-bench-convergence: $(LINKED) ## AUROC after one epoch beside the oracle's, at the default learning rates; hours
-	@$(ON_PATH) python -m benchmarks.convergence $(BENCH_FLAGS)
+bench-quality: $(LINKED) ## AUROC after one epoch beside the oracle's, also over seeds; hours
+	@$(ON_PATH) python -m benchmarks.train quality $(BENCH_FLAGS)
 
-bench-stability: $(LINKED) ## AUROC over seeds: mean, spread, worst; minutes
-	@$(ON_PATH) python -m benchmarks.stability $(BENCH_FLAGS)
+bench-inference: $(LINKED) ## the server under load, beside its own predictor; BENCH_FLAGS names bundle and rows
+	@$(ON_PATH) python -m benchmarks.inference $(BENCH_FLAGS)
 
 daily: $(LINKED) ## a model updated daily beside one that is refitted and one that is not; half an hour
 	@$(ON_PATH) python -m benchmarks.daily --output build/daily $(BENCH_FLAGS)

@@ -32,12 +32,17 @@ from typing import Any
 from benchmarks.process import Run, run
 from benchmarks.venvs import BUILD
 from nvt_torchrec.base.command_line import Parser, parse
-from nvt_torchrec.base.errors import ClickLogError, run_command
+from nvt_torchrec.base.errors import ClickLogError, SettingsError, run_command
 from nvt_torchrec.base.files.atomic import write_json
 
 log = logging.getLogger("benchmarks")
 
 ROOT = Path(__file__).parents[1]
+#: The trainer's flags for the demo's model, which is small enough for a machine of few cores.
+SMALL_MODEL = (
+    *("--embedding_dim", "16", "--dense_arch_layer_sizes", "64,16"),
+    *("--over_arch_layer_sizes", "128,64,1"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +50,17 @@ class System:
     """One way to do the work.
 
     Attributes:
-        name: of the system.
-        case: what it is measured on, "B=2048" for example; ratios are within a case.
-        command: program and arguments; see :mod:`benchmarks.process` for what it prints.
-        env: added to its environment.
-        prepare: called once, before anything is measured: builds an environment, compiles. A
+        name: The name of the system.
+        case: What it is measured on, for example "B=2048". Ratios are within a case.
+        command: Program and arguments; see :mod:`benchmarks.process` for what it prints.
+        env: Variables that are added to its environment.
+        prepare: Is called once, before anything is measured: builds an environment, compiles. A
             :class:`ClickLogError` makes the system a failed one.
-        before: called before each run: removes what the last one wrote, for example.
-        repeats: runs at most, if fewer than the others' (for systems that take minutes).
-        timeout: seconds after which a run is killed.
-        rows: that a run works on, where the program does not say.
-        result: reads a run's JSON object from the files it wrote, for programs that print none.
+        before: Is called before each run: removes what the last one wrote, for example.
+        repeats: The largest number of runs, for systems that take minutes.
+        timeout: Seconds after which a run is killed.
+        rows: The rows that a run works on, where the program does not say.
+        result: Reads a run's JSON object from the files it wrote, for programs that print none.
     """
 
     name: str
@@ -75,11 +80,11 @@ class Metric:
     """A column of the table.
 
     Attributes:
-        key: in the JSON object of a run, or ``wall_s``, ``cpu_s``, ``peak_rss_mb``.
-        heading: with its unit.
-        form: format of a number.
-        ratio: show it as a multiple of the base's, too.
-        scale: a number is shown times this.
+        key: The key in the JSON object of a run, or ``wall_s``, ``cpu_s``, ``peak_rss_mb``.
+        heading: The heading with its unit.
+        form: The format of a number.
+        ratio: Whether to show it as a multiple of the base's, too.
+        scale: What a number is multiplied by when it is shown.
     """
 
     key: str
@@ -89,7 +94,7 @@ class Metric:
     scale: float = 1.0
 
     def show(self, value: float | None) -> str:
-        """The number as the table has it."""
+        """Return the number as the table has it."""
         return "-" if value is None else format(value * self.scale, self.form)
 
 
@@ -103,8 +108,8 @@ class Table:
     """The systems of a benchmark and their runs.
 
     Attributes:
-        runs: by (system, case), in the order they were measured first.
-        notes: lines below the table.
+        runs: The runs of each (system, case), in the order they were measured first.
+        notes: Lines below the table.
     """
 
     def __init__(self, name: str, title: str, metrics: Sequence[Metric], *, base: str) -> None:
@@ -128,19 +133,21 @@ class Table:
                 if repeat >= (system.repeats or repeats):
                     continue
                 system.before()
-                one = run(
+                measured = run(
                     system.command,
                     env=system.env,
                     cwd=ROOT,
                     timeout=system.timeout,
                     result=system.result,
                 )
-                rows = one.output.get("rows", system.rows)
-                if rows and not one.error:
-                    one.output.setdefault("rows_per_s", rows / one.wall_s)
-                self.runs[key].append(one)
-                log.info("run %d of %s: %s", repeat + 1, " ".join(key).strip(), self._said(one))
-                if one.error:
+                rows = measured.output.get("rows", system.rows)
+                if rows and not measured.error:
+                    measured.output.setdefault("rows_per_s", rows / measured.wall_s)
+                self.runs[key].append(measured)
+                log.info(
+                    "run %d of %s: %s", repeat + 1, " ".join(key).strip(), self._line(measured)
+                )
+                if measured.error:
                     del alive[key]
 
     def fail(self, system: str, case: str, error: str) -> None:
@@ -149,42 +156,37 @@ class Table:
 
     @property
     def failed(self) -> dict[tuple[str, str], str]:
-        """Why, per (system, case) that failed."""
-        errors = {
-            key: next((one.error for one in runs if one.error), "")
-            for key, runs in self.runs.items()
-        }
-        return {key: error for key, error in errors.items() if error}
+        """The error of each (system, case) that failed."""
+        return {key: run.error for key, runs in self.runs.items() for run in runs if run.error}
 
     def outputs(self, system: str, case: str) -> list[dict[str, Any]]:
-        """What the runs of a system printed."""
-        return [one.output for one in self.runs.get((system, case), []) if not one.error]
+        """Return what the runs of a system printed."""
+        return [run.output for run in self.runs.get((system, case), []) if not run.error]
 
     def values(self, system: str, case: str, key: str) -> list[float]:
-        """A metric in each run; empty if the system failed or does not measure it."""
+        """Return a metric of each run; nothing if the system failed or does not measure it."""
         if (system, case) in self.failed:
             return []
-        runs = self.runs.get((system, case), [])
-        found = [_value(one, key) for one in runs]
-        return [value for value in found if value is not None]
+        values = [_value(run, key) for run in self.runs.get((system, case), [])]
+        return [value for value in values if value is not None]
 
     def median(self, system: str, case: str, key: str) -> float | None:
-        """Median of a metric over the runs, or None."""
+        """Return the median of a metric over the runs, or None."""
         values = self.values(system, case, key)
         return statistics.median(values) if values else None
 
     def ratio(self, system: str, case: str, key: str) -> float | None:
-        """A metric as a multiple of the base's in the same case, or None.
+        """Return a metric as a multiple of the base's in the same case, or None.
 
         The median over the rounds of the ratio within a round: runs of one round are neighbours in
         time, so that what else the machine does hits both.
         """
-        own, base = self.values(system, case, key), self.values(self.base, case, key)
-        ratios = [a / b for a, b in zip(own, base, strict=False) if b]
+        values, base = self.values(system, case, key), self.values(self.base, case, key)
+        ratios = [a / b for a, b in zip(values, base, strict=False) if b]
         return statistics.median(ratios) if ratios else None
 
     def text(self) -> str:
-        """The table of medians and ratios."""
+        """Return the table of medians and ratios."""
         named = ["system", "case"] if any(case for _, case in self.runs) else ["system"]
         table = [list(named)]
         for metric in self.metrics:
@@ -252,27 +254,27 @@ class Table:
 
     def _versions(self) -> dict[str, Any]:
         """Per system, what its runs printed as ``versions``; and this interpreter."""
-        found: dict[str, Any] = {"python": platform.python_version()}
+        versions: dict[str, Any] = {"python": platform.python_version()}
         for system, case in self.runs:
             for output in self.outputs(system, case):
                 if "versions" in output:
-                    found[system] = output["versions"]
-        return found
+                    versions[system] = output["versions"]
+        return versions
 
-    def _said(self, one: Run) -> str:
-        if one.error:
-            return f"failed: {one.error}"
-        values = {metric: _value(one, metric.key) for metric in self.metrics}
+    def _line(self, run: Run) -> str:
+        if run.error:
+            return f"failed: {run.error}"
+        values = {metric: _value(run, metric.key) for metric in self.metrics}
         return ", ".join(f"{metric.heading} {metric.show(v)}" for metric, v in values.items())
 
 
-def _value(one: Run, key: str) -> float | None:
-    value = one.output.get(key, getattr(one, key, None))
+def _value(run: Run, key: str) -> float | None:
+    value = run.output.get(key, getattr(run, key, None))
     return float(value) if isinstance(value, int | float) else None
 
 
 def aligned(rows: list[list[str]], named: int) -> list[str]:
-    """Rows as lines; the first ``named`` columns are text, aligned to the left."""
+    """Return rows as lines; the first ``named`` columns are text, aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -285,7 +287,7 @@ def aligned(rows: list[list[str]], named: int) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on: processor, cores, memory, system, and how busy it is."""
+    """Return what the numbers depend on: processor, cores, memory, system, and how busy it is."""
     return {
         "cpu": _from_proc("cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -296,10 +298,10 @@ def machine() -> dict[str, Any]:
 
 
 def describe_machine() -> str:
-    """The machine and the date, in one line."""
-    found = machine()
+    """Return the machine and the date, in one line."""
+    facts = machine()
     return (
-        f"{found['cpu']}, {found['cores']} cores, {found['memory_gib']:.0f} GiB, "
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']:.0f} GiB, "
         f"Python {platform.python_version()}; {datetime.date.today().isoformat()}"
     )
 
@@ -310,6 +312,19 @@ def _from_proc(file: str, key: str) -> str:
     except OSError:
         return ""
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")
+
+
+def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a benchmark's arguments, and those after ``--``, which go to the trainer."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    return list(argv[:at]), list(argv[at + 1 :])
+
+
+def refuse(flags: Sequence[str], reserved: Sequence[str]) -> None:
+    """Raise :class:`SettingsError` for flags of the trainer that the benchmark sets itself."""
+    for given in flags:
+        if given.split("=")[0] in reserved:
+            raise SettingsError(f"{given} is set by this program", "leave it out")
 
 
 def start_logging() -> None:
@@ -325,7 +340,7 @@ def run_benchmark(
     work: Callable[[Any], int | None],
     argv: Sequence[str] | None,
 ) -> int:
-    """Run the command line of a benchmark; the exit status.
+    """Run the command line of a benchmark; return the exit status.
 
     Args:
         name: The benchmark's module below ``benchmarks``.

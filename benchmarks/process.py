@@ -24,13 +24,13 @@ class Run:
     """What became of one run.
 
     Attributes:
-        wall_s: seconds from its start to its end.
-        cpu_s: user and system seconds of the process and its descendants.
-        peak_rss_mb: largest sum of the resident memory of its processes at one moment, MB (10^6
+        wall_s: Seconds from its start to its end.
+        cpu_s: User and system seconds of the process and its descendants.
+        peak_rss_mb: The largest sum of the resident memory of its processes at one moment, MB (10^6
             bytes), or the largest of one process if that is more. Pages that processes share
             count in each.
-        output: the JSON object it printed last, or what was read from its files; {} if it failed.
-        error: why it failed; empty if it did not.
+        output: The JSON object it printed last, or what was read from its files; {} if it failed.
+        error: Why it failed; empty if it did not.
     """
 
     wall_s: float
@@ -55,12 +55,12 @@ def run(
     exits with status 0; anything else is a failed run, which is returned and not raised.
 
     Args:
-        command: program and arguments.
-        env: added to the environment.
-        cwd: its working directory.
-        timeout: seconds after which it is killed, with all its processes.
-        result: called after it, in place of reading its last line.
-        output: what it prints is kept in the files of this name that end in .out and .err.
+        command: Program and arguments.
+        env: Variables that are added to the environment.
+        cwd: Its working directory.
+        timeout: Seconds after which it is killed, with all its processes.
+        result: Is called after it, in place of reading its last line.
+        output: A path; what it prints is kept in the files of this name that end in .out and .err.
     """
     begin = time.perf_counter()
     with _file(output, ".out") as stdout, _file(output, ".err") as stderr:
@@ -82,20 +82,20 @@ def run(
         finally:
             tree.kill()
         wall = time.perf_counter() - begin
-        own = usage.ru_utime + usage.ru_stime  # with all descendants that were waited for
-        cpu, peak = max(own, tree.cpu_s), tree.peak_bytes / 1e6
-        found, error = {}, ""
+        waited_for = usage.ru_utime + usage.ru_stime  # its descendants, too
+        cpu, peak = max(waited_for, tree.cpu_s), tree.peak_bytes / 1e6
+        value, error = {}, ""
         if status:
             stderr.seek(0)
             last = stderr.read().decode("utf-8", "replace").strip().splitlines()[-3:]
             late = f"killed after {timeout:.0f} s; " if wall > timeout else ""
             error = late + (" / ".join(line.strip() for line in last) or f"exit status {status}")
         elif result:
-            found = result()
+            value = result()
         else:
             stdout.seek(0)
-            found, error = _last_object(stdout.read().decode("utf-8", "replace"))
-        return Run(wall, cpu, peak, found, error)
+            value, error = _last_object(stdout.read().decode("utf-8", "replace"))
+        return Run(wall, cpu, peak, value, error)
 
 
 def _file(path: Path | None, ending: str) -> IO[bytes]:

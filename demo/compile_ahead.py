@@ -62,15 +62,30 @@ def _programs(directory: Path) -> Iterator[list[str]]:
     for modules in IMPORTS:
         yield ["-c", f"import {', '.join(modules)}"]
     for spec in SPECS:
-        raw, out = str(directory / spec), str(directory / f"{spec}.out")
-        small = ["--spec", spec, "--days", "3", "--rows_per_day", "40"]
-        fit = ["--spec", spec, "--engine", "cpu", "--shuffle", "full"]
+        raw, out = directory / spec, str(directory / f"{spec}.out")
+        small = ["--days", "3", "--rows_per_day", "40"]
         commands = [
-            ["synthesize", "--output_path", raw, *small],
-            ["run", "--input_path", raw, "--output_path", out, *fit],
+            ["synthesize", "--output_path", str(raw), *small],
+            ["run", "--input_path", str(raw), "--output_path", out, "--spec", spec]
+            + ["--engine", "cpu", "--shuffle", "full"],
             ["check", out],
         ]
+        if spec == "retail":
+            write_shop_log(raw)
+            del commands[0]
         yield ["-c", _COMMANDS, json.dumps(commands)]
+
+
+def write_shop_log(directory: Path) -> None:
+    """Write three small days in the format of the spec ``retail``, with missing values."""
+    names = "clicked,visits_today,seconds_on_page,price,country,device,category,brand,product"
+    directory.mkdir()
+    for day in range(3):
+        lines = [f"{names},recent_products,user"]
+        for i in range(day, day + 40):
+            row = f"{i % 2},{i},{2 * i},{i / 7:.2f},DE,phone,shoes,{i % 9},p{i},p{i}|p{i + 1},{i}"
+            lines.append(row if i % 5 else f"{i % 2},,,,,,,,,,")
+        (directory / f"day_{day}.csv").write_text("\n".join(lines))
 
 
 def _run_python(arguments: list[str]) -> None:

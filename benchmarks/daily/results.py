@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.daily.calendar import Calendar, Morning
-from benchmarks.daily.records import Cost
-from benchmarks.daily.ways import STAGES, WAYS
+from benchmarks.daily.ways import STAGES, WAYS, Calendar, Cost, Morning
 from benchmarks.harness import Metric, Table, aligned, describe_machine
 from benchmarks.process import Run
 
@@ -53,7 +51,6 @@ class Results:
         rows_per_day: Rows of each.
         update_flags: The trainer's flags when it continues.
         mornings: Results by morning and way; ``ORACLE`` is one of the ways.
-        first: What the first model took, by stage.
         notes: Lines below the table.
     """
 
@@ -61,7 +58,6 @@ class Results:
     rows_per_day: int
     update_flags: Sequence[str]
     mornings: dict[Morning, dict[str, Result]]
-    first: dict[str, Cost]
     notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -70,21 +66,21 @@ class Results:
         return [way for way in WAYS if way in next(iter(self.mornings.values()))]
 
     def aurocs(self, way: str) -> list[float]:
-        """The AUROC of a way, morning by morning."""
+        """Return the AUROC of a way, morning by morning."""
         return [results[way].metrics["auroc"] for results in self.mornings.values()]
 
     def mean_auroc(self, way: str) -> float:
-        """The mean AUROC of a way."""
+        """Return the mean AUROC of a way."""
         return statistics.mean(self.aurocs(way))
 
     def difference(self, way: str) -> float | None:
-        """The mean AUROC of a way minus that of refitting, or None if one was not measured."""
+        """Return the mean AUROC of a way minus that of refitting, if both were measured."""
         if not {way, "refit"} <= {*self.ways, ORACLE}:
             return None
         return self.mean_auroc(way) - self.mean_auroc("refit")
 
     def mean_cost(self, way: str, stage: str | None = None) -> Cost:
-        """The mean of what a morning takes, or one stage of it. The memory is the largest."""
+        """Return the mean of what a morning or a stage of it takes, and the largest memory."""
         costs = [
             results[way].costs.get(stage, Cost()) if stage else results[way].cost
             for results in self.mornings.values()
@@ -93,7 +89,7 @@ class Results:
         return Cost(whole.wall_s / len(costs), whole.cpu_s / len(costs), whole.peak_rss_mb)
 
     def text(self) -> str:
-        """The tables."""
+        """Return the tables."""
         calendar = self.calendar
         head = (
             f"A log of {calendar.days} days of {self.rows_per_day:,} rows; first model on "
@@ -106,7 +102,7 @@ class Results:
         return "\n".join([*lines, *self.verdict(), *self.notes])
 
     def _knowledge(self) -> list[str]:
-        """What each way knew, on the first of the mornings."""
+        """Return what each way knew, on the first of the mornings."""
         morning, initial = next(iter(self.mornings)), self.calendar.initial
         held_back = f"its clicks are held back until day {morning.served} has arrived"
         known = {
@@ -148,28 +144,28 @@ class Results:
         return rows
 
     def verdict(self) -> list[str]:
-        """Whether daily updating reaches its target, and its share of the work of refitting."""
+        """Return whether daily updating reaches its target, and its share of the work."""
         difference = self.difference("daily")
         if difference is None:
             return []
         reached = "reached" if difference >= -TARGET else "NOT reached"
-        own, other = self.mean_cost("daily"), self.mean_cost("refit")
+        cost, other = self.mean_cost("daily"), self.mean_cost("refit")
         last = self.mornings[max(self.mornings)]
         alone = _ratio(*(self._fitting(self.mornings.values(), way) for way in ("daily", "refit")))
         at_last = _ratio(*(self._fitting([last], way) for way in ("daily", "refit")))
         return [
             f"updated daily: AUROC {difference:+.5f} against refitting: {reached} (>= -{TARGET}), "
-            f"for {_ratio(own.wall_s, other.wall_s)} of its time and "
-            f"{_ratio(own.cpu_s, other.cpu_s)} of its CPU seconds; etl and train alone "
+            f"for {_ratio(cost.wall_s, other.wall_s)} of its time and "
+            f"{_ratio(cost.cpu_s, other.cpu_s)} of its CPU seconds; etl and train alone "
             f"{alone}, on the last morning {at_last}"
         ]
 
     @staticmethod
     def _fitting(mornings: Iterable[dict[str, Result]], way: str) -> float:
-        """The CPU seconds of the stages that grow with the days: bundling does not."""
+        """Return the CPU seconds of the stages that grow with the days: bundling does not."""
         return sum(
-            found[way].costs.get(stage, Cost()).cpu_s
-            for found in mornings
+            results[way].costs.get(stage, Cost()).cpu_s
+            for results in mornings
             for stage in ("etl", "train")
         )
 
@@ -184,13 +180,13 @@ class Results:
                     Run(cost.wall_s, cost.cpu_s, cost.peak_rss_mb, result.metrics)
                 ]
         table.notes = [*self.verdict(), *self.notes]
+        ways = [*self.ways, ORACLE]
         return table.write(
-            first_day=self.calendar.first,
             first_days=self.calendar.first_days,
             rows_per_day=self.rows_per_day,
             update_flags=list(self.update_flags),
-            mean_auroc={way: self.mean_auroc(way) for way in [*self.ways, ORACLE]},
-            mean_difference={way: self.difference(way) for way in [*self.ways, ORACLE]},
+            mean_auroc={way: self.mean_auroc(way) for way in ways},
+            mean_difference={way: self.difference(way) for way in ways},
             stages={
                 WAYS[way]: {
                     stage: dataclasses.asdict(self.mean_cost(way, stage)) for stage in STAGES
@@ -198,9 +194,8 @@ class Results:
                 for way in self.ways
                 if way != "never"
             },
-            first_model={stage: dataclasses.asdict(cost) for stage, cost in self.first.items()},
         )
 
 
-def _ratio(own: float, other: float) -> str:
-    return f"{own / other:.2f}" if other else "-"
+def _ratio(value: float, other: float) -> str:
+    return f"{value / other:.2f}" if other else "-"

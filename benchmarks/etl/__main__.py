@@ -3,9 +3,7 @@
 Every program reads the same text and writes the same values: vocabularies by falling count (ties
 by value), ids int32, dense log-normalized float32, uncompressed parquet. Their outputs are compared
 value by value; a program with a different output counts as failed. Times are those of whole
-processes, including their start. Lines "… only" are limits: a part of the work alone. The case
-"… a sync" is ours on a disk whose fsync takes that long; it counts the fsyncs, and the seconds that
-working threads wait for them. The other programs do not sync.
+processes, including their start. The last two lines show that memory does not grow with the log.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from pathlib import Path
 
 from benchmarks.etl import systems
 from benchmarks.etl.log import DAYS, make_log, repeat_head, rows_of
-from benchmarks.etl.slow_disk import DELAY_S
 from benchmarks.etl.systems import DUCKDB, NVTABULAR, POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_benchmark
@@ -34,6 +31,7 @@ from nvt_torchrec.formats.spec.toml_file import load_spec
 ETL = "TSV to parquet"
 #: Text per unit of work for the two memory lines, MiB, and how much longer the second log is.
 _UNIT_MB, _FACTOR = 8, 20
+OURS, OURS_DASK = "ours cpu", "ours dask"
 NVTABULAR_NAME, POLARS_STAGED = "nvtabular 23.8", "polars staged"
 
 
@@ -58,7 +56,7 @@ class BenchmarkSettings(Settings):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; exit status 1 if a system failed."""
+    """Run the benchmark; return exit status 1 if a system failed."""
     return run_benchmark("etl", __doc__, BenchmarkSettings, _run, argv)
 
 
@@ -72,26 +70,16 @@ def _run(settings: BenchmarkSettings) -> int:
 
 def _measure(settings: BenchmarkSettings, work: Path) -> int:
     log = _log(settings, work)
-    chosen = _systems(log, settings.slow_repeats)
-    if settings.only:
-        words = settings.only.split(",")
-        chosen = [
-            system
-            for system in chosen
-            if any(word in f"{system.name} {system.case}" for word in words)
-        ]
+    chosen = [
+        system
+        for system in _systems(log, settings.slow_repeats)
+        if any(word in f"{system.name} {system.case}" for word in settings.only.split(","))
+    ]
     table = Table(
         "etl",
         f"ETL of {log.rows:,} rows ({_megabytes(log.path):,.0f} MB of text, {DAYS} days), "
         f"{log.threads} threads",
-        [
-            Metric("rows_per_s", "rows/s", ratio=True),
-            WALL,
-            CPU,
-            MEMORY,
-            Metric("syncs", "fsyncs"),
-            Metric("sync_wait_s", "waited s", ".1f"),
-        ],
+        [Metric("rows_per_s", "rows/s", ratio=True), WALL, CPU, MEMORY],
         base="polars",
     )
     table.measure(chosen, repeats=settings.repeats)
@@ -116,18 +104,13 @@ def _log(settings: BenchmarkSettings, work: Path) -> Log:
 
 
 def _systems(log: Log, slow: int) -> list[System]:
-    def bounded(times: int) -> System:
+    def repeated(times: int) -> System:
         """Run on a log of ``times`` the text of the units in work, with the same vocabularies."""
         path = log.work / f"log_{times}x"
         head = (_UNIT_MB << 20) * log.threads // DAYS
-        system = systems.ours(
-            dataclasses.replace(log, path=path),
-            "cpu",
-            "ours cpu",
-            f"log of {times}x its blocks",
-            "--block_mb",
-            str(_UNIT_MB),
-        )
+        case = f"log of {times}x its blocks"
+        unit = ("--block_mb", str(_UNIT_MB))
+        system = systems.ours(dataclasses.replace(log, path=path), "cpu", OURS, case, *unit)
 
         def prepare() -> None:
             repeat_head(log.path, path, head, times)
@@ -135,20 +118,15 @@ def _systems(log: Log, slow: int) -> list[System]:
 
         return dataclasses.replace(system, prepare=prepare)
 
-    threads = ["--threads", str(log.threads)]
-    written = systems.output_of(log, "ours cpu", ETL)
     return [
-        systems.ours(log, "cpu", "ours cpu", ETL),
+        systems.ours(log, "cpu", OURS, ETL),
         systems.peer(log, POLARS, "polars", case=ETL),
         systems.peer(log, POLARS, POLARS_STAGED, "--stage", "disk", case=ETL),
-        systems.peer(log, DUCKDB, "duckdb", *threads, case=ETL),
-        systems.ours_on_a_slow_disk(log, "ours cpu", f"{ETL}, {DELAY_S * 1e3:.0f} ms a sync"),
-        systems.ours(log, "dask", "ours dask", ETL, repeats=slow),
+        systems.peer(log, DUCKDB, "duckdb", "--threads", str(log.threads), case=ETL),
+        systems.ours(log, "dask", OURS_DASK, ETL, repeats=slow),
         systems.peer(log, NVTABULAR, NVTABULAR_NAME, case=ETL, repeats=slow),
-        systems.peer(log, POLARS, "polars", "--parse_only", case="parse only"),
-        *(systems.limit(log, part, written) for part in ("read", "parse", "write")),
-        bounded(1),
-        bounded(_FACTOR),
+        repeated(1),
+        repeated(_FACTOR),
     ]
 
 
@@ -158,29 +136,28 @@ def _megabytes(path: Path) -> float:
 
 def _compare(table: Table, log: Log) -> None:
     """Compare the outputs of the last runs with ours, and note the result."""
-    name = "ours cpu"
-    if (name, ETL) not in table.runs or (name, ETL) in table.failed:
+    done = {name for name, case in table.runs if case == ETL and (name, case) not in table.failed}
+    if OURS not in done:
         table.notes.append("outputs were not compared: our cpu engine wrote none")
         return
-    spec = load_spec()
-    reference = systems.our_output(systems.output_of(log, name, ETL))
-    agreed = []
+    spec, agreed = load_spec(), []
+    reference = systems.our_output(systems.output_of(log, OURS, ETL))
     for system, output, but_for in (
-        ("ours dask", systems.our_output, ""),
+        (OURS_DASK, systems.our_output, ""),
         ("polars", systems.frames_output, ""),
         (POLARS_STAGED, systems.frames_output, ""),
         ("duckdb", systems.frames_output, "order"),  # its joins do not keep it
         (NVTABULAR_NAME, systems.nvtabular_output, "ties"),
     ):
-        if (system, ETL) not in table.runs or (system, ETL) in table.failed:
+        if system not in done:
             continue
-        theirs = output(systems.output_of(log, system, ETL))
-        columns = spec.label, spec.dense_names, spec.categorical_names
         try:
             summary = compare(
                 reference,
-                theirs,
-                *columns,
+                output(systems.output_of(log, system, ETL)),
+                spec.label,
+                spec.dense_names,
+                spec.categorical_names,
                 same_ties=but_for != "ties",
                 same_order=but_for != "order",
             )

@@ -9,15 +9,14 @@ rows get another value in these columns, drawn evenly out of two million.
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import ROOT
+from benchmarks.data import make_once
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.atomic import atomic_path, read_json, write_json
+from nvt_torchrec.base.files.atomic import read_json, write_json
+from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
 from nvt_torchrec.formats.spec.toml_file import load_spec
 
 DAYS = 8
@@ -31,39 +30,34 @@ def make_log(path: Path, rows: int, cardinality_scale: float, rare: float) -> No
     """Make ``day_0`` … in ``path``, unless they exist.
 
     Args:
-        path: of the log.
-        rows: in all days together.
-        cardinality_scale: see ``etl synthesize``.
-        rare: share of the rows that get a rare value, in each of the largest columns.
+        path: The directory of the log.
+        rows: The rows of all days together.
+        cardinality_scale: That of ``etl synthesize``.
+        rare: The share of the rows that get a rare value, in each of the largest columns.
     """
-    if (path / SUMMARY_FILE).is_file():
-        return
-    shutil.rmtree(path, ignore_errors=True)
-    plain = path.with_name(f"{path.name}.plain")
-    shutil.rmtree(plain, ignore_errors=True)
-    command = [sys.executable, "-m", "etl", "synthesize", "--output_path", plain]
-    command += ["--days", str(DAYS), "--rows_per_day", str(rows // DAYS)]
-    command += ["--cardinality_scale", str(cardinality_scale)]
-    subprocess.run(command, check=True, cwd=ROOT)
-    fields = [load_spec().columns.index(name) for name in _LARGEST]
-    values = np.random.default_rng(1).integers(0, 2**32, (len(fields), _RARE_VALUES), np.uint32)
-    for day in range(DAYS):
-        _add_rare(plain / f"day_{day}", path / f"day_{day}", fields, values, rare, seed=day)
-    shutil.rmtree(plain)
-    write_json(path / SUMMARY_FILE, {"rows": rows // DAYS * DAYS, "rare": rare})
+    each = rows // DAYS
+
+    def make() -> None:
+        synthesize(path, SyntheticSettings(DAYS, each, cardinality_scale=cardinality_scale))
+        fields = [load_spec().columns.index(name) for name in _LARGEST]
+        generator = np.random.default_rng(1)
+        values = generator.integers(0, 2**32, (len(fields), _RARE_VALUES), np.uint32)
+        for day in range(DAYS):
+            _add_rare(path / f"day_{day}", fields, values, rare, seed=day)
+        write_json(path / SUMMARY_FILE, {"rows": each * DAYS, "rare": rare})
+
+    make_once(path, f"a log of {each * DAYS} rows", make)
 
 
-def _add_rare(
-    source: Path, target: Path, fields: list[int], values: np.ndarray, rare: float, seed: int
-) -> None:
-    lines = source.read_text().splitlines()
+def _add_rare(path: Path, fields: list[int], values: np.ndarray, rare: float, seed: int) -> None:
+    lines = path.read_text().splitlines()
     generator = np.random.default_rng(seed)
     chosen = generator.random((len(lines), len(fields))) < rare
     drawn = generator.integers(0, values.shape[1], chosen.shape)
-    with atomic_path(target) as temporary, open(temporary, "w") as out:
-        for line, own, at in zip(lines, chosen, drawn, strict=True):
+    with open(path, "w") as out:
+        for line, replaced, at in zip(lines, chosen, drawn, strict=True):
             row = line.split("\t")
-            for i in np.flatnonzero(own):
+            for i in np.flatnonzero(replaced):
                 row[fields[i]] = f"{values[i, at[i]]:08x}"
             out.write("\t".join(row) + "\n")
 

@@ -2,7 +2,6 @@
 
 Text is parsed once into typed columns, which are kept in memory (``--stage memory``) or as parquet
 beside the output (``--stage disk``, bounded memory); then vocabularies and moments, then encoding.
-``--parse_only`` ends after the typed columns are there.
 """
 
 import argparse
@@ -10,7 +9,6 @@ import glob
 import json
 import os
 import shutil
-import time
 
 import polars as pl
 
@@ -70,14 +68,12 @@ def main():
     parser.add_argument("--input", required=True)
     parser.add_argument("--output", required=True)
     parser.add_argument("--stage", choices=("memory", "disk"), default="memory")
-    parser.add_argument("--parse_only", action="store_true")
     args = parser.parse_args()
     files = sorted(glob.glob(f"{args.input}/day_*"), key=lambda f: int(f.rsplit("_", 1)[1]))
     stage = os.path.join(args.output, "stage")
     for name in ("stage", "train", "valid", "test", "vocabulary"):
         os.makedirs(os.path.join(args.output, name))
 
-    begin = time.perf_counter()
     if args.stage == "memory":
         frames = [scan(file).collect(engine="streaming") for file in (files[:-1], files[-1])]
         train, last_day = [frame.lazy() for frame in frames]
@@ -88,13 +84,6 @@ def main():
             scan(file).sink_parquet(path, compression="lz4", statistics=False)
         train, last_day = pl.scan_parquet(staged[:-1]), pl.scan_parquet(staged[-1])
         days = [pl.scan_parquet(path) for path in staged[:-1]]
-    result = {"versions": {"polars": pl.__version__}}
-    if args.parse_only:
-        seconds = time.perf_counter() - begin
-        rows = pl.concat([train, last_day]).select(pl.len()).collect().item()
-        print(json.dumps({**result, "rows_per_s": rows / seconds}))
-        return
-
     statistics, vocabularies = fit(train)
     for name, vocabulary in vocabularies.items():
         vocabulary.write_parquet(os.path.join(args.output, "vocabulary", f"{name}.parquet"))
@@ -111,7 +100,7 @@ def main():
     write(last_day.slice(0, half), "valid/part.0.parquet")
     write(last_day.slice(half), "test/part.0.parquet")
     shutil.rmtree(stage)
-    print(json.dumps(result))
+    print(json.dumps({"versions": {"polars": pl.__version__}}))
 
 
 if __name__ == "__main__":

@@ -84,15 +84,6 @@ def ours(log: Log, engine: str, name: str, case: str, *flags: str, **more: Any) 
     )
 
 
-def ours_on_a_slow_disk(log: Log, name: str, case: str) -> System:
-    """Measure :func:`ours` with the cpu engine on a disk with a slow fsync."""
-    plain = ours(log, "cpu", name, case)
-    program, *arguments = plain.command
-    assert arguments[:2] == ["-m", "etl"]
-    command = [program, "-m", "benchmarks.etl.slow_disk", *arguments[2:]]
-    return dataclasses.replace(plain, command=command, result=None, rows=log.rows)
-
-
 def peer(log: Log, peer: Peer, name: str, *flags: str, case: str, **more: Any) -> System:
     """Measure a program of this folder in the peer's own environment."""
     output = output_of(log, name, case)
@@ -110,15 +101,6 @@ def peer(log: Log, peer: Peer, name: str, *flags: str, case: str, **more: Any) -
     )
 
 
-def limit(log: Log, part: str, written: Path) -> System:
-    """Measure only reading, parsing or writing with our code; ``written`` is written again."""
-    command = [sys.executable, "-m", "benchmarks.etl.limits", part, "--input", str(log.path)]
-    command += ["--threads", str(log.threads), "--rows", str(log.rows)]
-    if part == "write":
-        command += ["--output", str(written)]
-    return System("ours cpu", f"{part} only", command)
-
-
 def our_output(directory: Path) -> Output:
     """Read what ``python -m etl run`` wrote."""
     from nvt_torchrec.workflows import inspect
@@ -127,8 +109,8 @@ def our_output(directory: Path) -> Output:
     split = directory / "criteo_binary" / "split"
 
     def vocabulary(name: str, suffix: str) -> np.ndarray:
-        found = description.vocabularies[name]
-        return read_parquet_column(directory / "workflow" / found.file, found.name + suffix)
+        stored = description.vocabularies[name]
+        return read_parquet_column(directory / "workflow" / stored.file, stored.name + suffix)
 
     return Output(
         _splits(split, ("train", "valid", "test")),

@@ -44,7 +44,7 @@ class BenchmarkSettings(GpuSettings):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; exit status 1 if a step failed."""
+    """Run the benchmark; return exit status 1 if a step failed."""
     return run_benchmark("gpu", __doc__, BenchmarkSettings, _run, argv)
 
 
@@ -52,31 +52,27 @@ def _run(settings: BenchmarkSettings) -> int:
     if settings.report:
         print(f"written to {report.write_page(read_records())}")
         return 0
-    common = {
-        field.name: getattr(settings, field.name) for field in dataclasses.fields(GpuSettings)
-    }
-    common["data"] = settings.data or BUILD / f"gpu-{settings.device}"
-    shared = GpuSettings(**common)
+    shared = GpuSettings(
+        **{field.name: getattr(settings, field.name) for field in dataclasses.fields(GpuSettings)}
+    )
+    shared = dataclasses.replace(shared, data=settings.data or BUILD / f"gpu-{settings.device}")
     steps = chosen(all_steps(shared), settings.only)
     if settings.list:
         for step in steps:
             print(f"{step.seconds:5.0f} s  {step.name}")
         return 0
-    if settings.device != "cpu" and not _has_gpu():
-        raise SettingsError(
-            "torch sees no GPU here", "python -m etl doctor says why; --device cpu to try it"
-        )
+    if settings.device != "cpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SettingsError(
+                "torch sees no GPU here", "python -m etl doctor says why; --device cpu to try it"
+            )
     records = run_steps(steps, shared, resume=settings.resume)
     table = report.table(records, settings.device)
     table.print()
     print(f"written to {table.write()} and {RECORDS}")
     return 1 if any(record.status == FAILED for record in records) else 0
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 if __name__ == "__main__":

@@ -18,10 +18,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.gpu.etl_stages import write_fitted
-from benchmarks.gpu.measure import Result
 from benchmarks.gpu.smokes import CASE
-from benchmarks.gpu.worker import GpuSettings
+from benchmarks.gpu.worker import GpuSettings, Result, check
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.clicklog.readers.raw import Block, find_days, read_block
 from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
@@ -57,10 +55,10 @@ def compared(there: Card, block: Block, spec: FeatureSpec, directory: Path) -> I
     """Do each step on the card, and compare what it gives with the host's.
 
     Args:
-        there: the card.
-        block: well-formed rows.
-        spec: of Criteo's format.
-        directory: for a workflow and for parquet.
+        there: The card.
+        block: A block of well-formed rows.
+        spec: A spec of Criteo's format.
+        directory: A directory for a workflow and for parquet.
 
     Yields:
         The milliseconds of each step, with the time in which its kernels were compiled.
@@ -76,16 +74,15 @@ def compared(there: Card, block: Block, spec: FeatureSpec, directory: Path) -> I
     with there.lane() as lane:
         begin = time.perf_counter()
         parsed = there.parse(lane, block, spec)
-        if parsed is None:
-            raise SystemExit("wrong: the card takes well-formed rows for malformed ones")
-        found = [parsed.label, parsed.dense, parsed.categorical, parsed.missing]
-        found = [device.download(array) for array in found]
+        check(parsed is not None, "the card takes well-formed rows for malformed ones")
+        arrays = [parsed.label, parsed.dense, parsed.categorical, parsed.missing]
+        found = [device.download(array) for array in arrays]
         yield _result("parse", begin)
     masks = np.concatenate([rows.dense_missing, rows.categorical_missing])
     expected = [rows.label, rows.dense, rows.categorical, masks]
     names = ("labels", "integers", "categories", "masks")
-    for name, own, other in zip(names, found, expected, strict=True):
-        _same(f"parse: {name}", own, other)
+    for name, values, other in zip(names, found, expected, strict=True):
+        _same(f"parse: {name}", values, other)
 
     begin = time.perf_counter()
     blocks = [block] * LANE_THREADS
@@ -95,9 +92,9 @@ def compared(there: Card, block: Block, spec: FeatureSpec, directory: Path) -> I
     yield _result(f"count and merge {len(blocks)} blocks at once", begin)
     _same("count: missing values", run.nulls, len(blocks) * host.nulls)
     _same("count: moments", run.moments, np.concatenate([host.moments] * len(blocks)))
-    for name, own, other in zip(spec.vocabularies, run.counts, host.counts, strict=True):
-        _same(f"count: values of {name}", own.values, other.values)
-        _same(f"count: how often they occur, {name}", own.counts, len(blocks) * other.counts)
+    for name, counts, other in zip(spec.vocabularies, run.counts, host.counts, strict=True):
+        _same(f"count: values of {name}", counts.values, other.values)
+        _same(f"count: how often they occur, {name}", counts.counts, len(blocks) * other.counts)
 
     write_fitted(directory, block, spec)
     on_host = compiled.load(directory / "workflow")
@@ -124,17 +121,25 @@ def compared(there: Card, block: Block, spec: FeatureSpec, directory: Path) -> I
     _same_file(split / ours, split / other)
 
 
+def write_fitted(directory: Path, block: Block, spec: FeatureSpec) -> None:
+    """Write a workflow fitted on the block, as ``directory/workflow``."""
+    from nvt_torchrec.etl.engines import cpu
+    from nvt_torchrec.workflows import write_workflow
+
+    fitted = cpu.fit([block], spec, directory / "fit", workers=1, reject=False)
+    write_workflow(directory / "workflow", spec, fitted)
+
+
 def _same_file(ours: Path, other: Path) -> None:
     """Compare two parts: columns, rows and row groups."""
-    own, expected = (pq.read_table(path) for path in (ours, other))
-    if own.schema.remove_metadata() != expected.schema.remove_metadata():
-        raise SystemExit(f"wrong: write: the schema is {own.schema}")
+    found, expected = (pq.read_table(path) for path in (ours, other))
+    same = found.schema.remove_metadata() == expected.schema.remove_metadata()
+    check(same, f"write: the schema is {found.schema}")
     for name in expected.column_names:
-        _same(f"write: column {name}", own[name].to_numpy(), expected[name].to_numpy())
+        _same(f"write: column {name}", found[name].to_numpy(), expected[name].to_numpy())
     footers = [pq.read_metadata(path) for path in (ours, other)]
     sizes = [[f.row_group(i).num_rows for i in range(f.num_row_groups)] for f in footers]
-    if sizes[0] != sizes[1]:
-        raise SystemExit(f"wrong: write: row groups of {sizes[0]} rows, the host's {sizes[1]}")
+    check(sizes[0] == sizes[1], f"write: row groups of {sizes[0]} rows, the host's {sizes[1]}")
 
 
 def _result(step: str, begin: float) -> Result:
@@ -144,12 +149,15 @@ def _result(step: str, begin: float) -> Result:
 
 def _same(what: str, found: np.ndarray, expected: np.ndarray) -> None:
     found, expected = np.asarray(found), np.asarray(expected)
-    if found.shape != expected.shape:
-        raise SystemExit(f"wrong: {what}: shape {found.shape}, the host's {expected.shape}")
+    check(
+        found.shape == expected.shape,
+        f"{what}: shape {found.shape}, the host's {expected.shape}",
+    )
     places = np.argwhere(found != expected)
     if len(places):
         at = tuple(places[0].tolist())
-        raise SystemExit(
-            f"wrong: {what}: {len(places)} of {found.size} differ, first at {at}: {found[at]}, the "
-            f"host's {expected[at]}"
+        check(
+            False,
+            f"{what}: {len(places)} of {found.size} differ, first at {at}: {found[at]}, the host's "
+            f"{expected[at]}",
         )

@@ -1,4 +1,4 @@
-"""The ETL's stages beside the bandwidth at which text could reach the device at all."""
+"""The ETL on a card, by stage, beside the bandwidth at which text could reach the device at all."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from benchmarks.gpu.data import LOG_DAYS, ensure_log
-from benchmarks.gpu.measure import Result, seconds_of
-from benchmarks.gpu.worker import GpuSettings
+from benchmarks.gpu.worker import GpuSettings, Result, seconds_of
 from nvt_torchrec.base.files.atomic import read_json
-from nvt_torchrec.clicklog.readers.raw import find_days, read_block
+from nvt_torchrec.clicklog.readers.raw import Block, find_days
+from nvt_torchrec.clicklog.readers.text_rows import line_limit
+from nvt_torchrec.clicklog.text.device.tokenizer import parse_on_device
 from nvt_torchrec.etl.plan import make_plan
+from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from nvt_torchrec.workflows import to_frame
+
+if TYPE_CHECKING:
+    from nvt_torchrec.etl.engines.device_blocks import Card
 
 CASE = "ETL"
 _COPIED = 256 << 20
 
 
 def copies(args: GpuSettings, device: torch.device) -> Iterator[Result]:
-    """Copies to the device, from pinned and from pageable memory, and on it."""
-    cuda = device.type == "cuda"
-    pinned = torch.empty(_COPIED, dtype=torch.uint8, pin_memory=cuda)
+    """Copy to the device, from pinned and from pageable memory, and on it."""
+    pinned = torch.empty(_COPIED, dtype=torch.uint8, pin_memory=device.type == "cuda")
     pageable = torch.empty(_COPIED, dtype=torch.uint8)
     there = torch.empty(_COPIED, dtype=torch.uint8, device=device)
     again = torch.empty_like(there)
@@ -38,75 +42,104 @@ def copies(args: GpuSettings, device: torch.device) -> Iterator[Result]:
         yield {"system": name, "case": CASE, "gb_per_s": _COPIED / took / 1e9}
 
 
-def block(args: GpuSettings, device: torch.device) -> Iterator[Result]:
-    """The stages before encoding, of some days: parsing, by cuDF and by us, and frames of it."""
-    log, gpu = ensure_log(args.data, args.log_rows), device.type == "cuda"
+def stages(args: GpuSettings, device: torch.device) -> Iterator[Result]:
+    """Measure the stages of a block of 64 MiB of the log, or of a day if that is smaller."""
+    from nvt_torchrec.etl.engines.device import worker_card
+
     spec = load_spec()
-    days = find_days(str(log))
-    paths = [Path(day.path) for day in days[: LOG_DAYS - 1]]  # others are the same files again
+    days = find_days(str(ensure_log(args)))
+    block = make_plan(days, spec, block_bytes=64 << 20).units[0].block
+    yield from of_block(args, worker_card(), block, spec, device)
 
-    def speed(system: str, took: float) -> Result:
-        return _speed(args, paths, system, took)
 
-    if gpu and find_spec("cudf"):
-        yield speed("cudf.read_csv", seconds_of(lambda: _read_csv(paths, spec), device, 1))
-    units = make_plan(days, spec, block_bytes=64 << 20).units
-    blocks = [unit.block for unit in units if Path(unit.block.path) in paths]
-    rawest = seconds_of(lambda: [read_block(block, spec) for block in blocks], device, 0)
-    yield speed("our tokenizer, one thread", rawest)
-    if gpu and find_spec("cudf"):
-        parsed = [read_block(block, spec) for block in blocks]
-        took = seconds_of(lambda: [to_frame(one, spec, gpu=True) for one in parsed], device, 1)
-        yield speed("parsed rows to cuDF frames", took)
+def of_block(
+    args: GpuSettings, card: Card, block: Block, spec: FeatureSpec, device: torch.device
+) -> Iterator[Result]:
+    """Measure each stage of a block on a card alone; ``device`` is the card, as torch names it."""
+    from benchmarks.gpu.card import write_fitted
+    from nvt_torchrec.etl.engines.device_blocks import count_rows
+    from nvt_torchrec.etl.engines.device_parquet import write_on_device
+    from nvt_torchrec.workflows import compiled
+    from nvt_torchrec.workflows.compiled.device import DeviceWorkflow
+
+    directory = args.data / "stages"
+    shutil.rmtree(directory, ignore_errors=True)
+    write_fitted(directory, block, spec)
+    there, limit = card.device, line_limit(spec)
+    workflow = DeviceWorkflow(there, compiled.load(directory / "workflow"))
+    with card.lane() as lane:
+        text = lane.read(block)
+        uploaded = there.upload(text)
+        rows = parse_on_device(there, uploaded, spec, limit)
+        if rows is None:
+            raise ValueError(f"{block.source}: malformed, make the data again")
+        encoded = workflow.transform(rows.dense, rows.categorical, rows.missing)
+        part = directory / "part.0.parquet"
+        works = {
+            "read into pinned memory": lambda: lane.read(block),
+            "upload": lambda: there.upload(text),
+            "parse": lambda: parse_on_device(there, uploaded, spec, limit),
+            "count": lambda: count_rows(there, rows, block, spec),
+            "encode": lambda: workflow.transform(rows.dense, rows.categorical, rows.missing),
+            "write": lambda: write_on_device(
+                there, rows.label, encoded.dense, encoded.ids, workflow.schema, part
+            ),
+        }
+        if device.type == "cuda" and find_spec("cudf"):
+            works["read and parse by cudf.read_csv"] = lambda: _read_csv(block, spec)
+        for name, work in works.items():
+            took = seconds_of(work, device, args.seconds)
+            yield _speed(f"on the card: {name}", len(rows), len(text), took)
+    shutil.rmtree(directory)
+
+
+def _read_csv(block: Block, spec: FeatureSpec) -> None:
+    import cudf
+
+    types = dict.fromkeys((spec.label, *spec.dense_names), "int32")
+    types |= dict.fromkeys(spec.categorical_names, "hex")
+    place = (block.begin, block.end - block.begin)
+    cudf.read_csv(
+        block.path, sep="\t", header=None, names=spec.columns, dtype=types, byte_range=place
+    )
 
 
 def cpu_engine(args: GpuSettings, device: torch.device) -> Iterator[Result]:
-    """A whole run of the cpu engine, by stage."""
+    """Measure a whole run of the cpu engine, by stage."""
     yield from _engine(args, "cpu")
 
 
 def dask_engine(args: GpuSettings, device: torch.device) -> Iterator[Result]:
-    """A whole run of the dask engine on the same log, by stage."""
+    """Measure a whole run of the dask engine on the same log, by stage."""
     yield from _engine(args, "dask")
 
 
 def _engine(args: GpuSettings, engine: str) -> Iterator[Result]:
-    log = ensure_log(args.data, args.log_rows)
-    paths = [Path(day.path) for day in find_days(str(log))]
-    for stage, took in _run(args, log, engine):
-        yield _speed(args, paths, f"{engine} engine: {stage}", took)
-
-
-def _speed(args: GpuSettings, paths: list[Path], system: str, took: float) -> Result:
-    return {
-        "system": system,
-        "case": CASE,
-        "rows_per_s": len(paths) * (args.log_rows // LOG_DAYS) / took,
-        "gb_per_s": sum(path.stat().st_size for path in paths) / took / 1e9,
-        "ms": 1e3 * took,
-    }
-
-
-def _read_csv(paths: list[Path], spec) -> None:
-    import cudf
-
-    types = {spec.label: "int32"}
-    types |= dict.fromkeys(spec.dense_names, "int32")
-    types |= dict.fromkeys(spec.categorical_names, "hex")
-    for path in paths:
-        cudf.read_csv(path, sep="\t", header=None, names=spec.columns, dtype=types)
-
-
-def _run(args: GpuSettings, log: Path, engine: str) -> Iterator[tuple[str, float]]:
-    """Stages of a run, and the seconds they took."""
     from nvt_torchrec.etl.run import run
     from nvt_torchrec.etl.settings import EtlSettings
 
-    output = args.data / f"etl-{engine}"
+    log, output = ensure_log(args), args.data / f"etl-{engine}"
+    days = find_days(str(log))
     shutil.rmtree(output, ignore_errors=True)
     run(EtlSettings(str(log), output, load_spec(), engine=engine))
     seconds = read_json(output / "timings.json", "the time that a run took")["seconds"]
     shutil.rmtree(output)
-    yield "parse + fit", seconds["fit"]
-    yield "transform + write", seconds["transform"]
-    yield "both", seconds["fit"] + seconds["transform"]
+    rows = len(days) * (args.log_rows // LOG_DAYS)
+    text = sum(Path(day.path).stat().st_size for day in days)
+    fit, transform = seconds["fit"], seconds["transform"]
+    for stage, took in (
+        ("parse + fit", fit),
+        ("transform + write", transform),
+        ("both", fit + transform),
+    ):
+        yield _speed(f"{engine} engine: {stage}", rows, text, took)
+
+
+def _speed(system: str, rows: int, text: int, took: float) -> Result:
+    return {
+        "system": system,
+        "case": CASE,
+        "rows_per_s": rows / took,
+        "gb_per_s": text / took / 1e9,
+        "ms": 1e3 * took,
+    }

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.gpu.runner import FAILED, OK, Record
-from benchmarks.gpu.steps import ROOT
-from benchmarks.harness import Metric, Table
+from benchmarks.harness import ROOT, Metric, Table
 from benchmarks.process import Run
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import write_text
@@ -28,37 +27,37 @@ LEAST_LOADER, LEAST_TRAINING, LEAST_SAMPLES, LEAST_TEXT = 0.8, 0.97, 4.1e6, 3.0
 def table(records: Iterable[Record], device: str) -> Table:
     """Put the figures of the steps into a table."""
     records = list(records)
-    found = Table("gpu", f"On {device}", METRICS, base="limit")
+    figures = Table("gpu", f"On {device}", METRICS, base="limit")
     for record in records:
         for result in record.results:
             key = result["system"], result["case"]
-            figures = {**result, "versions": record.versions}
-            found.runs[key] = [Run(record.wall_s, 0.0, 0.0, figures)]
+            output = {**result, "versions": record.versions}
+            figures.runs[key] = [Run(record.wall_s, 0.0, 0.0, output)]
         if record.status == FAILED:
-            found.fail(f"step {record.step}", "", record.error)
+            figures.fail(f"step {record.step}", "", record.error)
     versions = next((record.versions for record in records if record.versions), {})
-    found.notes = [f"on: {', '.join(f'{name} {value}' for name, value in versions.items())}"]
+    figures.notes = [f"on: {', '.join(f'{name} {value}' for name, value in versions.items())}"]
     if device != "cpu":
-        found.notes += _targets(found)
-    return found
+        figures.notes += _targets(figures)
+    return figures
 
 
-def _targets(found: Table) -> list[str]:
+def _targets(figures: Table) -> list[str]:
     """Compare the figures with what is asked for."""
     reached = []
     best = 0.0
-    for system, case in found.runs:
-        rate = found.ratio(system, case, "rows_per_s")
+    for system, case in figures.runs:
+        rate = figures.ratio(system, case, "rows_per_s")
         if case.startswith("loader") and system.startswith("ours"):
             reached.append((f"{case}, {system}: {rate or 0:.2f} of decoding", rate, LEAST_LOADER))
         if system.startswith("from "):
             words = f"{case}, {system}: {rate or 0:.3f} of ready batches"
             reached.append((words, rate, LEAST_TRAINING))
-            best = max(best, found.median(system, case, "rows_per_s") or 0.0)
+            best = max(best, figures.median(system, case, "rows_per_s") or 0.0)
     if best:
         reached.append((f"training: {best / 1e6:.2f} M samples/s", best, LEAST_SAMPLES))
     for engine in ("cpu", "dask"):
-        text = found.median(f"{engine} engine: both", "ETL", "gb_per_s")
+        text = figures.median(f"{engine} engine: both", "ETL", "gb_per_s")
         if text:
             reached.append((f"{engine} engine: {text:.2f} GB/s of text", text, LEAST_TEXT))
     lines = ["asked for, of one H200:"] if reached else []
@@ -97,7 +96,7 @@ def _figures(records: Iterable[Record]) -> str:
             figures = [_shown(metric, result.get(metric.key)) for metric in METRICS]
             lines.append(_row((record.step, result["case"], result["system"], *figures)))
     versions = {_described(record) for record in records if record.versions}
-    return "\n".join([*lines, "", *(f"Measured on {one}." for one in sorted(versions))])
+    return "\n".join([*lines, "", *(f"Measured on {text}." for text in sorted(versions))])
 
 
 def _described(record: Record) -> str:

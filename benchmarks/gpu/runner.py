@@ -7,6 +7,7 @@ the first steps, which need none.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -15,14 +16,14 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.steps import ROOT, Step
+from benchmarks.gpu.steps import Step, part_command
 from benchmarks.gpu.worker import GpuSettings
-from benchmarks.harness import machine
+from benchmarks.harness import ROOT, machine
 from benchmarks.process import run
 from benchmarks.venvs import BUILD
 from nvt_torchrec.base.errors import BadInputError
@@ -71,15 +72,15 @@ def read_records(path: Path = RECORDS) -> dict[str, Record]:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
         raise BadInputError(f"{path}: no such file", "run `make bench-gpu` first") from None
-    found = {}
+    records = {}
     for line in lines:
         try:
             record = Record(**json.loads(line))
         except (ValueError, TypeError):
             log.warning("%s: a line is not whole, and is left out: %.60s", path, line)
             continue
-        found[record.step] = record
-    return found
+        records[record.step] = record
+    return records
 
 
 def run_steps(
@@ -93,112 +94,81 @@ def run_steps(
         resume: Whether to leave out steps that have succeeded with the same arguments.
         path: The file of the records.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUTS.mkdir(parents=True, exist_ok=True)
     earlier = read_records(path) if resume and path.exists() else {}
-    done = {
-        step.name: earlier[step.name]
-        for step in steps
-        if step.name in earlier
-        and earlier[step.name].status == OK
-        and earlier[step.name].command == list(step.command)
-    }
+
+    def is_done(step: Step) -> bool:
+        record = earlier.get(step.name)
+        return bool(record) and (record.status, record.command) == (OK, list(step.command))
+
     records = []
-    with _Data([step for step in steps if step.name not in done], settings) as data:
+    needs_data = any(step.data for step in steps if not is_done(step))
+    with _making_data(settings) if needs_data else contextlib.nullcontext() as making:
         for number, step in enumerate(steps, 1):
             title = f"step {number} of {len(steps)}, {step.name}"
-            if step.name in done:
-                log.info("%s: done on %s", title, done[step.name].date)
-                records.append(done[step.name])
+            if is_done(step):
+                log.info("%s: done on %s", title, earlier[step.name].date)
+                records.append(earlier[step.name])
                 continue
-            if step.data:
-                data.wait()
+            if step.data and making.wait():
+                log.warning("the data could not be made: see %s", OUTPUTS / "data.log")
             log.info("%s (at most %.0f s)", title, step.seconds)
             record = _run(step, settings)
-            _append(path, record)
+            with open(path, "a") as file:
+                file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
             log.info("%s: %s, %.1f s %s", title, record.status, record.wall_s, record.error)
             records.append(record)
     return records
 
 
+@contextlib.contextmanager
+def _making_data(settings: GpuSettings) -> Iterator[subprocess.Popen]:
+    """Make the data in a process beside the steps, which ends with them."""
+    on_host = dataclasses.replace(settings, device="cpu")
+    with open(OUTPUTS / "data.log", "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *part_command("data:make_all", on_host)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def _run(step: Step, settings: GpuSettings) -> Record:
-    output = OUTPUTS / step.name.replace("/", "-").replace(" ", "-")
     results: list[dict[str, Any]] = []
     if step.rapids and (settings.device == "cpu" or find_spec("cudf") is None):
-        return _record(step, SKIPPED, 0.0, "needs a GPU with RAPIDS", results, {})
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "results")
-        command = [sys.executable, "-m", *step.command]
-        command += [f"--results={file}"] if step.part else []
-        done = run(
-            command,
-            cwd=ROOT,
-            timeout=step.seconds,
-            result=None if step.part else dict,  # other programs print no results
-            output=output,
-        )
-        if file.exists():
-            results = [json.loads(line) for line in file.read_text().splitlines()]
-    status = FAILED if done.error else OK
-    return _record(step, status, done.wall_s, done.error, results, done.output.get("versions", {}))
-
-
-def _record(
-    step: Step, status: str, wall_s: float, error: str, results: list, versions: dict
-) -> Record:
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        status, wall_s, error, versions = SKIPPED, 0.0, "needs a GPU with RAPIDS", {}
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "results")
+            done = run(
+                [sys.executable, "-m", *step.command, *([f"--results={file}"] * step.part)],
+                cwd=ROOT,
+                timeout=step.seconds,
+                result=None if step.part else dict,  # other programs print no results
+                output=OUTPUTS / step.name.replace("/", "-").replace(" ", "-"),
+            )
+            if file.exists():
+                results = [json.loads(line) for line in file.read_text().splitlines()]
+        status, wall_s, error = FAILED if done.error else OK, done.wall_s, done.error
+        versions = done.output.get("versions", {})
     return Record(
         step.name,
         status,
         list(step.command),
-        date,
+        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         round(wall_s, 2),
         error,
         results,
         versions,
         machine(),
     )
-
-
-def _append(path: Path, record: Record) -> None:
-    with open(path, "a") as file:
-        file.write(json.dumps(dataclasses.asdict(record)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-class _Data:
-    """The process that makes the data of those steps that need any."""
-
-    def __init__(self, steps: list[Step], settings: GpuSettings) -> None:
-        self._process = None
-        if any(step.data for step in steps):
-            given = ("data", "rows", "log_rows", "max_table_rows")
-            arguments = [f"--{name}={getattr(settings, name)}" for name in given]
-            OUTPUTS.mkdir(parents=True, exist_ok=True)
-            with open(OUTPUTS / "data.log", "wb") as output:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.gpu.worker", "data", "--device=cpu"]
-                    + arguments,
-                    cwd=ROOT,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-                )
-
-    def __enter__(self) -> _Data:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._process and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-    def wait(self) -> None:
-        """Wait until the data are there; the step itself says what is wrong if they are not."""
-        begin = time.perf_counter()
-        if self._process and self._process.wait():
-            log.warning("the data could not be made: see %s", OUTPUTS / "data.log")
-        waited = time.perf_counter() - begin
-        if waited > 1:
-            log.info("waited %.0f s for the data", waited)

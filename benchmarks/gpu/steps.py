@@ -10,23 +10,11 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+from benchmarks.gpu.worker import GpuSettings
+from benchmarks.harness import ROOT
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.base.errors import SettingsError
-
-if TYPE_CHECKING:
-    from benchmarks.gpu.worker import GpuSettings
-
-ROOT = Path(__file__).parents[2]
-#: What makes a training step faster, alone and left out; ``training.WAYS`` explains the names.
-SINGLE = (
-    *("bf16 plain + kernel", "bf16 plain + padding", "bf16 plain + bf16 lookups"),
-    *("bf16 plain + int32 ids", "bf16 plain + no bounds check"),
-    *("bf16 without kernel", "bf16 without padding", "bf16 without bf16 lookups"),
-)
-LOG, PARQUET = "log", "parquet"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +25,7 @@ class Step:
         name: Unique; its file of output is named after it.
         command: The arguments of ``python -m``.
         seconds: The limit.
-        data: :data:`LOG` or :data:`PARQUET`, what it reads.
+        data: Whether it reads the data that :func:`benchmarks.gpu.data.make_all` makes.
         rapids: Whether it cannot run without cuDF.
         part: Whether it is a part of :mod:`benchmarks.gpu.worker`, which writes results.
     """
@@ -45,7 +33,7 @@ class Step:
     name: str
     command: tuple[str, ...]
     seconds: float
-    data: str = ""
+    data: bool = False
     rapids: bool = False
     part: bool = False
 
@@ -53,67 +41,54 @@ class Step:
 def all_steps(settings: GpuSettings) -> list[Step]:
     """Return the steps, in their order.
 
-    The data of a step are made while those before it run; see :mod:`benchmarks.gpu.runner`.
+    The data are made while the steps run that need none; see :mod:`benchmarks.gpu.runner`.
     """
     small, large = min(settings.batch_sizes), max(settings.batch_sizes)
+
+    def part(name: str, function: str, seconds: float, **needs: bool) -> Step:
+        return Step(name, part_command(function, settings), seconds, part=True, **needs)
+
+    def training(way: str, size: int, seconds: float = 120) -> Step:
+        command = part_command("training:training", settings, way=way, batch_sizes=(size,))
+        return Step(f"training/{way}/B={size}", command, seconds, data=True, part=True)
+
     return [
         Step("doctor", ("etl", "doctor"), 90),
-        _part("smoke/dlpack", settings, 60, rapids=True),
-        _part("smoke/card", settings, 120, rapids=True),
-        _part("smoke/fbgemm", settings, 60),
-        _part("smoke/interaction", settings, 60),
-        _part("smoke/encode", settings, 90, rapids=True),
-        _part("smoke/cluster", settings, 120),
-        _part("copies", settings, 60),
-        _part("block", settings, 90, LOG),
-        _part("stages", settings, 90, LOG, rapids=True),
-        _part("vocabulary", settings, 120),
-        _training("bf16", large, settings),
-        _training("bf16", small, settings),
-        _training("bf16 graphs", small, settings),
-        _training("bf16 compiled graphs", small, settings),
-        _training("tf32", large, settings),
-        _training("fp32", large, settings),
-        _part("loader", settings, 120, PARQUET, batch_sizes=(large,)),
-        _training("bf16 plain", large, settings),
-        _training("bf16 fp16 tables", large, settings),
-        _part("engine/cpu", settings, 240, LOG),
-        _part("engine/dask", settings, 240, LOG),
-        _part("scoring", settings, 120, LOG),
+        part("smoke/dlpack", "smokes:dlpack", 60, rapids=True),
+        part("smoke/card", "card:card", 120, rapids=True),
+        part("smoke/fbgemm", "smokes:fbgemm", 60),
+        part("smoke/interaction", "smokes:interaction", 60),
+        part("smoke/encode", "smokes:encode", 90, rapids=True),
+        part("smoke/cluster", "smokes:cluster", 120),
+        part("copies", "etl:copies", 60),
+        part("stages", "etl:stages", 90, data=True, rapids=True),
+        training("bf16", large),
+        training("bf16", small),
+        training("bf16 compiled", small, 240),
+        training("tf32", large),
+        training("fp32", large),
+        part("loader", "training:loaders", 120, data=True),
+        training("bf16 fp16 tables", large),
+        part("engine/cpu", "etl:cpu_engine", 240, data=True),
+        part("engine/dask", "etl:dask_engine", 240, data=True),
+        part("scoring", "training:scoring", 120, data=True),
         *_tests(),
-        *(_training(way, large, settings) for way in SINGLE),
-        _part("profile", settings, 180, PARQUET, batch_sizes=(large,)),
+        part("profile", "training:profile", 180, data=True),
     ]
 
 
-def _part(
-    name: str,
-    settings: GpuSettings,
-    seconds: float,
-    data: str = "",
-    *,
-    part: str = "",
-    rapids: bool = False,
-    **changes: object,
-) -> Step:
+def part_command(function: str, settings: GpuSettings, **changes: object) -> tuple[str, ...]:
+    """Return the arguments of ``python -m`` that run a part with the settings."""
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     values |= {"model": " ".join(settings.model), **changes}
     given = [
-        f"--{key}={as_text(value)}" for key, value in values.items() if value not in (None, ())
+        f"--{key}={as_text(value)}" for key, value in values.items() if value not in (None, (), "")
     ]
-    command = ("benchmarks.gpu.worker", part or name, *given)
-    return Step(name, command, seconds, data, rapids, part=True)
-
-
-def _training(way: str, size: int, settings: GpuSettings) -> Step:
-    seconds = 240 if "compiled" in way else 120
-    changes = {"ways": way, "batch_sizes": (size,)}
-    name = f"training/{way}/B={size}"
-    return _part(name, settings, seconds, PARQUET, part="training", **changes)
+    return ("benchmarks.gpu.worker", function, *given)
 
 
 def _tests() -> Iterator[Step]:
-    """A process for each file with tests for a GPU."""
+    """Yield a process for each file with tests for a GPU."""
     files = [*(ROOT / "tests" / "gpu").glob("test_*.py"), ROOT / "tests/nvt_loader/test_gpu.py"]
     for file in sorted(files):
         path = str(file.relative_to(ROOT))
@@ -130,11 +105,10 @@ def chosen(steps: Sequence[Step], patterns: Sequence[str]) -> list[Step]:
     Raises:
         SettingsError: A pattern names no step.
     """
-    found: set[str] = set()
     names = [step.name for step in steps]
-    for pattern in patterns:
-        matching = set(fnmatch.filter(names, pattern))
-        if not matching:
+    matching = {pattern: fnmatch.filter(names, pattern) for pattern in patterns}
+    for pattern, found in matching.items():
+        if not found:
             raise SettingsError(f"--only {pattern}: no such step", f"one of {', '.join(names)}")
-        found |= matching
-    return [step for step in steps if not patterns or step.name in found]
+    wanted = {name for found in matching.values() for name in found}
+    return [step for step in steps if not patterns or step.name in wanted]

@@ -1,99 +1,105 @@
-"""Training the MLPerf DLRM: from batches that lie ready, and from the loader."""
+"""Loading, training and scoring on the device, with the MLPerf DLRM."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
-import threading
+import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
 import torch
+from torchrec.datasets.criteo import CAT_FEATURE_COUNT, InMemoryBinaryCriteoIterDataPipe
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from benchmarks.gpu.data import ensure_parquet
-from benchmarks.gpu.loader import our_loaders
-from benchmarks.gpu.measure import Result, settle
-from benchmarks.gpu.worker import GpuSettings
+from benchmarks.data import npy_files
+from benchmarks.gpu.data import ensure_log, ensure_parquet, training_files
+from benchmarks.gpu.worker import GpuSettings, Result, seconds_of, settle
 from benchmarks.venvs import BUILD
-from nvt_torchrec.dlrm.build import OneRankPipeline, build, set_up_dense
+from nvt_torchrec.dlrm.build import OneRankPipeline, build
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
-from nvt_torchrec.dlrm.model import TrainBatch, TrainModel
+from nvt_torchrec.dlrm.model import TrainBatch
 from nvt_torchrec.dlrm.reporting.profiling import TRACE_FILE
 from nvt_torchrec.dlrm.settings.flags import parse_settings
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.dlrm.train import train
 from nvt_torchrec.nvt_loader import KJTLoader
+from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
+from nvt_torchrec.nvt_loader.cuda import builders as gpu
 
-#: What makes a step faster, each switched off: what is left is what it is worth beside the others.
-_OFF = {
-    "kernel": {"interaction_kernel": "torch"},
-    "padding": {"pad_inputs": "never"},
-    "bf16 lookups": {"lookup_precision": "fp32"},
-    "int32 ids": {"index_type": "int64"},
-    "no bounds check": {"bounds_check": True},
-}
-_ALL_OFF = {name: value for change in _OFF.values() for name, value in change.items()}
-#: How a step is computed: the settings that this changes. "plain" has none of :data:`_OFF`,
-#: "plain + X" has X alone, and "without X" all others.
+#: How a step is computed: the settings that this changes.
 WAYS = {
     "fp32": {},
     "tf32": {"allow_tf32": True},
     "bf16": {"amp": True},
-    "bf16 graphs": {"amp": True, "cuda_graphs": True},
     "bf16 compiled": {"amp": True, "compile_dense": True},
-    "bf16 compiled graphs": {"amp": True, "compile_dense": True, "cuda_graphs": True},
-    "bf16 plain": {"amp": True, **_ALL_OFF},
-    **{
-        f"bf16 plain + {name}": {
-            "amp": True,
-            **{key: value for key, value in _ALL_OFF.items() if key not in change},
-        }
-        for name, change in _OFF.items()
-    },
-    **{f"bf16 without {name}": {"amp": True, **change} for name, change in _OFF.items()},
     "bf16 fp16 tables": {"amp": True, "table_precision": "fp16"},
 }
-#: The settings of the tables: a model of its own is built for each combination.
-_OF_TABLES = ("table_precision", "lookup_precision", "index_type", "bounds_check")
 #: Steps that are not timed: kernels are chosen, pipelines filled.
 _WARM = 20
 _READY = 8
+#: Rows that are scored at once.
+_SCORED = (1, 64, 4096)
 
 
-def training(args: GpuSettings, device: torch.device) -> Iterator[Result]:
-    """Samples/s per precision and batch size, and the share of the time spent waiting for data.
+def loaders(args: GpuSettings, device: torch.device) -> Iterator[Result]:
+    """Measure rows/s of each loader; the limit is decoding without batches, with our memory."""
+    split, size = ensure_parquet(args), max(args.batch_sizes)
+    case = f"loader B={size}"
+    if device.type == "cuda" and find_spec("rmm"):
+        gpu.use_pool(device)
+    files = training_files(split, args.rows)
+    took = seconds_of(lambda: _decode(files, device), device, args.seconds)
+    yield {"system": "limit", "case": case, "rows_per_s": args.rows / took}
+    pinned = ("TorchRec npy, pinned copies", _npy(split.parent / "npy", size, device))
+    for system, batches in itertools.chain(_our_loaders(split, size, device), [pinned]):
+        next(batches)
+        settle(device)
+        rows, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < args.seconds:
+            rows += next(batches).labels.shape[0]
+        settle(device)
+        rate = rows / (time.perf_counter() - begin)
+        yield {"system": system, "case": case, "rows_per_s": rate, "ms": 1e3 * size / rate}
 
-    The model is MLPerf's in all but its initial embeddings: those are drawn on the device, because
-    drawing 97 GiB on the CPU takes minutes.
+
+def training(args: GpuSettings, device: torch.device, way: str) -> Iterator[Result]:
+    """Measure samples/s of a way to train, and the share of the time spent waiting for data.
+
+    First from batches that lie ready, which is the limit, then from each of our loaders. The model
+    is MLPerf's in all but its initial embeddings: those are drawn on the device, because drawing
+    97 GiB on the CPU takes minutes.
     """
     settings, split = _settings(args)
+    settings = dataclasses.replace(settings, **WAYS[way])
+    size = settings.batch_size
     with process_group() as group:
-        config = model_config(settings, read_schema(settings))
-        ways = {way: dataclasses.replace(settings, **WAYS[way]) for way in args.ways or WAYS}
-        alike: dict[tuple, list[str]] = {}
-        for way, chosen in ways.items():
-            # the lookups' type also depends on --amp
-            tables = (chosen.amp, *(getattr(chosen, name) for name in _OF_TABLES))
-            alike.setdefault(tables, []).append(way)
-        for names in alike.values():
-            with drawn_on_device():  # not captured yet: _set_up does that for each batch size
-                first = dataclasses.replace(ways[names[0]], cuda_graphs=False)
-                model, optimizer, plan = build(first, config, group)
-            gib = sum(plan["gib_per_rank"])
-            for way, size in itertools.product(names, args.batch_sizes):
-                _set_up(model, dataclasses.replace(ways[way], batch_size=size), device)
-                for result in _from_each(model, optimizer, split, size, device, args.seconds):
-                    yield {"case": f"train {way} B={size}", "table_gib": gib, **result}
-            del model, optimizer
-            gc.collect()  # before the next tables are made
+        with _drawn_on_device():
+            model, optimizer, plan = build(
+                settings, model_config(settings, read_schema(settings)), group
+            )
+        loader = KJTLoader(split / "train", size, device=device, drop_last=True)
+        ready = itertools.cycle(list(itertools.islice(loader, _READY)))
+        named = ((f"from {name}", batches) for name, batches in _our_loaders(split, size, device))
+        for system, batches in itertools.chain([("limit", ready)], named):
+            stream = (TrainBatch.of(batch, size, size) for batch in batches)
+            rate, waited = _train(model, optimizer, stream, size, device, args.seconds)
+            yield {
+                "system": system,
+                "case": f"train {way} B={size}",
+                "table_gib": sum(plan["gib_per_rank"]),
+                "rows_per_s": rate,
+                "ms": 1e3 * size / rate,
+                "wait_share": waited,
+            }
 
 
 def profile(args: GpuSettings, device: torch.device) -> Iterator[Result]:
@@ -104,66 +110,115 @@ def profile(args: GpuSettings, device: torch.device) -> Iterator[Result]:
         *["--amp", "--profile", f"--benchmark_warmup_steps={_WARM}", f"--max_steps={2 * _WARM}"],
         *["--limit_val_batches=1", "--limit_test_batches=1", f"--log_path={directory}"],
     )
-    with process_group() as group, drawn_on_device():
+    with process_group() as group, _drawn_on_device():
         train(settings, group)
     size = (directory / TRACE_FILE).stat().st_size
     yield {"system": str(directory / TRACE_FILE), "case": "profile", "bytes": size}
 
 
+def scoring(args: GpuSettings, device: torch.device) -> Iterator[Result]:
+    """Measure the p50 of the stages from rows as dicts to probabilities, by batch size."""
+    from nvt_torchrec.clicklog.readers.stream import stream_unparsed
+    from nvt_torchrec.etl.run import run
+    from nvt_torchrec.etl.settings import EtlSettings
+    from nvt_torchrec.formats.spec.toml_file import load_spec
+    from nvt_torchrec.inference import Predictor
+    from nvt_torchrec.inference.benchmark import measure
+
+    log, base = ensure_log(args), args.data / "scoring"
+    shutil.rmtree(base, ignore_errors=True)
+    run(EtlSettings(str(log), base / "out", load_spec(), engine="cpu"))
+    flags = [f"--binary_path={base / 'out' / 'criteo_binary' / 'split'}", "--batch_size=2048"]
+    flags += ["--adagrad", "--learning_rate=0.02", "--max_steps=50", f"--log_path={base / 'log'}"]
+    flags += [f"--save_checkpoint_path={base / 'checkpoint'}", *args.model]
+    with process_group() as group:
+        train(parse_settings(flags), group)
+    predictor = Predictor.load(base / "out" / "workflow", base / "checkpoint", device=device)
+    rows = next(iter(stream_unparsed(str(log / "day_2"), predictor.spec, block_bytes=16 << 20)))
+    for size in _SCORED:
+        for timing in measure(predictor, None, [rows], size, args.seconds):
+            yield {
+                "system": timing.stage.strip(),
+                "case": f"score B={size}",
+                "rows_per_s": timing.rows_per_s,
+                "ms": timing.p50,
+            }
+
+
+def _decode(files: list[Path], device: torch.device) -> None:
+    if device.type == "cuda" and find_spec("cudf"):
+        import cudf
+
+        for file in files:
+            cudf.read_parquet(file)
+        return
+    import pyarrow.parquet as pq
+
+    for file in files:
+        pq.ParquetFile(file).read(use_threads=False)
+
+
+def _our_loaders(
+    split: Path, size: int, device: torch.device
+) -> Iterator[tuple[str, Iterator[Batch]]]:
+    """Yield each way to make blocks for a device, the default first, and batches without end."""
+    ways = [("ours, CPU", CpuBuilder, None)]
+    if device.type == "cuda":
+        pinned = "ours, CPU decode + pinned copies"
+        ways = [("ours, libcudf", gpu.CudfBuilder, None)] if find_spec("pylibcudf") else []
+        ways += [(pinned, gpu.PinnedBuilder, None)]
+        if len(os.sched_getaffinity(0)) >= 8:
+            ways += [(f"{pinned}, 8 threads", gpu.PinnedBuilder, 8)]
+    for name, kind, threads in ways:
+        yield name, _epochs(split, size, device, kind, threads)
+
+
+def _epochs(
+    split: Path, size: int, device: torch.device, kind: type[CpuBuilder], threads: int | None
+) -> Iterator[Batch]:
+    loader = None
+    while True:
+        with mock.patch("nvt_torchrec.nvt_loader.loader.choose_builder", return_value=kind):
+            loader = loader or KJTLoader(
+                split / "train", size, device=device, drop_last=True, decode_threads=threads
+            )
+            batches = iter(loader)
+        yield from batches
+
+
+def _npy(folder: Path, size: int, device: torch.device) -> Iterator[Batch]:
+    pipe = InMemoryBinaryCriteoIterDataPipe(
+        "train",
+        *npy_files(folder),
+        batch_size=size,
+        rank=0,
+        world_size=1,
+        hashes=[2**31 - 1] * CAT_FEATURE_COUNT,  # TorchRec 1.6 needs some; taken at loading
+    )
+    while True:
+        for batch in pipe:
+            if device.type == "cuda":
+                batch = batch.pin_memory().to(device, non_blocking=True)
+            yield batch
+
+
 def _settings(args: GpuSettings, *flags: str) -> tuple[TrainSettings, Path]:
     """Return the trainer's settings, and the splits that they name."""
-    split = ensure_parquet(args.data, args.rows, args.max_table_rows)
+    split = ensure_parquet(args)
     given = [f"--binary_path={split}", f"--batch_size={max(args.batch_sizes)}"]
     return parse_settings([*given, "--learning_rate=0.1", *flags, *args.model]), split
 
 
-def drawn_on_device() -> AbstractContextManager[object]:
+def _drawn_on_device() -> AbstractContextManager[object]:
     """Draw the initial embeddings on the device."""
-    return mock.patch("nvt_torchrec.dlrm.sharding.distribute._fill_tables", _fill_on_device)
 
+    def fill(model: DistributedModelParallel, config: object, seed: int) -> None:
+        for value in model.state_dict().values():
+            if hasattr(value, "local_shards"):
+                for shard in value.local_shards():
+                    shard.tensor.uniform_(-0.01, 0.01)
 
-def _from_each(
-    model: DistributedModelParallel,
-    optimizer,
-    split: Path,
-    size: int,
-    device: torch.device,
-    seconds: float,
-) -> Iterator[Result]:
-    """From ready batches, then from each of our loaders, which end by themselves afterwards."""
-
-    def systems() -> Iterator[tuple[str, Iterable[TrainBatch]]]:
-        loader = KJTLoader(split / "train", size, device=device, drop_last=True)
-        yield "limit", itertools.cycle(_padded(itertools.islice(loader, _READY), size))
-        for name, batches in our_loaders(split, size, device):
-            yield f"from {name}", _padded(batches, size)
-
-    for system, batches in systems():
-        rate, waited = _train(model, optimizer, batches, size, device, seconds)
-        yield {"system": system, "rows_per_s": rate, "ms": 1e3 * size / rate, "wait_share": waited}
-
-
-def _fill_on_device(model: DistributedModelParallel, config, seed: int) -> None:
-    for value in model.state_dict().values():
-        if hasattr(value, "local_shards"):
-            for shard in value.local_shards():
-                shard.tensor.uniform_(-0.01, 0.01)
-
-
-def _set_up(model: DistributedModelParallel, settings: TrainSettings, device: torch.device) -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("nvt_loader"):
-            thread.join()  # it makes blocks that nobody will take, which a capture forbids
-    settle(device)
-    torch._dynamo.reset()  # it gives up after eight variants
-    (whole,) = (module for module in model.modules() if isinstance(module, TrainModel))
-    whole._amp = settings.amp
-    set_up_dense(whole.dlrm, settings)
-
-
-def _padded(batches: Iterable[Batch], size: int) -> Iterator[TrainBatch]:
-    for batch in batches:
-        yield TrainBatch.of(batch, size, size)
+    return mock.patch("nvt_torchrec.dlrm.sharding.distribute._fill_tables", fill)
 
 
 def _train(
@@ -174,7 +229,7 @@ def _train(
     device: torch.device,
     seconds: float,
 ) -> tuple[float, float]:
-    """Samples/s, and the share of the time that ``next`` took."""
+    """Return samples/s, and the share of the time that ``next`` took."""
     waited = 0.0
 
     def timed() -> Iterator[TrainBatch]:
@@ -186,8 +241,7 @@ def _train(
             waited += time.perf_counter() - begin
             yield batch
 
-    pipeline = OneRankPipeline(model, optimizer)
-    stream = timed()
+    pipeline, stream = OneRankPipeline(model, optimizer), timed()
     for _ in range(_WARM):
         pipeline.progress(stream)
     settle(device)

@@ -1,4 +1,8 @@
-"""Runs one part of the benchmark in a process of its own; prints one JSON line."""
+"""Run one part of the benchmark in a process of its own; print one JSON line.
+
+A part is a function that takes the settings and the device, and yields its results as it finds
+them: objects with ``system``, ``case`` and any of the table's metrics.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +11,19 @@ import importlib
 import json
 import logging
 import os
+import statistics
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nvt_torchrec.base.command_line import Parser, Settings, flag, parse
 
-#: Part → the function that yields its results.
-PARTS = {
-    "data": "benchmarks.gpu.data:make_all",
-    "smoke/dlpack": "benchmarks.gpu.smokes:dlpack",
-    "smoke/card": "benchmarks.gpu.card:card",
-    "smoke/fbgemm": "benchmarks.gpu.smokes:fbgemm",
-    "smoke/interaction": "benchmarks.gpu.smokes:interaction",
-    "smoke/encode": "benchmarks.gpu.smokes:encode",
-    "smoke/cluster": "benchmarks.gpu.smokes:cluster",
-    "copies": "benchmarks.gpu.etl:copies",
-    "block": "benchmarks.gpu.etl:block",
-    "stages": "benchmarks.gpu.etl_stages:stages",
-    "vocabulary": "benchmarks.gpu.vocabulary:vocabulary",
-    "training": "benchmarks.gpu.training:training",
-    "profile": "benchmarks.gpu.training:profile",
-    "loader": "benchmarks.gpu.loader:loaders",
-    "engine/cpu": "benchmarks.gpu.etl:cpu_engine",
-    "engine/dask": "benchmarks.gpu.etl:dask_engine",
-    "scoring": "benchmarks.gpu.scoring:scoring",
-}
+if TYPE_CHECKING:
+    import torch
+
+Result = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +42,6 @@ class GpuSettings(Settings):
         "batch sizes of training; the loader, one precision and profiles have the largest",
         (8192, 65536), least=1
     )
-    ways: tuple[str, ...] = flag("how the dense layers are computed (default: in every way)", ())
     seconds: float = flag("seconds that each figure is measured for", 2.0)
     model: tuple[str, ...] = flag(
         "more of the trainer's flags, for example for a smaller model", (),
@@ -63,7 +54,8 @@ class GpuSettings(Settings):
 class PartSettings(Settings):
     """Which part to run."""
 
-    part: str = flag("the part to run", positional=True, choices=tuple(PARTS))
+    part: str = flag("the part to run: MODULE:FUNCTION of this package", positional=True)
+    way: str = flag("how to train; see benchmarks.gpu.training", "")
     results: Path | None = flag("file for the results, one on each line", None)
 
 
@@ -77,19 +69,60 @@ def main() -> None:
     prepare_torch()
     import torch
 
-    from benchmarks.gpu.measure import describe
-
     device = torch.device(settings.device)
     if device.type == "cuda":
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
-    module, name = PARTS[part.part].split(":")
+    module, name = part.part.split(":")
+    function = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), name)
     count = 0
     with open(part.results or os.devnull, "a") as out:
-        for result in getattr(importlib.import_module(module), name)(settings, device):
+        for result in function(settings, device, *filter(None, [part.way])):
             print(json.dumps(result), file=out, flush=True)  # kept if the time runs out
             count += 1
-    print(json.dumps({"results": count, "versions": describe(device)}))
+    print(json.dumps({"results": count, "versions": _versions(device)}))
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the device has done all that it was given."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Return the median seconds of one call; the first call is not counted."""
+    work()
+    taken, end = [], time.perf_counter() + seconds
+    while not taken or time.perf_counter() < end:
+        settle(device)
+        begin = time.perf_counter()
+        work()
+        settle(device)
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
+
+
+def check(holds: bool, otherwise: str) -> None:
+    """End the part with an error unless something holds."""
+    if not holds:
+        raise SystemExit(f"wrong: {otherwise}")
+
+
+def _versions(device: torch.device) -> dict[str, Any]:
+    """Return the card, its driver and the versions that matter."""
+    import torch
+
+    from nvt_torchrec.base.versions import installed_version
+
+    names = ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "cudf-cu13", "dask-cuda")
+    facts: dict[str, Any] = {name: installed_version(name) for name in names}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts["card"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        facts["cuda"] = torch.version.cuda
+    return {name: value for name, value in facts.items() if value}
 
 
 if __name__ == "__main__":

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.data import DENSE, criteo_schema
 from benchmarks.loader import systems
-from benchmarks.loader.clock import PROCESSORS, Clock
 from benchmarks.process import high_water
 from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
@@ -23,6 +24,8 @@ from nvt_torchrec.dlrm.launch.startup import prepare_torch
 LEAST_ROWS, PATIENCE = 400_000, 20
 #: How often loader and decoding are measured in turn.
 ROUNDS = 3
+#: Training steps before anything is timed, steps of a phase, and how often the phases alternate.
+WARM, STEPS, PHASES = 10, 25, 3
 
 
 def main() -> None:
@@ -41,78 +44,70 @@ def main() -> None:
     args = parser.parse_args()
     prepare_torch()
     if args.step:
-        from benchmarks.loader.step import measure_steps
-
-        found = measure_steps(args)
-    elif args.ranks > 1 and args.rank == 0:
-        found = _all_ranks(args)
+        measure = measure_steps
     else:
-        found = measure(args)
-    print(json.dumps(found))
+        measure = _all_ranks if args.ranks > 1 and args.rank == 0 else measure_rates
+    print(json.dumps(measure(args)))
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
     """Iterate for some seconds after the first batch, or to the epoch's end.
 
     Rates exclude the first batch, which has a measurement of its own.
     """
     batches = systems.make(args.system, args)
     gc.freeze()  # as train_torchrec.py does, so that collections skip the imports' objects
-    before, begin = time.process_time(), time.perf_counter()
+    iterator, first, _ = _first_batch(batches)
+    figures = _rates(iterator, args.seconds) | {"first_batch_ms": first}
+    _stop(batches)
+    ours_alone = args.system == systems.OURS and args.ranks == 1
+    if ours_alone:
+        del iterator
+        figures |= _next_epochs(batches)
+    # here, because decoding alone takes memory of its own
+    figures["loading_mb"] = high_water(os.getpid()) / 1e6
+    if ours_alone and args.form == "int32" and not args.shuffle:
+        figures |= _beside_decoding(batches, args)
+    return figures
+
+
+def _first_batch(batches: Iterable[Any]) -> tuple[Iterator[Any], float, float]:
+    """Return an iterator behind its first batch, and the time and CPU time to it in ms."""
+    cpu, begin = time.process_time(), time.perf_counter()
     iterator = iter(batches)
     next(iterator)
-    first, first_cpu = time.perf_counter() - begin, time.process_time() - before
-    clock = Clock()
-    rows = _iterate(iterator, args.seconds)
-    seconds, cpu, others = clock.stop()
+    return iterator, 1e3 * (time.perf_counter() - begin), 1e3 * (time.process_time() - cpu)
+
+
+def _stop(batches: Any) -> None:
+    """End the threads of Merlin's loader, which would go on."""
     if hasattr(batches, "stop"):
         batches.stop()
-    found = {
-        "samples_per_s": rows / seconds,
-        "samples_per_cpu_s": rows / cpu,
-        "first_batch_ms": 1e3 * first,
-        "first_batch_cpu_ms": 1e3 * first_cpu,
-        "seconds": seconds,
-        "others": others,
-    }
-    further = args.system == systems.OURS and args.ranks == 1
-    if further:
-        del iterator
-        found |= _next_epochs(batches)
-    # here, because decoding alone takes memory of its own
-    found["loading_mb"] = high_water(os.getpid()) / 1e6
-    if further and args.form == "int32" and not args.shuffle:
-        found |= _beside_decoding(batches, args)
-    return found
 
 
-def _iterate(iterator: Iterator[Any], seconds: float) -> int:
-    """Draw batches for some seconds and return the number of their rows."""
-    rows, begin = 0, time.perf_counter()
+def _rates(iterator: Iterator[Any], seconds: float) -> dict[str, float]:
+    """Draw batches for some seconds and return the rates of their rows."""
+    rows, cpu, begin = 0, time.process_time(), time.perf_counter()
     for batch in iterator:
         rows += batch if isinstance(batch, int) else batch.labels.shape[0]
         elapsed = time.perf_counter() - begin
         # a loader that delivers in bursts needs several of them to show its rate
         if elapsed > seconds and (rows > LEAST_ROWS or elapsed > PATIENCE * seconds):
             break
-    return rows
+    return {
+        "samples_per_s": rows / (time.perf_counter() - begin),
+        "samples_per_cpu_s": rows / (time.process_time() - cpu),
+    }
 
 
 def _next_epochs(batches: Any) -> dict[str, float]:
     """Return the median times to the first batch of a later epoch, with code and files warm."""
-    wall, cpu = [], []
+    times = []
     for _ in range(5):
         time.sleep(0.2)  # the last iterator's threads end
-        before, begin = time.process_time(), time.perf_counter()
-        iterator = iter(batches)
-        next(iterator)
-        wall.append(time.perf_counter() - begin)
-        cpu.append(time.process_time() - before)
-        del iterator
-    return {
-        "next_epoch_ms": 1e3 * statistics.median(wall),
-        "next_epoch_cpu_ms": 1e3 * statistics.median(cpu),
-    }
+        times.append(_first_batch(batches)[1:])
+    wall, cpu = (statistics.median(values) for values in zip(*times, strict=True))
+    return {"next_epoch_ms": wall, "next_epoch_cpu_ms": cpu}
 
 
 def _beside_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]:
@@ -123,45 +118,93 @@ def _beside_decoding(batches: Any, args: argparse.Namespace) -> dict[str, float]
     """
     shares: dict[str, list[float]] = {"decode_share": [], "decode_share_cpu": []}
     for _ in range(ROUNDS):
-        rates = []
-        for source in (systems.make(systems.DECODE, args), batches):
-            iterator = iter(source)
-            next(iterator)
-            clock = Clock()
-            rows = _iterate(iterator, args.seconds / ROUNDS)
-            seconds, cpu, _ = clock.stop()
-            del iterator
-            rates.append((rows / seconds, rows / cpu))
-        (decoded, decoded_cpu), (own, own_cpu) = rates
-        shares["decode_share"].append(own / decoded)
-        shares["decode_share_cpu"].append(own_cpu / decoded_cpu)
+        decoding, loading = (
+            _rates(_first_batch(source)[0], args.seconds / ROUNDS)
+            for source in (systems.make(systems.DECODE, args), batches)
+        )
+        for share, key in zip(shares, ("samples_per_s", "samples_per_cpu_s"), strict=True):
+            shares[share].append(loading[key] / decoding[key])
     return {name: statistics.median(values) for name, values in shares.items()}
 
 
 def _all_ranks(args: argparse.Namespace) -> dict[str, Any]:
-    """This process and one more for each further rank, all at once."""
+    """Measure in this process and in one more for each further rank, all at once."""
     command = [sys.executable, "-m", "benchmarks.loader.worker", *sys.argv[1:]]
     others = [
         subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
         for rank in range(1, args.ranks)
     ]
-    found = [measure(args)]
-    for other in others:
-        found.append(json.loads(other.communicate()[0].splitlines()[-1]))
+    ranks = [measure_rates(args)]
+    ranks += [json.loads(other.communicate()[0].splitlines()[-1]) for other in others]
     return {
-        "samples_per_s": sum(rank["samples_per_s"] for rank in found),
-        "samples_per_cpu_s": sum(rank["samples_per_cpu_s"] for rank in found) / len(found),
-        "first_batch_ms": max(rank["first_batch_ms"] for rank in found),
-        "loading_mb": sum(rank["loading_mb"] for rank in found),
-        # the other ranks are not other programs
-        "others": max(0.0, found[0]["others"] - sum(map(_cpu_share, found[1:]))),
+        "samples_per_s": sum(rank["samples_per_s"] for rank in ranks),
+        "samples_per_cpu_s": sum(rank["samples_per_cpu_s"] for rank in ranks) / len(ranks),
+        "first_batch_ms": max(rank["first_batch_ms"] for rank in ranks),
+        "loading_mb": sum(rank["loading_mb"] for rank in ranks),
     }
 
 
-def _cpu_share(rank: dict[str, Any]) -> float:
-    """Return the share of the processors that a rank used."""
-    cpu = rank["samples_per_s"] / rank["samples_per_cpu_s"]  # processors
-    return cpu / PROCESSORS
+def measure_steps(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the median times of a step, with ready batches and the system's batches in turn."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ready = list(itertools.islice(systems.make(systems.OURS, args), 8))
+    _train(model, optimizer, itertools.islice(itertools.cycle(ready), WARM))
+    times: dict[str, list[float]] = {"ready": [], "loader": []}
+    for _ in range(PHASES):
+        batches = systems.make(args.system, args)
+        for name, source in (("ready", itertools.cycle(ready)), ("loader", batches)):
+            times[name] += _train(model, optimizer, itertools.islice(source, STEPS + 2))
+        _stop(batches)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "step_ms": 1e3 * medians["loader"],
+        "ready_step_ms": 1e3 * medians["ready"],
+        "step_ratio": medians["loader"] / medians["ready"],
+    }
+
+
+def _train(model: Any, optimizer: Any, batches: Iterator[Any]) -> list[float]:
+    """Return the seconds of each step of a pipeline over ``batches``, except the first two."""
+    import torch
+    from torchrec.distributed import TrainPipelineSparseDist
+
+    pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+    seconds = []
+    while True:
+        begin = time.perf_counter()
+        try:
+            pipeline.progress(batches)
+        except StopIteration:
+            break
+        seconds.append(time.perf_counter() - begin)
+    pipeline.detach()
+    return seconds[2:]
+
+
+def _model() -> Any:
+    """Return a small DLRM with fused SGD."""
+    import torch
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.models.dlrm import DLRM, DLRMTrain
+    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+    schema = criteo_schema()
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t_{name}", embedding_dim=16, num_embeddings=size, feature_names=[name]
+        )
+        for name, size in zip(schema.categorical, schema.table_sizes, strict=True)
+    ]
+    bags = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    model = DLRMTrain(DLRM(bags, DENSE, [64, 16], [64, 32, 1]))
+    apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.01})
+    return DistributedModelParallel(model, device=torch.device("cpu"))
 
 
 if __name__ == "__main__":

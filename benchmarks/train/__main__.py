@@ -5,6 +5,7 @@ clone https://github.com/facebookresearch/dlrm), in this project's environment. 
 arrays into memory; our trainer decodes parquet. "bare loop" is forward, backward and optimizer of
 our model over one batch in memory; "ready batch, pipelined" the same through TorchRec's pipeline.
 Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second.
+`python -m benchmarks.train quality` compares how good the trained models are.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from benchmarks.data import NPY_KINDS, criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark
-from benchmarks.train.data import ensure
 from benchmarks.train.worker import BARE, DLRM_MAIN, OURS, PIPELINED
 from benchmarks.venvs import BUILD, PeerError
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.formats.splits import SPLITS
 
 METRICS = (
     Metric("samples_per_s", "samples/s", ratio=True),
@@ -30,6 +32,8 @@ METRICS = (
 )
 #: The share of the bare loop's speed that our trainer must reach.
 TARGET = 0.95
+#: Rows of valid and test; evaluations are not measured.
+_HELD_OUT_ROWS = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +50,19 @@ class BenchmarkSettings(Settings):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark; exit status 1 if a system failed."""
+    """Run the benchmark; return exit status 1 if a system failed."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["quality"]:
+        from benchmarks.train import quality
+
+        return quality.main(argv[1:])
     return run_benchmark("train", __doc__, BenchmarkSettings, _run, argv)
 
 
 def _run(settings: BenchmarkSettings) -> int:
     sizes = settings.batch_sizes
     data = BUILD / "train-data"
-    ensure(data, max(sizes) * (settings.warm_up + settings.steps + 2))
+    make_data(data, max(sizes) * (settings.warm_up + settings.steps + 2))
     systems = [system for size in sizes for system in _systems(settings, data, size)]
     table = Table("train", "Training a small DLRM in one process", METRICS, base=BARE)
     table.measure(systems, repeats=settings.repeats)
@@ -64,17 +73,34 @@ def _run(settings: BenchmarkSettings) -> int:
     return 1 if table.failed else 0
 
 
+def make_data(root: Path, rows: int) -> None:
+    """Make the same rows as ``root/split``, and as the arrays that dlrm_main reads, once."""
+
+    def make() -> None:
+        schema = criteo_schema()
+        for seed, split in enumerate(SPLITS):
+            count = rows if split == "train" else _HELD_OUT_ROWS
+            npy = root / "npy" if split == "train" else None
+            directory = root / "split" / split
+            write_rows(directory, schema, count, seed=seed, npy=npy, file_rows=count)
+        schema.write(root / "split")
+        for kind in NPY_KINDS:
+            (root / "npy" / f"0_{kind}.npy").rename(root / "npy" / f"train_{kind}.npy")
+
+    make_once(root, f"{rows} rows", make)
+
+
 def _systems(settings: BenchmarkSettings, data: Path, size: int) -> list[System]:
     names = [BARE, PIPELINED, OURS, *([DLRM_MAIN] if settings.dlrm else [])]
-    found = []
+    systems = []
     for name in names:
         command = [sys.executable, "-m", "benchmarks.train.worker", name, "--data", data]
         command += ["--batch_size", size, "--warm_up", settings.warm_up, "--steps", settings.steps]
         if name == DLRM_MAIN:
             command += ["--checkout", settings.dlrm.absolute()]
         prepare = (lambda: _check(settings.dlrm)) if name == DLRM_MAIN else (lambda: None)
-        found.append(System(name, f"B={size}", list(map(str, command)), prepare=prepare))
-    return found
+        systems.append(System(name, f"B={size}", list(map(str, command)), prepare=prepare))
+    return systems
 
 
 def _check(checkout: Path) -> None:

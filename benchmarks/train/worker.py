@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loader.data import TABLE_SIZES
+from benchmarks.data import TABLE_SIZES
 from nvt_torchrec.base.errors import run_command
 from nvt_torchrec.dlrm.launch.startup import prepare_torch
 

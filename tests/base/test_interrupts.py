@@ -25,7 +25,6 @@ COMMANDS = {
     "train": "train_torchrec.py --binary_path none",
     "demo": "demo --ranks 1 --output /dev/null/none",
     "bench-etl": "benchmarks.etl --rows 0",
-    "bench-serve": "benchmarks.serve",
 }
 
 

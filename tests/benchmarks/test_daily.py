@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tqdm import tqdm
 
 from benchmarks.daily import __main__ as daily
-from benchmarks.daily import records, scores
-from benchmarks.daily.calendar import Calendar, Morning
-from benchmarks.daily.page import write_page
-from benchmarks.daily.records import Cost, StageFailedError, Stages
+from benchmarks.daily import ways
 from benchmarks.daily.results import ORACLE, Result, Results
-from benchmarks.daily.ways import STAGES
+from benchmarks.daily.ways import STAGES, Calendar, Cost, Morning, StageFailedError
 from benchmarks.process import Run
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.files.atomic import write_json
-from nvt_torchrec.base.files.journal import Journal
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 
@@ -65,59 +60,29 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path, capsys) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-# ---- stages
-
-
-def open_stages(directory: Path) -> Stages:
-    return Stages(Journal(directory), tqdm(disable=True))
-
-
-def test_a_stage_is_run_once_and_measured(tmp_path: Path) -> None:
-    count = tmp_path / "count"
-    program = f"open({str(count)!r}, 'a').write('x')"
-    stages = open_stages(tmp_path / "journal")
-    assert not stages.continued
-    cost = stages.command("one", ["-c", program])
-    assert cost.wall_s > 0
-    assert stages.command("one", ["-c", program]) == cost
-    again = open_stages(tmp_path / "journal")
-    assert again.continued
-    assert again.command("one", ["-c", program]) == cost
-    assert count.read_text() == "x"
-
-
-def test_a_failed_stage_names_itself_and_is_run_again(tmp_path: Path) -> None:
-    left = tmp_path / "left"
-    left.write_text("half")
-    program = f"import os, sys; sys.exit('there already' if os.path.exists({str(left)!r}) else 0)"
-    with pytest.raises(StageFailedError, match=r"refit/day 3/etl: there already"):
-        open_stages(tmp_path / "journal").command("refit/day 3/etl", ["-c", program])
-    stages = open_stages(tmp_path / "journal")
-    stages.command("refit/day 3/etl", ["-c", program], before=left.unlink)
-    stages.command("refit/day 3/etl", ["-c", program], before=left.unlink)  # not called again
+def test_a_failed_command_names_itself() -> None:
+    with pytest.raises(StageFailedError, match=r"refit/day 3/etl: too late"):
+        ways.run_command("refit/day 3/etl", ["-c", "raise SystemExit('too late')"])
 
 
 # ---- the whole benchmark, with commands that are fakes
 
 
 class Commands:
-    """Stands for :func:`benchmarks.process.run`: notes commands, and may be interrupted."""
+    """Stands for :func:`benchmarks.process.run` and notes the commands."""
 
-    def __init__(self, interrupted_at: int | None = None) -> None:
+    def __init__(self) -> None:
         self.seen: list[str] = []
-        self._left = interrupted_at
 
     def __call__(self, command: list[str], **_: Any) -> Run:
-        if self._left is not None:
-            self._left -= 1
-            if self._left < 0:
-                raise KeyboardInterrupt
         self.seen.append(" ".join(command[1:]))
+        for flag in ("--output_path", "--save_checkpoint_path"):
+            if flag in command:
+                output = Path(command[command.index(flag) + 1])
+                output.mkdir(parents=True, exist_ok=True)
         if "synthesize" in command:
-            raw = Path(command[command.index("--output_path") + 1])
-            raw.mkdir(parents=True)
             files = [{"file": f"day_{day}", "auroc": 0.83 + day / 1e6} for day in range(24)]
-            write_json(raw / "synthetic.json", {"files": files})
+            write_json(output / "synthetic.json", {"files": files})
         return Run(2.0, 3.0, 100.0, {})
 
 
@@ -132,8 +97,8 @@ def fake_score(bundle: Path, day: Path) -> dict[str, Any]:
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     fake = Commands()
-    monkeypatch.setattr(records, "run", fake)
-    monkeypatch.setattr(scores, "score", fake_score)
+    monkeypatch.setattr(ways, "run", fake)
+    monkeypatch.setattr(ways, "score", fake_score)
     return fake
 
 
@@ -148,7 +113,7 @@ def test_each_way_does_its_work_each_morning(commands: Commands, tmp_path: Path,
     assert start(tmp_path, "--", "--days", "new", "--replay", "0.2") == 0
     extended = [line for line in commands.seen if "etl extend" in line]
     assert [line.partition("--input_path ")[2] for line in extended] == [
-        f"{tmp_path}/out/raw/day_{day} --resume" for day in (21, 22)
+        f"{tmp_path}/out/raw/day_{day}" for day in (21, 22)
     ]
     fitted = [line for line in commands.seen if "etl run" in line]
     assert [line.partition("--days ")[2] for line in fitted] == ["19-20", "19-21", "19-22"]
@@ -172,39 +137,9 @@ def test_each_way_does_its_work_each_morning(commands: Commands, tmp_path: Path,
     assert values["oracle", "day 22", "auroc"] == pytest.approx(0.830022)
 
 
-def test_an_interrupted_benchmark_goes_on_and_a_finished_one_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.setattr(scores, "score", fake_score)
-    whole = Commands()
-    monkeypatch.setattr(records, "run", whole)
-    assert start(tmp_path / "whole") == 0
-    expected = [line.replace("/whole/", "/cut/") for line in whole.seen]
-    seen: list[str] = []
-    for cut in (0, 1, 7, 4):
-        commands = Commands(interrupted_at=cut)
-        monkeypatch.setattr(records, "run", commands)
-        assert start(tmp_path / "cut") == 130
-        seen += commands.seen
-    commands = Commands()
-    monkeypatch.setattr(records, "run", commands)
-    capsys.readouterr()
-    assert start(tmp_path / "cut") == 0
-    assert [*seen, *commands.seen] == expected
-    assert "The benchmark was interrupted" in capsys.readouterr().out
-    again = Commands()
-    monkeypatch.setattr(records, "run", again)
-    assert start(tmp_path / "cut") == 0
-    assert again.seen == expected
-    assert "The benchmark was interrupted" not in capsys.readouterr().out
-
-
-def test_other_settings_begin_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: Commands
-) -> None:
-    monkeypatch.setattr(records, "run", Commands(interrupted_at=3))
-    assert start(tmp_path) == 130
-    monkeypatch.setattr(records, "run", commands)
+def test_a_second_run_begins_anew(commands: Commands, tmp_path: Path) -> None:
+    assert start(tmp_path) == 0
+    commands.seen.clear()
     assert start(tmp_path, "--ways", "never") == 0
     assert len(commands.seen) == 1 + len(STAGES)
 
@@ -213,7 +148,7 @@ def test_other_settings_begin_anew(
 
 
 def make_results(
-    daily_auroc: float, ways: tuple[str, ...] = ("never", "daily", "refit")
+    daily_auroc: float, measured: tuple[str, ...] = ("never", "daily", "refit")
 ) -> Results:
     aurocs = {"never": 0.75, "daily": daily_auroc, "refit": 0.8, ORACLE: 0.83}
     calendar = Calendar(days=5, first_days=2)
@@ -223,14 +158,14 @@ def make_results(
                 {"auroc": aurocs[way] + i / 100},
                 {"etl": Cost(1, 2, 50), "train": Cost(3, 4, 90 + i)} if way == "daily" else {},
             )
-            for way in (*ways, ORACLE)
+            for way in (*measured, ORACLE)
         }
         for i, morning in enumerate(calendar.mornings)
     }
-    if "refit" in ways:
+    if "refit" in measured:
         for results in mornings.values():
             results["refit"].costs["train"] = Cost(16, 24, 200)
-    return Results(calendar, 1000, (), mornings, {})
+    return Results(calendar, 1000, (), mornings)
 
 
 def test_means_and_the_verdict() -> None:
@@ -249,25 +184,11 @@ def test_means_and_the_verdict() -> None:
     assert "updated daily   days 19-20; the values of day 21 have ids" in text
 
 
-def test_a_part_of_the_ways(tmp_path: Path) -> None:
+def test_a_part_of_the_ways() -> None:
     results = make_results(0.8, ("never", "daily"))
     assert results.verdict() == []
     assert results.difference("daily") is None
     assert "refit" not in results.text()
-    write_page(tmp_path / "page.html", results)
-    page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 1
-    assert "refitted daily" not in page
-
-
-def test_the_page_shows_the_results(tmp_path: Path) -> None:
-    results = make_results(0.7985)
-    write_page(tmp_path / "page.html", results)
-    page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 3
-    assert "<b>0.8035</b><span>mean AUROC, updated daily</span>" in page
-    assert "<td>day 23</td><td>0.76000</td><td>0.80850</td><td>0.81000</td>" in page
-    assert "-0.00150 against refitting: reached" in page
 
 
 # ---- every command, once
@@ -289,6 +210,5 @@ def test_with_the_commands_of_a_user(tmp_path: Path, capsys) -> None:
     days = Manifest.read(EtlOutput(output / "daily" / "out").manifest).days
     assert days == {"train": [20, 21], "valid": [22], "test": [22]}
     assert re.search(rf"day 23 +{aurocs[0]:.5f} ", said)
-    assert (output / "daily.html").is_file()
     with pytest.raises(SettingsError):
         daily.DailySettings(ways=())

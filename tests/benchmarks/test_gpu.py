@@ -1,9 +1,7 @@
-"""benchmarks.gpu at a small size on a CPU, and the model of several GPUs."""
+"""benchmarks.gpu: the order of its steps, its parts on a CPU, and what a crash leaves."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,51 +9,61 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import etl
-from benchmarks.gpu.paper import Paper, assign, messages, predict
-from nvt_torchrec.clicklog.synthetic.model import MLPERF_CARDINALITIES
+from benchmarks.gpu import report, runner
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.runner import FAILED, OK, SKIPPED, read_records, run_steps
+from benchmarks.gpu.steps import Step, all_steps, chosen
+from benchmarks.gpu.training import WAYS
+from benchmarks.gpu.worker import GpuSettings
+from nvt_torchrec.base.errors import BadInputError, SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_copies() -> None:
-    found = list(etl.copies(argparse.Namespace(seconds=0.01), torch.device("cpu")))
-    assert found[0]["system"] == "limit"
-    assert all(one["gb_per_s"] > 0 for one in found)
+@pytest.fixture
+def small(tmp_path: Path) -> GpuSettings:
+    return GpuSettings(
+        device="cpu", data=tmp_path / "data", rows=2000, log_rows=3000, max_table_rows=500,
+        batch_sizes=(64, 256), seconds=0.01,
+        model=("--embedding_dim=8", "--dense_arch_layer_sizes=8", "--over_arch_layer_sizes=8,1"),
+    )  # fmt: skip
 
 
-def test_the_loaders_at_a_small_size(tmp_path: Path) -> None:
-    file = tmp_path / "results"
-    command = [sys.executable, "-m", "benchmarks.gpu.worker", "loader", f"--results={file}"]
-    command += ["--device=cpu", f"--data={tmp_path / 'data'}", "--rows=3000", "--seconds=0.1"]
-    command += ["--max_table_rows=1000", "--batch_sizes=256"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in file.read_text().splitlines()]
-    assert json.loads(done.stdout)["results"] == len(results)
-    systems = [one["system"] for one in results]
-    assert systems == ["limit", "ours, CPU", "TorchRec npy, pinned copies"]
-    assert all(one["rows_per_s"] > 0 for one in results)
+@pytest.fixture(autouse=True)
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "OUTPUTS", tmp_path / "outputs")
 
 
-def test_training_in_several_ways(tmp_path: Path) -> None:
-    """Tables of another type are another model."""
-    file = tmp_path / "results"
-    command = [sys.executable, "-m", "benchmarks.gpu.worker", "training", f"--results={file}"]
-    command += ["--device=cpu", f"--data={tmp_path / 'data'}", "--rows=3000", "--seconds=0.05"]
-    command += [
-        "--max_table_rows=1000",
-        "--batch_sizes=64",
-        "--ways=bf16 plain,bf16,bf16 fp16 tables",
-    ]
-    command += ["--model=--embedding_dim=8 --dense_arch_layer_sizes=8 --over_arch_layer_sizes=8,1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in file.read_text().splitlines()]
-    gib = {one["case"]: one["table_gib"] for one in results}
-    assert gib["train bf16 plain B=64"] == gib["train bf16 B=64"]
-    assert gib["train bf16 fp16 tables B=64"] < 0.8 * gib["train bf16 B=64"]
-    assert all(one["rows_per_s"] > 0 for one in results)
+def _step(name: str, code: str, seconds: float = 60) -> Step:
+    return Step(name, ("timeit", "-n1", "-r1", code), seconds)
+
+
+def test_what_comes_first_tells_most(small: GpuSettings) -> None:
+    names = [step.name for step in all_steps(small)]
+    assert len(set(names)) == len(names)
+    order = [
+        "doctor", "smoke/dlpack", "smoke/card", "smoke/cluster", "copies", "stages",
+        "training/bf16/B=256", "training/bf16/B=64", "training/bf16 compiled/B=64",
+        "training/tf32/B=256", "training/fp32/B=256", "loader", "engine/cpu",
+        "tests/tests/gpu/test_etl.py", "profile",
+    ]  # fmt: skip
+    assert [name for name in names if name in order] == order
+    ways = {name.split("/")[1] for name in names if name.startswith("training/")}
+    assert ways == WAYS.keys()
+    assert "tests/tests/nvt_loader/test_gpu.py" in names
+
+
+def test_steps_are_chosen_by_patterns(
+    small: GpuSettings, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = all_steps(small)
+    assert chosen(steps, ()) == steps
+    assert [step.name for step in chosen(steps, ("copies", "doc*"))] == ["doctor", "copies"]
+    with pytest.raises(SettingsError, match="--only nothing: no such step\n  -> one of doctor"):
+        chosen(steps, ("nothing",))
+    monkeypatch.setattr("benchmarks.harness.start_logging", lambda: None)  # it handles signals
+    assert main(["--list", "--only", "smoke/*"]) == 0
+    assert "smoke/cluster" in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_says_so() -> None:
@@ -67,32 +75,86 @@ def test_without_a_gpu_it_says_so() -> None:
     assert "torch sees no GPU here" in done.stderr
 
 
-def test_tables_are_assigned_evenly() -> None:
-    assigned = assign(MLPERF_CARDINALITIES, 8, "tables")
-    assert sorted(i for own in assigned for i in own) == list(range(26))
-    assert {len(own) for own in assigned} == {3, 4}
-    large = [i for i, rows in enumerate(MLPERF_CARDINALITIES) if rows == 40_000_000]
-    assert all(len(set(own) & set(large)) <= 1 for own in assigned)
-    heaviest = assign(MLPERF_CARDINALITIES, 2, "memory")
-    sizes = [sum(MLPERF_CARDINALITIES[i] for i in own) for own in heaviest]
-    assert max(sizes) - min(sizes) <= 40_000_000
+def test_a_crash_costs_one_step(small: GpuSettings, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    steps = [
+        _step("first", "print('hello')"),
+        _step("crash", "import os; os.abort()"),
+        _step("hangs", "import time; time.sleep(60)", seconds=1),
+        Step("rapids", ("this",), 1, rapids=True),
+        _step("last", "1"),
+    ]
+    run_steps(steps, small, resume=False, path=path)
+    found = read_records(path)
+    assert [record.status for record in found.values()] == [OK, FAILED, FAILED, SKIPPED, OK]
+    assert "killed after 1 s" in found["hangs"].error
+    assert found["crash"].error
+    assert "hello" in (tmp_path / "outputs" / "first.out").read_text()
+    assert len(path.read_text().splitlines()) == len(steps)
 
 
-def test_bytes_of_a_step() -> None:
-    """Two ranks, two tables: each sends half its ids, and its table's rows for the other's."""
-    paper = Paper(ranks=2, batch=100, dim=4, sizes=(7, 5), dense_parameters=10)
-    assigned = assign(paper.sizes, 2, "tables")
-    assert assigned == [[0], [1]]
-    sent = messages(paper, assigned)
-    assert sent["ids"] == 100 * 2 * 0.5 * 4
-    assert sent["embeddings forward"] == sent["gradients backward"] == 100 * 4 * 4
-    assert sent["dense gradients"] == 2 * 10 * 0.5 * 4
+def test_resuming_leaves_out_what_succeeded(small: GpuSettings, tmp_path: Path) -> None:
+    path, marks = tmp_path / "records.jsonl", tmp_path / "marks"
+    mark = f"open({str(marks)!r}, 'a').write"
+    steps = [
+        _step("good", f"{mark}('g')"),
+        _step("bad", f"{mark}('b'); 1 / 0"),
+        _step("changed", f"{mark}('c')"),
+    ]
+    run_steps(steps, small, resume=True, path=path)
+    with open(path, "a") as file:  # the machine went away meanwhile, or had another version
+        file.write('{"step": "good", "status": "fai\n{"step": "good"}\n')
+    steps[2] = _step("changed", f"{mark}('d')")
+    run_steps(steps, small, resume=True, path=path)
+    assert marks.read_text() == "gbcbd"
+    run_steps(steps, small, resume=False, path=path)
+    assert marks.read_text() == "gbcbdgbd"
+    with pytest.raises(BadInputError, match="make bench-gpu"):
+        read_records(tmp_path / "none.jsonl")
 
 
-def test_one_rank_is_one_card() -> None:
-    found = predict(Paper(ranks=1, samples_per_s=1e6, text_gb_s=3.0, disk_gb_s=2.0))
-    assert found["samples_per_s"] == pytest.approx(
-        {"no overlap": 1e6, "full overlap": 1e6, "one card": 1e6}
-    )
-    assert found["etl_text_gb_s"] == 2.0
-    assert sum(found["gib_per_rank"]) == pytest.approx(97.4, abs=0.1)
+def test_figures_become_a_table_and_a_page(
+    small: GpuSettings, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Steps that need no GPU, with data that are made beside them."""
+    path = tmp_path / "records.jsonl"
+    names = ("smoke/fbgemm", "smoke/interaction", "copies", "loader", "training/bf16*/B=256")
+    steps = chosen(all_steps(small), names)
+    records = run_steps(steps, small, resume=False, path=path)
+    assert [(record.status, record.error) for record in records] == [(OK, "")] * 6
+    report.table(records, "cpu").print()
+    printed = capsys.readouterr().out
+    for words in ("copy from pageable memory", "ours, CPU", "TorchRec npy", "lookup", "operators"):
+        assert words in printed
+    results = [result for record in records for result in record.results]
+    gib = {result["case"]: result["table_gib"] for result in results if "table_gib" in result}
+    assert gib["train bf16 fp16 tables B=256"] < 0.8 * gib["train bf16 B=256"]
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{report.BEGIN}\nold\n{report.END}\nrest\n")
+    for _ in range(2):
+        report.write_page(read_records(path), page)
+    text = page.read_text()
+    assert "old" not in text
+    assert text.count(report.BEGIN) == text.count(report.END) == 1
+    assert text.endswith("rest\n")
+    assert "| loader | loader B=256 | ours, CPU | " in text
+    page.write_text("# Page\n")
+    with pytest.raises(BadInputError, match="no lines"):
+        report.write_page(read_records(path), page)
+
+
+def test_a_target_that_is_missed_is_named() -> None:
+    figures = [
+        {"system": "limit", "case": "train bf16 B=8", "rows_per_s": 2e6},
+        {"system": "from ours, libcudf", "case": "train bf16 B=8", "rows_per_s": 1e6},
+    ]
+    record = runner.Record("training", OK, [], "", 1.0, "", figures, {"card": "X"}, {})
+    text = report.table([record], "cuda").text()
+    assert "0.500 of ready batches: MISSED" in text
+    assert "training: 1.00 M samples/s: MISSED" in text
+    assert "on: card X" in text
+
+
+def test_the_page_has_a_place_for_the_figures() -> None:
+    assert report.BEGIN in report.PAGE.read_text()
+    assert report.END in report.PAGE.read_text()

@@ -11,15 +11,17 @@ import pytest
 
 from demo import compile_ahead
 
+ROOT = Path(__file__).parents[2]
 _RUN = """
 import sys
 from pathlib import Path
 from nvt_torchrec.base.kernels import compile_seconds
 from nvt_torchrec.etl.__main__ import main
+from tests.spec_logs import write_spec_log
+from nvt_torchrec.formats.spec.toml_file import load_spec
 
 raw, out = sys.argv[1:]
-made = ["--spec", "retail", "--days", "3", "--rows_per_day", "100", "--seed", "5"]
-main(["synthesize", "--output_path", raw, *made])
+write_spec_log(Path(raw), load_spec("retail"), rows=100, seed=5)
 (day,) = Path(raw).glob("day_1*")
 with open(day, "r+") as file:  # no newline at its end
     file.truncate(file.seek(0, 2) - 1)
@@ -35,7 +37,7 @@ def test_the_first_run_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(compile_ahead, "SPECS", ("retail",))
     assert compile_ahead.main() == 0
     command = [sys.executable, "-c", _RUN, str(tmp_path / "raw"), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert (tmp_path / "out" / "manifest.json").exists(), done.stderr
     assert float(done.stdout.splitlines()[-1]) == 0, done.stderr
     assert "compiling" not in done.stderr
@@ -49,6 +51,5 @@ def test_a_process_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, capsys) -
 
 
 def test_the_modules_are_there() -> None:
-    root = Path(compile_ahead.__file__).parents[1]
     modules = [name for names in compile_ahead.IMPORTS for name in names]
-    assert all((root / f"{name.replace('.', os.sep)}.py").is_file() for name in modules)
+    assert all((ROOT / f"{name.replace('.', os.sep)}.py").is_file() for name in modules)

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.recipes.lookalikes import LOOKALIKES
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.guess.dialect import find_dialect, split_rows
 from nvt_torchrec.etl.guess.run import guess
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
+from tests.lookalikes.logs import LOGS
 
 
 def guessed(path: Path, **options) -> FeatureSpec:
@@ -55,9 +55,9 @@ def clicks(rows: int, seed: int = 0) -> list[list[str]]:
     return made
 
 
-@pytest.mark.parametrize("name", LOOKALIKES)
-def test_look_alikes(name: str, tmp_path: Path) -> None:
-    path = LOOKALIKES[name](tmp_path, 2000, 1)
+@pytest.mark.parametrize("name", LOGS)
+def test_public_logs(name: str, tmp_path: Path) -> None:
+    path = LOGS[name](tmp_path, 2000, 1).path
     first = {"criteo_1tb": "day_0", "criteo_x1": "train.csv", "census": "adult.data"}
     file = path / first[name] if name in first else path
     spec, shipped = guessed(file), load_spec(name)
@@ -75,13 +75,13 @@ def test_look_alikes(name: str, tmp_path: Path) -> None:
 
 
 def test_criteo_is_read_by_the_fast_parser(tmp_path: Path) -> None:
-    spec = guessed(LOOKALIKES["criteo_kaggle"](tmp_path, 500, 2))
+    spec = guessed(LOGS["criteo_kaggle"](tmp_path, 500, 2).path)
     assert spec.is_criteo_format
     assert spec.columns == load_spec("criteo_1tb").columns
 
 
 def test_avazu(tmp_path: Path) -> None:
-    path = LOOKALIKES["avazu"](tmp_path, 2000, 1)
+    path = LOGS["avazu"](tmp_path, 2000, 1).path
     columns = columns_of(guessed(path))
     assert "id" not in columns
     assert columns["hour_of_day"].derive.time_format == "%y%m%d%H"
@@ -92,7 +92,7 @@ def test_avazu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "comment"), [("adult.data", ""), ("adult.test", "|")])
 def test_census(name: str, comment: str, tmp_path: Path) -> None:
-    spec = guessed(LOOKALIKES["census"](tmp_path, 1000, 1) / name)
+    spec = guessed(LOGS["census"](tmp_path, 1000, 1).path / name)
     dot = "." if comment else ""
     assert (spec.input.comment, spec.input.skip_empty_lines) == (comment, True)
     assert spec.label_rules[0].positive == (f">50K{dot}",)

@@ -1,43 +1,53 @@
-"""The pages of docs/recipes: their commands exist, and run on look-alikes."""
+"""The pages of docs/recipes: their commands exist, and run on small logs of the same formats."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.recipes.lookalikes import LOOKALIKES
-from benchmarks.recipes.pages import downloads, page, recipes, script
-from benchmarks.recipes.run import run_recipe
 from nvt_torchrec.base.command_line import Parser, parse
 from nvt_torchrec.dlrm.settings.flags import parse_settings
 from nvt_torchrec.etl.__main__ import COMMANDS as ETL
 from nvt_torchrec.formats.spec.toml_file import shipped_specs
 from nvt_torchrec.inference.__main__ import COMMANDS as INFERENCE
+from tests.lookalikes.logs import LOGS
+
+ROOT = Path(__file__).parents[2]
+PAGES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "recipes").glob("*.md"))}
+_BLOCK = re.compile(r"^```(bash(?: download)?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: For logs a thousand times smaller than the real ones: fewer rows a step, and smaller layers.
+_SMALLER = [(r"--batch_size \d+", "--batch_size 128"), (r"512,256,(\d+)\b", r"64,\1")]
+_METRICS = re.compile(r"^ *(valid|test) +[\d,]+ +[\d,]+ +(0\.\d+)", re.MULTILINE)
+
+
+def commands(name: str, kind: str = "bash") -> str:
+    """Return the commands of a recipe, which expect the log in RAW, or those that download it."""
+    return "\n".join(block for found, block in _BLOCK.findall(PAGES[name]) if found == kind)
 
 
 def test_each_log_has_a_recipe() -> None:
-    named = set(shipped_specs()) - {"retail", "movielens_latest"}
-    assert set(recipes()) == named
-    assert named <= set(LOOKALIKES)
+    assert set(PAGES) == set(shipped_specs()) - {"retail", "movielens_latest"}
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", PAGES)
 def test_commands_exist_with_their_flags(name: str) -> None:
-    assert re.search(rf"^\| `{name}` \| [\d,]+ \| 0\.\d+ \|$", page(name), re.MULTILINE)
-    assert re.search(r"https://|kaggle competitions", downloads(name))
-    lines = script(name).replace("\\\n", " ").splitlines()
-    commands = [shlex.split(line) for line in lines if line.startswith("python ")]
-    assert len(commands) >= 4
-    for command in commands:
-        if command[1] == "train_torchrec.py":
-            parse_settings(command[2:])
+    assert re.search(r"https://|kaggle competitions", commands(name, "bash download"))
+    lines = commands(name).replace("\\\n", " ").splitlines()
+    programs = [shlex.split(line) for line in lines if line.startswith("python ")]
+    assert len(programs) >= 4
+    for program in programs:
+        if program[1] == "train_torchrec.py":
+            parse_settings(program[2:])
             continue
-        room, subcommand, *arguments = command[2:]
+        room, subcommand, *arguments = program[2:]
         module = importlib.import_module({"etl": ETL, "inference": INFERENCE}[room][subcommand][0])
         parse(Parser(prog=subcommand), arguments, *module.SETTINGS)
 
@@ -45,8 +55,24 @@ def test_commands_exist_with_their_flags(name: str) -> None:
 @pytest.mark.parametrize("name", ["avazu", "census"])  # one without and one with dense columns
 def test_a_recipe_learns_and_scores_raw_rows(name: str, tmp_path: Path) -> None:
     rows = 6000
-    found = run_recipe(name, tmp_path, rows)
-    assert found.auroc["test"] > 0.6
-    assert '"auroc"' in found.printed  # of the raw rows
+    LOGS[name](tmp_path / "RAW", rows, 1)
+    (tmp_path / "train_torchrec.py").symlink_to(ROOT / "train_torchrec.py")
+    script = commands(name)
+    for pattern, smaller in _SMALLER:
+        script = re.sub(pattern, smaller, script)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-eu", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert float(dict(_METRICS.findall(done.stdout))["test"]) > 0.6
+    assert '"auroc"' in done.stdout  # of the raw rows
     scored = pq.read_table(tmp_path / "predictions.parquet")
     assert len(scored) == (1000 if name == "avazu" else rows // 2)

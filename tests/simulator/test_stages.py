@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.card import compared
-from benchmarks.gpu.etl_stages import of_block
+from benchmarks.gpu.etl import of_block
 from benchmarks.gpu.worker import GpuSettings
 from nvt_torchrec.clicklog.readers.raw import Block
 from nvt_torchrec.etl.engines.device_blocks import Card

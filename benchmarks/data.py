@@ -1,0 +1,119 @@
+"""The data of the benchmarks of loader and training: rows in the form that the ETL writes."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nvt_torchrec.formats.schema import TableSchema
+
+log = logging.getLogger("benchmarks")
+
+#: Rows of each of 26 embedding tables: those of a day of Criteo's log, capped.
+TABLE_SIZES = (
+    *(300000, 40000, 17000, 7000, 20000, 6, 7000, 1500, 66, 300000, 250000, 100000, 13),
+    *(2200, 11000, 156, 7, 970, 18, 300000, 300000, 300000, 280000, 12000, 108, 39),
+)
+DENSE, FILE_ROWS, ROW_GROUP_ROWS = 13, 1_000_000, 91_000
+#: As the ETL writes (etl.parquet), but for smaller row groups: 44 of them in 4 M rows.
+_WRITER = {
+    "compression": "none",
+    "use_dictionary": True,
+    "dictionary_pagesize_limit": 16 << 10,
+    "write_page_checksum": True,
+}
+#: TorchRec's binary layout: an array by row for each kind of column.
+NPY_KINDS = ("dense", "sparse", "labels")
+
+
+def make_once(root: Path, contents: str, make: Callable[[], object]) -> None:
+    """Call ``make`` on an empty directory, unless it holds the same contents already."""
+    done = root / "done"
+    if done.is_file() and done.read_text() == contents:
+        return
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    log.info("making %s in %s", contents, root)
+    make()
+    done.write_text(contents)
+
+
+def criteo_schema(sizes: Sequence[int] = TABLE_SIZES, multi_hot: Sequence[str] = ()) -> TableSchema:
+    """Return a schema of Criteo's columns with tables of the given sizes."""
+    dense = tuple(f"int_{i}" for i in range(DENSE))
+    categorical = tuple(f"cat_{i}" for i in range(len(sizes)))
+    return TableSchema("label", dense, categorical, tuple(sizes), tuple(multi_hot))
+
+
+def write_rows(
+    directory: Path,
+    schema: TableSchema,
+    rows: int,
+    *,
+    dtype: type = np.int32,
+    npy: Path | None = None,
+    seed: int = 0,
+    file_rows: int = FILE_ROWS,
+) -> list[Path]:
+    """Write random rows as one split of an ETL's output; return the files.
+
+    Args:
+        directory: The directory of the split.
+        schema: The columns.
+        rows: The number of rows.
+        dtype: The type of the ids.
+        npy: A directory for the same rows as TorchRec's scripts lay them out: ``N_dense.npy``,
+            ``N_sparse.npy`` and ``N_labels.npy`` for file N.
+        seed: The seed of the first file.
+        file_rows: The largest number of rows of a file.
+    """
+    directory.mkdir(parents=True)
+    schema.write(directory)
+    files = []
+    for number, first in enumerate(range(0, rows, file_rows)):
+        table = _random_rows(schema, min(file_rows, rows - first), seed + number, dtype)
+        files.append(directory / f"part.{number}.parquet")
+        pq.write_table(table, files[-1], row_group_size=ROW_GROUP_ROWS, **_WRITER)
+        if npy:
+            npy.mkdir(parents=True, exist_ok=True)
+            names = (schema.dense, schema.categorical, (schema.label,))
+            for kind, columns in zip(NPY_KINDS, names, strict=True):
+                array = np.stack([np.asarray(table[name]) for name in columns], axis=1)
+                array = array.astype(np.float32 if kind == "dense" else np.int32)
+                np.save(npy / f"{number}_{kind}.npy", array)
+    return files
+
+
+def npy_files(directory: Path) -> list[list[str]]:
+    """Return the files of each of :data:`NPY_KINDS`, in the order of their rows."""
+    count = len(list(directory.glob("*_dense.npy")))
+    return [[str(directory / f"{i}_{kind}.npy") for i in range(count)] for kind in NPY_KINDS]
+
+
+def _random_rows(schema: TableSchema, rows: int, seed: int, dtype: type) -> pa.Table:
+    """Return labels, dense values and ids as in a click log after the ETL."""
+    rng = np.random.default_rng(seed)
+    columns: dict[str, object] = {"label": (rng.random(rows) < 0.03).astype(np.float32)}
+    for name in schema.dense:  # counts, as the ETL normalizes them
+        columns[name] = ((np.log(rng.geometric(0.02, rows) + 3) - 3) / 1.3).astype(np.float32)
+    for name, size in zip(schema.categorical, schema.table_sizes, strict=True):
+        if name in schema.multi_hot:
+            offsets = np.append(0, np.cumsum(rng.integers(0, 11, rows))).astype(np.int32)
+            ids = pa.array(_ids(rng, int(offsets[-1]), size).astype(dtype))
+            columns[name] = pa.ListArray.from_arrays(offsets, ids)
+        else:
+            columns[name] = _ids(rng, rows, size).astype(dtype)
+    table = pa.table(columns)
+    fields = [pa.field(field.name, field.type, nullable=False) for field in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def _ids(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
+    """Return ids of which frequent ones are small, as in a vocabulary by falling count."""
+    return np.minimum(3 + (rng.zipf(1.2, rows) - 1) % max(size - 3, 1), size - 1)

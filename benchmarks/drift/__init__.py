@@ -1,1 +1,0 @@
-"""How often `python -m etl drift` raises a false alarm."""

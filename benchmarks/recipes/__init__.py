@@ -1,1 +1,0 @@
-"""The recipes of docs/recipes on synthetic look-alikes of the public logs."""

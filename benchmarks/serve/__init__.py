@@ -1,1 +1,0 @@
-"""The server under load, over loopback."""

@@ -1,1 +1,0 @@
-"""How far results depend on the seed."""

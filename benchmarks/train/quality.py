@@ -1,0 +1,209 @@
+"""Train one epoch in many ways and print how good the models are, beside the best there is.
+
+Every optimizer, at every global batch, with every model, at the default learning rates, on one
+synthetic log whose oracle (the click model it was drawn from) gives the best AUROC there is. With
+--seeds 2 or more, each is trained with several seeds, of the initial weights and of the order of
+the rows, and mean, spread and worst AUROC are printed. Everything after -- goes to
+train_torchrec.py; with --binary_path there, the data are yours.
+
+    python -m benchmarks.train quality --optimizers rowwise_adagrad --global_batches 2048,16384
+    python -m benchmarks.train quality --seeds 16 --optimizers adagrad --global_batches 1024 \\
+        --models default -- --binary_path OUT/criteo_binary/split
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data import make_once
+from benchmarks.harness import (
+    ROOT,
+    SMALL_MODEL,
+    Metric,
+    System,
+    Table,
+    refuse,
+    run_benchmark,
+    split_flags,
+)
+from benchmarks.process import run
+from benchmarks.venvs import BUILD, PeerError
+from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
+
+METRICS = (
+    Metric("auroc", "AUROC", ".5f"),
+    Metric("gap", "below oracle", ".5f"),
+    Metric("log_loss", "log loss", ".5f"),
+    Metric("valid_auroc", "valid", ".5f"),
+    Metric("samples_per_s", "samples/s"),
+    Metric("wall_s", "wall s", ".1f"),
+)
+#: What none of the runs should be below the oracle by.
+TARGET = 0.02
+OPTIMIZERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
+#: The demo's model, one in between, and train_torchrec.py's default.
+MODELS = {
+    "small": SMALL_MODEL,
+    "medium": (
+        *("--embedding_dim", "32", "--dense_arch_layer_sizes", "256,32"),
+        *("--over_arch_layer_sizes", "256,128,1"),
+    ),
+    "default": (),
+}
+#: Flags of the trainer that the benchmark sets itself.
+_REFUSED = ("--optimizer", "--adagrad", "--batch_size", "--seed", "--log_path")
+
+
+@dataclasses.dataclass(frozen=True)
+class QualitySettings(Settings):
+    """The settings of the benchmark."""
+
+    optimizers: tuple[str, ...] = flag("optimizers", OPTIMIZERS, choices=OPTIMIZERS)
+    global_batches: tuple[int, ...] = flag("global batches", (256, 2048, 16384, 65536), least=1)
+    models: tuple[str, ...] = flag("models", tuple(MODELS), choices=tuple(MODELS))
+    seeds: int = flag("number of seeds, from 0 on", 1, least=1)
+    ranks: int = flag("processes of each run", 1, least=1)
+    rows_per_day: int = flag("rows per day; 4 days are trained", 1_000_000, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size in self.global_batches:
+            if size % self.ranks:
+                raise SettingsError(
+                    f"--global_batches {size} with --ranks {self.ranks}",
+                    "give multiples of the ranks",
+                )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark; return exit status 1 if a run failed."""
+    arguments, flags = split_flags(argv)
+    work = functools.partial(_run, flags=flags)
+    return run_benchmark("train quality", __doc__, QualitySettings, work, arguments)
+
+
+def _run(settings: QualitySettings, flags: list[str]) -> int:
+    refuse(flags, _REFUSED)
+    if not any(given.split("=")[0] == "--binary_path" for given in flags):
+        flags = [*flags, "--binary_path", str(make_data(settings.rows_per_day))]
+    logs = BUILD / "quality"
+    shutil.rmtree(logs, ignore_errors=True)
+    table = Table(
+        "quality", f"Test AUROC after one epoch, {settings.ranks} ranks", METRICS, base=""
+    )
+    groups: dict[str, list[System]] = {}
+    for model, batch, optimizer, seed in itertools.product(
+        settings.models, settings.global_batches, settings.optimizers, range(settings.seeds)
+    ):
+        case = f"{model}, B={batch}"
+        given = ["--optimizer", optimizer, "--batch_size", str(batch // settings.ranks)]
+        given += [*MODELS[model], *flags, "--seed", str(seed)]
+        if settings.seeds > 1:
+            given.append("--shuffle_training_set")
+        system = _training_run(
+            optimizer,
+            case if settings.seeds == 1 else f"{case}, seed {seed}",
+            given,
+            logs / f"{model}-{batch}-{optimizer}-{seed}",
+            settings.ranks,
+        )
+        groups.setdefault(f"{optimizer} {case}", []).append(system)
+    table.measure(list(itertools.chain(*groups.values())), repeats=1)
+    summary = {name: _summarize(table, systems) for name, systems in groups.items()}
+    oracles = [output["oracle"] for key in table.runs for output in table.outputs(*key)]
+    table.notes += ["", *_notes(summary, oracles[0] if oracles else None)]
+    table.print()
+    print(f"written to {table.write(summary=summary, target=TARGET, flags=flags)}")
+    return 1 if table.failed else 0
+
+
+def make_data(rows_per_day: int) -> Path:
+    """Return the splits of a synthetic log of 5 days, which is made once per size."""
+    root = BUILD / f"training-data-{rows_per_day}"
+    raw, etl = root / "raw", root / "etl"
+
+    def make() -> None:
+        for arguments in (
+            ["synthesize", "--output_path", raw, "--days", 5, "--rows_per_day", rows_per_day],
+            ["run", "--input_path", raw, "--output_path", etl],
+        ):
+            done = run([sys.executable, "-m", "etl", *map(str, arguments)], cwd=ROOT, result=dict)
+            if done.error:
+                raise PeerError(f"etl {arguments[0]} failed: {done.error}", "see `python -m etl`")
+
+    make_once(root, f"a log of 5 x {rows_per_day} rows", make)
+    return etl / "criteo_binary" / "split"
+
+
+def _training_run(name: str, case: str, flags: list[str], log_path: Path, ranks: int) -> System:
+    """Return a run of ``train_torchrec.py`` with the metrics of its log as result."""
+    start = [sys.executable]
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return System(
+        name,
+        case,
+        [*start, str(ROOT / "train_torchrec.py"), *flags, "--log_path", str(log_path)],
+        result=lambda: _result(log_path),
+        timeout=24 * 3600,
+    )
+
+
+def _result(directory: Path) -> dict[str, Any]:
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    last = {event["split"]: event for event in events if event["event"] == "evaluation"}
+    end = next(event for event in events if event["event"] == "end")
+    auroc = last["test"]["auroc"]
+    oracle = ((events[0].get("oracle") or {}).get("test") or {}).get("auroc")
+    return {
+        "auroc": auroc,
+        "oracle": oracle,
+        "gap": oracle - auroc if oracle else None,
+        "log_loss": last["test"]["log_loss"],
+        "valid_auroc": last["valid"]["auroc"],
+        "samples_per_s": end["samples_per_s"],
+    }
+
+
+def _summarize(table: Table, systems: list[System]) -> dict[str, float]:
+    """Return mean, spread, worst and best AUROC over the seeds; empty if all runs failed."""
+    aurocs = [value for s in systems for value in table.values(s.name, s.case, "auroc")]
+    if not aurocs:
+        return {}
+    spread = statistics.stdev(aurocs) if len(aurocs) > 1 else 0.0
+    return {
+        "seeds": len(aurocs),
+        "mean": statistics.mean(aurocs),
+        "standard_deviation": spread,
+        "worst": min(aurocs),
+        "best": max(aurocs),
+    }
+
+
+def _notes(summary: dict[str, dict[str, float]], oracle: float | None) -> list[str]:
+    notes, behind = [], []
+    for name, values in summary.items():
+        if values.get("seeds", 0) > 1:
+            notes.append(
+                f"{name}: test AUROC over {values['seeds']} seeds: mean {values['mean']:.5f}, "
+                f"standard deviation {values['standard_deviation']:.5f}, worst "
+                f"{values['worst']:.5f}, best {values['best']:.5f}"
+            )
+        if oracle and values and oracle - values["mean"] > TARGET:
+            behind.append(f"{name}: {oracle - values['mean']:.4f} below")
+    if oracle:
+        notes.append(
+            f"oracle {oracle:.5f}; more than {TARGET} below it: {'; '.join(behind) or 'none'}"
+        )
+    return notes

@@ -1,0 +1,212 @@
+"""The benchmark of the ETL: its log, its peers, and the comparison of what they write."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.etl import systems
+from benchmarks.etl.log import DAYS, SUMMARY_FILE, make_log, repeat_head, rows_of
+from benchmarks.etl.systems import DUCKDB, POLARS, Log
+from benchmarks.etl.verify import DifferentOutputError, Output, compare, parts
+from benchmarks.process import run as measured
+from nvt_torchrec.base.files.atomic import read_json
+from nvt_torchrec.etl.run import run
+from tests.etl.runs import settings
+from tests.logs import CRITEO, write_log
+
+LARGEST = {14, 23, 24, 33, 34, 35}  # fields of cat_0, 9, 10, 19, 20, 21
+
+# ---- the log
+
+
+def rows(path: Path) -> list[list[str]]:
+    days = sorted(path.glob("day_*"))
+    return [line.split("\t") for day in days for line in day.read_text().splitlines()]
+
+
+def test_rare_values_replace_others_in_the_largest_columns(tmp_path: Path) -> None:
+    make_log(tmp_path / "plain", 4000, 0.05, 0.0)
+    make_log(tmp_path / "rare", 4000, 0.05, 0.25)
+    plain, rare = rows(tmp_path / "plain"), rows(tmp_path / "rare")
+    assert len(list((tmp_path / "rare").glob("day_*"))) == DAYS
+    assert rows_of(tmp_path / "rare") == len(rare) == 4000
+    changed = [
+        field
+        for row, other in zip(plain, rare, strict=True)
+        for field, (a, b) in enumerate(zip(row, other, strict=True))
+        if a != b
+    ]
+    assert set(changed) == LARGEST
+    assert abs(len(changed) / (4000 * len(LARGEST)) - 0.25) < 0.02
+    assert len({row[14] for row in rare}) > 2 * len({row[14] for row in plain})
+
+
+def test_the_log_is_made_once_and_repeated(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    make_log(log, 800, 0.05, 0.25)
+    before = (log / "day_0").stat().st_mtime_ns
+    make_log(log, 800, 0.05, 0.25)
+    assert (log / "day_0").stat().st_mtime_ns == before
+    (log / "done").unlink()  # interrupted: it is made again
+    make_log(log, 800, 0.05, 0.25)
+    assert (log / "day_0").stat().st_mtime_ns != before
+    assert read_json(log / SUMMARY_FILE, "the log")["rows"] == 800
+    repeat_head(log, tmp_path / "1x", 5000, 1)
+    repeat_head(log, tmp_path / "3x", 5000, 3)
+    for day, text in enumerate(sorted((tmp_path / "1x").glob("day_*"))):
+        head = text.read_bytes()
+        assert 4500 < len(head) <= 5000
+        assert (log / f"day_{day}").read_bytes().startswith(head)
+        assert head.endswith(b"\n")
+        assert (tmp_path / "3x" / f"day_{day}").read_bytes() == 3 * head
+
+
+# ---- the programs
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    directory = tmp_path_factory.mktemp("log")
+    write_log(directory / "raw", [200, 100, 61])
+    run(settings(directory / "raw", directory / "ours"))
+    return Log(directory / "raw", 361, directory, 2)
+
+
+@pytest.mark.parametrize(
+    ("peer", "flags"),
+    [(POLARS, ["--stage", "memory"]), (POLARS, ["--stage", "disk"]), (DUCKDB, ["--threads", "2"])],
+)
+def test_a_peer_writes_what_we_write(log: Log, peer, flags: list[str]) -> None:
+    if not peer.python.exists():
+        pytest.skip(f"{peer.directory} is not built: `make bench-etl` builds it")
+    system = systems.peer(log, peer, "peer", *flags, case=" ".join([peer.name, *flags]))
+    done = measured(system.command, env=system.env)
+    assert not done.error
+    ours = systems.our_output(log.work / "ours")
+    theirs = systems.frames_output(systems.output_of(log, system.name, system.case))
+    columns = CRITEO.label, CRITEO.dense_names, CRITEO.categorical_names
+    summary = compare(ours, theirs, *columns, same_order=peer is not DUCKDB)
+    assert summary.rows == 361
+    assert summary.null
+    assert summary.oov
+
+
+def test_our_command_is_the_product_itself(log: Log) -> None:
+    system = systems.ours(log, "cpu", "ours cpu", "TSV to parquet")
+    assert measured(system.command, result=system.result).output == {"rows": 361}
+    columns = CRITEO.label, CRITEO.dense_names, CRITEO.categorical_names
+    output = systems.output_of(log, "ours cpu", "TSV to parquet")
+    ours, again = systems.our_output(log.work / "ours"), systems.our_output(output)
+    assert compare(ours, again, *columns).rows == 361
+
+
+# ---- the comparison
+
+COUNTS = np.array([5, 3, 3, 1, 1])  # two pairs of ties
+VALUES = np.array([90, 10, 20, 30, 40])
+COLUMNS = {
+    "label": np.arange(15) % 2 == 0,
+    "int_0": np.linspace(-3, 3, 15),
+    "cat_0": np.concatenate([np.repeat(np.arange(3, 8), COUNTS), [1, 2]]),
+}
+
+
+def output(directory: Path, counts=COUNTS, values=VALUES, order=None, **changed) -> Output:
+    columns = {**COLUMNS, **changed}
+    kinds = {"label": np.float32, "int_0": np.float32, "cat_0": np.int32}
+    table = pa.table({name: np.asarray(c).astype(kinds[name]) for name, c in columns.items()})
+    table = table.take(np.arange(len(table)) if order is None else order)
+    directory.mkdir(parents=True)
+    for i, at in enumerate(range(0, len(table), 4)):  # parts 0 … 3
+        pq.write_table(table.slice(at, 4), directory / f"part.{i}.parquet")
+    files = parts(directory)
+    return Output([files[:2], files[2:]], lambda name: counts, lambda name: values)
+
+
+def check(tmp_path: Path, *, same_ties: bool = True, same_order: bool = True, **changed):
+    ours, theirs = output(tmp_path / "ours"), output(tmp_path / "theirs", **changed)
+    how = {"same_ties": same_ties, "same_order": same_order}
+    return compare(ours, theirs, "label", ["int_0"], ["cat_0"], **how)
+
+
+def swapped(ids: np.ndarray, a: int, b: int) -> np.ndarray:
+    return np.where(ids == a, b, np.where(ids == b, a, ids))
+
+
+def test_equal_outputs_are_summed_up(tmp_path: Path) -> None:
+    summary = check(tmp_path, int_0=COLUMNS["int_0"] + 2e-6)
+    assert (summary.rows, summary.vocabulary) == (15, 5)
+    assert (summary.null, summary.oov) == (1, 1)
+    assert "15 rows, 5 values" in str(summary)
+
+
+def test_parts_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 9, 0):
+        (tmp_path / f"part.{number}.parquet").touch()
+    assert [path.name for path in parts(tmp_path)] == [f"part.{n}.parquet" for n in (0, 9, 10)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"label": COLUMNS["label"] ^ (np.arange(15) == 7)}, "label: values differ by up to 1"),
+        ({"int_0": COLUMNS["int_0"] + 1e-4 * (np.arange(15) == 14)}, "int_0: values differ"),
+        ({"int_0": np.where(np.arange(15) == 3, np.nan, 0)}, "int_0: values differ"),
+        ({"cat_0": swapped(COLUMNS["cat_0"], 4, 5)}, "cat_0: ids differ"),
+        ({"counts": np.array([5, 3, 2, 2, 1])}, "cat_0: another vocabulary"),
+        ({"counts": COUNTS[:4]}, "4 values, and not 5"),
+        ({"values": VALUES[::-1]}, "cat_0: the vocabulary's values differ"),
+        ({name: column[:14] for name, column in COLUMNS.items()}, "14 rows, and not 15"),
+    ],
+)
+def test_any_difference_is_found(tmp_path: Path, changed: dict, said: str) -> None:
+    with pytest.raises(DifferentOutputError, match=re.escape(said)):
+        check(tmp_path, **changed)
+
+
+def test_ties_may_be_in_another_order_where_that_is_asked_for(tmp_path: Path) -> None:
+    assert check(tmp_path, same_ties=False, cat_0=swapped(COLUMNS["cat_0"], 4, 5)).rows == 15
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        swapped(COLUMNS["cat_0"], 3, 4),  # not equally frequent
+        np.where(np.arange(15) == 5, 5, COLUMNS["cat_0"]),  # one row of a tie only
+        swapped(COLUMNS["cat_0"], 1, 2),  # null and out of vocabulary
+        np.where(np.arange(15) == 5, 8, COLUMNS["cat_0"]),  # past the vocabulary
+        np.where(np.arange(15) == 5, -1, COLUMNS["cat_0"]),
+    ],
+)
+def test_ids_that_are_no_renaming_of_ties_are_found(tmp_path: Path, ids: np.ndarray) -> None:
+    with pytest.raises(DifferentOutputError, match="cat_0: ids differ"):
+        check(tmp_path, same_ties=False, cat_0=ids)
+
+
+SHUFFLED = np.concatenate([np.arange(8)[::-1], 8 + np.array([3, 1, 0, 2, 6, 5, 4])])
+
+
+def test_rows_of_a_split_may_be_in_another_order_where_that_is_asked_for(tmp_path: Path) -> None:
+    assert check(tmp_path, same_order=False, order=SHUFFLED).rows == 15
+    with pytest.raises(DifferentOutputError):
+        check(tmp_path / "strict", order=SHUFFLED)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"order": np.arange(15)[::-1]},  # rows of one split in the other
+        {"cat_0": swapped(COLUMNS["cat_0"], 4, 5)},
+        {"label": np.roll(COLUMNS["label"], 1)},  # as many of each, with other ids
+        {"int_0": COLUMNS["int_0"] + 1e-3 * (np.arange(15) == 3)},
+    ],
+)
+def test_differences_are_found_in_any_order(tmp_path: Path, changed: dict) -> None:
+    with pytest.raises(DifferentOutputError):
+        check(tmp_path, same_order=False, **changed)
