@@ -141,6 +141,8 @@ class _Workers(Multiprocess):
         for listener in self.sockets:  # so that it is closed when the last worker closes it
             listener.close()
         super().terminate_all()
+        # a second signal ends a drain, as it does without workers
+        signal.signal(signal.SIGTERM, lambda *_: [w.process.terminate() for w in self.processes])
 
     def handle_int(self) -> None:
         self.status = 130
