@@ -3,7 +3,7 @@
 "dlrm_main" is facebookresearch/dlrm's, run unmodified from the checkout that --dlrm names (git
 clone https://github.com/facebookresearch/dlrm), in this project's environment. It reads NumPy
 arrays into memory; our trainer decodes parquet. "bare loop" is forward, backward and optimizer of
-our model over one batch in memory; "ready batch, pipelined" the same through TorchRec's pipeline.
+our model over one batch in memory.
 Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second.
 `python -m benchmarks.train quality` compares how good the trained models are.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.data import NPY_KINDS, criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark
-from benchmarks.train.worker import BARE, DLRM_MAIN, OURS, PIPELINED
+from benchmarks.train.worker import BARE, DLRM_MAIN, OURS
 from benchmarks.venvs import BUILD, PeerError
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.formats.splits import SPLITS
@@ -91,7 +91,7 @@ def make_data(root: Path, rows: int) -> None:
 
 
 def _systems(settings: BenchmarkSettings, data: Path, size: int) -> list[System]:
-    names = [BARE, PIPELINED, OURS, *([DLRM_MAIN] if settings.dlrm else [])]
+    names = [BARE, OURS, *([DLRM_MAIN] if settings.dlrm else [])]
     systems = []
     for name in names:
         command = [sys.executable, "-m", "benchmarks.train.worker", name, "--data", data]
