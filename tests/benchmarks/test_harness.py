@@ -201,6 +201,10 @@ def test_speed_from_rows_and_results_from_files(table: Table, tmp_path: Path):
     file = tmp_path / "result.json"
     write = python(f"import time; time.sleep(0.3); open({str(file)!r}, 'w').write('hello')")
     table.metrics = (Metric("rows_per_s", "rows/s"), CPU)
+
+    def read() -> dict:
+        return {"rows": 100, "text": file.read_text()}
+
     table.measure(
         [
             System(
