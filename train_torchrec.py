@@ -13,14 +13,8 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from nvt_torchrec.base.errors import exit_status
-
-if TYPE_CHECKING:
-    from nvt_torchrec.dlrm.launch.distributed import Group
-    from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 #: Seconds that a rank waits before it reports an error that another rank reports, too, so that the
 #: launcher ends it meanwhile and the error is printed once. A connection is lost because another
@@ -48,12 +42,7 @@ def _train(argv: list[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from nvt_torchrec.dlrm.launch.distributed import process_group
-
-    work: Callable[[TrainSettings, Group], object]
-    if settings.mode == "inference_benchmark":
-        from nvt_torchrec.dlrm.inference_benchmark import benchmark_inference as work
-    else:
-        from nvt_torchrec.dlrm.train import train as work
+    from nvt_torchrec.dlrm.train import train
 
     gc.freeze()  # imported objects stay: a collection that visits them takes a tenth of a second
 
@@ -61,7 +50,7 @@ def _train(argv: list[str]) -> None:
     def run() -> None:
         try:
             with process_group(own_cpus=settings.bind_cpus) as group:
-                work(settings, group)
+                train(settings, group)
         except RuntimeError as error:
             if _follows_from_another(error):
                 time.sleep(_REPORT_DELAY_S)

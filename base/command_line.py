@@ -36,7 +36,6 @@ class Rules:
     removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needs: str = ""
     excludes: tuple[str, ...] = ()
-    also: str = ""
     group: str = ""
     metavar: str = ""
     parse: Callable[[str], Any] | None = None
@@ -68,9 +67,9 @@ def flag(text: str, default: Any = dataclasses.MISSING, **rules: Any) -> Any:
             values that were allowed in earlier versions → a sentence that names what to use
             instead. ``needs``: the flag, or flag and value, without which this one has no effect
             (``--mode train``). ``excludes``: the names of the fields that must not be set beside
-            this one. ``also``: a second name. ``group``: the heading in the help. ``metavar``: the
-            name of the value in the help. ``parse``: makes the value of the text, if the type of
-            the field does not. ``positional``: the argument is recognized by its position.
+            this one. ``group``: the heading in the help. ``metavar``: the name of the value in the
+            help. ``parse``: makes the value of the text, if the type of the field does not.
+            ``positional``: the argument is recognized by its position.
     """
     given = {"default_factory" if callable(default) else "default": default}
     return dataclasses.field(**given, metadata={"rules": Rules(text, **rules)})
@@ -160,31 +159,9 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(message, f"see: {self.prog} --help")
 
     def flags(self) -> set[str]:
-        """Return all flags but ``--help``, second names included."""
+        """Return all flags but ``--help``."""
         names = {name for action in self._actions for name in action.option_strings}
         return {name for name in names if name.startswith("--")} - {"--help"}
-
-
-class _Once(argparse.Action):
-    """Keep the last value of a flag; refuse two names of one flag with different values."""
-
-    _by: str | None = None
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        before = getattr(namespace, self.dest, values)
-        if self._by not in (None, option_string) and before != values:
-            raise SettingsError(
-                f"{self._by} {before} and {option_string} {values} are one setting",
-                f"give it once, as {self.option_strings[0]}",
-            )
-        self._by = option_string
-        setattr(namespace, self.dest, values)
 
 
 def integers(text: str) -> tuple[int, ...]:
@@ -231,9 +208,8 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
     if default not in (dataclasses.MISSING, None, "", ()) and "default" not in text:
         text += f" (default: {_short(default)})"
     text = text.replace("%", "%%")
-    names = [f"--{name}" for name in (field.name, rules.also) if name]
     if hint is bool:
-        group.add_argument(*names, action="store_true", help=text)
+        group.add_argument(f"--{field.name}", action="store_true", help=text)
         return
     parse, metavar = _TYPES.get(hint, (rules.parse, "TEXT"))
     options: dict[str, Any] = {"help": text, "type": rules.parse or parse}
@@ -248,7 +224,7 @@ def _add(group: Any, field: dataclasses.Field, rules: Rules, hint: Any) -> None:
         optional = {} if required else {"nargs": "?", "default": default}
         group.add_argument(field.name, **optional, **options)
     else:
-        group.add_argument(*names, dest=field.name, action=_Once, required=required, **options)
+        group.add_argument(f"--{field.name}", required=required, **options)
 
 
 def _short(value: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torchrec.models.dlrm import DLRM
 
-from nvt_torchrec.dlrm.interaction import ALIGNMENT, Interaction
+from nvt_torchrec.dlrm.layers import ALIGNMENT, PairProducts
 
 
 def align_inputs(dlrm: DLRM, *, aligned: bool) -> None:
@@ -21,7 +21,7 @@ def align_inputs(dlrm: DLRM, *, aligned: bool) -> None:
 
     Parameters and state dicts stay as they are: a layer pads its weight in each call.
     """
-    if isinstance(dlrm.inter_arch, Interaction):
+    if isinstance(dlrm.inter_arch, PairProducts):
         dlrm.inter_arch.aligned = aligned
     for part in (dlrm.dense_arch, dlrm.over_arch):
         layer = next((one for one in part.modules() if isinstance(one, nn.Linear)), None)

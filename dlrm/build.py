@@ -14,15 +14,13 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.dlrm.alignment import align_inputs
 from nvt_torchrec.dlrm.config import ModelConfig
-from nvt_torchrec.dlrm.data import Loader
-from nvt_torchrec.dlrm.graphs import can_capture, replay_dense
-from nvt_torchrec.dlrm.interaction import Interaction, choose_kernel
 from nvt_torchrec.dlrm.launch.distributed import Group
+from nvt_torchrec.dlrm.layers import PairProducts, choose_kernel
 from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
-from nvt_torchrec.dlrm.optim.optimizers import combine_optimizers, fuse_table_optimizer
+from nvt_torchrec.dlrm.optim.combined import combine_optimizers, fuse_table_optimizer
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.dlrm.sharding.distribute import shard_model
-from nvt_torchrec.dlrm.sharding.lookups import asked_output_type
+from nvt_torchrec.nvt_loader import KJTLoader
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +31,7 @@ def build(
     settings: TrainSettings,
     config: ModelConfig,
     group: Group,
-    loaders: Mapping[str, Loader] | None = None,
+    loaders: Mapping[str, KJTLoader] | None = None,
 ) -> tuple[DistributedModelParallel, CombinedOptimizer, dict[str, Any]]:
     """Build and shard the model (collective).
 
@@ -47,11 +45,8 @@ def build(
             is invalid.
     """
     if group.device.type == "cpu" and group.rank == 0:
-        for name in ("allow_tf32", "cuda_graphs"):
-            if getattr(settings, name):
-                log.warning("--%s has no effect on a CPU", name)
-        if settings.lookup_precision == "bf16":
-            log.warning("--lookup_precision bf16 has no effect on a CPU")
+        if settings.allow_tf32:
+            log.warning("--allow_tf32 has no effect on a CPU")
         if settings.table_precision == "fp16":
             log.warning(
                 "--table_precision fp16 on a CPU: FBGEMM rounds to the nearest number there, so "
@@ -62,7 +57,7 @@ def build(
         log.warning("--dense_arch_layer_sizes has no effect: the data have no dense column")
     precision = settings.table_precision
     dlrm = build_dlrm(config, seed=settings.seed, device=group.device, tables=precision)
-    model = TrainModel(dlrm, group.world_size, amp=settings.amp)
+    model = TrainModel(dlrm, group.world_size, settings.amp, settings.compile_dense)
     fuse_table_optimizer(model, settings)
     set_up_dense(dlrm, settings)
     held = _bytes_of(loaders or {})
@@ -70,7 +65,7 @@ def build(
     return sharded, combine_optimizers(sharded, settings), plan
 
 
-def _bytes_of(loaders: Mapping[str, Loader]) -> int:
+def _bytes_of(loaders: Mapping[str, KJTLoader]) -> int:
     """Return the bytes of a GPU that the loaders take: train's, and the one that is evaluated."""
     sizes = {split: loader.device_bytes for split, loader in loaders.items()}
     return sizes.pop("train", 0) + max(sizes.values(), default=0)
@@ -79,26 +74,19 @@ def _bytes_of(loaders: Mapping[str, Loader]) -> int:
 def set_up_dense(dlrm: DLRM, settings: TrainSettings) -> None:
     """Apply the settings that say how the dense layers are computed.
 
-    :func:`dlrm.graphs.replay_dense` says when it may be called with CUDA graphs.
-
-    Raises:
-        SettingsError: ``interaction_kernel`` asks for a kernel that cannot be used.
+    On GPUs ``torch.compile(mode="reduce-overhead")`` replays them as CUDA graphs, which has not run
+    on a GPU yet; :class:`dlrm.model.TrainModel` marks the steps and copies what it returns.
     """
     torch.backends.cuda.matmul.allow_tf32 = settings.allow_tf32
     device = next(dlrm.over_arch.parameters()).device
-    if isinstance(dlrm.inter_arch, Interaction):
-        choose_kernel(dlrm.inter_arch, settings.interaction_kernel, device)
+    if isinstance(dlrm.inter_arch, PairProducts):
+        choose_kernel(dlrm.inter_arch, device)
     on_tensor_cores = device.type == "cuda" and (settings.amp or settings.allow_tf32)
-    padding = settings.pad_inputs
-    align_inputs(dlrm, aligned=padding == "always" or (padding == "auto" and on_tensor_cores))
+    align_inputs(dlrm, aligned=on_tensor_cores)
     for part in (dlrm.dense_arch, dlrm.inter_arch, dlrm.over_arch):
-        vars(part).pop("forward", None)  # set by an earlier call
         fused = part is dlrm.inter_arch and getattr(part, "kernel", "torch") != "torch"
         if settings.compile_dense and not fused:
-            part.forward = torch.compile(part.forward, dynamic=False)
-    if settings.cuda_graphs and settings.mode == "train" and can_capture(device):
-        lookups = asked_output_type(settings, device.type)
-        replay_dense(dlrm, settings.batch_size, amp=settings.amp, lookups=lookups)
+            part.forward = torch.compile(part.forward, dynamic=False, mode="reduce-overhead")
 
 
 class OneRankPipeline:

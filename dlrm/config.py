@@ -8,45 +8,17 @@ from typing import Any
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.files.validation import convert
-from nvt_torchrec.dlrm.settings.fields import INTERACTIONS
+from nvt_torchrec.dlrm.interactions import INTERACTIONS, DotProducts, Interaction, sizes_of
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
 
-#: The sizes that each interaction has; those of the others are 0 or empty.
-INTERACTION_SIZES = {
-    "original": (),
-    "dcn": ("dcn_num_layers", "dcn_low_rank_dim"),
-    "projection": ("interaction_branch1_layer_sizes", "interaction_branch2_layer_sizes"),
-}
+#: Keys of earlier versions, whose models made several ids of each one if the first is not empty.
+_REMOVED = ("multi_hot_sizes", "multi_hot_distribution_type")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """The shape of a DLRM.
-
-    Attributes:
-        dense: The names of the dense features, in the order of the columns of ``dense_features``.
-            Without any, the model has no layers for them and the interaction no dense vector.
-        categorical: The names of the categorical features: the keys of the KeyedJaggedTensor.
-        num_embeddings: The rows of each feature's table.
-        embedding_dim: The width of all tables.
-        dense_arch_layer_sizes: The layers for the dense features; the last is ``embedding_dim``.
-            Empty without dense features.
-        over_arch_layer_sizes: The layers above the interaction, at least two; the last is 1.
-        interaction_type: How dense features and embeddings are combined: "original" (dot products
-            of all pairs, Naumov et al. 2019), "dcn" (low-rank cross network, Wang et al. 2020) or
-            "projection" (products of two projections).
-        dcn_num_layers: The layers of the cross network; 0 without one.
-        dcn_low_rank_dim: The rank of its weights; 0 without one.
-        interaction_branch1_layer_sizes: The layers of the first projection; empty without one.
-        interaction_branch2_layer_sizes: The layers of the second projection; empty without one.
-        multi_hot_sizes: The ids per row that are made from the one id of each categorical feature
-            (:mod:`dlrm.multi_hot`). Empty: the ids are those of the data.
-        multi_hot_distribution_type: The distribution of those ids.
-
-    Raises:
-        SchemaError: The values do not make a DLRM.
-    """
+class _Shape:
+    """The columns of a model, and the layers that every interaction has."""
 
     dense: tuple[str, ...]
     categorical: tuple[str, ...]
@@ -54,13 +26,6 @@ class ModelConfig:
     embedding_dim: int
     dense_arch_layer_sizes: tuple[int, ...]
     over_arch_layer_sizes: tuple[int, ...]
-    interaction_type: str = "original"
-    dcn_num_layers: int = 0
-    dcn_low_rank_dim: int = 0
-    interaction_branch1_layer_sizes: tuple[int, ...] = ()
-    interaction_branch2_layer_sizes: tuple[int, ...] = ()
-    multi_hot_sizes: tuple[int, ...] = ()
-    multi_hot_distribution_type: str = "uniform"
 
     def __post_init__(self) -> None:
         over, dense = self.over_arch_layer_sizes, self.dense_arch_layer_sizes
@@ -76,15 +41,37 @@ class ModelConfig:
                 f"{self.embedding_dim}, dense_arch_layer_sizes {dense} and over_arch_layer_sizes "
                 f"{over}"
             )
-        if self.interaction_type not in INTERACTIONS:
-            raise SchemaError(f"no DLRM has interaction_type {self.interaction_type!r}")
-        for name in (field.name for field in dataclasses.fields(self)):
-            sizes = getattr(self, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(_Shape):
+    """The shape of a DLRM.
+
+    Attributes:
+        dense: The names of the dense features, in the order of the columns of ``dense_features``.
+            Without any, the model has no layers for them and the interaction no dense vector.
+        categorical: The names of the categorical features: the keys of the KeyedJaggedTensor.
+        num_embeddings: The rows of each feature's table.
+        embedding_dim: The width of all tables.
+        dense_arch_layer_sizes: The layers for the dense features; the last is ``embedding_dim``.
+            Empty without dense features.
+        over_arch_layer_sizes: The layers above the interaction, at least two; the last is 1.
+        interaction: How dense features and embeddings are combined.
+
+    Raises:
+        SchemaError: The values do not make a DLRM.
+    """
+
+    interaction: Interaction = dataclasses.field(default_factory=DotProducts)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, sizes in self.to_dict().items():
             for size in sizes if isinstance(sizes, tuple) else (sizes,):
-                least = 0 if name.startswith("dcn_") else 1
-                if isinstance(size, int) and not least <= size <= LARGEST_TABLE:
+                if isinstance(size, int) and not 1 <= size <= LARGEST_TABLE:
                     raise SchemaError(f"no DLRM has a size of {size} in {name}")
-        if len(self.categorical) + bool(self.dense) < 2 and self.interaction_type == "original":
+        vectors = len(self.categorical) + bool(self.dense)
+        if vectors < self.interaction.LEAST_VECTORS:
             raise SchemaError(
                 "no dense column and one categorical column: dot products need two vectors",
                 "choose --interaction_type dcn",
@@ -97,17 +84,38 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict, which :meth:`from_dict` reads."""
-        return dataclasses.asdict(self)
+        value = {field.name: getattr(self, field.name) for field in dataclasses.fields(_Shape)}
+        return {**value, "interaction_type": self.interaction.NAME, **vars(self.interaction)}
 
     @classmethod
     def from_dict(cls, value: Any) -> ModelConfig:
-        """Read what :meth:`to_dict` returned.
+        """Read what :meth:`to_dict` returned, also in an earlier version.
 
         Raises:
-            SchemaError: A key is missing or unknown, or its value is of another type.
+            SchemaError: A key is missing or unknown, or its value is of another type; or the model
+                made several ids of each one.
         """
+        value = dict(value) if isinstance(value, dict) else {}
+        if value.pop(_REMOVED[0], ()):
+            raise SchemaError(
+                f"a model with {_REMOVED[0]}, which were removed",
+                "train again, on data whose columns hold lists of ids",
+            )
+        value.pop(_REMOVED[1], None)
+        name = value.pop("interaction_type", DotProducts.NAME)
+        if name not in INTERACTIONS:
+            raise SchemaError(f"no DLRM has interaction_type {name!r:.60}")
+        # earlier versions wrote the sizes of all interactions, 0 or empty those of the others
+        sizes = {
+            key: value.pop(key)
+            for kind in INTERACTIONS.values()
+            for key in sizes_of(kind)
+            if key in value
+        }
+        kind = INTERACTIONS[name]
         try:
-            return convert(cls, value)
+            own = {key: size for key, size in sizes.items() if key in sizes_of(kind)}
+            return cls(**vars(convert(_Shape, value)), interaction=convert(kind, own))
         except ValueError as error:
             raise SchemaError(f"not the configuration of a model: {error}") from None
 
@@ -130,9 +138,7 @@ def model_config(settings: TrainSettings, schema: TableSchema) -> ModelConfig:
         embedding_dim=settings.embedding_dim,
         dense_arch_layer_sizes=_dense_layers(settings) if schema.dense else (),
         over_arch_layer_sizes=settings.over_arch_layer_sizes,
-        interaction_type=settings.interaction_type,
-        **{name: getattr(settings, name) for name in INTERACTION_SIZES[settings.interaction_type]},
-        **_multi_hot(settings, schema),
+        interaction=settings.interaction,
     )
 
 
@@ -145,27 +151,6 @@ def _dense_layers(settings: TrainSettings) -> tuple[int, ...]:
             "the dense vector is combined with the embeddings: make the two equal",
         )
     return sizes
-
-
-def _multi_hot(settings: TrainSettings, schema: TableSchema) -> dict[str, Any]:
-    sizes = settings.multi_hot_sizes
-    if sizes is None:
-        return {}
-    if schema.multi_hot:
-        raise SettingsError(
-            f"--multi_hot_sizes, but column {schema.multi_hot[0]} of the data holds lists of ids",
-            "leave the flag out: the lists are trained on as they are",
-        )
-    if len(sizes) != len(schema.categorical):
-        raise SettingsError(
-            f"--multi_hot_sizes has {len(sizes)} sizes, but the data has "
-            f"{len(schema.categorical)} categorical columns",
-            "give a size for each column",
-        )
-    return {
-        "multi_hot_sizes": sizes,
-        "multi_hot_distribution_type": settings.multi_hot_distribution_type or "uniform",
-    }
 
 
 def _table_sizes(settings: TrainSettings, schema: TableSchema) -> tuple[int, ...]:

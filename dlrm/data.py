@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import math
 from pathlib import Path
 from typing import Any
 
-import torch
 from torchrec.datasets.utils import Batch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.base.files.atomic import read_json
@@ -18,21 +13,13 @@ from nvt_torchrec.base.files.validation import parse
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.model import TrainBatch
-from nvt_torchrec.dlrm.multi_hot import MultiHot
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
-from nvt_torchrec.dlrm.synthetic import SyntheticLoader, synthetic_schema
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.nvt_loader.batch import LoaderBatch
 from nvt_torchrec.nvt_loader.selection import Selection
-
-Loader = KJTLoader | SyntheticLoader
-
-#: The rows of a synthetic valid or test set, as a share of the training set's.
-_HELD_OUT = 0.1
 
 
 def read_schema(settings: TrainSettings) -> TableSchema:
@@ -43,10 +30,6 @@ def read_schema(settings: TrainSettings) -> TableSchema:
         BadInputError, SchemaError: The schema cannot be read, or the ETL is adding a day.
     """
     settings.check_data()
-    if settings.dataset_type == "synthetic":
-        return synthetic_schema(
-            settings.synthetic_dataset_numerical_features, settings.synthetic_dataset_table_sizes
-        )
     EtlOutput.of_splits(settings.binary_path).check_whole()
     return TableSchema.read(settings.binary_path)
 
@@ -75,7 +58,7 @@ def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:
 
 def make_loaders(
     settings: TrainSettings, config: ModelConfig, group: Group, training: Selection | None
-) -> dict[str, Loader]:
+) -> dict[str, KJTLoader]:
     """Return this rank's loaders of all splits; of train the part that ``training`` names.
 
     Raises:
@@ -94,53 +77,37 @@ def make_loader(
     config: ModelConfig,
     split: str,
     group: Group,
-    batch_size: int | None = None,
     selection: Selection | None = None,
-) -> Loader:
+) -> KJTLoader:
     """Return this rank's loader of a split, or of the part of it that ``selection`` names.
 
     Raises:
         SettingsError, BadInputError, SchemaError: As :class:`nvt_loader.KJTLoader` raises them.
     """
     training = split == "train"
-    batch_size = batch_size or settings.batch_size_of(split)
-    this_rank = {"rank": group.rank, "world_size": group.world_size, "device": group.device}
-    if settings.dataset_type == "synthetic":
-        rows = settings.synthetic_dataset_num_entries
-        make = functools.partial(
-            SyntheticLoader,
-            synthetic_schema(len(config.dense), config.num_embeddings),
-            rows if training else int(_HELD_OUT * rows),
-            batch_size,
-            seed=_seed(settings.seed, split),
-            **this_rank,
-        )
-    else:
-        memory = settings.loader_memory
-        make = functools.partial(
-            KJTLoader,
-            settings.split_path(split),
-            batch_size,
-            shuffle=settings.shuffle_training_set and training,
-            seed=settings.seed,
-            drop_last=settings.drop_last_training_batch and training,
-            table_sizes=config.num_embeddings,
-            hash_indices=settings.hash_indices,
-            undersampling_rate=settings.undersampling_rate if training else None,
-            loader_memory=None if memory is None else memory << 20,
-            selection=selection,
-            label=settings.label,
-            **this_rank,
-        )
     limits = {
         "train": settings.limit_train_batches,
         "valid": settings.limit_val_batches,
         "test": settings.limit_test_batches,
     }
-    loader = make(limit_batches=limits[split])
-    if training and settings.dataset_subset is not None and len(loader):
-        loader = make(limit_batches=math.ceil(settings.dataset_subset * len(loader)))
-    return loader.map(MultiHot(config).batch) if config.multi_hot_sizes else loader
+    memory = settings.loader_memory
+    return KJTLoader(
+        settings.split_path(split),
+        settings.batch_size_of(split),
+        shuffle=settings.shuffle_training_set and training,
+        seed=settings.seed,
+        drop_last=settings.drop_last_training_batch and training,
+        table_sizes=config.num_embeddings,
+        hash_indices=settings.hash_indices,
+        undersampling_rate=settings.undersampling_rate if training else None,
+        loader_memory=None if memory is None else memory << 20,
+        selection=selection,
+        label=settings.label,
+        limit_batches=limits[split],
+        rank=group.rank,
+        world_size=group.world_size,
+        device=group.device,
+    )
 
 
 def check_length(settings: TrainSettings, total_steps: int) -> None:
@@ -160,7 +127,7 @@ def check_length(settings: TrainSettings, total_steps: int) -> None:
 
 
 def training_batch(
-    batch: Batch, settings: TrainSettings, loader: Loader, group: Group, epoch: int, step: int
+    batch: Batch, settings: TrainSettings, loader: KJTLoader, group: Group, step: int
 ) -> TrainBatch:
     """Make the batch of a training step, padded to the same size on all ranks.
 
@@ -169,7 +136,6 @@ def training_batch(
         settings: The settings of the run.
         loader: The loader of the training set.
         group: This rank.
-        epoch: The epoch, from 0.
         step: The step of the epoch, from 0.
     """
     last = len(loader) - 1
@@ -180,36 +146,4 @@ def training_batch(
     rows = len(batch.labels)
     if rows > size or (rows < size and step < last):
         raise RuntimeError(f"step {step}: a batch of {rows} instead of {size} rows")
-    if settings.shuffle_batches:
-        batch = shuffled(batch, _seed(settings.seed, "shuffle", epoch, step, group.rank))
     return TrainBatch.of(batch, size, global_size)
-
-
-def shuffled(batch: Batch, seed: int) -> LoaderBatch:
-    """Return the rows of ``batch`` in a random order that follows from ``seed``."""
-    rows, ids = len(batch.labels), batch.sparse_features
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    order = order.to(batch.labels.device)
-    first = torch.arange(len(ids.keys()), device=order.device).unsqueeze(1) * rows
-    lengths, values, weights = torch.ops.fbgemm.permute_1D_sparse_data(
-        (first + order).flatten().int(),
-        ids.lengths(),
-        ids.values(),
-        ids.weights_or_none(),
-        ids.values().numel(),
-    )
-    row_weights = getattr(batch, "weights", None)
-    return LoaderBatch(
-        dense_features=batch.dense_features[order],
-        sparse_features=KeyedJaggedTensor(
-            keys=ids.keys(), values=values, weights=weights, lengths=lengths, stride=rows
-        ),
-        labels=batch.labels[order],
-        weights=None if row_weights is None else row_weights[order],
-    )
-
-
-def _seed(*parts: object) -> int:
-    """Return a seed, 0 … 2**62 - 1, that follows from all parts."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 2

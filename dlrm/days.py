@@ -47,8 +47,6 @@ def choose_days(settings: TrainSettings, trained: Sequence[int] | None) -> Train
         SettingsError: There is no such day, or no new one.
         BadInputError: The manifest is missing or damaged, or does not say which days there are.
     """
-    if settings.dataset_type == "synthetic":
-        return TrainingDays(None)
     output = EtlOutput.of_splits(settings.binary_path)
     everything = settings.days in (None, "all")
     try:

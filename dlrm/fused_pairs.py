@@ -1,11 +1,11 @@
 """The dot products of all pairs of feature vectors as one Triton kernel, forward and backward.
 
-The operators of :mod:`dlrm.interaction` copy all vectors beside each other, write the products of
+The operators of :mod:`dlrm.layers` copy all vectors beside each other, write the products of
 all vectors with all others, select half of them, and copy these behind the dense vector. A kernel
 reads a sample's vectors once, and writes what the top layers read.
 
 Triton comes with PyTorch for CUDA only, so this module is imported where
-:func:`dlrm.interaction.choose_kernel` chooses it. With ``TRITON_INTERPRET=1`` in the environment,
+:func:`dlrm.layers.choose_kernel` chooses it. With ``TRITON_INTERPRET=1`` in the environment,
 Triton's interpreter runs the kernels on a CPU.
 """
 
@@ -177,7 +177,7 @@ def _constants(
 def fused_pairs(
     dense_features: torch.Tensor | None, sparse_features: torch.Tensor, width: int
 ) -> torch.Tensor:
-    """Return the dense vector, the products and zeros, as :class:`dlrm.interaction.Interaction`.
+    """Return the dense vector, the products and zeros, as :class:`dlrm.layers.PairProducts`.
 
     Args:
         dense_features: The dense vectors [B, D], or None.

@@ -13,7 +13,7 @@ from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.checkpoint.ancestor import resolve
-from nvt_torchrec.dlrm.checkpoint.store import read_model_file
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import did_you_mean
@@ -53,7 +53,7 @@ def _checkpoint(settings: TrainSettings) -> Path | None:
 def _compared(
     settings: TrainSettings, schema: TableSchema, label: str | None, path: Path
 ) -> str | None:
-    then = label_of(read_model_file(path)["training"])
+    then = label_of(CheckpointRecord.read(path).training)
     if settings.mode != "train" and settings.label is None:
         return then
     if then == label:

@@ -18,20 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 from torchrec.datasets.utils import Batch
-from torchrec.models.dlrm import DLRM, DLRM_DCN, DenseArch, DLRM_Projection, OverArch
-from torchrec.modules.crossnet import LowRankCrossNet
+from torchrec.models.dlrm import DLRM, OverArch
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from nvt_torchrec.dlrm.config import INTERACTION_SIZES, ModelConfig
-from nvt_torchrec.dlrm.interaction import (
-    EmbeddingsCross,
-    EmbeddingsProjection,
-    Interaction,
-    PooledVectors,
-)
-from nvt_torchrec.dlrm.multi_hot import MultiHot
+from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.layers import PooledVectors
 from nvt_torchrec.nvt_loader.batch import LoaderBatch
 
 #: The rows of a table that one generator initializes. The initial weights depend on it.
@@ -40,8 +33,6 @@ BLOCK_ROWS = 65536
 _INIT_THREADS = max(
     1, min(16, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 )
-
-_CLASSES = {"original": DLRM, "dcn": DLRM_DCN, "projection": DLRM_Projection}
 
 
 @dataclasses.dataclass
@@ -114,19 +105,33 @@ class TrainModel(nn.Module):
     on some ranks.
     """
 
-    def __init__(self, dlrm: DLRM, world_size: int, amp: bool = False) -> None:
-        """With ``amp`` the dense layers compute in bfloat16; loss and weights stay float32."""
+    def __init__(
+        self, dlrm: DLRM, world_size: int, amp: bool = False, compiled: bool = False
+    ) -> None:
+        """Add the loss to ``dlrm``.
+
+        Args:
+            dlrm: The model.
+            world_size: The number of ranks.
+            amp: Whether the dense layers compute in bfloat16; loss and weights stay float32.
+            compiled: Whether they are compiled, on GPUs with CUDA graphs.
+        """
         super().__init__()
         self.dlrm = dlrm
         self.world_size = world_size
         self._amp = amp
         self._device_type = next(dlrm.over_arch.parameters()).device.type
+        self._replays_graphs = compiled and self._device_type == "cuda"
 
     def forward(self, batch: TrainBatch) -> tuple[torch.Tensor, StepOutput]:
         """Return the loss (scalar) to run backward on, and the detached outputs."""
+        if self._replays_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._amp):
             logits = self.dlrm(batch.dense_features, batch.sparse_features)
         logits = logits.squeeze(-1)[: batch.rows].float()
+        if self._replays_graphs:
+            logits = logits.clone()  # the next step writes to the same memory
         labels = batch.labels[: batch.rows].float()
         weights = batch.weights
         if self.training:
@@ -184,7 +189,6 @@ class Scorer(nn.Module):
         parts = self.tables.split(config.num_embeddings)
         for name, part in zip(config.table_names, parts, strict=True):
             bags[name].weight = nn.Parameter(part)
-        self._multi_hot = MultiHot(config) if config.multi_hot_sizes else None
 
     def forward(
         self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor
@@ -199,8 +203,6 @@ class Scorer(nn.Module):
         Returns:
             The logits, float32 [B].
         """
-        if self._multi_hot:
-            sparse_features = self._multi_hot.ids(sparse_features)
         return self.dlrm(dense_features, sparse_features).squeeze(-1)
 
 
@@ -238,8 +240,6 @@ def build_dlrm(
         else:
             with initial_device:
                 model = _EmbeddingsDLRM(config)
-        if config.interaction_type == "original":
-            model.inter_arch = Interaction(len(config.categorical), dense=bool(config.dense))
         for part in (model.dense_arch, model.inter_arch, model.over_arch):
             _initialize_layers(part)
             part.to(device)
@@ -250,8 +250,8 @@ def build_dlrm(
 def _torchrec_dlrm(
     collection: EmbeddingBagCollection, config: ModelConfig, device: torch.device
 ) -> DLRM:
-    sizes = {name: getattr(config, name) for name in INTERACTION_SIZES[config.interaction_type]}
-    return _CLASSES[config.interaction_type](
+    sizes = vars(config.interaction)
+    model = config.interaction.torchrec_class()(
         embedding_bag_collection=collection,
         dense_in_features=len(config.dense),
         dense_arch_layer_sizes=list(config.dense_arch_layer_sizes),
@@ -259,6 +259,10 @@ def _torchrec_dlrm(
         dense_device=device,
         **{name: list(x) if isinstance(x, tuple) else x for name, x in sizes.items()},
     )
+    replacement = config.interaction.replacement(len(config.categorical))
+    if replacement is not None:
+        model.inter_arch = replacement
+    return model
 
 
 class _EmbeddingsDLRM(DLRM):
@@ -269,20 +273,10 @@ class _EmbeddingsDLRM(DLRM):
 
     def __init__(self, config: ModelConfig) -> None:
         nn.Module.__init__(self)  # DLRM's makes layers for dense features
-        features, dim = len(config.categorical), config.embedding_dim
         self.dense_arch = nn.Identity()
-        self.inter_arch: nn.Module
-        if config.interaction_type == "dcn":
-            width = features * dim
-            cross = LowRankCrossNet(width, config.dcn_num_layers, config.dcn_low_rank_dim)
-            self.inter_arch = EmbeddingsCross(cross)
-        elif config.interaction_type == "projection":
-            sizes = config.interaction_branch1_layer_sizes, config.interaction_branch2_layer_sizes
-            width = sizes[0][-1] // dim * (sizes[1][-1] // dim)
-            first, second = (DenseArch(features * dim, list(layers)) for layers in sizes)
-            self.inter_arch = EmbeddingsProjection(first, second, dim)
-        else:
-            width = features * (features - 1) // 2
+        self.inter_arch, width = config.interaction.of_embeddings(
+            len(config.categorical), config.embedding_dim
+        )
         self.over_arch = OverArch(width, list(config.over_arch_layer_sizes))
 
 

@@ -20,13 +20,13 @@ from nvt_torchrec.dlrm.checkpoint.ancestor import (
     load_ancestor,
 )
 from nvt_torchrec.dlrm.checkpoint.claims import claimed, lock_files
-from nvt_torchrec.dlrm.checkpoint.compatibility import data_origin
 from nvt_torchrec.dlrm.checkpoint.resume import (
     check_may_continue,
+    data_origin,
     load_weights,
     resume_from,
-    training_state,
 )
+from nvt_torchrec.dlrm.checkpoint.state import training_state
 from nvt_torchrec.dlrm.checkpoint.store import check_destination, save_checkpoint
 from nvt_torchrec.dlrm.checkpoint.writer import Checkpoints, checkpoints_in
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
@@ -44,9 +44,13 @@ from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, launchers, 
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.dlrm.metrics import Metrics
 from nvt_torchrec.dlrm.model import TrainBatch
-from nvt_torchrec.dlrm.optim.default_rates import rates_line, remedies, with_default_rates
-from nvt_torchrec.dlrm.optim.optimizers import set_learning_rate, set_step
-from nvt_torchrec.dlrm.optim.schedule import learning_rates
+from nvt_torchrec.dlrm.optim.combined import set_learning_rate, set_step
+from nvt_torchrec.dlrm.optim.learning_rates import (
+    learning_rates,
+    rates_line,
+    remedies,
+    with_default_rates,
+)
 from nvt_torchrec.dlrm.reporting.learning_check import LearningCheck
 from nvt_torchrec.dlrm.reporting.metrics_log import MetricsLog, metrics_table
 from nvt_torchrec.dlrm.reporting.profiling import StepProfiler
@@ -121,7 +125,6 @@ class Trainer:
             global_batch=global_batch,
             remedy=remedy,
             remedy_at_chance=remedy_at_chance,
-            learnable=settings.dataset_type == "parquet",
         )
         self.progress = Progress(settings, group, self.events, self.epoch_steps)
         self.model, self.optimizer, plan = build(settings, config, group, self.loaders)
@@ -216,7 +219,7 @@ class Trainer:
         progress.meter.reset()
         set_step(self.model, self.optimizer, self._optimizer_steps)
         # a new iterator object: the pipeline takes it as a new series of batches
-        segment = self._segment_batches(batches, epoch, first, end)
+        segment = self._segment_batches(batches, first, end)
         for step in range(first, end):
             self._train_step(segment)
             self.epoch_step = step + 1
@@ -229,7 +232,7 @@ class Trainer:
             self._stop_if_asked()
 
     def _segment_batches(
-        self, batches: Iterator[Batch], epoch: int, first: int, end: int
+        self, batches: Iterator[Batch], first: int, end: int
     ) -> Iterator[TrainBatch]:
         loader = self.loaders["train"]
         for step in range(first, end):
@@ -238,7 +241,7 @@ class Trainer:
             self.progress.meter.waited += time.perf_counter() - begin
             if batch is None:
                 raise RuntimeError(f"the loader ended after {step} of {self.epoch_steps} steps")
-            yield training_batch(batch, self.settings, loader, self.group, epoch, step)
+            yield training_batch(batch, self.settings, loader, self.group, step)
 
     def _train_step(self, segment: Iterator[TrainBatch]) -> None:
         """Train the next batch, at the learning rates of this step."""
@@ -251,17 +254,12 @@ class Trainer:
         self.learning.add(progress.step, output)
         if self.profiler:
             self.profiler.step()
-        if self.settings.print_lr and self.group.rank == 0:
-            dense = "" if rates.dense == rates.tables else f", dense layers {rates.dense:g}"
-            log.info("step %d: lr %g%s", progress.step, rates.tables, dense)
 
     def _validation_is_due(self) -> bool:
         """Whether an evaluation of valid follows the last step."""
         progress, settings = self.progress, self.settings
         if progress.step == progress.total_steps:
             return True
-        if progress.step < settings.test_after * self.epoch_steps:
-            return False
         return progress.step % self.epoch_steps % settings.validation_freq_within_epoch == 0
 
     def _validate(self) -> bool:

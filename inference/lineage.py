@@ -15,11 +15,11 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError
 from nvt_torchrec.base.files.artifact import check_digests
 from nvt_torchrec.clicklog.readers.days import find_days
 from nvt_torchrec.clicklog.readers.lines import filesystem_of
+from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.model.bundle import WORKFLOW, BundleDescription, bundle_digest, describe
-from nvt_torchrec.inference.model.origin import MODEL_FILE, model_digest
 from nvt_torchrec.workflows.description import inspect
 
 
@@ -168,13 +168,13 @@ def _check_checkpoint(
     if origin is not None:
         found.compare(
             f"checkpoint: the digest of {checkpoint / MODEL_FILE}",
-            model_digest(checkpoint),
+            digest_of(checkpoint),
             origin.checkpoint.digest,
         )
-    from nvt_torchrec.dlrm.checkpoint.store import check_contents, read_model_file
+    from nvt_torchrec.dlrm.checkpoint.store import check_contents  # imports TorchRec: seconds
 
     try:
-        files = read_model_file(checkpoint)["files"]
+        files = CheckpointRecord.read(checkpoint).files
         damage = check_contents(checkpoint, files)
     except ClickLogError as error:
         damage = error.what

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"
-ROOMS = ("clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference")
+ROOMS = ("base", "formats", "clicklog", "workflows", "etl", "nvt_loader", "dlrm", "inference")
 CPU_LOCK = "requirements/cpu.txt"
 PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][0-9a-z.]*)((?: --hash=sha256:[0-9a-f]{64})+)")
 BEFORE = ("build.txt", "torch.txt", "cuda.txt")  # what is installed before a lock

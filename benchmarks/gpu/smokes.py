@@ -93,10 +93,10 @@ def fbgemm(args: GpuSettings, device: torch.device) -> Iterator[Result]:
 
 def interaction(args: GpuSettings, device: torch.device) -> Iterator[Result]:
     """Compare the dot products' kernel with PyTorch's operators, also in speed."""
-    from nvt_torchrec.dlrm.interaction import Interaction, choose_kernel
+    from nvt_torchrec.dlrm.layers import PairProducts, choose_kernel
 
     rows = min(args.batch_sizes) if device.type == "cuda" else 64
-    layer = Interaction(26).to(device)
+    layer = PairProducts(26).to(device)
     dense = torch.randn(rows, 128, device=device).bfloat16().requires_grad_()
     sparse = torch.randn(rows, 26, 128, device=device, requires_grad=True)
     gradient = torch.ones(rows, 128 + 351, device=device, dtype=torch.bfloat16)

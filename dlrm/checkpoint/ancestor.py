@@ -16,12 +16,11 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SchemaError, SettingsError
-from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.base.files.validation import parse
-from nvt_torchrec.dlrm.checkpoint.compatibility import differences
 from nvt_torchrec.dlrm.checkpoint.growth import GrownTable, grow_tables
-from nvt_torchrec.dlrm.checkpoint.resume import load_grown_state, on_all_ranks
-from nvt_torchrec.dlrm.checkpoint.store import FORMAT, MODEL_FILE, read_model_file
+from nvt_torchrec.dlrm.checkpoint.record import AGAIN, MODEL_FILE, CheckpointRecord, digest_of
+from nvt_torchrec.dlrm.checkpoint.resume import differences
+from nvt_torchrec.dlrm.checkpoint.state import load_state, on_all_ranks
 from nvt_torchrec.dlrm.checkpoint.writer import checkpoints_in, finished
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
@@ -30,8 +29,6 @@ from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import METADATA_FILE, WorkflowDescription
 
 log = logging.getLogger(__name__)
-
-_AGAIN = "copy the checkpoint again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +112,7 @@ def _recorded(own: list[Path]) -> tuple[Path, Ancestor | None] | None:
     """Return the newest own checkpoint that can be read, and the ancestor that it names."""
     for path in reversed(own):
         try:
-            training = read_model_file(path)["training"]
+            training = CheckpointRecord.read(path).training
         except ClickLogError:
             continue  # the run passes it over, too, or ends with this error
         return path, ancestor_of(path, training)
@@ -129,7 +126,7 @@ def ancestor_of(path: Path, training: dict[str, Any]) -> Ancestor | None:
         BadInputError: The record is damaged.
     """
     value = training.get("continued_from")
-    return None if value is None else parse(Ancestor, value, path / MODEL_FILE, _AGAIN)
+    return None if value is None else parse(Ancestor, value, path / MODEL_FILE, AGAIN)
 
 
 def resolve(path: Path) -> Path:
@@ -155,9 +152,9 @@ def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int
     if ancestor:
         return ancestor.days
     if settings.load_checkpoint_path:
-        training = read_model_file(settings.load_checkpoint_path)["training"]
+        training = CheckpointRecord.read(settings.load_checkpoint_path).training
         file = Path(settings.load_checkpoint_path) / MODEL_FILE
-        return parse(_Days, {"days": training.get("days")}, file, _AGAIN).days
+        return parse(_Days, {"days": training.get("days")}, file, AGAIN).days
     return []
 
 
@@ -167,20 +164,20 @@ class _Days:
 
 
 def _describe(path: Path) -> Ancestor:
-    training = read_model_file(path)["training"]
+    training = CheckpointRecord.read(path).training
     file = path / MODEL_FILE
     steps = training.get("optimizer_steps", training["steps"])
     return parse(
         Ancestor,
         {
             "checkpoint": str(path.absolute()),
-            "digest": read_json(file, FORMAT.what)[FORMAT.digest_key],
+            "digest": digest_of(path),
             "optimizer_steps": steps,
             "epochs": training.get("epochs", 1.0),
             **{name: training.get(name) for name in ("workflow_digest", "generation", "days")},
         },
         file,
-        _AGAIN,
+        AGAIN,
     )
 
 
@@ -200,8 +197,8 @@ def read_growth(
         BadInputError: The checkpoint or the workflow is missing or damaged.
     """
     path = Path(ancestor.checkpoint)
-    value = read_model_file(path)
-    then = ModelConfig.from_dict(value["model"])
+    record = CheckpointRecord.read(path)
+    then = ModelConfig.from_dict(record.model)
     now = config
     if then.categorical == config.categorical:
         now = dataclasses.replace(config, num_embeddings=then.num_embeddings)
@@ -211,7 +208,7 @@ def read_growth(
             f"--continue_from {path}: another model: {different}",
             "give the same model settings, or train from scratch without --continue_from",
         )
-    before = value["training"]["settings"]
+    before = record.training["settings"]
     optimizer = table_optimizer(before.get("optimizer"), before.get("adagrad"))
     if settings.mode == "train" and optimizer != settings.table_optimizer:
         raise SettingsError(
@@ -272,7 +269,7 @@ def load_ancestor(
     path = Path(ancestor.checkpoint)
     tables = on_all_ranks(group, path, read_growth, ancestor, settings, config)
     trained = optimizer if settings.mode == "train" else None
-    load_grown_state(path, tables, model, trained, group)
+    load_state(path, model, trained, group, tables)
     counts = {
         "new_rows": sum(table.rows - table.kept for table in tables.values()),
         "reused_rows": sum(len(table.reused) for table in tables.values()),

@@ -1,62 +1,73 @@
-"""Going on from a checkpoint: exactly where training was.
+"""Continue a run where training was when a checkpoint of it was written.
 
-What a resumed run shares with one that was never interrupted: weights, optimizer state, the step
-(which the learning rate follows), the loader's place in the data, and the random number
-generators. On the same number of ranks the result is therefore the same bit by bit (on CPUs); on
-another number the same batches follow, summed in another order.
+A resumed run shares with one that was never interrupted the weights, the optimizer state, the step
+(which the learning rate follows), the loader's place in the data, and the random number generators.
+On the same number of ranks the result is therefore the same bit by bit (on CPUs); on another number
+the same batches follow, summed in another order. So model, data and some settings must be the same.
 """
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import logging
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from nvt_torchrec.base.errors import (
+    BadInputError,
+    ClickLogError,
+    OutputError,
+    SchemaError,
+    SettingsError,
+)
 from nvt_torchrec.base.files.atomic import write_text
-from nvt_torchrec.base.finite import flat, not_finite
-from nvt_torchrec.dlrm.checkpoint.compatibility import (
-    check_model,
-    check_resumable,
-    log_changes,
-    merge_origins,
-)
-from nvt_torchrec.dlrm.checkpoint.grown_state import read_grown
-from nvt_torchrec.dlrm.checkpoint.growth import GrownTable
-from nvt_torchrec.dlrm.checkpoint.store import (
-    Reader,
-    check_contents,
-    is_momentary,
-    not_read,
-    read_model_file,
-    reason,
-)
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.state import load_state, on_all_ranks
 from nvt_torchrec.dlrm.checkpoint.writer import LATEST_FILE, set_aside
 from nvt_torchrec.dlrm.config import ModelConfig
-from nvt_torchrec.dlrm.data import Loader
-from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, gathered
+from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, table_optimizer
+from nvt_torchrec.formats.etl_output import EtlOutput
+from nvt_torchrec.formats.workflow_description import identify
+from nvt_torchrec.nvt_loader import KJTLoader
 
 log = logging.getLogger(__name__)
 
-
-def training_state(
-    model: DistributedModelParallel, optimizer: CombinedOptimizer, group: Group
-) -> dict[str, Any]:
-    """Return all tensors of a run, to save them or to load into them: they share its memory."""
-    return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict()["state"],
-        "random": {f"rank_{group.rank}": torch.get_rng_state()},
-    }
+#: Settings that the weights, or the steps of an epoch, depend on: a resumed run must share them.
+_MUST_STAY = (
+    "eps",
+    "seed",
+    "shuffle_training_set",
+    "drop_last_training_batch",
+    "limit_train_batches",
+    "undersampling_rate",
+    "hash_indices",
+    "days",
+    "replay",
+    "label",
+)
+#: Settings of earlier versions that must have had these values.
+_REMOVED = {"dataset_type": "parquet", "dataset_subset": None, "shuffle_batches": False}
+#: Settings that also change what is trained, but may change when a run is resumed.
+_MAY_CHANGE = (
+    "epochs",
+    "learning_rate",
+    "dense_learning_rate",
+    "change_lr",
+    "lr_change_point",
+    "lr_after_change_point",
+    "lr_warmup_steps",
+    "lr_decay_start",
+    "lr_decay_steps",
+    "comm_precision",
+    "max_steps",
+    "amp",
+)
+#: The digests that a checkpoint records of its data, and their names in errors.
+_DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
 
 
 def check_may_continue(found: list[Path], launchers: list[str], group: Group) -> None:
@@ -82,7 +93,7 @@ def check_may_continue(found: list[Path], launchers: list[str], group: Group) ->
 
 def _wrote(launchers: list[str], path: Path) -> bool:
     try:
-        then = read_model_file(path)["training"].get("launchers", [])
+        then = CheckpointRecord.read(path).training.get("launchers", [])
     except ClickLogError:
         return False  # of a checkpoint that cannot be read the job is not known
     return not set(launchers).isdisjoint(then)
@@ -92,7 +103,7 @@ def resume_from(
     found: list[Path],
     record: dict[str, Any],
     config: ModelConfig,
-    loader: Loader,
+    loader: KJTLoader,
     model: DistributedModelParallel,
     optimizer: CombinedOptimizer,
     group: Group,
@@ -104,7 +115,7 @@ def resume_from(
     Args:
         found: The checkpoints, oldest first; the same on all ranks.
         record: What the run would write now: its settings and
-            :func:`dlrm.checkpoint.compatibility.data_origin`.
+            :func:`data_origin`.
         config: The run's model.
         loader: The loader of the training set; it continues where the checkpoint was.
         model: The sharded model, filled from the checkpoint.
@@ -138,129 +149,11 @@ def resume_from(
     )
 
 
-def on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function on every rank, and raise an error of any rank on all of them (collective).
-
-    Args:
-        group: This rank.
-        path: The checkpoint that the function looks at.
-        function: It must not be collective: a rank that fails would leave the others waiting in it.
-        args: Its arguments.
-
-    Returns:
-        What the function returned on this rank.
-
-    Raises:
-        ClickLogError: The function's error. One that says nothing against the checkpoint is no
-            BadInputError, so that no other checkpoint is taken in its place.
-        RuntimeError: Any other error of the function.
-    """
-    value = error = cause = None
-    try:
-        value = function(*args)
-    except (Exception, CheckpointException) as raised:  # the latter is no Exception
-        error = cause = raised
-        if is_momentary(raised) and not isinstance(raised, OutputError):
-            error = not_read(path, raised)
-        elif not isinstance(raised, ClickLogError):
-            error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
-    errors = list(filter(None, gathered(group, error)))
-    if errors:  # damage is certain only if no rank has another error
-        raise min(errors, key=lambda found: isinstance(found, BadInputError)) from cause
-    return value
-
-
 def _make_newest(path: Path, refused: list[tuple[Path, str]], group: Group) -> None:
     if group.rank == 0:
         for newer, why in refused:
             log.warning("%s\n  -> passed over, renamed to %s", why, set_aside(newer).name)
         write_text(path.parent / LATEST_FILE, f"{path.name}\n")
-
-
-def load_state(
-    path: Path, model: DistributedModelParallel, optimizer: CombinedOptimizer, group: Group
-) -> None:
-    """Load weights, optimizer state and, on the same world size, random number generators.
-
-    The world size and the sharding plan may differ from those it was written with (collective).
-
-    Raises:
-        BadInputError: The checkpoint is damaged, or holds values that are not finite.
-        SchemaError: Its tensors are not those of the run, for example row-wise Adagrad's moments
-            of column shards under another plan.
-    """
-    state = _state_to_fill(model, optimizer, group)
-    value = on_all_ranks(group, path, read_model_file, path)
-    if value["world_size"] != group.world_size:
-        del state["random"]
-    _load(path, state, value["files"], group)
-    on_all_ranks(group, path, _fill, state, model, optimizer, group)
-
-
-def load_grown_state(
-    path: Path,
-    tables: dict[str, GrownTable],
-    model: DistributedModelParallel,
-    optimizer: CombinedOptimizer | None,
-    group: Group,
-) -> None:
-    """Load weights and optimizer state of a checkpoint whose tables are smaller (collective).
-
-    The world size and the sharding plan may differ from those it was written with.
-
-    Args:
-        path: The checkpoint.
-        tables: How each table follows from that of the checkpoint.
-        model: The sharded model, as it is initialized.
-        optimizer: Its optimizer, before the first step; None to load the weights alone.
-        group: This rank.
-
-    Raises:
-        BadInputError: The checkpoint is damaged, or holds values that are not finite.
-        SchemaError: Its tensors are not those of the run.
-    """
-    if optimizer is None:
-        state = {"model": model.state_dict()}
-    else:
-        state = _state_to_fill(model, optimizer, group)
-        del state["random"]
-    value = on_all_ranks(group, path, read_model_file, path)
-    read = functools.partial(read_grown, tables=tables)
-    converted = any(gathered(group, _load(path, state, value["files"], group, read)))
-    if converted and group.rank == 0:
-        log.warning(
-            "%s: its tables have other column shards: each row-wise Adagrad moment is the mean of "
-            "those of the columns",
-            path,
-        )
-    if optimizer is None:
-        on_all_ranks(group, path, model.load_state_dict, state["model"])
-    else:
-        on_all_ranks(group, path, _fill, state, model, optimizer, group)
-
-
-def _state_to_fill(
-    model: DistributedModelParallel, optimizer: CombinedOptimizer, group: Group
-) -> dict[str, Any]:
-    dense = dict(optimizer.optimizers)["dense"]
-    if not dense.state:
-        dense.init_state()  # Adam's, which torch makes in the first step: without it none is loaded
-        dense.zero_grad()
-    return training_state(model, optimizer, group)
-
-
-def _fill(
-    state: dict[str, Any],
-    model: DistributedModelParallel,
-    optimizer: CombinedOptimizer,
-    group: Group,
-) -> None:
-    model.load_state_dict(state["model"])
-    loaded = optimizer.state_dict()
-    loaded["state"] = state["optimizer"]
-    optimizer.load_state_dict(loaded)
-    if "random" in state:
-        torch.set_rng_state(state["random"][f"rank_{group.rank}"])
 
 
 def load_weights(
@@ -272,62 +165,13 @@ def load_weights(
         BadInputError: There is no checkpoint, it is damaged, or holds values that are not finite.
         SchemaError: It is of another model.
     """
-    value = on_all_ranks(group, path, read_model_file, path)
-    check_model(path, value["model"], config)
-    state = {"model": model.state_dict()}
-    _load(path, state, value["files"], group)
-    on_all_ranks(group, path, model.load_state_dict, state["model"])
-
-
-def _read_equal(path: Path, state: dict[str, Any]) -> None:
-    reader = Reader(path)
-    _check_sizes(path, state, reader)
-    dcp.load(state, storage_reader=reader, no_dist=True)
-
-
-def _load(
-    path: Path,
-    state: dict[str, Any],
-    files: dict[str, Any],
-    group: Group,
-    read: Callable[[Path, dict[str, Any]], Any] = _read_equal,
-) -> Any:
-    """Fill the tensors of ``state`` from a checkpoint's ``files`` (collective).
-
-    Returns:
-        What ``read``, which fills this rank's part, has returned.
-    """
-    on_all_ranks(group, path, _check_share, path, files, group)
-    value = on_all_ranks(group, path, _read_tensors, path, state, read)
-    diverged = next(filter(None, gathered(group, not_finite(state))), None)
-    if diverged:
-        raise BadInputError(
-            f"{path}: {diverged} holds values that are not finite: training had diverged",
-            "use an earlier one",
-        )
-    return value
-
-
-def _check_share(path: Path, files: dict[str, Any], group: Group) -> None:
-    damaged = check_contents(path, files, rank=group.rank, world_size=group.world_size)
-    if damaged:
-        raise BadInputError(f"the checkpoint is damaged: {damaged}", "use another one")
-
-
-def _read_tensors(path: Path, state: dict[str, Any], read: Callable[..., Any]) -> Any:
-    """Read this rank's parts of the tensors, without messages to other ranks."""
-    try:
-        return read(path, state)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, CheckpointException) as error:
-        if is_momentary(error):
-            raise
-        raise BadInputError(
-            f"{path}: the checkpoint is damaged: {reason(error)}", "use another one"
-        ) from error
+    record = on_all_ranks(group, path, CheckpointRecord.read, path)
+    check_model(path, record.model, config)
+    load_state(path, model, None, group)
 
 
 def _read_training(
-    path: Path, record: dict[str, Any], config: ModelConfig, loader: Loader
+    path: Path, record: dict[str, Any], config: ModelConfig, loader: KJTLoader
 ) -> dict[str, Any]:
     """The training record of a checkpoint that a run may continue from; the loader is set to it."""
     training = check_resumable(path, record, config)
@@ -335,18 +179,105 @@ def _read_training(
     return training | merge_origins(path, training, record)
 
 
-def _check_sizes(path: Path, state: dict[str, Any], reader: Reader) -> None:
-    stored = reader.read_metadata().state_dict_metadata
-    for name, tensor in flat(state):
-        found = stored.get(name)
-        if found is None:
+def data_origin(settings: TrainSettings) -> dict[str, Any]:
+    """Return what a checkpoint records of its data; None for what is not known.
+
+    Returns:
+        ``workflow_digest`` and ``generation`` of the workflow that made the data, if it lies where
+        the ETL puts it; and ``data_digest``, of the footers of all training files, which hold each
+        column's sizes, smallest and largest values, if the ETL collected them.
+    """
+    workflow = identify(EtlOutput.of_splits(settings.binary_path).workflow)
+    footers = settings.split_path("train") / "_metadata"
+    digest = hashlib.blake2b(footers.read_bytes()).hexdigest() if footers.is_file() else None
+    return {
+        "workflow_digest": workflow.digest,
+        "data_digest": digest,
+        "generation": workflow.generation,
+    }
+
+
+def merge_origins(path: Path, then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the data's origin for a run that resumes from a checkpoint.
+
+    The data may have been moved without their workflow: a digest that one of the two lacks is not
+    compared, and taken from the other.
+
+    Args:
+        path: The checkpoint, for errors.
+        then: Its training record.
+        now: The :func:`data_origin` of the run.
+
+    Raises:
+        SchemaError: The data are not those of the checkpoint.
+    """
+    for name, what in _DIGESTS.items():
+        if then.get(name) and now[name] and then[name] != now[name]:
             raise SchemaError(
-                f"{path}: holds no {name!r}, which this run needs",
-                "resume with the same optimizer and model",
+                f"{path}: trained on {what} {then[name]}, these are of {now[name]}",
+                "resume on the same data, or start a new run",
             )
-        if tuple(found.size) != tuple(tensor.shape):
-            raise SchemaError(
-                f"{path}: {name} is {list(found.size)}, in this run {list(tensor.shape)}",
-                "row-wise Adagrad keeps a moment per column shard: resume with the same world "
-                "size and --sharding",
-            )
+    return {
+        name: then.get(name) if now[name] is None else now[name]
+        for name in (*_DIGESTS, "generation")
+    }
+
+
+def check_resumable(path: Path, record: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """Return the training record of a checkpoint, if a run may continue from it.
+
+    Args:
+        path: The checkpoint.
+        record: What the run would write now: its settings.
+        config: The run's model.
+
+    Raises:
+        SchemaError: The model is another.
+        SettingsError: A setting that the checkpoint's weights depend on is another.
+    """
+    checkpoint = CheckpointRecord.read(path)
+    check_model(path, checkpoint.model, config)
+    training = checkpoint.training
+    different = differences(_fixed(training["settings"]), _fixed(record["settings"]))
+    if different:
+        raise SettingsError(
+            f"{path}: other settings than now: {different}", "resume with the same settings"
+        )
+    return training
+
+
+def check_model(path: Path, then: Any, config: ModelConfig) -> None:
+    """Check that a checkpoint's model, ``then``, is the run's.
+
+    Raises:
+        SchemaError: It is another.
+    """
+    different = differences(ModelConfig.from_dict(then).to_dict(), config.to_dict())
+    if different:
+        raise SchemaError(f"{path}: another model: {different}", "give the same model settings")
+
+
+def log_changes(then: dict[str, Any], now: dict[str, Any], group: Group) -> None:
+    """Log, on rank 0, which settings differ from those of the checkpoint, ``then``."""
+    for name in _MAY_CHANGE:
+        if group.rank == 0 and then.get(name) != now[name]:
+            log.warning("--%s is %s from here on; it was %s", name, now[name], then.get(name))
+
+
+def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that a resumed run must share. The loader checks the global batch itself."""
+    fixed = {name: settings.get(name) for name in _MUST_STAY}
+    fixed["days"] = None if fixed["days"] == "all" else fixed["days"]
+    adagrad, optimizer = settings.get("adagrad"), settings.get("optimizer")
+    fixed["table_precision"] = settings.get("table_precision", "fp32")
+    removed = {name: settings.get(name, value) for name, value in _REMOVED.items()}
+    return {"optimizer": table_optimizer(optimizer, adagrad), **fixed, **removed}
+
+
+def differences(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """Describe the values of ``now`` that were other ones; "" if none were."""
+    return "; ".join(
+        f"{name} was {then.get(name)}, is {now[name]}"
+        for name in now
+        if then.get(name) != now[name]
+    )

@@ -2,26 +2,29 @@
 
 A checkpoint is a directory::
 
-    model.json      what the model is and where it comes from, and the BLAKE2b digest of each file
-                    and of itself; written last
-    tensors.json    which tensor lies where, see :mod:`dlrm.checkpoint.tensors`
+    model.json      :mod:`dlrm.checkpoint.record`: what the model is and where it comes from, and
+                    the BLAKE2b digest of each file and of itself; written last
+    tensors.json    :mod:`dlrm.checkpoint.tensors`: which tensor lies where
     .metadata       the same for torch.distributed.checkpoint itself, a pickle; not read here
     __R_N.distcp    what rank R wrote: weights, optimizer state, random number generators
 
 It is written beside its final name, fsynced and renamed. Only tensors are stored, and reading a
 checkpoint of any origin runs no code in it (:mod:`dlrm.checkpoint.tensors`). :func:`load_model`
 reads the weights of any world size and sharding plan into one process;
-:mod:`dlrm.checkpoint.resume` reads all of it back into a training run. Both compare the digests
+:mod:`dlrm.checkpoint.state` reads all of it back into a training run. Both compare the digests
 first, so that a byte that changed on disk is never trained on or served: that reads each file once
 more, at 0.5 to 1 GB/s a rank. Values that are not finite are neither written nor loaded.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import importlib.metadata
+import json
 import os
+import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,34 +40,26 @@ from nvt_torchrec.base.errors import (
     SchemaError,
     SettingsError,
 )
-from nvt_torchrec.base.files.artifact import FileEntry, Format, check_sizes
+from nvt_torchrec.base.files.artifact import FileEntry
 from nvt_torchrec.base.files.atomic import TEMPORARY, fsync_directory
 from nvt_torchrec.base.finite import not_finite
 from nvt_torchrec.base.interrupts import is_out_of_memory
+from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, TENSORS_FILE, CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.tensors import (
-    PICKLE_FILE,
-    TENSORS_FILE,
-    Reader,
     Tensors,
-    check_places,
+    Window,
     read_tensors,
+    read_windows,
     write_tensors,
 )
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group, gathered
 from nvt_torchrec.dlrm.model import Scorer, build_dlrm
 
-MODEL_FILE = "model.json"
-FORMAT = Format(
-    "nvt-torchrec DLRM checkpoint",
-    2,
-    "a checkpoint of train_torchrec.py",
-    version_key="version",
-    digest_key="blake2b",
-    foreign=SchemaError,
-)
-_AGAIN = "the checkpoint is damaged or incomplete: copy it again"
-
+#: What torch writes beside the tensors.
+_PICKLE_FILE = ".metadata"
+#: The packages whose versions a checkpoint records.
+_PACKAGES = ("torch", "torchrec", "numpy")
 #: Where the DLRM lies in what :func:`save_checkpoint` writes: TrainModel calls it ``dlrm``.
 _PREFIX = "model.dlrm."
 
@@ -104,7 +99,7 @@ def save_checkpoint(
 
     Args:
         path: directory; missing or empty.
-        state: nested dicts of tensors, see :func:`dlrm.checkpoint.resume.training_state`.
+        state: nested dicts of tensors, see :func:`dlrm.checkpoint.state.training_state`.
         config: the model's shape.
         record: JSON-ready facts about the training, kept in ``model.json``.
         group: this rank; its ``cpu`` group is used.
@@ -123,16 +118,22 @@ def save_checkpoint(
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
             temporary.mkdir(parents=True)
         dist.barrier(group=group.cpu)
-        dcp.save(
+        metadata = dcp.save(
             state,
             storage_writer=dcp.FileSystemWriter(temporary, sync_files=True),
             process_group=group.cpu,
         )
-        files = _gather(_entries(temporary, f"__{group.rank}_*.distcp"), group)
+        parts = gathered(group, _entries(temporary, f"__{group.rank}_*.distcp"))
         if group.rank == 0:
-            write_tensors(temporary)
-            files |= _entries(temporary, PICKLE_FILE) | _entries(temporary, TENSORS_FILE)
-            _finish(path, temporary, files, {"model": config.to_dict(), "training": record}, group)
+            write_tensors(temporary, metadata)
+            _check_visible(path, temporary)
+            rest = (_entries(temporary, _PICKLE_FILE), _entries(temporary, TENSORS_FILE))
+            versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+            files = {name: entry for part in (*parts, *rest) for name, entry in part.items()}
+            about = CheckpointRecord(config.to_dict(), record, group.world_size, versions, files)
+            about.write(temporary)
+            os.rename(temporary, path)
+            fsync_directory(path.parent)
         dist.barrier(group=group.cpu)
     except (OSError, CheckpointException) as error:
         raise OutputError(
@@ -156,79 +157,20 @@ def _check_finite(state: dict[str, Any], record: dict[str, Any], group: Group) -
 
 
 def _entries(directory: Path, pattern: str) -> dict[str, FileEntry]:
-    """Size and digest of the files whose names match, by name."""
+    """Return size and digest of the files whose names match, by name."""
     return {file.name: FileEntry.of(file, "blake2b") for file in directory.glob(pattern)}
 
 
-def _gather(mine: dict[str, Any], group: Group) -> dict[str, Any]:
-    """All ranks' dicts in one, on rank 0 (collective)."""
-    parts = [None] * group.world_size if group.rank == 0 else None
-    dist.gather_object(mine, parts, dst=0, group=group.cpu)
-    return {name: value for part in parts or () for name, value in part.items()}
-
-
-def _finish(
-    path: Path, temporary: Path, files: dict[str, FileEntry], about: dict[str, Any], group: Group
-) -> None:
-    stored = read_tensors(temporary).values()
-    missing = {chunk.file for tensor in stored for chunk in tensor.chunks}
+def _check_visible(path: Path, temporary: Path) -> None:
+    """Check that the files of all ranks can be seen here."""
+    stored = json.loads((temporary / TENSORS_FILE).read_text(encoding="utf-8")).values()
+    missing = {chunk["file"] for tensor in stored for chunk in tensor["chunks"]}
     missing -= set(os.listdir(temporary))
     if missing:
         raise OutputError(
             f"{path}: {', '.join(sorted(missing))}, written by other ranks, cannot be seen here",
             "choose a directory on a file system that all machines share",
         )
-    content = {
-        **about,
-        "world_size": group.world_size,
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("torch", "torchrec", "numpy")
-        },
-        "files": {name: entry.to_dict() for name, entry in sorted(files.items())},
-    }
-    FORMAT.write(temporary / MODEL_FILE, content)
-    os.rename(temporary, path)
-    fsync_directory(path.parent)
-
-
-@dataclasses.dataclass(frozen=True)
-class _ModelFile:
-    """What ``model.json`` holds."""
-
-    model: dict[str, Any]
-    training: dict[str, Any]
-    world_size: int
-    versions: dict[str, str]
-    files: dict[str, FileEntry]
-
-
-def read_model_file(path: Path | str) -> dict[str, Any]:
-    """``model.json`` of a checkpoint; the files beside it are all there and of the right size.
-
-    :func:`check_contents` checks the content of these files.
-
-    Raises:
-        BadInputError: there is no checkpoint, a file of it is missing or truncated, or
-            ``model.json`` was changed.
-        SchemaError: it is not a checkpoint of this program, or has another version.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        raise BadInputError(f"{path}: no such checkpoint directory")
-    read = FORMAT.read(
-        _ModelFile,
-        path / MODEL_FILE,
-        _AGAIN,
-        other_format="give the directory that --save_checkpoint_path named",
-        other_version="use the program that wrote it, or train again",
-    )
-    check_sizes(path, read.files, _AGAIN)
-    for file in (path / TENSORS_FILE, *path.glob("*.distcp")):
-        if file.exists() and file.name not in read.files:
-            raise BadInputError(
-                f"{file}: not of this checkpoint: {MODEL_FILE} does not list it", "copy it again"
-            )
-    return vars(read)
 
 
 def check_contents(
@@ -237,9 +179,9 @@ def check_contents(
     """Compare this rank's share of a checkpoint's files with their digests.
 
     Args:
-        path: of the checkpoint.
-        files: of its ``model.json``, checked by :func:`read_model_file`.
-        rank, world_size: each rank checks a share of the files, all ranks together every file.
+        path: The checkpoint.
+        files: Those of its record.
+        rank, world_size: Each rank checks a share of the files, all ranks together every file.
 
     Returns:
         What is wrong, for a :class:`BadInputError` on all ranks; "" if nothing is wrong.
@@ -300,30 +242,26 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
         RuntimeError, MemoryError: the device has too little memory.
     """
     path = Path(path)
-    value = read_model_file(path)
+    record = CheckpointRecord.read(path)
     try:
-        config = ModelConfig.from_dict(value.get("model"))
+        config = ModelConfig.from_dict(record.model)
     except SchemaError as error:
-        raise SchemaError(f"{path / MODEL_FILE}: {error.what}") from None
-    try:
-        damaged = check_contents(path, value["files"])
+        raise SchemaError(f"{path / MODEL_FILE}: {error.what}", error.remedy) from None
+    with _errors_of(path):
+        damaged = check_contents(path, record.files)
         if damaged:
             raise BadInputError(damaged, "the checkpoint is damaged: copy it again")
         # on the meta device first: memory is only allocated for tensors that are really stored
         tensors = read_tensors(path)
-        check_places(path, tensors)
         _check_tensors(path, _weights(build_dlrm(config, device="meta")), tensors)
-    except (OSError, MemoryError, RuntimeError, ValueError, TypeError) as error:
-        raise _unread(path, error) from error
     # outside of the blocks around: too little memory on the device is no damage of the files
     scorer = Scorer(build_dlrm(config, device=device), config, device)
-    try:
-        dcp.load(_weights(scorer.dlrm), storage_reader=Reader(path), no_dist=True)
-    except (
-        *(OSError, MemoryError, EOFError, RuntimeError, ValueError, TypeError),
-        CheckpointException,
-    ) as error:
-        raise _unread(path, error) from error
+    with _errors_of(path):
+        windows = [
+            Window(name, (0,) * weight.dim(), weight.detach())
+            for name, weight in _weights(scorer.dlrm).items()
+        ]
+        read_windows(path, tensors, windows)
     diverged = not_finite(scorer.dlrm.state_dict())
     if diverged:
         raise BadInputError(
@@ -334,10 +272,21 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> tuple[Sc
     return scorer.eval().requires_grad_(False), config
 
 
-def _unread(path: Path, error: BaseException) -> ClickLogError:
-    if is_momentary(error):
-        return not_read(path, error)
-    return BadInputError(f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again")
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Name the checkpoint in errors, and tell damage from errors of this moment."""
+    try:
+        yield
+    except (OSError, MemoryError, EOFError, RuntimeError, ValueError, TypeError) as error:
+        if is_momentary(error):
+            raise not_read(path, error) from error
+        raise BadInputError(
+            f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise BadInputError(
+            f"{path}: the checkpoint is damaged: {reason(error)}", "copy it again"
+        ) from error
 
 
 def _weights(dlrm: torch.nn.Module) -> dict[str, torch.Tensor]:

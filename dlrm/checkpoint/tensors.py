@@ -1,40 +1,29 @@
-"""Where the tensors of a checkpoint are: ``tensors.json``, and the pickle of older checkpoints.
+"""Where the tensors of a checkpoint are, ``tensors.json``, and reading parts of them.
 
-torch.distributed.checkpoint keeps that in ``.metadata``, a pickle, and unpickling runs the code
-that a pickle names. ``tensors.json`` holds the same; reading a checkpoint uses nothing else. Of
-checkpoints without it, ``.metadata`` is read into objects of this module that only hold data, which
-then pass the same checks.
-
-Both describe tensors only. torch.distributed.checkpoint would unpickle any other entry without
-limits; it reads tensors by ``torch.load(weights_only=True)``.
+torch.distributed.checkpoint keeps the places in ``.metadata``, a pickle, and unpickling runs the
+code that a pickle names. So ``tensors.json`` holds the same, and ``.metadata`` is left to torch's
+tools.
+Tensors are read by ``torch.load(weights_only=True)``, whatever the world size and the sharding plan
+that they were written with: a rank reads the chunks that its own parts overlap, each once.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
-import pickle
 import re
 from pathlib import Path
-from typing import Any, ClassVar
 
+import numpy as np
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.dlrm.checkpoint.record import TENSORS_FILE
 
-TENSORS_FILE, PICKLE_FILE = "tensors.json", ".metadata"
 _AGAIN = "the checkpoint is damaged: copy it again, or use another one"
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -51,10 +40,10 @@ class Chunk:
     """A part of a tensor, and the place of its bytes.
 
     Attributes:
-        offsets: its first index in each dimension of the tensor.
-        sizes: its size in each dimension.
-        file: name of the file that holds it, in the checkpoint's directory.
-        begin, length: its bytes in the file.
+        offsets: Its first index in each dimension of the tensor.
+        sizes: Its size in each dimension.
+        file: The name of the file that holds it, in the checkpoint's directory.
+        begin, length: Its bytes in the file.
     """
 
     offsets: tuple[int, ...]
@@ -99,31 +88,44 @@ class StoredTensor:
 Tensors = dict[str, StoredTensor]
 
 
-def write_tensors(directory: Path) -> None:
-    """Write ``tensors.json`` beside the ``.metadata`` that torch has just written."""
-    tensors = {name: dataclasses.asdict(item) for name, item in _read_pickle(directory).items()}
-    write_json(directory / TENSORS_FILE, tensors)
+def write_tensors(directory: Path, metadata: Metadata) -> None:
+    """Write ``tensors.json`` for what torch has written and describes by ``metadata``."""
+    places = {
+        (index.fqn, tuple(index.offset or ())): place
+        for index, place in metadata.storage_data.items()
+    }
+    tensors = {}
+    for name, tensor in metadata.state_dict_metadata.items():
+        chunks = []
+        for chunk in tensor.chunks:
+            offsets = tuple(chunk.offsets)
+            place = places[name, offsets]
+            sizes, file = tuple(chunk.sizes), place.relative_path
+            chunks.append(Chunk(offsets, sizes, file, place.offset, place.length))
+        dtype = str(tensor.properties.dtype).removeprefix("torch.")
+        tensors[name] = StoredTensor(dtype, tuple(tensor.size), tuple(chunks))
+    content = {name: dataclasses.asdict(tensor) for name, tensor in tensors.items()}
+    write_json(directory / TENSORS_FILE, content)
 
 
 def read_tensors(directory: Path) -> Tensors:
-    """The tensors of a checkpoint, checked, by name.
+    """Return the tensors of a checkpoint by name, checked: each has bytes of its own.
 
     Raises:
-        BadInputError: the checkpoint is damaged, or holds other things than tensors.
+        BadInputError: The checkpoint is damaged, or holds other things than tensors.
     """
     file = directory / TENSORS_FILE
-    if not file.exists():
-        return _read_pickle(directory)
-    return parse(
-        dict[str, StoredTensor], read_json(file, "a checkpoint's tensors", _AGAIN), file, _AGAIN
-    )
+    value = read_json(file, "a checkpoint's tensors", _AGAIN)
+    tensors = parse(dict[str, StoredTensor], value, file, _AGAIN)
+    check_places(directory, tensors)
+    return tensors
 
 
 def check_places(directory: Path, tensors: Tensors) -> None:
     """Check that each chunk has bytes of its own, so that no tensor is larger than what is stored.
 
     Raises:
-        BadInputError: a file is missing or too short, or two chunks share bytes.
+        BadInputError: A file is missing or too short, or two chunks share bytes.
     """
     ends: dict[str, int] = {}
     chunks = [chunk for tensor in tensors.values() for chunk in tensor.chunks]
@@ -140,160 +142,71 @@ def check_places(directory: Path, tensors: Tensors) -> None:
         raise BadInputError(what, _AGAIN)
 
 
-class Reader(dcp.FileSystemReader):
-    """Reads a checkpoint's tensors without unpickling anything to find them."""
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A rectangle of a stored tensor, and where it is read to.
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The place of every tensor. Raises :class:`BadInputError`."""
-        directory = Path(self.path)
-        described, stored = {}, {}
-        tensors = read_tensors(directory)
-        check_places(directory, tensors)
-        for name, tensor in tensors.items():
-            chunks = [ChunkStorageMetadata(_size(c.offsets), _size(c.sizes)) for c in tensor.chunks]
-            properties = TensorProperties(dtype=_DTYPES[tensor.dtype])
-            described[name] = TensorStorageMetadata(properties, _size(tensor.size), chunks)
-            for chunk in tensor.chunks:
-                place = _StorageInfo(chunk.file, chunk.begin, chunk.length)
-                stored[MetadataIndex(name, chunk.offsets)] = place
-        return Metadata(described, storage_data=stored)
-
-    def read_chunk(self, chunk: Chunk) -> torch.Tensor:
-        """Read a part of a tensor to main memory.
-
-        Raises:
-            BadInputError: it is not the part that ``tensors.json`` describes.
-            OSError, EOFError, RuntimeError, pickle.UnpicklingError: it cannot be read.
-        """
-        place = _StorageInfo(chunk.file, chunk.begin, chunk.length)
-        with open(Path(self.path) / chunk.file, "rb") as stream:
-            part = self._slice_file(stream, place)
-            tensor = torch.load(part, map_location="cpu", weights_only=True)
-        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != chunk.sizes:
-            raise BadInputError(
-                f"{Path(self.path) / chunk.file}: the bytes from {chunk.begin} on are not a tensor "
-                f"{list(chunk.sizes)}",
-                _AGAIN,
-            )
-        return tensor
-
-
-def _size(numbers: tuple[int, ...]) -> torch.Size:
-    return torch.Size(numbers)
-
-
-# --- .metadata
-
-
-class _Held:
-    """An object of the pickle: the data it was made of, without behaviour."""
-
-    arguments: tuple = ()
-    state: Any = None
-
-    def __new__(cls, *arguments: Any) -> _Held:
-        held = super().__new__(cls)
-        held.arguments = arguments
-        return held
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-#: The only names that torch's metadata may hold. Pickles of protocol 4 reach other modules by dots
-#: in names, ``("torch.distributed.checkpoint.metadata", "os.system")``: no name here has a dot.
-_KNOWN = frozenset(
-    {
-        *(("torch", name) for name in _DTYPES),
-        ("torch", "Size"),
-        ("torch", "device"),
-        ("torch.serialization", "_get_layout"),
-        ("torch._utils", "_get_layout"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("pathlib", "PosixPath"),
-        ("collections", "OrderedDict"),
-        *(
-            ("torch.distributed.checkpoint.metadata", name)
-            for name in (
-                "ChunkStorageMetadata",
-                "Metadata",
-                "MetadataIndex",
-                "StorageMeta",
-                "TensorProperties",
-                "TensorStorageMetadata",
-                "_MEM_FORMAT_ENCODING",
-            )
-        ),
-    }
-)
-
-
-class _Unpickler(pickle._Unpickler):
-    """Makes only plain data and :class:`_Held`, and bounds memory by the size of the pickle.
-
-    It is Python's, since the one in C allocates memory for the largest index in the pickle.
+    Attributes:
+        name: The name of the tensor in the checkpoint.
+        offsets: Its first index in each dimension.
+        target: A tensor of its size.
     """
 
-    # a bytearray is allocated before its bytes are read; metadata holds none
-    dispatch: ClassVar[dict[int, Any]] = {
-        code: load
-        for code, load in pickle._Unpickler.dispatch.items()
-        if code != pickle.BYTEARRAY8[0]
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _KNOWN:
-            raise pickle.UnpicklingError(f".metadata names {module}.{name}")
-        if name in _DTYPES:
-            return name
-        return type(name, (_Held,), {})  # a new type: a pickle could set attributes of it
+    name: str
+    offsets: tuple[int, ...]
+    target: torch.Tensor
 
 
-def _read_pickle(directory: Path) -> Tensors:
-    file = directory / PICKLE_FILE
-    try:
-        value = _plain(_Unpickler(io.BytesIO(file.read_bytes())).load())
-    except MemoryError:
-        raise
-    except Exception as error:  # a damaged pickle raises anything
-        raise BadInputError(f"{file}: damaged: {error}", _AGAIN) from error
-    return parse(dict[str, StoredTensor], value, file, _AGAIN)
+def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
+    """Read windows of a checkpoint's tensors; each chunk is read once.
+
+    Raises:
+        BadInputError: The checkpoint is damaged: chunks do not cover a window, or hold other
+            tensors than ``tensors.json`` says.
+        OSError, EOFError, RuntimeError, pickle.UnpicklingError: A chunk cannot be read.
+    """
+    wanted: dict[Chunk, list[Window]] = {}
+    for window in windows:
+        covered = 0
+        for chunk in tensors[window.name].chunks:
+            sizes = [end - begin for begin, end in _overlap(chunk, window)]
+            if all(size > 0 for size in sizes):
+                wanted.setdefault(chunk, []).append(window)
+                covered += int(np.prod(sizes, dtype=np.int64))
+        if covered != window.target.numel():
+            raise BadInputError(
+                f"{path}: {window.name} has no values from {list(window.offsets)} on",
+                "the checkpoint is damaged: copy it again, or use another one",
+            )
+    for chunk, overlapping in wanted.items():
+        tensor = read_chunk(path, chunk)
+        for window in overlapping:
+            source, target = tensor, window.target
+            for dim, (begin, end) in enumerate(_overlap(chunk, window)):
+                source = source.narrow(dim, begin - chunk.offsets[dim], end - begin)
+                target = target.narrow(dim, begin - window.offsets[dim], end - begin)
+            target.copy_(source)
 
 
-def _plain(metadata: Any) -> dict[str, Any]:
-    """The content of ``tensors.json``."""
-    for name in metadata.state["state_dict_metadata"]:
-        if not isinstance(name, str):
-            raise ValueError(f"a tensor is named {name!r:.60}, which is not text")
-    places = {}
-    for index, place in metadata.state["storage_data"].items():
-        found = place.state
-        if found.get("transform_descriptors"):
-            raise ValueError(f"{found['relative_path']} is transformed")
-        key = index.state["fqn"], _numbers(index.state["offset"])
-        places[key] = [found["relative_path"], found["offset"], found["length"]]
-    return {
-        name: {
-            "dtype": tensor.state["properties"].state[0],
-            "size": list(_numbers(tensor.state["size"])),
-            "chunks": [_plain_chunk(name, chunk.state, places) for chunk in tensor.state["chunks"]],
-        }
-        for name, tensor in metadata.state["state_dict_metadata"].items()
-    }
+def read_chunk(path: Path, chunk: Chunk) -> torch.Tensor:
+    """Read a part of a tensor to main memory; see :func:`read_windows` for errors."""
+    with open(path / chunk.file, "rb") as stream:
+        part = _create_file_view(stream, chunk.begin, chunk.length)
+        tensor = torch.load(part, map_location="cpu", weights_only=True)
+    if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != chunk.sizes:
+        raise BadInputError(
+            f"{path / chunk.file}: the bytes from {chunk.begin} on are not a tensor "
+            f"{list(chunk.sizes)}",
+            _AGAIN,
+        )
+    return tensor
 
 
-def _plain_chunk(name: str, chunk: dict[str, Any], places: dict) -> dict[str, Any]:
-    offsets, sizes = _numbers(chunk["offsets"]), _numbers(chunk["sizes"])
-    file, begin, length = places[name, offsets]
-    return {
-        "offsets": list(offsets),
-        "sizes": list(sizes),
-        "file": file,
-        "begin": begin,
-        "length": length,
-    }
-
-
-def _numbers(size: Any) -> tuple[int, ...]:
-    """The numbers in a ``torch.Size``."""
-    return tuple(size.arguments[0]) if size.arguments else ()
+def _overlap(chunk: Chunk, window: Window) -> list[tuple[int, int]]:
+    """Return the indices that a chunk and a window have in common, by dimension."""
+    return [
+        (max(a, b), min(a + m, b + n))
+        for a, m, b, n in zip(
+            chunk.offsets, chunk.sizes, window.offsets, window.target.shape, strict=True
+        )
+    ]

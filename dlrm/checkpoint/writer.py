@@ -24,7 +24,8 @@ from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 
 from nvt_torchrec.base.errors import OutputError
 from nvt_torchrec.base.files.atomic import TEMPORARY, write_text
-from nvt_torchrec.dlrm.checkpoint.store import MODEL_FILE, save_checkpoint
+from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE
+from nvt_torchrec.dlrm.checkpoint.store import save_checkpoint
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
 

@@ -44,7 +44,6 @@ class LearningCheck:
         global_batch: The samples of a step, on all ranks.
         remedy: The remedy for a loss that is too high.
         remedy_at_chance: The remedy for an AUROC at chance.
-        learnable: False for random labels, whose AUROC is not checked.
     """
 
     def __init__(
@@ -57,11 +56,9 @@ class LearningCheck:
         global_batch: int,
         remedy: str,
         remedy_at_chance: str,
-        learnable: bool,
     ) -> None:
         self._group, self._events = group, events
         self._remedy, self._remedy_at_chance = remedy, remedy_at_chance
-        self._learnable = learnable
         self._warned: set[str] = set()
         self._samples = 0
         self._sums = torch.zeros(2, dtype=torch.float64, device=group.device)
@@ -75,17 +72,17 @@ class LearningCheck:
         self._sums[0] += output.loss * output.global_size
         labels, weights = output.labels, output.weights
         self._sums[1] += (labels if weights is None else labels * weights).sum()
-        if self._begin < step <= self._end and self._learnable:
+        if self._begin < step <= self._end:
             more = () if weights is None else (weights,)
-            self._seen.append((output.logits.clone(), labels, *more))  # CUDA graphs reuse them
+            self._seen.append((output.logits, labels, *more))
         if step & (step - 1) == 0:
             self._check_loss(step, output)
-        if step == self._end and self._learnable:
+        if step == self._end:
             self._check_auroc(step)
 
     def evaluated(self, step: int, valid: Metrics | None) -> None:
         """Check an evaluation of valid; ``valid`` is None on ranks other than 0."""
-        if valid is None or valid.auroc is None or not self._learnable or step <= self._begin:
+        if valid is None or valid.auroc is None or step <= self._begin:
             return
         if valid.total_weight is not None:
             return  # how much chance there is in it depends on all weights

@@ -116,11 +116,10 @@ def page(events: Events) -> str:
     settings = start["settings"]
     plan = start["plan"]
     given, defaults = _split_settings(settings)
-    synthetic = settings["dataset_type"] == "synthetic"
     return render(
         Path(__file__).with_name("training.html"),
         start=start,
-        source="random rows in memory" if synthetic else settings["binary_path"],
+        source=settings["binary_path"],
         end=of_kind["end"][0] if of_kind["end"] else None,
         train=of_kind["train"],
         last={event["split"]: event for event in of_kind["evaluation"]},

@@ -17,12 +17,14 @@ log = logging.getLogger(__name__)
 TRACE_FILE, TABLE_FILE = "profile.json.gz", "profile.txt"
 #: The steps that the profiler runs and discards before those it keeps.
 _WARM_UP = 2
+#: The steps that are traced.
+_STEPS = 10
 #: The operators in the table.
 _ROWS = 40
 
 
 class StepProfiler:
-    """Profile ``profile_steps`` steps after the first ``benchmark_warmup_steps``, on this rank.
+    """Profile ten steps after the first ``benchmark_warmup_steps``, on this rank.
 
     It writes ``profile.json.gz``, for Perfetto or chrome://tracing, and ``profile.txt``, the
     operators by the time they took.
@@ -41,11 +43,11 @@ class StepProfiler:
         self, settings: TrainSettings, directory: Path, total_steps: int, device: torch.device
     ) -> None:
         first = settings.benchmark_warmup_steps + _WARM_UP
-        if total_steps < first + settings.profile_steps:
+        if total_steps < first + _STEPS:
             raise SettingsError(
-                f"--profile: {total_steps} steps are too few to profile {settings.profile_steps} "
+                f"--profile: {total_steps} steps are too few to profile {_STEPS} "
                 f"after the first {first}",
-                "train longer, or lower --profile_steps or --benchmark_warmup_steps",
+                "train longer, or lower --benchmark_warmup_steps",
             )
         self._directory = directory
         self._order = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
@@ -57,7 +59,7 @@ class StepProfiler:
             schedule=profiler.schedule(
                 wait=settings.benchmark_warmup_steps,
                 warmup=_WARM_UP,
-                active=settings.profile_steps,
+                active=_STEPS,
                 repeat=1,
             ),
             on_trace_ready=self._write,

@@ -10,7 +10,7 @@ from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 def build_parser() -> command_line.Parser:
     """Make the parser, without the arguments that :class:`TrainSettings` declares."""
-    parser = command_line.Parser(
+    return command_line.Parser(
         prog="python train_torchrec.py",
         usage="python train_torchrec.py FLAGS",
         description="Train a sharded TorchRec DLRM on the parquet that `python -m etl run` wrote.",
@@ -18,12 +18,6 @@ def build_parser() -> command_line.Parser:
         "--script train_torchrec.py -- FLAGS, or: torchrun --nproc-per-node 8 "
         "train_torchrec.py FLAGS. docs/flags.md compares the flags with those of other trainers.",
     )
-    parser.add_argument(
-        "--pin_memory",
-        action="store_true",
-        help="accepted because dlrm_main has it; on GPUs, memory is always pinned",
-    )
-    return parser
 
 
 def parse_settings(argv: Sequence[str]) -> TrainSettings:

@@ -10,6 +10,7 @@ from typing import Any
 
 from nvt_torchrec.base.command_line import as_text
 from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm.interactions import INTERACTIONS, Interaction, sizes_of
 from nvt_torchrec.dlrm.settings.fields import LOGS, TrainFields
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.splits import SPLITS
@@ -17,9 +18,21 @@ from nvt_torchrec.formats.splits import SPLITS
 #: A list of days, as :func:`clicklog.readers.days.parse_days` reads it.
 _DAYS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
+#: The flags, with those of the interactions' sizes.
+_AllFields = dataclasses.make_dataclass(
+    "_AllFields",
+    [
+        (field.name, field.type, dataclasses.field(default=field.default, metadata=field.metadata))
+        for kind in INTERACTIONS.values()
+        for field in dataclasses.fields(kind)
+    ],
+    bases=(TrainFields,),
+    frozen=True,
+)
+
 
 @dataclasses.dataclass(frozen=True)
-class TrainSettings(TrainFields):
+class TrainSettings(_AllFields):  # type: ignore[misc, valid-type]
     """The settings of a training run. Each field is the flag of the same name.
 
     Raises:
@@ -32,12 +45,17 @@ class TrainSettings(TrainFields):
         _check_schedule(self)
         _check_run(self)
         _check_days(self)
-        _check_speed(self)
 
     @property
     def table_optimizer(self) -> str:
         """The optimizer of the tables: a key of ``OPTIMIZERS``."""
         return table_optimizer(self.optimizer, self.adagrad)
+
+    @property
+    def interaction(self) -> Interaction:
+        """The interaction, with its sizes."""
+        kind = INTERACTIONS[self.interaction_type]
+        return kind(**{name: getattr(self, name) for name in sizes_of(kind)})
 
     def batch_size_of(self, split: str) -> int:
         """Return the samples per step and rank of a split."""
@@ -61,8 +79,6 @@ class TrainSettings(TrainFields):
         Raises:
             SettingsError: It is missing or is something else, with a hint at the right path.
         """
-        if self.dataset_type == "synthetic":
-            return
         path = Path(self.binary_path)
         flag = f"--binary_path {self.binary_path}"
         if not path.is_dir():
@@ -107,14 +123,7 @@ def _check_layers(settings: TrainSettings) -> None:
         raise SettingsError(
             f"--over_arch_layer_sizes {as_text(over)}", "TorchRec's DLRM needs two or more layers"
         )
-    if settings.interaction_type == "projection":
-        for name in ("interaction_branch1_layer_sizes", "interaction_branch2_layer_sizes"):
-            sizes = getattr(settings, name)
-            if sizes[-1] % dim:
-                raise SettingsError(
-                    f"--{name} {as_text(sizes)} ends with {sizes[-1]}",
-                    f"a projection makes vectors of --embedding_dim: end with a multiple of {dim}",
-                )
+    settings.interaction.check_width(dim)
 
 
 def _check_schedule(settings: TrainSettings) -> None:
@@ -136,11 +145,6 @@ def _check_schedule(settings: TrainSettings) -> None:
             f"(--lr_warmup_steps {settings.lr_warmup_steps})",
             "let the decay start after the warm-up",
         )
-    if settings.test_after >= settings.epochs and settings.test_after:
-        raise SettingsError(
-            f"--test_after {settings.test_after:g} with --epochs {settings.epochs}",
-            "training ends before the first evaluation: give less",
-        )
 
 
 def _check_run(settings: TrainSettings) -> None:
@@ -154,43 +158,9 @@ def _check_run(settings: TrainSettings) -> None:
             "--mode test has nothing to test",
             "add --load_checkpoint_path, or --continue_from for a checkpoint with smaller tables",
         )
-    if settings.mode == "inference_benchmark" and settings.continue_from:
-        raise SettingsError(
-            "--continue_from has no effect with --mode inference_benchmark",
-            "give --load_checkpoint_path",
-        )
-    if settings.plan_only and settings.dataset_type == "synthetic":
-        raise SettingsError(
-            "--plan_only and --dataset_type synthetic",
-            "give the sizes by --num_embeddings_per_feature",
-        )
-
-
-def _check_speed(settings: TrainSettings) -> None:
-    if settings.interaction_kernel == "triton" and settings.interaction_type != "original":
-        raise SettingsError(
-            f"--interaction_kernel triton and --interaction_type {settings.interaction_type}",
-            "the kernel computes the dot products of --interaction_type original",
-        )
-    if settings.lookup_precision == "bf16" and not settings.amp:
-        raise SettingsError(
-            "--lookup_precision bf16 without --amp",
-            "add --amp: the dense layers compute in float32 otherwise",
-        )
-    if settings.lookup_precision == "bf16" and settings.comm_precision != "fp32":
-        raise SettingsError(
-            f"--lookup_precision bf16 and --comm_precision {settings.comm_precision}",
-            "leave --comm_precision out: ranks send what the lookups give, in bfloat16",
-        )
 
 
 def _check_days(settings: TrainSettings) -> None:
-    for name in ("continue_from", "days"):
-        if getattr(settings, name) and settings.dataset_type == "synthetic":
-            raise SettingsError(
-                f"--{name} and --dataset_type synthetic",
-                f"random rows have no days and no workflow: leave --{name} out",
-            )
     if settings.days == "new" and not settings.continue_from:
         raise SettingsError(
             "--days new without --continue_from",

@@ -18,7 +18,7 @@ from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.model import TrainModel, fill_table
 from nvt_torchrec.dlrm.optim.adam import leave_to_table_adam
-from nvt_torchrec.dlrm.optim.optimizers import on_cpu_adam
+from nvt_torchrec.dlrm.optim.combined import on_cpu_adam
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.dlrm.sharding.planning import (
     GIB,
@@ -27,7 +27,6 @@ from nvt_torchrec.dlrm.sharding.planning import (
     fit_text,
     gib_per_rank,
     make_plan,
-    plan_text,
     sharder,
 )
 
@@ -47,7 +46,7 @@ def shard_model(
     caller to subtract them.
 
     The tables of ``model`` must be on the meta device, with their optimizer
-    (:func:`dlrm.optim.optimizers.fuse_table_optimizer`).
+    (:func:`dlrm.optim.combined.fuse_table_optimizer`).
 
     Returns:
         The sharded model, and on rank 0 the plan, JSON-ready: ``tables`` (the fields of
@@ -117,8 +116,6 @@ def _fill_tables(model: DistributedModelParallel, config: ModelConfig, seed: int
 
 
 def _log_plan(tables: list[TablePlan], hardware: Hardware, settings: TrainSettings) -> None:
-    if settings.print_sharding_plan:
-        log.info("%s", plan_text(tables, hardware))
     kinds = Counter(table.sharding for table in tables)
     log.info(
         "%d tables, %s rows × %d: %s; GiB per rank: %s",

@@ -38,8 +38,9 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.model import TrainModel, build_dlrm
-from nvt_torchrec.dlrm.optim.default_rates import with_default_rates
-from nvt_torchrec.dlrm.optim.optimizers import fuse_table_optimizer
+from nvt_torchrec.dlrm.optim.combined import fuse_table_optimizer
+from nvt_torchrec.dlrm.optim.learning_rates import with_default_rates
+from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings.fields import SHARDINGS
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.dlrm.sharding.lookups import StorageEstimator, fused_params, output_type
@@ -262,7 +263,10 @@ def _enumerator(
         topology,
         settings.batch_size,
         constraints,
-        [EmbeddingPerfEstimator(topology, constraints), StorageEstimator(topology, constraints)],
+        [
+            EmbeddingPerfEstimator(topology, constraints),
+            StorageEstimator(OPTIMIZERS[settings.table_optimizer], topology, constraints),
+        ],
     )
 
 
@@ -346,7 +350,7 @@ def _read_file(path: str, config: ModelConfig) -> dict[str, dict[str, str]]:
 
 
 def plan_only(settings: TrainSettings) -> str:
-    """Return the plan for ``--world_size`` GPUs of ``--hbm_gib``, as text, without using a GPU.
+    """Return the plan for ``--plan_only`` GPUs of ``--hbm_gib``, as text, without using a GPU.
 
     It assumes machines of 8 GPUs, with as much main memory per GPU as GPU memory. Without data at
     ``--binary_path``, the tables are those of ``--num_embeddings_per_feature``.
@@ -362,7 +366,7 @@ def plan_only(settings: TrainSettings) -> str:
     else:
         schema = TableSchema.read(settings.binary_path)
     config = model_config(settings, schema)
-    ranks = settings.world_size or 1
+    ranks = settings.plan_only or 1
     memory = int((settings.hbm_gib or DEFAULT_HBM_GIB) * GIB)
     hardware = Hardware(ranks, min(ranks, GPUS_PER_MACHINE), "cuda", memory, memory)
     model = TrainModel(build_dlrm(config, tables=settings.table_precision), ranks)

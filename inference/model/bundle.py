@@ -32,10 +32,11 @@ from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, c
 from nvt_torchrec.base.files.directories import new_directory
 from nvt_torchrec.base.files.mapping import MappedArray
 from nvt_torchrec.base.finite import not_finite
+from nvt_torchrec.dlrm.interactions import interaction_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.inference.model.origin import Origin, file_digest, read_checkpoint_origin
-from nvt_torchrec.inference.model.scoring import GROUPS, Layer, ServingModel
+from nvt_torchrec.inference.model.scoring import Layer, ServingModel
 from nvt_torchrec.inference.model.tables import KINDS, Table
 from nvt_torchrec.inference.model.weights import ModelShape, check_pair, read_checkpoint
 from nvt_torchrec.workflows import compiled
@@ -255,7 +256,8 @@ class BundleDescription:
 
     def __post_init__(self) -> None:
         bottom = "bottom" in self.layers  # exactly where there are dense columns
-        if set(self.layers) not in GROUPS or bottom != bool(self.model.dense):
+        known = "top" in self.layers and interaction_of(set(self.layers)) is not None
+        if not known or bottom != bool(self.model.dense):
             raise ValueError(f"layers {', '.join(self.layers)}")
         if self.tables not in KINDS:
             raise ValueError(f"tables {self.tables!r:.60}")

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.base.files.validation import parse
-
-MODEL_FILE = "model.json"
+from nvt_torchrec.dlrm.checkpoint.record import MODEL_FILE, CheckpointRecord, digest_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,31 +70,21 @@ def read_checkpoint_origin(path: Path | str) -> CheckpointOrigin:
         BadInputError: The checkpoint is missing or damaged.
         SchemaError: It is not a checkpoint of this program.
     """
-    from nvt_torchrec.dlrm.checkpoint.store import read_model_file  # imports TorchRec: seconds
-
-    file, value = Path(path) / MODEL_FILE, read_model_file(path)
+    file, record = Path(path) / MODEL_FILE, CheckpointRecord.read(path)
     names = [field.name for field in dataclasses.fields(_Training)]
-    known = {name: value["training"][name] for name in names if name in value["training"]}
+    known = {name: record.training[name] for name in names if name in record.training}
     training = parse(_Training, known, file, "the checkpoint is damaged: copy it again")
     before = training.continued_from
     return CheckpointOrigin(
-        digest=model_digest(path),
+        digest=digest_of(path),
         steps=training.steps,
         samples=training.samples,
         generation=training.generation,
         days=training.days,
         continued_from=None if before is None else str(before.get("digest")),
         settings={key: item for key, item in training.settings.items() if not _is_path(item)},
-        versions=value["versions"],
+        versions=record.versions,
     )
-
-
-def model_digest(path: Path | str) -> str:
-    """Return the digest that the ``model.json`` of a checkpoint holds of itself."""
-    from nvt_torchrec.dlrm.checkpoint.store import FORMAT
-
-    value = read_json(Path(path) / MODEL_FILE, FORMAT.what)
-    return str(value.get(FORMAT.digest_key)) if isinstance(value, dict) else ""
 
 
 def file_digest(file: Path) -> str:

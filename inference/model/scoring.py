@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from nvt_torchrec.dlrm.interactions import interaction_of, with_relu
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.inference.model.tables import Table
 from nvt_torchrec.workflows.compiled.workflow import Ids
@@ -23,12 +24,6 @@ from nvt_torchrec.workflows.compiled.workflow import Ids
 #: Weight [out, in] and bias [out] of a linear layer.
 Layer: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Layers: TypeAlias = dict[str, list[Layer]]
-#: Groups of layers: those of its interaction, "top", and "bottom" if it has dense columns.
-GROUPS = tuple(
-    {"top", *interaction, *bottom}
-    for interaction in ((), ("cross_in", "cross_out"), ("branch1", "branch2"))
-    for bottom in (("bottom",), ())
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +35,8 @@ class ServingModel:
         first: Int64 [categorical columns], the first row of each column in ``table``.
         layers: The dense layers by group. "bottom" processes the dense columns, if there are any,
             each layer followed by a ReLU. "top" follows the interaction, all layers but the last
-            followed by a ReLU. An interaction of dot products has no layers; that of a low-rank
-            cross network has the two factors of each layer, "cross_in" and "cross_out" (Wang et
-            al. 2020, arXiv:2008.13535, §3.4); that of projections has "branch1" and "branch2",
-            each layer followed by a ReLU, whose products are taken.
+            followed by a ReLU. The others are those of the interaction, which is known by them:
+            :data:`dlrm.interactions.INTERACTIONS`.
         pairs: Int64, the products i < j of V vectors that are used, as i · V + j. V is the number
             of categorical columns, plus 1 if there are dense columns.
     """
@@ -134,30 +127,12 @@ class ServingModel:
         """Return logits, as :meth:`logits` does, of dense features float32 [n, dense columns]."""
         vectors = embedded
         if "bottom" in self.layers:
-            x = _with_relu(x, self.layers["bottom"])
+            x = with_relu(x, self.layers["bottom"])
             vectors = torch.cat([x.unsqueeze(1), embedded], 1)
-        y = self._cross(x, vectors)
-        y = _with_relu(y, self.layers["top"][:-1])
+        interaction = interaction_of(set(self.layers))
+        if interaction is None:
+            raise IndexError(f"no interaction has layers {', '.join(self.layers)}")
+        y = interaction.combine(self.layers, x, vectors, self.pairs)
+        y = with_relu(y, self.layers["top"][:-1])
         weight, bias = self.layers["top"][-1]
         return functional.linear(y, weight, bias).squeeze(-1)
-
-    def _cross(self, x: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the interaction of vectors [n, V, dim]; ``x`` is the first of them, or [n, 0]."""
-        if "cross_in" in self.layers:
-            y = x0 = vectors.flatten(1)
-            for inner, outer in zip(self.layers["cross_in"], self.layers["cross_out"], strict=True):
-                y = x0 * functional.linear(functional.linear(y, *inner), *outer) + y
-            return y
-        if "branch1" in self.layers:
-            flat, dim = vectors.flatten(1), vectors.shape[2]
-            left = _with_relu(flat, self.layers["branch1"]).unflatten(1, (-1, dim))
-            right = _with_relu(flat, self.layers["branch2"]).unflatten(1, (dim, -1))
-            return torch.cat([x, torch.bmm(left, right).flatten(1)], 1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        return torch.cat([x, products.index_select(1, self.pairs)], 1)
-
-
-def _with_relu(x: torch.Tensor, layers: list[Layer]) -> torch.Tensor:
-    for weight, bias in layers:
-        x = functional.linear(x, weight, bias).relu_()
-    return x

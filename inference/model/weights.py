@@ -10,8 +10,10 @@ import torch
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.base.versions import check_training_stack
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.interactions import linear_layers
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.inference.model.scoring import Layer, ServingModel
+from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.model.tables import Table
 
 if TYPE_CHECKING:
@@ -60,13 +62,13 @@ def usable(device: torch.device | str) -> torch.device:
     return chosen
 
 
-def shape_of_checkpoint(record: dict[str, Any]) -> ModelShape:
+def shape_of_checkpoint(record: CheckpointRecord) -> ModelShape:
     """Return the shape that a checkpoint's ``model.json`` describes."""
     from nvt_torchrec.dlrm.config import ModelConfig
     from nvt_torchrec.dlrm.labels import label_of
 
-    config = ModelConfig.from_dict(record.get("model"))
-    training = record["training"]
+    config = ModelConfig.from_dict(record.model)
+    training = record.training
     digest, label = training.get("workflow_digest") or "", label_of(training) or ""
     return ModelShape(config.dense, config.categorical, config.num_embeddings, str(digest), label)
 
@@ -80,49 +82,22 @@ def read_checkpoint(path: Path | str, device: torch.device) -> tuple[ServingMode
         UnsupportedStackError: TorchRec is not installed.
     """
     check_training_stack()
-    from nvt_torchrec.dlrm.checkpoint.store import (  # imports TorchRec: seconds
-        load_model,
-        read_model_file,
-    )
+    from nvt_torchrec.dlrm.checkpoint.store import load_model  # imports TorchRec: seconds
 
-    shape = shape_of_checkpoint(read_model_file(path))
+    shape = shape_of_checkpoint(CheckpointRecord.read(path))
     scorer, config = load_model(path, device)
     return from_scorer(scorer, config), shape
 
 
 def from_scorer(scorer: Scorer, config: ModelConfig) -> ServingModel:
-    """Return a model that shares the memory of a :class:`dlrm.model.Scorer`.
-
-    Raises:
-        SchemaError: The model expands each id to several, for benchmarks; a workflow does not.
-    """
-    if config.multi_hot_sizes:
-        raise SchemaError(
-            "a model with multi_hot_sizes cannot be served",
-            "serve one that was trained without --multi_hot_sizes; train_torchrec.py --mode test "
-            "evaluates it",
-        )
+    """Return a model that shares the memory of a :class:`dlrm.model.Scorer`."""
     dlrm = scorer.dlrm
-    layers = {"top": _layers(dlrm.over_arch)}
-    if config.dense:
-        layers["bottom"] = _layers(dlrm.dense_arch)
-    if config.interaction_type == "dcn":
-        cross = dlrm.inter_arch.crossnet
-        inner = [kernel.detach() for kernel in cross.V_kernels]
-        layers["cross_in"] = [(weight, weight.new_zeros(len(weight))) for weight in inner]
-        layers["cross_out"] = [
-            (kernel.detach(), bias.detach())
-            for kernel, bias in zip(cross.W_kernels, cross.bias, strict=True)
-        ]
-    elif config.interaction_type == "projection":
-        layers["branch1"] = _layers(dlrm.inter_arch.interaction_branch1)
-        layers["branch2"] = _layers(dlrm.inter_arch.interaction_branch2)
+    layers = {
+        "top": linear_layers(dlrm.over_arch),
+        **({"bottom": linear_layers(dlrm.dense_arch)} if config.dense else {}),
+        **config.interaction.serving_layers(dlrm.inter_arch),
+    }
     return ServingModel.make(Table(scorer.tables), config.num_embeddings, layers)
-
-
-def _layers(module: torch.nn.Module) -> list[Layer]:
-    linear = [part for part in module.modules() if isinstance(part, torch.nn.Linear)]
-    return [(layer.weight.detach(), layer.bias.detach()) for layer in linear]
 
 
 def check_pair(

@@ -35,7 +35,7 @@ class Job(Settings):
     }
 
     source: Path = flag("what to read", positional=True, metavar="SOURCE")
-    rows: int = flag("rows of a batch", 32, least=1, also="batch")
+    rows: int = flag("rows of a batch", 32, least=1)
     share: float | None = flag("share of the rows", None, above=0, most=1)
     wait: float = flag("seconds", 5.0, above=0, most=math.inf)
     weight: float = flag("weight of a row", 1.0, above=0)
@@ -82,7 +82,7 @@ def test_values_have_the_types_of_the_fields():
     ("line", "message"),
     [
         ("", "arguments are required: SOURCE\n  -> see: job --help"),
-        ("in --rows many", "argument --rows/--batch: invalid int value: 'many'"),
+        ("in --rows many", "argument --rows: invalid int value: 'many'"),
         ("in --rows 0", "--rows 0\n  -> it must be at least 1"),
         ("in --share 2", "--share 2.0\n  -> it must be above 0 and at most 1"),
         ("in --share nan", "--share nan\n  -> it must be finite and above 0 and at most 1"),
@@ -100,7 +100,6 @@ def test_values_have_the_types_of_the_fields():
         ("in --row_s 3", "unknown argument --row_s\n  -> did you mean --rows"),
         ("in --row 3", "unknown argument --row\n  -> did you mean --rows"),  # no abbreviations
         ("in --qqqq", "unknown argument --qqqq\n  -> see: job --help"),
-        ("in --rows 3 --batch 4", "--rows 3 and --batch 4 are one setting\n  -> give it once"),
         ("in --not_a_flag 3", "unknown argument --not_a_flag"),
     ],
 )
@@ -144,7 +143,7 @@ def test_the_help_has_types_and_defaults():
     text = " ".join(parser.format_help().split())
     for part in (
         "SOURCE what to read",
-        "--rows N, --batch N rows of a batch (default: 32)",
+        "--rows N rows of a batch (default: 32)",
         "--sizes N,N,… layers (default: 6 times 4)",
         "--kind {plain,mixed} 100 % of the kinds (default: plain)",
         "--output OUT what to write",

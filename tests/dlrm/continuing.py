@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 
-from nvt_torchrec.dlrm.checkpoint.resume import training_state
+from nvt_torchrec.dlrm.checkpoint.state import training_state
 from nvt_torchrec.dlrm.checkpoint.store import save_checkpoint
-from nvt_torchrec.dlrm.checkpoint.tensors import Reader
+from nvt_torchrec.dlrm.checkpoint.tensors import Window, read_tensors, read_windows
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.launch.distributed import Group, process_group
@@ -38,14 +37,14 @@ def save_start_here(flags: Sequence[str], path: Path) -> None:
 
 def read_all(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint, unsharded, but for the random number generators."""
-    reader = Reader(path)
-    stored = reader.read_metadata().state_dict_metadata
+    stored = read_tensors(path)
     tensors = {
-        name: torch.empty(about.size, dtype=about.properties.dtype)
+        name: torch.empty(about.size, dtype=getattr(torch, about.dtype))
         for name, about in stored.items()
         if not name.startswith("random.")
     }
-    dcp.load(tensors, storage_reader=reader, no_dist=True)
+    windows = [Window(name, (0,) * tensor.dim(), tensor) for name, tensor in tensors.items()]
+    read_windows(path, stored, windows)
     return tensors
 
 

@@ -11,8 +11,8 @@ import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
-from nvt_torchrec.dlrm.checkpoint.resume import on_all_ranks
-from nvt_torchrec.dlrm.checkpoint.tensors import Reader
+from nvt_torchrec.dlrm.checkpoint import tensors
+from nvt_torchrec.dlrm.checkpoint.state import on_all_ranks
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.settings.flags import parse_settings
 from nvt_torchrec.dlrm.train import train
@@ -23,7 +23,7 @@ from tests.dlrm.runs import MODEL
 CASES = [
     (KJTLoader, "load_state_dict", SettingsError("another batch size")),
     (KJTLoader, "load_state_dict", KeyError("epoch")),
-    (Reader, "read_data", torch.OutOfMemoryError("CUDA out of memory")),
+    (tensors, "read_chunk", torch.OutOfMemoryError("CUDA out of memory")),
     (DistributedModelParallel, "load_state_dict", RuntimeError("size mismatch")),
 ]
 

@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.settings.flags import parse_settings
 from nvt_torchrec.dlrm.train import TrainResult, train
-from tests.dlrm import fake_graphs
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,13 +101,9 @@ def losses(directory: Path) -> list[float]:
 
 def main(runs: str) -> None:
     """Train, one after the other. No global names the group: it would outlive the interpreter."""
-    faked = bool(os.environ.get("FAKE_GRAPHS"))
-    replays = fake_graphs.install(pytest.MonkeyPatch()) if faked else {}
     with process_group() as group:
-        for one in json.loads(runs):
-            train(parse_settings([*MODEL, *one]), group)
-    if faked and not replays["backward"]:
-        raise SystemExit("nothing was replayed")
+        for flags in json.loads(runs):
+            train(parse_settings([*MODEL, *flags]), group)
 
 
 if __name__ == "__main__":

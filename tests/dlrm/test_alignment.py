@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from nvt_torchrec.base.errors import SettingsError
+from nvt_torchrec.dlrm import build
 from nvt_torchrec.dlrm.alignment import align_inputs
-from nvt_torchrec.dlrm.build import set_up_dense
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.model import build_dlrm
 from nvt_torchrec.dlrm.settings.flags import parse_settings
-from tests.dlrm import fake_graphs
 from tests.dlrm.runs import losses, train_here
 
 NAMES = tuple(f"c{i}" for i in range(26))
@@ -63,58 +61,28 @@ def test_the_layers_of_mlperfs_model(monkeypatch):
     assert widths == [13, 32, 479, 64]
 
 
-@pytest.mark.parametrize(
-    ("flags", "padded"),
-    [([], False), (["--amp"], False), (["--pad_inputs=always"], True)],
-)
-def test_by_default_a_cpu_pads_nothing(flags, padded):
-    dlrm = build_dlrm(MLPERF)
-    set_up_dense(dlrm, parse_settings(flags))
-    assert dlrm.inter_arch.aligned == padded
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        [],
-        ["--cuda_graphs"],
-        ["--compile_dense"],
-        ["--interaction_type=dcn", "--dcn_num_layers=1", "--dcn_low_rank_dim=4"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("flags", [[], ["--interaction_type=dcn", "--dcn_low_rank_dim=4"]])
 def test_padded_inputs_train_the_same_checkpoint(data, tmp_path, monkeypatch, inductor, flags):
-    """Also one that is resumed without padding."""
+    """Also compiled, and if the run is resumed without padding, as on a CPU."""
     common = [f"--binary_path={data}", "--batch_size=32", "--learning_rate=0.1", "--adagrad"]
-    common += [flag for flag in flags if flag.startswith(("--inter", "--dcn"))]
+    common += flags
     train_here(*common, f"--log_path={tmp_path / 'a'}")
-    counts = fake_graphs.install(monkeypatch)
-    kept = [f"--checkpoint_dir={tmp_path / 'c'}", "--checkpoint_freq=15"]
-    run = [*common, *flags, *kept, "--pad_inputs=always"]
-    train_here(*dict.fromkeys(run), "--max_steps=15", f"--log_path={tmp_path / 'b'}")
-    assert bool(counts["forward"]) == ("--cuda_graphs" in flags)
-    train_here(*common, *kept, "--resume", f"--log_path={tmp_path / 'b'}")
+    common += [f"--log_path={tmp_path / 'b'}", f"--checkpoint_dir={tmp_path / 'c'}"]
+    common.append("--checkpoint_freq=15")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "align_inputs", lambda dlrm, aligned: align_inputs(dlrm, aligned=True))
+        train_here(*common, "--compile_dense", "--max_steps=15")
+    train_here(*common, "--resume")
     np.testing.assert_allclose(losses(tmp_path / "b"), losses(tmp_path / "a"), rtol=0, atol=1e-5)
     model, _ = load_model(tmp_path / "c" / "step_00000030")
     first = next(model.dlrm.dense_arch.parameters())
     assert tuple(first.shape) == (16, 3)
 
 
-def test_the_kernel_is_not_compiled_again(monkeypatch, inductor):
-    """torch.compile leaves the interaction alone if a kernel computes it."""
+def test_a_kernel_is_not_compiled_again(monkeypatch):
+    monkeypatch.setattr(build, "choose_kernel", lambda layer, _: setattr(layer, "kernel", "triton"))
     dlrm = build_dlrm(MLPERF)
-    settings = parse_settings(["--compile_dense"])
-    set_up_dense(dlrm, settings)
-    assert "forward" in vars(dlrm.inter_arch)
-    monkeypatch.setattr(
-        "nvt_torchrec.dlrm.build.choose_kernel",
-        lambda layer, *_: setattr(layer, "kernel", "triton"),
-    )
-    set_up_dense(dlrm, settings)
+    build.set_up_dense(dlrm, parse_settings(["--compile_dense"]))
+    assert not dlrm.inter_arch.aligned, "a CPU pads nothing"
     assert "forward" not in vars(dlrm.inter_arch)
     assert "forward" in vars(dlrm.over_arch)
-
-
-def test_the_kernel_is_of_the_dot_products():
-    with pytest.raises(SettingsError, match="--interaction_kernel triton and --interaction_type"):
-        parse_settings(["--interaction_kernel=triton", "--interaction_type=dcn"])

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from nvt_torchrec.dlrm import evaluate as evaluate_module
-from nvt_torchrec.dlrm.checkpoint.store import load_model, read_model_file
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.continued_runs import RATES, SHARDINGS, TABLES, flags, train_checkpoints
@@ -219,7 +220,7 @@ def test_a_continued_run_is_one_that_was_not_interrupted(outputs, tmp_path, opti
     )
     assert_same(tmp_path / "second", tmp_path / "both")
     first, second, both = (
-        read_model_file(tmp_path / name)["training"] for name in ("first", "second", "both")
+        CheckpointRecord.read(tmp_path / name).training for name in ("first", "second", "both")
     )
     assert second["steps"] == first["steps"]
     assert second["optimizer_steps"] == both["optimizer_steps"] == 2 * first["steps"]
@@ -227,13 +228,13 @@ def test_a_continued_run_is_one_that_was_not_interrupted(outputs, tmp_path, opti
 
 def test_what_a_checkpoint_records(outputs, trained, tmp_path):
     before = trained["adagrad", 1, "table_wise"]
-    then = read_model_file(before)["training"]
+    then = CheckpointRecord.read(before).training
     assert (then["generation"], then["days"], then["continued_from"]) == (0, [0, 1, 2], None)
     assert then["workflow_digest"] == DIGESTS[0]
     more = [f"--continue_from={before}", "--days=1", "--max_steps=2", f"--log_path={tmp_path}"]
     more.append(f"--save_checkpoint_path={tmp_path / 'now'}")
     train_here(*flags(outputs[2], "adagrad", *more))
-    now = read_model_file(tmp_path / "now")["training"]
+    now = CheckpointRecord.read(tmp_path / "now").training
     assert (now["generation"], now["days"], now["workflow_digest"]) == (2, [0, 1, 2], DIGESTS[2])
     assert (now["steps"], now["optimizer_steps"]) == (2, 10)
     assert now["continued_from"]["checkpoint"] == str(before)

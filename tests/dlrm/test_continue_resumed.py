@@ -9,7 +9,7 @@ import pytest
 
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
 from nvt_torchrec.dlrm import train as train_module
-from nvt_torchrec.dlrm.checkpoint.store import read_model_file
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.checkpoint.writer import finished
 from tests.dlrm.continued_runs import flags, train_checkpoints
 from tests.dlrm.continuing import save_start_here
@@ -68,7 +68,7 @@ def test_a_resumed_run_does_not_begin_again(outputs, trained, tmp_path, monkeypa
     assert [event["step"] for event in events(broken / "log", "resume")] == [12]
     assert len(events(broken / "log", "continue")) == 2
     assert_same(whole / "final", broken / "final")
-    records = [read_model_file(path / "final")["training"] for path in (whole, broken)]
+    records = [CheckpointRecord.read(path / "final").training for path in (whole, broken)]
     for name in ("optimizer_steps", "days", "continued_from", "generation"):
         assert records[0][name] == records[1][name]
 
@@ -85,7 +85,7 @@ def test_new_days_are_those_of_the_run_when_it_resumes(outputs, tmp_path, monkey
     result = train_here(*continued(outputs[2], before, path, "--resume", *new))
     assert result.samples == 260 + 329 + 340 // 4
     assert_same(path / "final", tmp_path / "whole" / "final")
-    assert read_model_file(path / "final")["training"]["days"] == [0, 1, 2]
+    assert CheckpointRecord.read(path / "final").training["days"] == [0, 1, 2]
     shutil.rmtree(path / "final")
     for other, message in (
         ("--replay=0.3", "replay was 0.25, is 0.3"),
@@ -127,7 +127,7 @@ def test_a_directory_that_has_a_newer_checkpoint_by_now(outputs, trained, tmp_pa
     shutil.rmtree(run / "final")
     shutil.copytree(trained[2, "table_wise"], steps / "step_00000009")
     train_here(*continued(outputs[2], steps, run, "--resume", "--max_steps=6"))
-    training = read_model_file(run / "final")["training"]
+    training = CheckpointRecord.read(run / "final").training
     assert training["continued_from"]["checkpoint"] == str(steps / "step_00000008")
     assert (training["steps"], training["optimizer_steps"]) == (6, 14)
 
@@ -140,7 +140,7 @@ def test_which_checkpoint_is_meant(outputs, trained, tmp_path):
         given = f"--continue_from={tmp_path / name}"
         start = tmp_path / "starts" / name.replace("/", "-")
         save_start_here(flags(outputs[2], "rowwise_adagrad", given), start)
-        assert read_model_file(start)["training"]["optimizer_steps"] == steps
+        assert CheckpointRecord.read(start).training["optimizer_steps"] == steps
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(BadInputError, match=r"no checkpoint\n.*--save_checkpoint_path named"):
             train_here(*flags(outputs[2], "rowwise_adagrad", f"--continue_from={path}"))

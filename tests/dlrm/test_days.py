@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.dlrm.checkpoint.store import read_model_file
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.days import TrainingDays, choose_days
 from nvt_torchrec.dlrm.settings.flags import parse_settings
 from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
@@ -89,12 +89,12 @@ def test_the_rows_that_a_run_trains(output, tmp_path):
     checkpoint = tmp_path / "checkpoint"
     result = train_here(data, "--days=0,1", f"--save_checkpoint_path={checkpoint}")
     assert result.samples == ROWS[0] + ROWS[1]
-    assert read_model_file(checkpoint)["training"]["days"] == [0, 1]
+    assert CheckpointRecord.read(checkpoint).training["days"] == [0, 1]
     new = [data, f"--continue_from={checkpoint}", "--days=new"]
     assert train_here(*new).samples == ROWS[2]
     result = train_here(*new, "--replay=0.2", f"--save_checkpoint_path={tmp_path / 'next'}")
     assert result.samples == ROWS[2] + round(0.2 * ROWS[0]) + round(0.2 * ROWS[1])
-    assert read_model_file(tmp_path / "next")["training"]["days"] == [0, 1, 2]
+    assert CheckpointRecord.read(tmp_path / "next").training["days"] == [0, 1, 2]
     assert result.metrics["test"].samples == 201, "evaluations read all rows"
 
 
@@ -115,7 +115,7 @@ def test_rows_split_by_share(tmp_path):
     data, checkpoint = EtlOutput(output).splits, tmp_path / "checkpoint"
     flags = [f"--binary_path={data}", "--batch_size=32"]
     train_here(*flags, f"--save_checkpoint_path={checkpoint}")
-    assert read_model_file(checkpoint)["training"]["days"] == [0, 1, 2]
+    assert CheckpointRecord.read(checkpoint).training["days"] == [0, 1, 2]
     with pytest.raises(SettingsError, match=r"training set has no other day\n.*etl extend`$"):
         choose(data, "--days=new", trained=[0, 1, 2])
     manifest = add(output, tmp_path / "raw")
@@ -123,7 +123,7 @@ def test_rows_split_by_share(tmp_path):
     result = train_here(*new, f"--save_checkpoint_path={tmp_path / 'next'}")
     assert result.samples == manifest["by_day_and_split"]["3"]["train"]["rows"]
     assert result.metrics["test"].samples == manifest["splits"]["test"]["rows"]
-    assert read_model_file(tmp_path / "next")["training"]["days"] == [0, 1, 2, 3]
+    assert CheckpointRecord.read(tmp_path / "next").training["days"] == [0, 1, 2, 3]
 
 
 def test_days_that_there_are_not(output):
@@ -136,14 +136,14 @@ def test_days_that_there_are_not(output):
 def test_a_checkpoint_that_does_not_say_its_days(output, tmp_path):
     checkpoint, data = tmp_path / "checkpoint", f"--binary_path={output}"
     train_here(data, "--max_steps=1", f"--save_checkpoint_path={checkpoint}")
-    record = read_model_file(checkpoint)["training"]
+    record = CheckpointRecord.read(checkpoint).training
     change_model_file(checkpoint, training={**record, "days": None})
     with pytest.raises(SettingsError, match=r"does not say which days .*\n.*--days 2"):
         train_here(data, f"--continue_from={checkpoint}", "--days=new")
     after = tmp_path / "after"
     flags = [data, "--days=2", "--max_steps=1", f"--save_checkpoint_path={after}"]
     train_here(*flags, f"--continue_from={checkpoint}")
-    assert read_model_file(after)["training"]["days"] is None
+    assert CheckpointRecord.read(after).training["days"] is None
 
 
 def test_the_rest_of_an_unfinished_epoch_is_mentioned(output, tmp_path, caplog):
@@ -161,7 +161,7 @@ def test_weights_only(output, tmp_path):
     train_here(
         *flags, "--days=2", f"--load_checkpoint_path={first}", f"--save_checkpoint_path={second}"
     )
-    training = read_model_file(second)["training"]
+    training = CheckpointRecord.read(second).training
     assert (training["days"], training["optimizer_steps"]) == ([0, 2], 1)
 
 

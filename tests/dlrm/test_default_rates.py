@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nvt_torchrec.dlrm.config import model_config
-from nvt_torchrec.dlrm.optim.default_rates import default_rates, default_warmup, with_default_rates
-from nvt_torchrec.dlrm.settings.fields import OPTIMIZERS
+from nvt_torchrec.dlrm.optim.learning_rates import default_rates, default_warmup, with_default_rates
+from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings.flags import parse_settings
 from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.runs import events, losses, train_here

@@ -11,64 +11,54 @@ import pytest
 from nvt_torchrec.base.command_line import add_arguments
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.settings.flags import build_parser, parse_settings
-from nvt_torchrec.dlrm.settings.other_trainers import LEFT_OUT, RENAMED
+from nvt_torchrec.dlrm.settings.other_trainers import HINTS, LEFT_OUT, RENAMED
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from tests.dlrm.runs import ROOT
 
 PEERS = json.loads((ROOT / "tests" / "dlrm" / "peer_flags.json").read_text())
 PAGE = (ROOT / "docs" / "flags.md").read_text()
-THEIRS, OURS = PAGE.split("## Theirs")[1].split("## Only here")
-
-#: Flag → (programs that have it, what the page says).
-TABLE = {
-    flag: (of.split(", "), text)
-    for flag, of, text in re.findall(r"^\| `(--\w+)` \| ([^|]+) \| (.+) \|$", THEIRS, re.M)
-}
-ONLY_HERE = dict(re.findall(r"^\| `(--\w+)` \| (.+) \|$", OURS, re.M))
+SAME, RENAMED_HERE, OMITTED, OURS = (
+    part.split("\n## ")[0]
+    for part in re.split(r"## The same name|## Another name|## Left out|## Only here", PAGE)[1:]
+)
 
 PARSER = build_parser()
 add_arguments(PARSER, TrainSettings)
 
 
+def flags_in(text: str) -> set[str]:
+    """Return the flags in a list, or in the first column of a table."""
+    cells = [line.split("|")[1] if line.startswith("|") else line for line in text.splitlines()]
+    return set(re.findall(r"`(--\w+)`", "\n".join(cells)))
+
+
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer["name"])
-def test_every_flag_of_theirs_is_in_the_table(peer):
-    listed = {flag for flag, (of, _) in TABLE.items() if peer["name"] in of}
-    assert listed == set(peer["flags"])
+def test_every_flag_of_theirs_is_on_the_page(peer):
+    same = flags_in(SAME)
+    assert set(peer["flags"]) <= same | flags_in(RENAMED_HERE) | flags_in(OMITTED)
+    assert peer["name"] != "nvt" or set(peer["flags"]) <= same
     assert peer["commit"].startswith(re.search(rf"\| {peer['name']} \|.*`(\w+)`", PAGE).group(1))
 
 
-def test_our_flags_are_those_that_are_here_and_those_only_here():
-    here = {flag for flag, (_, text) in TABLE.items() if text.startswith("here")}
-    assert here.isdisjoint(ONLY_HERE)
-    assert here | set(ONLY_HERE) == PARSER.flags()
+def test_every_flag_of_ours_is_on_the_page():
+    theirs = {flag for peer in PEERS for flag in peer["flags"]}
+    assert flags_in(SAME) == PARSER.flags() & theirs
+    assert flags_in(OURS) == PARSER.flags() - theirs
 
 
-def test_the_page_describes_our_own_flags_as_the_help_does():
-    fields = TrainSettings.__dataclass_fields__
-    texts = {flag: fields[flag.removeprefix("--")].metadata["rules"].text for flag in ONLY_HERE}
-    assert texts == ONLY_HERE
+def test_the_page_says_what_the_errors_say():
+    assert dict(re.findall(r"^\| `(--\w+)` \| `(.+)` \|$", RENAMED_HERE, re.M)) == RENAMED
+    rows = re.findall(r"^\| (`--.+`) \| (.+) \|$", OMITTED, re.M)
+    assert {flag: why for flags, why in rows for flag in flags_in(flags)} == LEFT_OUT
 
 
-@pytest.mark.parametrize("flag", TABLE)
-def test_a_flag_is_here_or_the_error_says_what_to_do(flag):
-    _, text = TABLE[flag]
-    what = re.match(r"here|renamed|left out", text).group()
-    if what == "here":
-        second = re.match(r"here: a second name of `(--\w+)`", text)
-        if second:
-            (action,) = [a for a in PARSER._actions if flag in a.option_strings]
-            assert second.group(1) in action.option_strings
-        return
+@pytest.mark.parametrize("flag", HINTS)
+def test_another_flag_is_refused_with_what_to_use(flag):
     with pytest.raises(SettingsError, match=f"unknown argument {flag}") as error:
         parse_settings([flag, "1"])
-    if what == "renamed":
-        name = re.match(r"renamed: `(--\w+.*?)`", text).group(1)
-        assert name == RENAMED[flag]
-        assert name.split()[0] in PARSER.flags()
-        assert error.value.remedy == f"it is called {name} here"
-    else:
-        assert text == f"left out: {LEFT_OUT[flag]}"
-        assert error.value.remedy.startswith("leave it out: ")
+    assert error.value.remedy == HINTS[flag]
+    assert HINTS[flag].startswith(("it ", "leave it out: "))
+    assert RENAMED.get(flag, "--help").split()[0] in {*PARSER.flags(), "--help"}
 
 
 #: Command lines in the manner of each program's users; NVIDIA's with our names of the schedule.
@@ -80,13 +70,12 @@ COMMANDS = {
     "--validation_freq_within_epoch 1000000 "
     "--throughput_check_freq_within_epoch 1000000 --batch_size 256",
     "dlrm": "--embedding_dim 128 --dense_arch_layer_sizes 512,256,128 --over_arch_layer_sizes "
-    "1024,1024,512,256,1 --num_embeddings_per_feature 40000000,39060,17295 --epochs 1 --pin_memory "
+    "1024,1024,512,256,1 --num_embeddings_per_feature 40000000,39060,17295 --epochs 1 "
     "--batch_size 8192 --interaction_type=dcn --dcn_num_layers=3 --dcn_low_rank_dim=512 --adagrad "
-    "--learning_rate 0.005 --multi_hot_distribution_type uniform --multi_hot_sizes=3,2,1",
+    "--learning_rate 0.005",
     "NVIDIA": "--mode train --max_table_size 1000 --hash_indices --amp --epochs 5 --max_steps 500 "
     "--benchmark_warmup_steps 250 --batch_size 65536 --test_batch_size 65536 --seed 12345 "
-    "--auc_threshold 0.8025 --test_freq 100 --test_after 0.5 --print_freq 10 --lr_policy nvidia "
-    "--decay_power 2 --decay_end_lr 0 --log_path log --save_checkpoint_path c",
+    "--auc_threshold 0.8025 --log_path log --save_checkpoint_path c",
 }
 
 

@@ -14,8 +14,6 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.evaluate import score
-from nvt_torchrec.dlrm.inference_benchmark import benchmark_inference
-from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import TrainBatch, _sum_losses, _with_mean_1
 from nvt_torchrec.dlrm.settings.flags import parse_settings
 from nvt_torchrec.formats.schema import TableSchema
@@ -140,12 +138,6 @@ def test_padding_rows_have_no_weight(weighted):
     assert TrainBatch.of(batch, 5, 16).weights is batch.weights
 
 
-def test_shuffled_batches_keep_weights_with_their_rows(runs, weighted, tmp_path):
-    train_here(*flags_of(weighted, tmp_path, "--shuffle_batches"))
-    found, expected = losses(tmp_path / "log"), losses(runs[1, "label"] / "log")
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
-
-
 def test_a_label_that_is_not_there(weighted, tmp_path):
     with pytest.raises(SettingsError, match=r"--label likd: .*no such label\n.*mean 'liked'"):
         train_here(*flags_of(weighted, tmp_path, "--label=likd"))
@@ -190,18 +182,6 @@ def test_an_evaluation_takes_the_label_of_its_checkpoint(runs, weighted, tmp_pat
         flags = [f"--binary_path={weighted}", *load, *label, f"--log_path={tmp_path / name}"]
         result = train_here(*flags)
         assert (result.metrics["test"].positives == expected["positives"]) == (name != "c")
-
-
-def test_the_benchmark_of_inference_weighs_its_auroc(runs, weighted, tmp_path):
-    run = runs[1, "liked"]
-    flags = [f"--load_checkpoint_path={run / 'final'}", f"--log_path={tmp_path}"]
-    flags += ["--mode=inference_benchmark", "--inference_benchmark_batch_sizes=101"]
-    flags += ["--inference_benchmark_steps=1", "--benchmark_warmup_steps=0"]
-    settings = parse_settings([*MODEL, f"--binary_path={weighted}", *flags])
-    with process_group() as group:
-        (found,) = benchmark_inference(settings, group)
-    (expected,) = [e for e in events(run / "log", "evaluation") if e["split"] == "test"]
-    assert found.auroc == pytest.approx(expected["auroc"], abs=1e-9)
 
 
 def test_nothing_changes_without_weights(tmp_path):

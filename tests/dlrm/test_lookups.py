@@ -12,23 +12,22 @@ from torchrec.distributed.types import BoundsCheckMode
 from torchrec.modules.embedding_configs import DataType
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.dlrm.build import build, set_up_dense
+from nvt_torchrec.dlrm.build import build
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.data import read_schema
+from nvt_torchrec.dlrm.interactions import LowRankCross
 from nvt_torchrec.dlrm.launch.distributed import process_group
-from nvt_torchrec.dlrm.model import build_dlrm
 from nvt_torchrec.dlrm.optim.adam import lookups_of
 from nvt_torchrec.dlrm.settings.flags import parse_settings
 from nvt_torchrec.dlrm.sharding import lookups
 from nvt_torchrec.dlrm.sharding.planning import plan_only
-from tests.dlrm import fake_graphs
 from tests.dlrm.runs import MODEL, events, losses, train_here
 
 SIZES = ModelConfig(("i",), ("a", "b"), (2**30, 2**30 - 1), 8, (8,), (8, 1))
 LARGER = ModelConfig(("i",), ("a", "b"), (2**30, 2**30), 8, (8,), (8, 1))
-CROSSED = ModelConfig(("i",), ("a",), (9,), 8, (8,), (8, 1), "dcn", 1, 4)
+CROSSED = ModelConfig(("i",), ("a",), (9,), 8, (8,), (8, 1), LowRankCross(1, 4))
 
 
 def lookup_of(data, *flags: str):
@@ -46,17 +45,15 @@ def train(data, log, *flags: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("flags", "config", "cached", "ids"),
+    ("config", "cached", "ids"),
     [
-        ([], SIZES, False, torch.int32),
-        ([], LARGER, False, torch.int64),
-        ([], SIZES, True, torch.int64),
-        (["--index_type=int32"], LARGER, True, torch.int32),
-        (["--index_type=int64"], SIZES, False, torch.int64),
+        (SIZES, False, torch.int32),
+        (LARGER, False, torch.int64),
+        (SIZES, True, torch.int64),
     ],
 )
-def test_ids_are_widened_where_rows_cannot_be_numbered_in_32_bits(flags, config, cached, ids):
-    found = lookups.fused_params(parse_settings(flags), config, cached=cached)
+def test_ids_are_widened_where_rows_cannot_be_numbered_in_32_bits(config, cached, ids):
+    found = lookups.fused_params(parse_settings([]), config, cached=cached)
     assert found["embedding_table_index_type"] == found["embedding_table_offset_type"] == ids
 
 
@@ -68,14 +65,12 @@ def test_ids_are_widened_where_rows_cannot_be_numbered_in_32_bits(flags, config,
         ("--amp", SIZES, "cpu", 1, None),
         ("--amp", SIZES, "cuda", 2, None),
         ("--amp", CROSSED, "cuda", 1, None),
-        ("--amp --lookup_precision=fp32", SIZES, "cuda", 1, None),
-        ("--amp --lookup_precision=bf16", CROSSED, "cuda", 2, DataType.BF16),
         ("--amp --table_precision=fp16", SIZES, "cuda", 1, DataType.BF16),
         ("--table_precision=fp16", SIZES, "cuda", 1, DataType.FP32),
     ],
 )
 def test_lookups_in_bfloat16(flags, config, device, ranks, expected):
-    """By themselves only where the dot products round to it first of all."""
+    """Only where the dot products round to it first of all."""
     settings = parse_settings(flags.split())
     assert lookups.output_type(settings, config, device, ranks) == expected
 
@@ -88,19 +83,10 @@ def test_fbgemm_gets_it(data, monkeypatch):
     assert found.weights_precision == SparseType.FP32
     # as on a GPU, but in float16: FBGEMM's CPU kernels have no bfloat16
     monkeypatch.setattr(lookups, "HALF_LOOKUPS", {"cpu": DataType.FP16})
-    found = lookup_of(
-        data, "--amp", "--bounds_check", "--index_type=int64", "--table_precision=fp16"
-    )
-    assert found.embedding_table_index_type == torch.int64
-    assert found.bounds_check_mode_int == BoundsCheckMode.WARNING.value
+    found = lookup_of(data, "--amp", "--table_precision=fp16")
     assert found.output_dtype == SparseType.FP16.as_int()
     assert found.weights_precision == SparseType.FP16
     assert found.stochastic_rounding
-
-
-def test_ids_of_32_bits_train_the_same(data, tmp_path):
-    wide = train(data, tmp_path / "a", "--index_type=int64", "--bounds_check", "--max_steps=8")
-    assert train(data, tmp_path / "b", "--max_steps=8") == wide
 
 
 def test_lookups_of_16_bits_train(data, tmp_path, monkeypatch):
@@ -109,24 +95,6 @@ def test_lookups_of_16_bits_train(data, tmp_path, monkeypatch):
     found = train(data, tmp_path / "b", "--amp", "--max_steps=8")
     assert found[0] == pytest.approx(expected[0], abs=1e-3), "before anything was trained"
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.02)
-
-
-@pytest.mark.parametrize("wanted", ["bf16", "fp32"])
-def test_replays_read_lookups_of_their_type(monkeypatch, wanted):
-    """Graphs are captured for the type that the lookups have: others would be launched."""
-    monkeypatch.setattr(lookups, "HALF_LOOKUPS", {"cpu": DataType.BF16})
-    counts = fake_graphs.install(monkeypatch)
-    dlrm = build_dlrm(CROSSED)
-    given = ["--amp", f"--lookup_precision={wanted}", "--cuda_graphs", "--batch_size=4"]
-    set_up_dense(dlrm, parse_settings([*given, "--interaction_type=dcn"]))
-    types = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    for name, dtype in types.items():
-        vectors = torch.randn(4, 1, 8, dtype=dtype, requires_grad=True)
-        before = counts["forward"]
-        with torch.autocast("cpu", torch.bfloat16):
-            bottom = dlrm.dense_arch(torch.randn(4, 1))
-            dlrm.inter_arch(dense_features=bottom, sparse_features=vectors)
-        assert counts["forward"] - before == (2 if name == wanted else 1)
 
 
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "adam"])
@@ -170,7 +138,7 @@ def test_tables_in_float16(data, tmp_path, optimizer, caplog):
 @pytest.mark.parametrize(("optimizer", "state"), [("sgd", 0), ("adagrad", 4), ("adam", 8)])
 def test_the_plan_knows_how_much_they_take(optimizer, state):
     """Two bytes a weight, and the state of the optimizer in float32."""
-    flags = ["--plan_only", "--binary_path=/nowhere", "--num_embeddings_per_feature=9000000,4"]
+    flags = ["--plan_only=1", "--binary_path=/nowhere", "--num_embeddings_per_feature=9000000,4"]
     flags += [f"--optimizer={optimizer}", "--embedding_dim=64", "--dense_arch_layer_sizes=64"]
     sizes = []
     for precision in ("fp32", "fp16"):
@@ -179,10 +147,3 @@ def test_the_plan_knows_how_much_they_take(optimizer, state):
     weights = 9e6 * 64 / 2**30
     assert sizes[0] == pytest.approx(weights * (4 + state), abs=0.02)
     assert sizes[1] == pytest.approx(weights * (2 + state), abs=0.02)
-
-
-def test_settings_that_contradict_each_other():
-    with pytest.raises(SettingsError, match="--lookup_precision bf16 without --amp"):
-        parse_settings(["--lookup_precision=bf16"])
-    with pytest.raises(SettingsError, match="bf16 and --comm_precision fp16"):
-        parse_settings(["--amp", "--lookup_precision=bf16", "--comm_precision=fp16"])

@@ -35,7 +35,7 @@ def _stale(file: Path, *algorithm: str, **how: str) -> str:
     [
         ("nvt_torchrec.base.files.artifact._digest", _stale),
         ("pathlib.Path.read_text", _stale),
-        ("nvt_torchrec.dlrm.checkpoint.tensors.Reader.read_data", _no_memory),
+        ("nvt_torchrec.dlrm.checkpoint.tensors.read_chunk", _no_memory),
     ],
 )
 def test_a_resume_renames_nothing(data, started, monkeypatch, where, fails):
@@ -55,7 +55,7 @@ def test_too_little_memory_is_not_called_damage(started, tmp_path, monkeypatch):
         patch.setattr(checkpoint, "Scorer", _no_memory)
         with pytest.raises(torch.OutOfMemoryError):
             load_model(path)
-    monkeypatch.setattr("nvt_torchrec.dlrm.checkpoint.tensors.Reader.read_data", _no_memory)
+    monkeypatch.setattr("nvt_torchrec.dlrm.checkpoint.tensors.read_chunk", _no_memory)
     with pytest.raises(ClickLogError, match="cannot be read now: CUDA out of memory"):
         load_model(path)
 

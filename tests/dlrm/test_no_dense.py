@@ -11,7 +11,8 @@ from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
-from nvt_torchrec.dlrm.checkpoint.store import load_model, read_model_file
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
@@ -19,7 +20,6 @@ from nvt_torchrec.dlrm.settings.flags import parse_settings
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from tests.dlrm import fake_graphs
 from tests.dlrm.runs import MODEL, events, losses, train_here, train_many
 from tests.nvt_loader.data import write_split
 
@@ -83,7 +83,7 @@ def test_a_run_and_its_resumption(split, tmp_path, interaction):
     assert not any("dense_arch" in name for name in expected)
     model, config = load_model(whole / "final")
     assert (config.dense, config.dense_arch_layer_sizes) == ((), ())
-    assert read_model_file(whole / "final")["model"]["dense"] == []
+    assert CheckpointRecord.read(whole / "final").model["dense"] == []
     logits, labels = score(model, KJTLoader(split / "test", 64, device="cpu"))
     losses_of_rows = np.logaddexp(0, np.where(labels > 0, -logits, logits).astype(np.float64))
     event = events(whole / "log", "evaluation")[-1]
@@ -113,21 +113,9 @@ def test_in_bfloat16(split, tmp_path, interaction):
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize(("interaction", "graphs"), [("original", 1), ("dcn", 2)])
-def test_replays_train_as_launches(split, tmp_path, monkeypatch, interaction, graphs):
-    train_here(*flags(split, tmp_path / "launched", interaction))
-    counts = fake_graphs.install(monkeypatch)
-    train_here(*flags(split, tmp_path / "replayed", interaction, "--cuda_graphs"))
-    found, expected = (losses(tmp_path / name / "log") for name in ("replayed", "launched"))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    assert counts == {"forward": 8 * graphs, "backward": 8 * graphs}
-
-
-def test_synthetic_rows_and_compiled_layers(tmp_path, inductor):
-    rows = ["--dataset_type=synthetic", "--synthetic_dataset_num_entries=700", "--max_steps=3"]
-    rows += ["--synthetic_dataset_table_sizes=10,20", "--synthetic_dataset_numerical_features=0"]
-    train_here(*rows, "--batch_size=32", f"--log_path={tmp_path}", "--compile_dense")
-    assert len(losses(tmp_path)) == 3
+def test_compiled_layers(split, tmp_path, inductor):
+    train_here(*flags(split, tmp_path, "original", "--compile_dense", "--max_steps=3"))
+    assert len(losses(tmp_path / "log")) == 3
     assert inductor
 
 

@@ -29,8 +29,8 @@ FULL = (
 )
 
 
-def _plan(*flags: str) -> str:
-    return plan_only(parse_settings(["--plan_only", "--binary_path=/nowhere", *flags]))
+def _plan(*flags: str, gpus: int = 1) -> str:
+    return plan_only(parse_settings([f"--plan_only={gpus}", "--binary_path=/nowhere", *flags]))
 
 
 def _per_rank(text: str) -> list[float]:
@@ -60,7 +60,7 @@ def test_the_loaders_that_are_iterated_at_a_time():
 
 
 def test_mlperf_fits_on_eight_gpus():
-    text = _plan(f"--num_embeddings_per_feature={MLPERF}", "--world_size=8", "--hbm_gib=80")
+    text = _plan(f"--num_embeddings_per_feature={MLPERF}", "--hbm_gib=80", gpus=8)
     assert "all tables fit" in text
     assert len(_per_rank(text)) == 8
     assert sum(_per_rank(text)) > 204.1e6 * 128 * 4 / 2**30
@@ -68,7 +68,7 @@ def test_mlperf_fits_on_eight_gpus():
 
 def test_full_size_is_cut_by_rows_to_fit():
     flags = [f"--num_embeddings_per_feature={FULL}", "--adagrad", "--batch_size=8192"]
-    text = _plan(*flags, "--world_size=8", "--hbm_gib=80")
+    text = _plan(*flags, "--hbm_gib=80", gpus=8)
     assert "all tables fit" in text
     assert max(_per_rank(text)) < 60
     assert 420 < sum(_per_rank(text)) < 440
@@ -76,14 +76,14 @@ def test_full_size_is_cut_by_rows_to_fit():
 
 
 def test_too_large_for_the_gpus_is_cached_there_and_logged():
-    text = _plan(f"--num_embeddings_per_feature={MLPERF}", "--world_size=1", "--hbm_gib=80")
+    text = _plan(f"--num_embeddings_per_feature={MLPERF}", "--hbm_gib=80")
     assert re.search(r"tables do not fit into GPU memory: .* t_cat_0", text)
     assert "fused_uvm_caching" in text
 
 
 def test_too_large_for_everything():
     with pytest.raises(SettingsError, match=r"no plan puts the 26 tables \(420\.\d GiB"):
-        _plan(f"--num_embeddings_per_feature={FULL}", "--world_size=2", "--hbm_gib=16")
+        _plan(f"--num_embeddings_per_feature={FULL}", "--hbm_gib=16", gpus=2)
 
 
 def test_plan_only_from_the_command_line(data):

@@ -16,8 +16,8 @@ import pytest
 
 from nvt_torchrec.base.errors import OutputError, SchemaError, SettingsError
 from nvt_torchrec.dlrm import train as train_module
-from nvt_torchrec.dlrm.checkpoint.compatibility import check_resumable
-from nvt_torchrec.dlrm.checkpoint.store import FORMAT, read_model_file
+from nvt_torchrec.dlrm.checkpoint.record import FORMAT, CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.resume import check_resumable
 from nvt_torchrec.dlrm.checkpoint.writer import finished
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import process_group
@@ -181,7 +181,7 @@ def test_from_two_ranks_to_one(data, two_ranks, tmp_path, run):
     """The losses are those of the ranks that would have gone on."""
     make = _adam if run == "adam" else flags_of
     shutil.copytree(two_ranks / run / "steps", tmp_path / "steps")
-    assert read_model_file(finished(tmp_path / "steps")[-1])["world_size"] == 2
+    assert CheckpointRecord.read(finished(tmp_path / "steps")[-1]).world_size == 2
     for path in finished(tmp_path / "steps")[1:]:
         shutil.rmtree(path)
     train_here(*make(data, tmp_path), "--resume")
@@ -240,7 +240,7 @@ def test_another_optimizer_is_refused_but_not_another_name_of_it(data, started):
 
 
 def test_another_model_is_refused_with_the_difference(started):
-    config = ModelConfig.from_dict(read_model_file(finished(started / "steps")[-1])["model"])
+    config = ModelConfig.from_dict(CheckpointRecord.read(finished(started / "steps")[-1]).model)
     other = dataclasses.replace(config, num_embeddings=(10, 50, 201, 3))
     with (
         process_group(),
@@ -281,11 +281,11 @@ def test_data_that_moved_without_their_workflow(data, whole, tmp_path, monkeypat
     (workflow / "metadata.json").write_text('{"digest": "abc"}')
     _train_until_pulled(monkeypatch, 20, *flags_of(first, tmp_path))
     (resumed,) = finished(tmp_path / "steps")[-1:]
-    assert read_model_file(resumed)["training"]["workflow_digest"] == "abc"
+    assert CheckpointRecord.read(resumed).training["workflow_digest"] == "abc"
     second = first.rename(tmp_path / "split")
     train_here(*flags_of(second, tmp_path), "--resume")
     assert_same(tmp_path / "final", whole / "final")
-    assert read_model_file(tmp_path / "final")["training"]["workflow_digest"] == "abc"
+    assert CheckpointRecord.read(tmp_path / "final").training["workflow_digest"] == "abc"
 
 
 def test_another_workflow_is_refused(data, started):

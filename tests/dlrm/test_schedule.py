@@ -1,10 +1,10 @@
-"""The learning rate of each step, against what the two references print for the same settings."""
+"""The learning rate of each step, against what the reference prints for the same settings."""
 
 from __future__ import annotations
 
 import pytest
 
-from nvt_torchrec.dlrm.optim.schedule import learning_rate
+from nvt_torchrec.dlrm.optim.learning_rates import learning_rate
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 # param_groups[0]["lr"] before each step under facebookresearch/dlrm's LRPolicyScheduler, lr = 2
@@ -12,13 +12,6 @@ DLRM_MAIN = {
     (4, 7, 5): [0.5, 1, 1.5, 1.5, 1.5, 1.5, 2, 1.28, 0.72, 0.32, 0.08, 0.08, 0.08],
     (5, 5, 3): [0.4, 0.8, 1.2, 1.6, 2, 8 / 9, 2 / 9, 2 / 9, 2 / 9],
     (6, 6, 2): [1 / 3, 2 / 3, 1, 4 / 3, 5 / 3, 2, 0.5, 0.5, 0.5],
-}
-# base · factor of NVIDIA's LearningRateScheduler after each step(): (warm-up, start, decay, power,
-# end learning rate)
-NVIDIA = {
-    (4, 7, 5, 2.0, 0.0): [0.5, 1, 1.5, 2, 2, 2, 2, 1.28, 0.72, 0.32, 0.08, 0, 0],
-    (3, 3, 4, 1.0, 0.1): [2 / 3, 4 / 3, 2, 1.5, 1, 0.5, 0.1, 0.1],
-    (2, 5, 3, 3.0, 0.05): [1, 2, 2, 2, 2, 16 / 27, 2 / 27, 0.05, 0.05],
 }
 
 
@@ -36,31 +29,14 @@ def test_dlrm_main(shape):
     assert _rates(settings, len(expected)) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("shape", NVIDIA)
-def test_nvidia(shape):
-    warmup, start, steps, power, end = shape
-    settings = TrainSettings(
-        learning_rate=2.0,
-        lr_warmup_steps=warmup,
-        lr_decay_start=start,
-        lr_decay_steps=steps,
-        lr_policy="nvidia",
-        decay_power=power,
-        decay_end_lr=end,
-    )
-    expected = NVIDIA[shape]
-    assert _rates(settings, len(expected)) == pytest.approx(expected, rel=1e-12)
-
-
 def test_dlrm_main_never_falls_below_its_floor():
     settings = TrainSettings(learning_rate=1e-6, lr_decay_steps=1000)
     assert learning_rate(settings, settings.learning_rate, 998, 2000) == 1e-7
 
 
 def test_warmup_alone_ends_at_the_learning_rate():
-    for policy in ("dlrm_main", "nvidia"):
-        settings = TrainSettings(learning_rate=8.0, lr_warmup_steps=4, lr_policy=policy)
-        assert _rates(settings, 6) == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
+    settings = TrainSettings(learning_rate=8.0, lr_warmup_steps=4)
+    assert _rates(settings, 6) == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
 
 
 def test_change_counts_steps_over_all_epochs():
@@ -68,15 +44,3 @@ def test_change_counts_steps_over_all_epochs():
         learning_rate=1.0, change_lr=True, lr_change_point=0.7, lr_after_change_point=0.5, epochs=2
     )
     assert _rates(settings, 10) == [1.0] * 7 + [0.5] * 3
-
-
-def test_a_decay_never_raises_the_lower_of_two_rates():
-    settings = TrainSettings(
-        learning_rate=0.018,
-        lr_policy="nvidia",
-        lr_decay_start=1,
-        lr_decay_steps=5,
-        decay_end_lr=0.01,
-    )
-    rates = [learning_rate(settings, 0.0037, step, 10) for step in range(10)]
-    assert max(rates) == 0.0037

@@ -88,7 +88,6 @@ def test_defaults_are_those_of_the_example_but_for_the_learning_rate():
             "--lr_warmup_steps 9 --lr_decay_start 5 --lr_decay_steps 3",
             "--lr_decay_start 5 is before the warm-up ends",
         ),
-        ("--decay_power 3", "--decay_power 3.0 has no effect without --lr_policy nvidia"),
         ("--dcn_num_layers 2", "no effect without --interaction_type dcn"),
         ("--interaction_type cat", "invalid choice: 'cat'"),
         (
@@ -98,35 +97,21 @@ def test_defaults_are_those_of_the_example_but_for_the_learning_rate():
         ("--interaction_branch2_layer_sizes 128", "without --interaction_type projection"),
         ("--max_table_size 50", "without --hash_indices\n.*add --hash_indices"),
         ("--max_table_size 50 --hash_indices --num_embeddings 9", "both set"),
-        (
-            "--print_freq 5 --throughput_check_freq_within_epoch 6",
-            "--print_freq 5 and --throughput_check_freq_within_epoch 6 are one setting",
-        ),
-        ("--test_after 1", "--test_after 1 with --epochs 1\n.*ends before"),
         ("--test_batch_size 0", "--test_batch_size 0\n.*at least 1"),
         ("--auc_threshold 80", "--auc_threshold 80.0\n.*above 0 and at most 1"),
-        ("--dataset_subset 0", "--dataset_subset 0.0\n.*above 0 and at most 1"),
-        (
-            "--dataset_subset 0.5 --limit_train_batches 3",
-            "--dataset_subset and --limit_train_batches are both set",
-        ),
-        ("--multi_hot_distribution_type pareto", "no effect without --multi_hot_sizes"),
-        ("--synthetic_dataset_num_entries 5", "without --dataset_type synthetic"),
-        (
-            "--dataset_type synthetic --shuffle_training_set",
-            "--shuffle_training_set has no effect without --dataset_type parquet",
-        ),
-        ("--inference_benchmark_steps 5", "without --mode inference_benchmark"),
+        ("--mode inference_benchmark", "was removed\n.*python -m inference benchmark"),
+        ("--dataset_type synthetic", "python -m etl synthesize"),
+        ("--pad_inputs always", "the program chooses"),
         (
             "--mode test --load_checkpoint_path c --save_checkpoint_path d",
             "--save_checkpoint_path d has no effect without --mode train",
         ),
-        ("--profile_steps 3", "no effect without --profile"),
         ("--lr 3", "it is called --learning_rate here"),
         ("--top_mlp_sizes 3,1", "it is called --over_arch_layer_sizes here"),
         ("--mmap_mode", "leave it out"),
         ("--change_lr --lr_warmup_steps 3", "give one schedule"),
-        ("--world_size 8", "no effect without --plan_only"),
+        ("--plan_only 0", "at least 1"),
+        ("--plan_only --world_size 8", "give the number of GPUs to --plan_only"),
         ("--warmup_steps 8", "--lr_warmup_steps here"),
         ("--change_lr --lr_change_point 1.5", "--lr_change_point 1.5\n.*at least 0 and at most 1"),
         ("--lr_change_point 0.5", "--lr_change_point 0.5 has no effect without --change_lr"),
@@ -142,12 +127,6 @@ def test_defaults_are_those_of_the_example_but_for_the_learning_rate():
 def test_nonsense_is_refused_with_a_remedy(flags, message):
     with pytest.raises(SettingsError, match=message):
         parse_settings(shlex.split(flags))
-
-
-def test_the_last_of_several_values_counts():
-    assert parse_settings(shlex.split("--batch_size 5 --batch_size 6")).batch_size == 6
-    settings = parse_settings(shlex.split("--test_freq 7 --validation_freq_within_epoch 7"))
-    assert settings.validation_freq_within_epoch == 7
 
 
 def test_help_and_errors_need_no_torch():
@@ -255,3 +234,11 @@ def test_model_config_round_trip():
             ModelConfig.from_dict(broken)
     with pytest.raises(SchemaError, match="2 table sizes"):
         ModelConfig.from_dict({**value, "num_embeddings": [1, 2]})
+
+
+def test_configurations_of_earlier_versions():
+    value = {**model_config(TrainSettings(), SCHEMA).to_dict(), "multi_hot_sizes": []}
+    value["multi_hot_distribution_type"] = "uniform"
+    assert ModelConfig.from_dict(value) == model_config(TrainSettings(), SCHEMA)
+    with pytest.raises(SchemaError, match="multi_hot_sizes, which were removed"):
+        ModelConfig.from_dict({**value, "multi_hot_sizes": [3, 2, 1]})

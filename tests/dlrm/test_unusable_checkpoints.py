@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.dlrm.checkpoint.store import Reader, load_model
+from nvt_torchrec.dlrm.checkpoint.store import load_model
+from nvt_torchrec.dlrm.checkpoint.tensors import read_tensors
 from nvt_torchrec.dlrm.checkpoint.writer import finished
 from tests.dlrm.resuming import STEPS, assert_same, flags_of
 from tests.dlrm.runs import MODEL, events, torchrun, train_here
@@ -21,11 +22,11 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_taken(
 ):
     newest = finished(started / "steps")[-1]
     (part,) = newest.glob("*.distcp")
-    items = Reader(newest).read_metadata().storage_data.items()
     name = "model.dlrm.over_arch" if where == "weights" else "optimizer.tables"
-    (place,) = [item for index, item in items if index.fqn.startswith(name)][:1]
+    items = read_tensors(newest).items()
+    chunk = next(tensor.chunks[0] for key, tensor in items if key.startswith(name))
     content = bytearray(part.read_bytes())
-    content[place.offset + place.length - 70] ^= 1
+    content[chunk.begin + chunk.length - 70] ^= 1
     part.write_bytes(content)
     _assert_resumes_from_the_one_before(
         data, whole, started, caplog, "0_0.distcp: not the file that was written"

@@ -11,18 +11,15 @@ import torch
 
 from nvt_torchrec import workflows
 from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.interactions import DotProducts, LowRankCross, Projection
 from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.inference.stock import to_tensors
 
 INTERACTIONS = (
-    {},
-    {"interaction_type": "dcn", "dcn_num_layers": 2, "dcn_low_rank_dim": 3},
-    {
-        "interaction_type": "projection",
-        "interaction_branch1_layer_sizes": (6, 8),
-        "interaction_branch2_layer_sizes": (12,),
-    },
+    DotProducts(),
+    LowRankCross(dcn_num_layers=2, dcn_low_rank_dim=3),
+    Projection((6, 8), (12,)),
 )
 
 
@@ -32,7 +29,7 @@ def make_scorer(schema, seed: int) -> tuple[Scorer, ModelConfig]:
     bottom = (8, 4) if schema.dense else ()
     if len(schema.categorical) + len(bottom) < 2:
         seed = 1  # of a single vector there are no products
-    config = ModelConfig(*columns, 4, bottom, (8, 4, 1), **INTERACTIONS[seed % 3])
+    config = ModelConfig(*columns, 4, bottom, (8, 4, 1), INTERACTIONS[seed % 3])
     scorer = Scorer(build_dlrm(config, seed=seed), config, "cpu")
     bags = scorer.dlrm.sparse_arch.embedding_bag_collection.embedding_bags
     for name, rows in zip(config.table_names, config.num_embeddings, strict=True):

@@ -14,7 +14,7 @@ import pytest
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError
 from nvt_torchrec.base.files.atomic import read_json, write_json
-from nvt_torchrec.dlrm.checkpoint.store import FORMAT
+from nvt_torchrec.dlrm.checkpoint.record import FORMAT
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.inference import Predictor, write_bundle
 from nvt_torchrec.inference.__main__ import main

@@ -1,26 +1,35 @@
-"""Read a checkpoint's weights and optimizer state into a model whose tables have grown.
+"""The tensors of a run, read back from a checkpoint of any world size and sharding plan.
 
-Rows are read where they lie, whatever the world size and the sharding plan of either run: each rank
-reads the parts of the checkpoint that its shards overlap, one part at a time. A part is what one
-rank of the earlier run held of a table.
+The tables may have grown since: then rows are read where they lie, and new ones are copies of
+others (:mod:`dlrm.checkpoint.growth`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import logging
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
 
-from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.base.finite import flat
+from nvt_torchrec.base.errors import BadInputError, ClickLogError, OutputError, SchemaError
+from nvt_torchrec.base.files.artifact import FileEntry
+from nvt_torchrec.base.finite import flat, not_finite
 from nvt_torchrec.dlrm.checkpoint.growth import GrownTable
-from nvt_torchrec.dlrm.checkpoint.tensors import Chunk, Reader, Tensors, check_places, read_tensors
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
+from nvt_torchrec.dlrm.checkpoint.store import check_contents, is_momentary, not_read, reason
+from nvt_torchrec.dlrm.checkpoint.tensors import Tensors, Window, read_tensors, read_windows
+from nvt_torchrec.dlrm.launch.distributed import Group, gathered
 from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
+
+log = logging.getLogger(__name__)
 
 #: The rows that are copied at a time from the rows of out of vocabulary.
 _COPIED_ROWS = 65536
@@ -28,69 +37,145 @@ _COPIED_ROWS = 65536
 Columns = tuple[int, int]
 
 
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """A rectangle of a stored tensor, and where it is read to.
-
-    Attributes:
-        name: The name of the tensor in the checkpoint.
-        offsets: Its first index in each dimension.
-        target: A tensor of its size.
-    """
-
-    name: str
-    offsets: tuple[int, ...]
-    target: torch.Tensor
+def training_state(
+    model: DistributedModelParallel, optimizer: CombinedOptimizer, group: Group
+) -> dict[str, Any]:
+    """Return all tensors of a run, to save them or to load into them: they share its memory."""
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict()["state"],
+        "random": {f"rank_{group.rank}": torch.get_rng_state()},
+    }
 
 
-def read_windows(path: Path, tensors: Tensors, windows: list[Window]) -> None:
-    """Read windows of a checkpoint's tensors; each part of a tensor is read once.
+def load_state(
+    path: Path,
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer | None,
+    group: Group,
+    tables: dict[str, GrownTable] | None = None,
+) -> None:
+    """Load weights and optimizer state, also from another world size and plan (collective).
 
-    Raises:
-        BadInputError: The checkpoint is damaged: a window is not covered by parts.
-        OSError, EOFError, RuntimeError, pickle.UnpicklingError: A part cannot be read.
-    """
-    wanted: dict[Chunk, list[Window]] = {}
-    for window in windows:
-        covered = 0
-        for chunk in tensors[window.name].chunks:
-            sizes = [end - begin for begin, end in _overlap(chunk, window)]
-            if all(size > 0 for size in sizes):
-                wanted.setdefault(chunk, []).append(window)
-                covered += int(np.prod(sizes, dtype=np.int64))
-        if covered != window.target.numel():
-            raise BadInputError(
-                f"{path}: {window.name} has no values from {list(window.offsets)} on",
-                "the checkpoint is damaged: copy it again, or use another one",
-            )
-    reader = Reader(path)
-    for chunk, own in wanted.items():
-        part = reader.read_chunk(chunk)
-        for window in own:
-            source, target = part, window.target
-            for dim, (begin, end) in enumerate(_overlap(chunk, window)):
-                source = source.narrow(dim, begin - chunk.offsets[dim], end - begin)
-                target = target.narrow(dim, begin - window.offsets[dim], end - begin)
-            target.copy_(source)
-
-
-def _overlap(chunk: Chunk, window: Window) -> list[tuple[int, int]]:
-    """Return the indices that a chunk and a window have in common, by dimension."""
-    return [
-        (max(a, b), min(a + m, b + n))
-        for a, m, b, n in zip(
-            chunk.offsets, chunk.sizes, window.offsets, window.target.shape, strict=True
-        )
-    ]
-
-
-def read_grown(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> bool:
-    """Fill this rank's ``state`` from a checkpoint whose tables are smaller.
+    Random number generators follow if nothing else changes: tables or the world size.
 
     Args:
         path: The checkpoint.
-        state: Weights and optimizer state as the run begins with them.
-        tables: How each table follows from that of the checkpoint.
+        model: The sharded model; as it is initialized, if tables have grown.
+        optimizer: Its optimizer; None to load the weights alone.
+        group: This rank.
+        tables: How each table follows from that of the checkpoint; None: it is the same.
+
+    Raises:
+        BadInputError: The checkpoint is damaged, or holds values that are not finite.
+        SchemaError: Its tensors are not those of the run, for example row-wise Adagrad's moments
+            of column shards under another plan.
+    """
+    state = _state_to_fill(model, optimizer, group)
+    record = on_all_ranks(group, path, CheckpointRecord.read, path)
+    if tables is not None or record.world_size != group.world_size:
+        state.pop("random", None)
+    on_all_ranks(group, path, _check_share, path, record.files, group)
+    converted = on_all_ranks(group, path, _read_state, path, state, tables or {})
+    diverged = next(filter(None, gathered(group, not_finite(state))), None)
+    if diverged:
+        raise BadInputError(
+            f"{path}: {diverged} holds values that are not finite: training had diverged",
+            "use an earlier one",
+        )
+    if any(gathered(group, converted)) and group.rank == 0:
+        log.warning(
+            "%s: its tables have other column shards: each row-wise Adagrad moment is the mean of "
+            "those of the columns",
+            path,
+        )
+    on_all_ranks(group, path, _fill, state, model, optimizer, group)
+
+
+def on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function on every rank, and raise an error of any rank on all of them (collective).
+
+    Args:
+        group: This rank.
+        path: The checkpoint that the function looks at.
+        function: It must not be collective: a rank that fails would leave the others waiting in it.
+        args: Its arguments.
+
+    Returns:
+        What the function returned on this rank.
+
+    Raises:
+        ClickLogError: The function's error. One that says nothing against the checkpoint is no
+            BadInputError, so that no other checkpoint is taken in its place.
+        RuntimeError: Any other error of the function.
+    """
+    value = error = cause = None
+    try:
+        value = function(*args)
+    except (Exception, CheckpointException) as raised:  # the latter is no Exception
+        error = cause = raised
+        if is_momentary(raised) and not isinstance(raised, OutputError):
+            error = not_read(path, raised)
+        elif not isinstance(raised, ClickLogError):
+            error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
+    errors = list(filter(None, gathered(group, error)))
+    if errors:  # damage is certain only if no rank has another error
+        raise min(errors, key=lambda found: isinstance(found, BadInputError)) from cause
+    return value
+
+
+def _state_to_fill(
+    model: DistributedModelParallel, optimizer: CombinedOptimizer | None, group: Group
+) -> dict[str, Any]:
+    if optimizer is None:
+        return {"model": model.state_dict()}
+    dense = dict(optimizer.optimizers)["dense"]
+    if not dense.state:
+        dense.init_state()  # Adam's, which torch makes in the first step: without it none is loaded
+        dense.zero_grad()
+    return training_state(model, optimizer, group)
+
+
+def _fill(
+    state: dict[str, Any],
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer | None,
+    group: Group,
+) -> None:
+    model.load_state_dict(state["model"])
+    if optimizer is None:
+        return
+    loaded = optimizer.state_dict()
+    loaded["state"] = state["optimizer"]
+    optimizer.load_state_dict(loaded)
+    if "random" in state:
+        torch.set_rng_state(state["random"][f"rank_{group.rank}"])
+
+
+def _check_share(path: Path, files: dict[str, FileEntry], group: Group) -> None:
+    damaged = check_contents(path, files, rank=group.rank, world_size=group.world_size)
+    if damaged:
+        raise BadInputError(f"the checkpoint is damaged: {damaged}", "use another one")
+
+
+def _read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> bool:
+    try:
+        return read_state(path, state, tables)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        if is_momentary(error):
+            raise
+        raise BadInputError(
+            f"{path}: the checkpoint is damaged: {reason(error)}", "use another one"
+        ) from error
+
+
+def read_state(path: Path, state: dict[str, Any], tables: dict[str, GrownTable]) -> bool:
+    """Fill this rank's tensors from a checkpoint.
+
+    Args:
+        path: The checkpoint.
+        state: Weights and optimizer state, as the run begins with them where tables have grown.
+        tables: How tables that have grown follow from those of the checkpoint.
 
     Returns:
         Whether moments of row-wise Adagrad had to be converted between column shards.
@@ -100,14 +185,13 @@ def read_grown(path: Path, state: dict[str, Any], tables: dict[str, GrownTable])
         SchemaError: Its tensors are not those of the run.
     """
     tensors = read_tensors(path)
-    check_places(path, tensors)
     filling = _Filling(path, tensors)
     weights: dict[str, tuple[str, Any]] = {}  # of the model, which comes first
     for name, tensor in flat(state):
         if name not in tensors:
             raise SchemaError(
                 f"{path}: holds no {name!r}, which this run needs",
-                "continue with the same optimizer and model",
+                "give the same optimizer and model",
             )
         table = next((table for table in tables if _is_of(name, table)), None)
         if table is None:
@@ -145,10 +229,15 @@ class _Filling:
         self.converted = False
         self._path, self._tensors = path, tensors
 
-    def whole(self, name: str, tensor: torch.Tensor) -> None:
-        """Read a tensor that does not depend on the sizes of tables."""
+    def whole(self, name: str, tensor: Any) -> None:
+        """Read a tensor that is as large as in the checkpoint."""
         self._check_size(name, tuple(tensor.shape))
-        self.windows.append(Window(name, (0,) * tensor.dim(), tensor.detach()))
+        if not hasattr(tensor, "local_shards"):
+            self.windows.append(Window(name, (0,) * tensor.dim(), tensor.detach()))
+            return
+        for shard in tensor.local_shards():
+            offsets = tuple(shard.metadata.shard_offsets)
+            self.windows.append(Window(name, offsets, shard.tensor.detach()))
 
     def weights(self, name: str, tensor: Any, table: GrownTable) -> None:
         """Read the weights of a table; rows that start anew are copies of its other rows."""
@@ -231,11 +320,12 @@ class _Filling:
             self.finishing.append(functools.partial(part.index_copy_, 0, places, part[places]))
 
     def _check_size(self, name: str, size: tuple[int, ...]) -> None:
-        found = self._tensors[name].size
-        if found != size:
+        stored = self._tensors[name].size
+        if stored != size:
             raise SchemaError(
-                f"{self._path}: {name} is {list(found)}, but the run needs {list(size)}",
-                "continue with the same optimizer and model",
+                f"{self._path}: {name} is {list(stored)}, in this run {list(size)}",
+                "give the same optimizer and model; row-wise Adagrad keeps a moment per column "
+                "shard, so --resume needs the same world size and --sharding then",
             )
 
 
@@ -244,15 +334,15 @@ def _copy_rows(
 ) -> None:
     for begin in range(0, len(rows), _COPIED_ROWS):
         block = slice(begin, begin + _COPIED_ROWS)
-        places, own = (
+        places, rows_of_sources = (
             torch.from_numpy(numbers[block]).to(part.device) for numbers in (rows, origins)
         )
-        part.index_copy_(0, places, sources[own])
+        part.index_copy_(0, places, sources[rows_of_sources])
 
 
-def _column_shards(found: Any) -> list[Columns]:
+def _column_shards(shards: Any) -> list[Columns]:
     """Return the column shards of a table, each once, in their order."""
-    return sorted(set(map(tuple, found)))
+    return sorted(set(map(tuple, shards)))
 
 
 def _shares(columns: Columns, others: list[Columns]) -> dict[int, float]:

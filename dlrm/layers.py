@@ -10,12 +10,12 @@ from torchrec.models.dlrm import SparseArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from nvt_torchrec.base.errors import SettingsError
-
 log = logging.getLogger(__name__)
 
 #: Tensor cores take rows of so many numbers, and multiples of it, at full speed.
 ALIGNMENT = 8
+#: The device on which :func:`choose_kernel` tries the kernel.
+KERNEL_DEVICE = "cuda"
 #: What computes the dot products.
 KERNELS = ("triton", "torch")
 #: The width of the vectors on which :func:`choose_kernel` tries the kernel, and the least
@@ -24,7 +24,7 @@ _TRIED_DIM = 128
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 
 
-class Interaction(nn.Module):
+class PairProducts(nn.Module):
     """The dot products of all pairs of feature vectors.
 
     ``torchrec.models.dlrm.InteractionArch`` computes the same. It selects the pairs from all
@@ -87,45 +87,41 @@ class Interaction(nn.Module):
         return torch.cat(parts, dim=1) if len(parts) > 1 else pairs
 
 
-def choose_kernel(interaction: Interaction, wanted: str, device: torch.device) -> None:
+def choose_kernel(layer: PairProducts, device: torch.device) -> None:
     """Choose what computes the products.
 
-    Args:
-        interaction: The layer, on ``device``.
-        wanted: "torch": PyTorch's operators; "triton": one kernel (:mod:`dlrm.fused_pairs`);
-            "auto": the kernel on a GPU, if a trial on a few samples gives what the operators give.
-        device: The device.
+    It is one kernel (:mod:`dlrm.fused_pairs`) on a GPU, if a trial on a few samples gives what
+    PyTorch's operators give.
 
-    Raises:
-        SettingsError: The kernel is wanted and cannot be used.
+    Args:
+        layer: The layer, on ``device``.
+        device: The device.
     """
-    interaction.kernel = "torch"
-    if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
+    layer.kernel = "torch"
+    if device.type != KERNEL_DEVICE:
         return
-    reason = _refusal(interaction, device)
+    reason = _refusal(layer, device)
     if reason is None:
-        interaction.kernel = "triton"
-    elif wanted == "triton":
-        raise SettingsError(f"--interaction_kernel triton: {reason}", "give torch or auto")
+        layer.kernel = "triton"
     else:
         log.warning("PyTorch's operators compute the dot products: Triton's kernel %s", reason)
 
 
-def _refusal(interaction: Interaction, device: torch.device) -> str | None:
+def _refusal(layer: PairProducts, device: torch.device) -> str | None:
     """Return why the kernel cannot be used, after a trial on a few samples."""
     try:
         from nvt_torchrec.dlrm.fused_pairs import MOST_VECTORS
     except ImportError as error:
         return f"needs Triton, which comes with PyTorch for CUDA ({error})"
-    if interaction.vectors > MOST_VECTORS:
-        return f"takes {MOST_VECTORS} vectors at most, and there are {interaction.vectors}"
+    if layer.vectors > MOST_VECTORS:
+        return f"takes {MOST_VECTORS} vectors at most, and there are {layer.vectors}"
     tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
     try:
         for dtype, most in _TOLERANCES.items():
-            found, expected = (_trial(interaction, kernel, dtype, device) for kernel in KERNELS)
+            results = (_trial(layer, kernel, dtype, device) for kernel in KERNELS)
             differences = [
                 (mine.float() - theirs.float()).abs().max().item()
-                for mine, theirs in zip(found, expected, strict=True)
+                for mine, theirs in zip(*results, strict=True)
             ]
             if not max(differences) < most:  # nor NaN
                 return f"differs from them by {max(differences):g} in {dtype} on {device}"
@@ -133,22 +129,22 @@ def _refusal(interaction: Interaction, device: torch.device) -> str | None:
         return f"fails on {device}: {type(error).__name__}: {str(error).strip():.200}"
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        interaction.kernel = "torch"
+        layer.kernel = "torch"
     return None
 
 
 def _trial(
-    interaction: Interaction, kernel: str, dtype: torch.dtype, device: torch.device
+    layer: PairProducts, kernel: str, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     """Return the output for some samples, and the gradients of a function of it."""
     random = torch.Generator().manual_seed(0)
-    own = interaction.vectors - interaction.dense
-    given = [torch.randn(3, own, _TRIED_DIM, generator=random)]
-    if interaction.dense:
+    features = layer.vectors - layer.dense
+    given = [torch.randn(3, features, _TRIED_DIM, generator=random)]
+    if layer.dense:
         given.insert(0, torch.randn(3, _TRIED_DIM, generator=random))
-    given = [one.to(device, dtype).requires_grad_() for one in given]
-    interaction.kernel = kernel
-    out = interaction(given[0] if interaction.dense else given[0][:, 0, :0], given[-1])
+    given = [values.to(device, dtype).requires_grad_() for values in given]
+    layer.kernel = kernel
+    out = layer(given[0] if layer.dense else given[0][:, 0, :0], given[-1])
     weights = torch.linspace(-1, 1, out.numel(), device=device).view(out.shape).to(dtype)
     return (out.detach(), *torch.autograd.grad(out, given, weights))
 

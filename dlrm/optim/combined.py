@@ -8,46 +8,36 @@ from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimi
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from nvt_torchrec.dlrm.model import TrainModel
 from nvt_torchrec.dlrm.optim.adam import TableAdam, lookups_of
-from nvt_torchrec.dlrm.optim.schedule import Rates
-from nvt_torchrec.dlrm.settings.fields import OPTIMIZERS
+from nvt_torchrec.dlrm.optim.learning_rates import Rates
+from nvt_torchrec.dlrm.optimizers import OPTIMIZERS, Optimizer
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
-
-#: The tables' optimizers, whose FBGEMM versions are fused into the backward pass, and the dense
-#: layers' optimizers. FBGEMM's Adam does not change rows that a batch does not hold, as
-#: torch.optim.SparseAdam. It runs on GPUs only; on CPUs :mod:`dlrm.optim.adam` replaces it.
-_TABLES = {
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "rowwise_adagrad": RowWiseAdagrad,
-    "adam": torch.optim.Adam,
-}
-_DENSE = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
 
 
 def fuse_table_optimizer(model: TrainModel, settings: TrainSettings) -> None:
     """Mark the (unsharded) tables with the optimizer that sharding fuses into their backward."""
-    name = settings.table_optimizer
-    options = _options(name, settings, settings.learning_rate)
-    apply_optimizer_in_backward(_TABLES[name], model.dlrm.sparse_arch.parameters(), options)
+    kind = OPTIMIZERS[settings.table_optimizer]
+    options = _options(kind, settings, settings.learning_rate)
+    parameters = model.dlrm.sparse_arch.parameters()
+    apply_optimizer_in_backward(kind.table_class(), parameters, options)
 
 
 def combine_optimizers(
     model: DistributedModelParallel, settings: TrainSettings
 ) -> CombinedOptimizer:
     """Combine the optimizers of the dense layers and of the tables of the sharded model."""
-    name = OPTIMIZERS[settings.table_optimizer]
+    kind = OPTIMIZERS[settings.table_optimizer]
+    dense_class = getattr(torch.optim, kind.DENSE)
     dense_rate = settings.dense_learning_rate or settings.learning_rate
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda parameters: _DENSE[name](parameters, **_options(name, settings, dense_rate)),
+        lambda parameters: dense_class(parameters, **_options(kind, settings, dense_rate)),
     )
     tables = model.fused_optimizer
     if on_cpu_adam(settings, model.device):
-        tables = TableAdam(model, **_options("adam", settings, settings.learning_rate))
+        tables = TableAdam(model, **_options(kind, settings, settings.learning_rate))
     return CombinedOptimizer([("dense", dense), ("tables", tables)])
 
 
@@ -56,9 +46,8 @@ def on_cpu_adam(settings: TrainSettings, device: torch.device) -> bool:
     return settings.table_optimizer == "adam" and device.type == "cpu"
 
 
-def _options(name: str, settings: TrainSettings, learning_rate: float) -> dict[str, float]:
-    rate = {"lr": learning_rate}
-    return rate if name == "sgd" else {**rate, "eps": settings.eps}
+def _options(kind: Optimizer, settings: TrainSettings, learning_rate: float) -> dict[str, float]:
+    return {"lr": learning_rate, **({"eps": settings.eps} if kind.HAS_EPS else {})}
 
 
 def set_learning_rate(optimizer: CombinedOptimizer, rates: Rates) -> None:

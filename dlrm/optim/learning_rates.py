@@ -1,25 +1,27 @@
-"""Default learning rates: one for the tables, one for the dense layers.
+"""Learning rates: the defaults, and the rate of each step.
 
-One rate cannot serve both. A table's row is trained by the few samples that hold its value, a
-dense weight by all of them, and an adaptive optimizer's first steps move every weight by the rate
-itself, whatever the gradient: over a thousand inputs of a layer such steps add up. So the dense
-rate falls with the width of the widest layer (as Adam's in Yang et al. 2022, "Tensor Programs V",
-table 3), and the tables' with the root of their width, because what the layers above see are dot
-products of such rows.
+There is a default for the tables and one for the dense layers: one rate cannot serve both. A
+table's row is trained by the few samples that hold its value, a dense weight by all of them, and an
+adaptive optimizer's first steps move every weight by the rate itself, whatever the gradient: over a
+thousand inputs of a layer such steps add up. So the dense rate falls with the width of the widest
+layer (as Adam's in Yang et al. 2022, "Tensor Programs V", table 3), and the tables' with the root
+of their width, because what the layers above see are dot products of such rows.
 
 Adagrad's steps shrink as gradients are summed, so its rates serve any batch size. Adam's follow the
 root of the global batch (Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
 Algorithms"), and so do SGD's up to a batch whose gradients are no longer noise.
 
-The factors are those that ``make bench-quality`` was run with.
+The factors are those that ``make bench-quality`` was run with. The rate of a step is a function
+of the step alone, counted from 0 over all epochs, so a resumed run has the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+from typing import NamedTuple
 
 from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 
 #: The default warm-up: a share of an epoch's steps, and the least and the most steps.
@@ -28,6 +30,8 @@ _WARMUP_SHARE, _WARMUP_LEAST, _WARMUP_MOST = 0.05, 10, 200
 #: At the full rates the last batches of a day move the whole model up or down: docs/daily.md has
 #: what `make daily` measured.
 _CONTINUED = 0.4, 1 / 6
+#: The lowest rate of facebookresearch/dlrm's decay.
+_SMALLEST = 1e-7
 
 
 def with_default_rates(
@@ -77,15 +81,9 @@ def _rates_of(
 
 def default_rates(optimizer: str, config: ModelConfig, global_batch: int) -> tuple[float, float]:
     """Return the rates of tables and dense layers for an optimizer, a key of ``OPTIMIZERS``."""
-    narrow = 128 / max(*config.dense_arch_layer_sizes, *config.over_arch_layer_sizes)
-    dim = config.embedding_dim / 16
-    if optimizer == "sgd":
-        scale = min(1.0, math.sqrt(global_batch / 4096))
-        return _rounded(30 * scale), _rounded(scale * min(1.0, math.sqrt(narrow)))
-    if optimizer == "adam":
-        scale = min(1.0, math.sqrt(global_batch / 16384))
-        return _rounded(0.01 * scale / math.sqrt(dim)), _rounded(0.01 * scale * min(1.0, narrow))
-    return _rounded(0.05 / math.sqrt(dim)), _rounded(0.03 * min(1.0, narrow))
+    widest = max(*config.dense_arch_layer_sizes, *config.over_arch_layer_sizes)
+    tables, dense = OPTIMIZERS[optimizer].rates(config.embedding_dim, widest, global_batch)
+    return _rounded(tables), _rounded(dense)
 
 
 def default_warmup(epoch_steps: int) -> int:
@@ -143,3 +141,48 @@ def remedies(
 def _rounded(rate: float) -> float:
     """Round to two significant digits, which are easy to read and to type."""
     return float(f"{rate:.2g}")
+
+
+class Rates(NamedTuple):
+    """The learning rates of one step."""
+
+    tables: float
+    dense: float
+
+
+def learning_rates(settings: TrainSettings, step: int, total_steps: int) -> Rates:
+    """Return the learning rates of step ``step`` (from 0) out of ``total_steps``, of all epochs.
+
+    ``settings`` come from :func:`with_default_rates`.
+    """
+    bases = Rates(settings.learning_rate, settings.dense_learning_rate)
+    return Rates(*(learning_rate(settings, base, step, total_steps) for base in bases))
+
+
+def learning_rate(settings: TrainSettings, base: float, step: int, total_steps: int) -> float:
+    """Return the learning rate of one step for ``base``, the rate that the run was given.
+
+    ``change_lr``: it is ``lr_after_change_point`` from step
+    ``floor(total_steps * lr_change_point)`` on; another base changes by the same factor.
+
+    Warm-up over W steps and decay over D steps from step S on are those of facebookresearch/dlrm
+    (``LRPolicyScheduler``). With c = ``step`` + 1: c/W for c < W; ((S + D − c)/D)² for
+    S ≤ c < S + D, 1e-7 at least; at any other step, if it decays at all, what the last of these
+    steps had, so that the peak is (W − 1)/W until the decay begins. All times ``base``. Without a
+    decay the warm-up ends at ``base``.
+    """
+    if settings.change_lr:
+        changed = step >= int(total_steps * settings.lr_change_point)
+        ratio = base / settings.learning_rate
+        return settings.lr_after_change_point * ratio if changed else base
+    count = step + 1
+    warmup = settings.lr_warmup_steps or 0
+    start, length = settings.lr_decay_start, settings.lr_decay_steps
+    if count < warmup:
+        return base * (1.0 - (warmup - count) / warmup)
+    if not length:
+        return base
+    if count < start:  # frozen at the last step of the warm-up, if there was one
+        return base * (1.0 - 1 / warmup) if warmup > 1 else base
+    done = min(count, start + length - 1) - start
+    return max(_SMALLEST, base * ((length - done) / length) ** 2)

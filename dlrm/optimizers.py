@@ -1,0 +1,111 @@
+"""The optimizers: one class for each ``--optimizer``. Add another one to :data:`OPTIMIZERS`.
+
+PyTorch is imported where it is used, so that ``--help`` answers at once.
+"""
+
+# ruff: noqa: D102, the base class describes the methods
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Optimizer:
+    """An optimizer of the tables, and that of the dense layers beside them.
+
+    Attributes:
+        NAME: The value of ``--optimizer``.
+        DENSE: The class of ``torch.optim`` for the dense layers.
+        HAS_EPS: Whether both take ``--eps``.
+    """
+
+    NAME: str
+    DENSE: str
+    HAS_EPS = True
+
+    def table_class(self) -> type[torch.optim.Optimizer]:
+        """Return the class for the tables, whose FBGEMM version is fused into their backward."""
+        import torch
+
+        return getattr(torch.optim, self.DENSE)
+
+    def moments(self, dim: int) -> float:
+        """Return the numbers that it keeps for each weight of a table of width ``dim``."""
+        raise NotImplementedError
+
+    def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
+        """Return the default learning rates of the tables and the dense layers.
+
+        :mod:`dlrm.optim.learning_rates` explains them.
+
+        Args:
+            dim: The width of the tables.
+            widest: The width of the widest dense layer.
+            global_batch: The samples of a step, on all ranks.
+        """
+        raise NotImplementedError
+
+
+class Sgd(Optimizer):
+    """SGD."""
+
+    NAME, DENSE, HAS_EPS = "sgd", "SGD", False
+
+    def moments(self, dim: int) -> float:
+        return 0.0
+
+    def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
+        scale = min(1.0, math.sqrt(global_batch / 4096))
+        return 30 * scale, scale * min(1.0, math.sqrt(128 / widest))
+
+
+class Adagrad(Optimizer):
+    """Adagrad with a moment per weight."""
+
+    NAME, DENSE = "adagrad", "Adagrad"
+
+    def moments(self, dim: int) -> float:
+        return 1.0
+
+    def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
+        return 0.05 / math.sqrt(dim / 16), 0.03 * min(1.0, 128 / widest)
+
+
+class RowwiseAdagrad(Adagrad):
+    """Adagrad with a moment per row of a table: the squared gradients, averaged over the row."""
+
+    NAME = "rowwise_adagrad"
+
+    def table_class(self) -> type[torch.optim.Optimizer]:
+        from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+        return RowWiseAdagrad
+
+    def moments(self, dim: int) -> float:
+        return 1 / dim
+
+
+class Adam(Optimizer):
+    """Adam on the rows that a batch holds, as ``torch.optim.SparseAdam``.
+
+    FBGEMM's runs on GPUs only; on CPUs :mod:`dlrm.optim.adam` replaces it.
+    """
+
+    NAME, DENSE = "adam", "Adam"
+
+    def moments(self, dim: int) -> float:
+        return 2.0
+
+    def rates(self, dim: int, widest: int, global_batch: int) -> tuple[float, float]:
+        scale = min(1.0, math.sqrt(global_batch / 16384))
+        return 0.01 * scale / math.sqrt(dim / 16), 0.01 * scale * min(1.0, 128 / widest)
+
+
+#: By the value of ``--optimizer``.
+OPTIMIZERS: dict[str, Optimizer] = {
+    kind.NAME: kind for kind in (Sgd(), Adagrad(), RowwiseAdagrad(), Adam())
+}
