@@ -49,7 +49,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
             "report",
             "shuffle",
         },
-        "drift": {"engines", "report"},
+        "drift": set(),
         "engines": set(),
         "extend": {"drift", "engines", "report"},
         "guess": set(),

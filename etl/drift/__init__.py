@@ -1,1 +1,1 @@
-"""Drift: how the rows of a new day differ from those that a workflow was fitted on."""
+"""Compare a raw day with the days that the workflow of an output was fitted on."""

@@ -1,4 +1,4 @@
-"""What a workflow was fitted on, as far as a new day is compared with it.
+"""What was counted in the days that a workflow was fitted on.
 
 Exact counts are taken where they are stored: of values in the vocabularies, of missing values,
 labels and malformed rows in the manifest. Distributions of dense columns are not stored, nor those
@@ -9,6 +9,7 @@ training parquet, the same rows every time.
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +18,18 @@ import pyarrow.parquet as pq
 
 from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.etl.drift.artifact import read_drift, result_name
-from nvt_torchrec.etl.drift.bins import DenseBins
+from nvt_torchrec.formats.day_names import name_of
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
-from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID
+from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
-from nvt_torchrec.workflows.frequency_buckets import FrequencyBuckets, read_buckets
+from nvt_torchrec.workflows.drift import Counted, Drift, Share, compared
+from nvt_torchrec.workflows.drift_cells import Buckets, count_bins, make_edges, read_buckets
 
 #: Row groups that are sampled, and rows taken from each: evenly from all training days, and enough
 #: that the PSI of a column is expected to be below 0.0001 by the sample alone.
 SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 32, 1 << 13
-
-#: A count, and the total that it is out of.
-Share = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,25 +39,18 @@ class Baseline:
     Attributes:
         description: The workflow.
         workflow: Its directory.
-        dense: The bins of the dense columns.
+        edges: The bins of the dense columns, see :func:`workflows.drift_cells.make_edges`.
         buckets: The buckets of each categorical column.
-        stored: The columns whose buckets hold all training rows, not a sample.
-        missing: Training rows without a value, of all, by column.
-        unseen: Values out of vocabulary, of all, in days that the workflow was not fitted on, by
-            categorical column. Hashed columns have none, and nothing is known without such days.
-        days: Positive labels and rows of the days that were counted.
-        malformed: Malformed rows, of all rows of these days.
+        days: The days that were counted.
+        counted: What was counted in them.
     """
 
     description: WorkflowDescription
     workflow: Path
-    dense: DenseBins
-    buckets: dict[str, FrequencyBuckets]
-    stored: frozenset[str]
-    missing: dict[str, Share]
-    unseen: dict[str, Share]
-    days: dict[int, Share]
-    malformed: Share
+    edges: np.ndarray
+    buckets: dict[str, Buckets]
+    days: list[int]
+    counted: Counted
 
 
 def read_baseline(root: Path) -> Baseline:
@@ -76,65 +67,69 @@ def read_baseline(root: Path) -> Baseline:
             "pass the --output_path of `python -m etl run`; finish a run with --resume",
         )
     manifest = Manifest.read(output.manifest)
-    if manifest["workflow_digest"] is None:
+    if manifest.workflow_digest is None:
         raise BadInputError(
             f"{root}: imported without a workflow, so new raw rows cannot be compared with it",
             "fit a workflow with `python -m etl run`",
         )
     description = inspect(output.workflow)
-    if description.digest != manifest["workflow_digest"]:
+    if description.digest != manifest.workflow_digest:
         raise SchemaError(
             f"{output.workflow}: not the workflow of {output.manifest} (digest "
-            f"{description.digest[:12]}… instead of {manifest['workflow_digest'][:12]}…)",
+            f"{description.digest[:12]}… instead of {manifest.workflow_digest[:12]}…)",
             "copy the whole output directory again, or run the ETL again",
         )
-    spec = description.spec
-    counted = read_buckets(output.workflow, description)
-    alone = {name for name, columns in spec.vocabularies.items() if len(columns) == 1}
-    stored = frozenset(
-        column.name
+    spec, names = description.spec, compared(description.spec)
+    vocabularies = read_buckets(output.workflow, description)
+    buckets = {
+        column.name: vocabularies[column.vocabulary_name]
         for column in spec.categorical
-        if column.vocabulary_name in counted and column.vocabulary_name in alone
-    )
-    sampled = [name for name in spec.categorical_names if name not in stored]
-    sample = _read_sample(output, manifest, [*spec.dense_names, *sampled])
+        if not column.hash_buckets and len(spec.vocabularies[column.vocabulary_name]) == 1
+    }
+    sampled = [column for column in spec.categorical if column.name not in buckets]
+    columns = [*spec.dense_names, *(column.name for column in sampled)]
+    sample = _read_sample(output, manifest, columns)
+    buckets |= {c.name: _sampled_buckets(sample[c.name], description, c) for c in sampled}
     dense = [sample[name] for name in spec.dense_names]
-    train = manifest["splits"]["train"]
+    values = np.stack(dense) if dense else np.empty((0, 0), np.float32)
+    edges = make_edges(values)
+    bins = dict(zip(spec.dense_names, count_bins(values, edges), strict=True))
+    train, days = manifest.splits["train"], sorted(map(int, manifest.by_day))
+    by_day = [manifest.by_day[str(day)] for day in days]
+    rows = manifest.rows
     return Baseline(
         description=description,
         workflow=output.workflow,
-        dense=DenseBins.make(np.stack(dense) if dense else np.empty((0, 0), np.float32)),
-        buckets={
-            column.name: counted[column.vocabulary_name]
-            if column.name in stored
-            else _sampled_buckets(sample[column.name], description, column.name)
-            for column in spec.categorical
-        },
-        stored=stored,
-        missing={name: (train["missing"][name], train["rows"]) for name in spec.feature_names},
-        unseen=_unseen(output, manifest, description),
-        days={
-            int(day): (counts["positives"], counts["rows"])
-            for day, counts in sorted(manifest["by_day"].items(), key=lambda item: int(item[0]))
-        },
-        malformed=(manifest["rows"]["rejected"], manifest["rows"]["in"]),
+        edges=edges,
+        buckets=buckets,
+        days=days,
+        counted=Counted(
+            cells={
+                name: bins[name] if name in bins else buckets[name].counts
+                for name in spec.feature_names
+                if name in names
+            },
+            missing={name: (train["missing"][name], train["rows"]) for name in names},
+            unseen=_unseen(output, manifest, description),
+            days=[(counts["positives"], counts["rows"]) for counts in by_day],
+            malformed=(rows["rejected"], rows["in"]),
+            whole=manifest.settings.get("limit_rows") is None,
+        ),
     )
 
 
 def _sampled_buckets(
-    ids: np.ndarray, description: WorkflowDescription, name: str
-) -> FrequencyBuckets:
-    column = next(c for c in description.spec.categorical if c.name == name)
-    counts = np.bincount(ids, minlength=description.vocabularies[name].table_size)
+    ids: np.ndarray, description: WorkflowDescription, column: CategoricalColumn
+) -> Buckets:
+    counts = np.bincount(ids, minlength=description.vocabularies[column.name].table_size)
     # A hashed column has no vocabulary: its ids are buckets, and each of them is known.
     first = FIRST_OOV_ID if column.hash_buckets else column.reserved_ids
-    unseen = int(counts[FIRST_OOV_ID:first].sum())
-    return FrequencyBuckets.make(np.arange(first, len(counts)), counts[first:], unseen)
+    return Buckets.make([counts[first:]], first, int(counts[FIRST_OOV_ID:first].sum()))
 
 
 def _read_sample(output: EtlOutput, manifest: Manifest, names: list[str]) -> dict[str, np.ndarray]:
     """Read every n-th row of the first row group of some training parts; lists are flattened."""
-    parts = _comparable_parts(manifest)
+    parts = comparable_parts(manifest)
     count = min(SAMPLED_ROW_GROUPS, len(parts))
     samples: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for i in range(count if names else 0):
@@ -156,7 +151,7 @@ def _read_sample(output: EtlOutput, manifest: Manifest, names: list[str]) -> dic
     return {name: np.concatenate(arrays) for name, arrays in samples.items()}
 
 
-def _comparable_parts(manifest: Manifest) -> list[str]:
+def comparable_parts(manifest: Manifest) -> list[str]:
     """Return the parts with rows that were encoded as the workflow encodes them now.
 
     Ids and values of older parts differ where an extension updated the statistics or gave ids to
@@ -164,18 +159,16 @@ def _comparable_parts(manifest: Manifest) -> list[str]:
     """
     since = max(
         (
-            extension["generation"]
-            for extension in manifest["extensions"]
-            if extension["settings"].get("statistics") == "update"
-            or extension["settings"].get("retire_after_days")
+            extension.generation
+            for extension in manifest.extensions
+            if extension.settings.get("statistics") == "update"
+            or extension.settings.get("retire_after_days")
         ),
         default=0,
     )
-    files = [
-        part for part in manifest["files"] if part["rows"] and (part["generation"] or 0) >= since
-    ]
-    train = [part["file"] for part in files if part["file"].startswith("train/")]
-    return train or [part["file"] for part in files]
+    files = [part for part in manifest.files if part.rows and (part.generation or 0) >= since]
+    train = [part.file for part in files if part.split == "train"]
+    return train or [part.file for part in files]
 
 
 def _unseen(
@@ -187,43 +180,44 @@ def _unseen(
     values are out of vocabulary than in a new day; but when it was compared with the generation
     before, it was new.
     """
-    columns = [c for c in description.spec.categorical if not c.hash_buckets]
-    if not manifest["generation"] and description.spec.split.by in ("share", "column"):
-        return {}  # held-out rows are of the same days, so they have fewer values that are new
-    if manifest["generation"]:
-        newest = max(map(int, manifest["by_day"]))
-        (path,) = (file["path"] for file in manifest["inputs"] if file["day"] == newest)
-        file = output.drift / f"{result_name(path)}.json"
-        before = read_drift(file) if file.is_file() else None
-        if before is None or before.workflow_digest != description.parent:
+    spec = description.spec
+    columns = [c for c in spec.categorical if not c.hash_buckets and c.name in compared(spec)]
+    if manifest.generation:
+        newest = max(map(int, manifest.by_day))
+        (path,) = (file.path for file in manifest.inputs if file.day == newest)
+        try:
+            before = Drift.read(output.drift / f"{result_name(path)}.json")
+        except SchemaError:  # of an earlier version of this program
             return {}
-        return {
-            c.name: (measured.unseen.count, measured.unseen.total)
-            for c in columns
-            if (measured := before.column(c.name)) is not None and measured.unseen is not None
-        }
-    held_out = [manifest["splits"][split] for split in ("valid", "test")]
-    lists = [c.name for c in columns if c.multi_hot]
-    ids = _count_ids(output, manifest, lists)
+        except BadInputError:
+            if (output.drift / f"{result_name(path)}.json").exists():
+                raise
+            return {}
+        if before.workflow_digest != description.parent:
+            return {}
+        measures = {column.name: before.measure("unseen share", column.name) for column in columns}
+        return {name: (m.now[0], m.now[1]) for name, m in measures.items() if m is not None}
+    if spec.split.by in ("share", "column"):
+        return {}  # held-out rows are of the same days, so they have fewer values that are new
+    held_out = [manifest.splits[split] for split in ("valid", "test")]
+    lists = _count_ids(output, manifest, [c.name for c in columns if c.multi_hot])
+    present = {
+        c.name: sum(split["rows"] - split["missing"][c.name] for split in held_out) for c in columns
+    } | lists
     return {
-        c.name: (
-            sum(split["out_of_vocabulary"][c.name] for split in held_out),
-            ids[c.name]
-            if c.multi_hot
-            else sum(split["rows"] - split["missing"][c.name] for split in held_out),
-        )
+        c.name: (sum(split["out_of_vocabulary"][c.name] for split in held_out), present[c.name])
         for c in columns
     }
 
 
 def _count_ids(output: EtlOutput, manifest: Manifest, names: list[str]) -> dict[str, int]:
     """Count the ids of columns of lists in valid and test, from the footers."""
-    splits = manifest["splits"]
+    splits = manifest.splits
     # Footers count an empty list as a value.
     totals = {
         name: -sum(splits[split]["missing"][name] for split in ("valid", "test")) for name in names
     }
-    files = [p["file"] for p in manifest["files"] if not p["file"].startswith("train/")]
+    files = [part.file for part in manifest.files if part.split != "train"]
     for file in files if names else ():
         footer = pq.read_metadata(output.splits / file)
         for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -232,3 +226,15 @@ def _count_ids(output: EtlOutput, manifest: Manifest, names: list[str]) -> dict[
                 if name in totals:
                     totals[name] += chunk.num_values
     return totals
+
+
+def result_name(path: str) -> str:
+    """Return the name of the result for a raw file.
+
+    It is ``day_24``, the date of a dated file, the name up to its number, or that of another file.
+    """
+    name = re.split(r"[/\\]", path)[-1]
+    day_name = name_of(path)
+    if day_name is None:
+        return name.split(".")[0] or "day"
+    return name.split(".")[0] if day_name.kind == "day" else day_name.other(day_name.number)

@@ -273,9 +273,10 @@ class _Day:
 
     def _measure_drift(self, file: DayFile, plan: Plan) -> None:
         """Compare the day with the days counted before, as ``python -m etl drift`` does."""
-        from nvt_torchrec.etl.drift.measure import measure_drift, name_of, write_result
+        from nvt_torchrec.etl.drift.baseline import result_name
+        from nvt_torchrec.etl.drift.measure import measure_drift
 
-        if (self.next.drift / f"{name_of(file)}.json").exists():  # by an earlier process
+        if (self.next.drift / f"{result_name(file.source)}.json").exists():  # by an earlier process
             return
         with self.stage("drift"), RowsBar("drift", plan) as bar:
             drift = measure_drift(
@@ -285,13 +286,13 @@ class _Day:
                 limit_rows=self.reading.limit_rows,
                 report=lambda rows, total: bar.update(rows),
             )
-        write_result(self.next.drift, drift)
+        drift.write(self.next.drift)
         if drift.flags:
             log.warning(
                 "warning: %s differs from the days before: %s\n  -> look at %s",
                 self.day.name,
                 ", ".join(drift.flags),
-                self.paths.drift / f"{drift.name}.html",
+                self.paths.drift / f"{drift.name}.json",
             )
 
     def _stage(

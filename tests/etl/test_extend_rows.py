@@ -20,13 +20,13 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SettingsError
 from nvt_torchrec.etl.__main__ import main
 from nvt_torchrec.etl.commands.check import check
-from nvt_torchrec.etl.drift.artifact import read_drift
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn, InputFormat
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
+from nvt_torchrec.workflows.drift import Drift
 from tests.etl.extended import add, add_each, assert_sound, content, copy_of, differences, make_base
 from tests.etl.runs import read_split, settings
 
@@ -227,7 +227,7 @@ def test_what_describes_the_output(raw: Path, bases, tmp_path: Path, name: str) 
     assert f"Rows are split by {SPLITS_OF_ROWS[name].by}" in page
     description = workflows.inspect(output / "workflow")
     assert [one.days for one in description.lineage] == [(0, 1, 2), (3,), (4,), (5,)]
-    assert {path.name for path in (output / "drift").iterdir()} >= {"day_5.json", "day_5.html"}
+    assert {path.name for path in (output / "drift").iterdir()} >= {"day_5.json"}
     spec = _with(name)
     with pytest.raises(OutputError, match="a finished run"):
         run(settings(raw, output, spec))
@@ -331,9 +331,10 @@ def test_drift_compares_no_day_with_rows_of_the_same_days(raw: Path, bases, tmp_
     """Half of the values of the column are born each day: rows held out of known days have none."""
     output = copy_of(bases["column"], tmp_path)
     add(output, raw)
-    unseen = [read_drift(output / "drift" / f"day_{day}.json").column("item").unseen for day in NEW]
-    assert all(own.count > own.total // 4 and not own.flagged for own in unseen)
-    assert [own.then_count for own in unseen] == [None, *(own.count for own in unseen[:-1])]
+    results = [Drift.read(output / "drift" / f"day_{day}.json") for day in NEW]
+    unseen = [result.measure("unseen share", "item") for result in results]
+    assert all(own.now[0] > own.now[1] // 4 and not own.flagged for own in unseen)
+    assert [own.then for own in unseen] == [[], *(own.now for own in unseen[:-1])]
 
 
 def _stop(*arguments, **options) -> None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.etl.__main__ import main
+from nvt_torchrec.etl.commands.drift import as_text
 from nvt_torchrec.etl.drift import baseline
-from nvt_torchrec.etl.drift.artifact import read_drift
-from nvt_torchrec.etl.drift.page import page
-from nvt_torchrec.etl.drift.table import table
 from nvt_torchrec.etl.extend.run import extend
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import ExtendSettings
+from nvt_torchrec.formats.manifest import Extension, PartFile
+from nvt_torchrec.workflows.drift import Drift
 from tests.etl.drift.days import changed, drift_of, make_log
 from tests.etl.runs import settings
-from tests.etl.test_report import Page
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,9 @@ def extended(log: Path) -> Path:
 def test_an_extension_measures_its_day_before_it_is_added(log: Path, extended: Path):
     before = log / "before"
     run(settings(log / "raw", before, days=frozenset({0, 1})))
-    written = read_drift(extended / "drift" / "day_2.json")
+    written = Drift.read(extended / "drift" / "day_2.json")
     assert written == drift_of(before, log / "raw" / "day_2")
     assert (written.generation, written.baseline_days) == (0, [0, 1])
-    assert (extended / "drift" / "day_2.html").is_file()
 
 
 def test_after_an_extension_unseen_values_are_compared_with_those_of_the_new_day(
@@ -56,10 +55,9 @@ def test_after_an_extension_unseen_values_are_compared_with_those_of_the_new_day
     """In its parquet they have ids already."""
     drift = drift_of(extended, day)
     assert (drift.flags, drift.generation, drift.baseline_days) == ([], 1, [0, 1, 2])
-    was = read_drift(extended / "drift" / "day_2.json").column("cat_0").unseen
-    now = drift.column("cat_0").unseen
-    assert (now.then_count, now.then_total) == (was.count, was.total)
-    assert was.count
+    was = Drift.read(extended / "drift" / "day_2.json").measure("unseen share", "cat_0")
+    assert drift.measure("unseen share", "cat_0").then == was.now
+    assert was.now[0]
     new = changed(day, tmp_path / "day_3", "cat_6", lambda v, i: v if i % 5 else "feedbeef")
     assert "cat_6 unseen share" in drift_of(extended, new).flags
 
@@ -74,13 +72,15 @@ def test_without_that_result_unseen_values_are_shown_only(
     # of a comparison with another workflow than the one before the extension
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "workflow_digest": "0" * 64}))
-    for _ in range(2):
-        unseen = drift_of(out, new).column("cat_6").unseen
-        assert (unseen.then_count, unseen.flagged) == (None, False)
-        assert unseen.now > 0.2
-        file.unlink(missing_ok=True)
-    assert "? -> " in table(drift_of(out, new), all_columns=True)
-    Page(page(drift_of(out, new)))
+    drift = drift_of(out, new)
+    unseen = drift.measure("unseen share", "cat_6")
+    assert (unseen.then, unseen.flagged) == ([], False)
+    assert unseen.now[0] > 0.2 * unseen.now[1]
+    assert "? -> " in as_text(drift, all_columns=True)
+    file.write_text(json.dumps({**content, "format_version": 1}))  # of an earlier version
+    assert drift_of(out, new) == drift
+    file.unlink()
+    assert drift_of(out, new) == drift
 
 
 def test_a_day_that_was_added_is_not_compared_with_itself(
@@ -95,18 +95,15 @@ def test_a_day_that_was_added_is_not_compared_with_itself(
 
 
 def test_parts_of_other_statistics_are_not_compared():
-    def part(split: str, number: int, generation: int) -> dict:
-        return {
-            "file": f"{split}/part.{number}.parquet", "rows": 1, "generation": generation,
-        }  # fmt: skip
+    def part(split: str, number: int, generation: int) -> PartFile:
+        return PartFile(f"{split}/part.{number}.parquet", 1, 1, generation=generation)
 
     files = [part("train", 0, 0), part("train", 1, 1), part("train", 2, 2), part("valid", 0, 3)]
 
     def chosen(*settings: dict) -> list[str]:
-        extensions = [
-            {"generation": i + 1, "day": i, "settings": one} for i, one in enumerate(settings)
-        ]
-        return baseline._comparable_parts({"files": files, "extensions": extensions})
+        extensions = [Extension(i + 1, i, one) for i, one in enumerate(settings)]
+        manifest = SimpleNamespace(files=files, extensions=extensions)
+        return baseline.comparable_parts(manifest)
 
     frozen = {"statistics": "frozen", "retire_after_days": None}
     assert chosen() == ["train/part.0.parquet", "train/part.1.parquet", "train/part.2.parquet"]

@@ -1,23 +1,16 @@
-"""``python -m etl drift``: its files, its exit status and its page."""
+"""``python -m etl drift``: what it prints, its file, and its exit status."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nvt_torchrec.etl.__main__ import main
-from nvt_torchrec.etl.drift.artifact import FORMAT, read_drift
-from nvt_torchrec.etl.drift.page import page
-from nvt_torchrec.etl.drift.thresholds import Thresholds
-from nvt_torchrec.etl.run import run
+from nvt_torchrec.etl.commands.drift import as_text
+from nvt_torchrec.workflows.drift import FORMAT, Drift, Measure
 from tests.etl.drift.days import drift_of, make_log, with_larger_int_2
-from tests.etl.runs import settings
-from tests.etl.test_report import Page
 from tests.logs import CRITEO
 
 
@@ -31,41 +24,70 @@ def day(log: Path) -> Path:
     return log / "raw" / "day_3"
 
 
-def test_files_and_exit_status(
+def test_a_day_without_drift(log: Path, day: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["drift", str(log / "out"), "--input", str(day)]) == 0
+    *lines, psi, verdict, file = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "  rows            4,000 -> 4,000" in lines
+    assert psi.startswith("  39 columns without drift; highest PSI 0.0")
+    assert verdict == "no drift: none of 107 measures is flagged"
+    assert Path(file) == log / "out" / "drift" / "day_3.json"
+    assert Drift.read(Path(file)) == drift_of(log / "out", day)
+
+
+def test_a_day_that_drifted(
     log: Path, day: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert main(["drift", str(log / "out"), "--input", str(day)]) == 0
-    assert "no drift" in capsys.readouterr().out
-    written = read_drift(log / "out" / "drift" / "day_3.json")
-    assert written == drift_of(log / "out", day)
-    text = (log / "out" / "drift" / "day_3.html").read_text()
-    Page(text)
-    assert "://" not in text
-
     other = with_larger_int_2(day, tmp_path / "day_3")
     results = tmp_path / "results"
     arguments = ["drift", str(log / "out"), "--input", str(other), "--output", str(results)]
     assert main(arguments) == 3
-    out = capsys.readouterr().out
-    assert re.search(r"int_2 .*<< PSI", out)
-    assert "1 of 106 measures exceed" in out
-    content = json.loads((results / "day_3.json").read_text())
+    printed = capsys.readouterr().out
+    (line,) = (line for line in printed.splitlines() if line.startswith("  int_2 "))
+    assert line.endswith("<< PSI")
+    assert "\n  int_3 " not in printed
+    assert "\n  38 columns without drift; " in printed
+    assert "drift: 1 of 107 measures are flagged" in printed
+    result = (results / "day_3.json").read_bytes()
+    content = json.loads(result)
     assert content["flags"] == ["int_2 PSI"]
     assert (content["format"], content["format_version"]) == (FORMAT.name, FORMAT.version)
-    assert "<b>PSI</b>" in (results / "day_3.html").read_text()
+    assert main([*arguments, "--all_columns"]) == 3
+    everything = capsys.readouterr().out
+    assert all(f"\n  {name} " in everything for name in CRITEO.columns[1:])
+    assert "without drift" not in everything
+    assert (results / "day_3.json").read_bytes() == result
 
 
-def test_thresholds_of_a_file_decide(log: Path, day: Path, tmp_path: Path, capsys):
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [
+        ("--psi inf", 0),
+        ("--psi 5", 0),
+        ("--psi 0.3", 3),
+        ("--ignore int_2", 0),
+        ("--ignore int_3", 3),
+    ],
+)
+def test_flags_decide(log: Path, day: Path, tmp_path: Path, flags: str, status: int):
     other = with_larger_int_2(day, tmp_path / "day_3")
     arguments = ["drift", str(log / "out"), "--input", str(other), "--output", str(tmp_path / "r")]
-    thresholds = tmp_path / "thresholds.toml"
-    thresholds.write_text("[columns.int_2]\npsi = inf\n")
-    assert main([*arguments, "--thresholds", str(thresholds)]) == 0
-    thresholds.write_text("[columns.int_3]\npsi = inf\n")
-    assert main([*arguments, "--thresholds", str(thresholds)]) == 3
-    thresholds.write_text("[columns.int_99]\npsi = inf\n")
-    assert main([*arguments, "--thresholds", str(thresholds)]) == 2
-    assert "int_99" in capsys.readouterr().err
+    assert main([*arguments, *flags.split()]) == status
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--ignore int_99,int_1", "--ignore int_99: not among the columns"),
+        ("--psi -1", "--psi -1"),
+        ("--false_alarm_rate 0", "--false_alarm_rate 0"),
+        ("--thresholds file.toml", "thresholds are flags, such as --psi"),
+        ("--rows 5", "the whole day is compared"),
+    ],
+)
+def test_flags_that_are_wrong(log: Path, day: Path, capsys, flags: str, says: str):
+    assert main(["drift", str(log / "out"), "--input", str(day), *flags.split()]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_a_file_of_another_name(log: Path, day: Path, tmp_path: Path):
@@ -74,25 +96,34 @@ def test_a_file_of_another_name(log: Path, day: Path, tmp_path: Path):
     assert drift_of(log / "out", copy).name == "yesterday"
 
 
-def test_values_of_the_log_are_escaped_on_the_page(tmp_path: Path):
-    spec = dataclasses.replace(
-        CRITEO,
-        categorical=tuple(dataclasses.replace(c, raw="string") for c in CRITEO.categorical[:2]),
-    )
-    (tmp_path / "raw").mkdir()
-    rng = np.random.default_rng(0)
-    for d in range(3):
-        rows = [
-            [str(i % 2), *["1"] * 13, "<b>x</b>" if d == 2 else "y", str(rng.integers(4))]
-            for i in range(500)
-        ]
-        (tmp_path / "raw" / f"day_{d}").write_text("".join("\t".join(row) + "\n" for row in rows))
-    run(settings(tmp_path / "raw", tmp_path / "out", spec, days=frozenset({0, 1})))
-    drift = drift_of(tmp_path / "out", tmp_path / "raw" / "day_2")
-    assert drift.column("cat_0").new_values[0].value == "<b>x</b>"
-    assert "<b>x" not in page(drift)
+def psi(column: str, change: float, limit: float | None = 0.2, *, flagged: bool = False) -> Measure:
+    return Measure("PSI", column, [1, 2], [2, 1], change, limit, flagged)
 
 
-def test_thresholds_are_in_the_result(log: Path, day: Path):
-    thresholds = Thresholds(label_rate=float("inf"))
-    assert drift_of(log / "out", day, thresholds=thresholds).thresholds["label_rate"] is None
+def text(*psis: Measure, all_columns: bool = False) -> str:
+    measures = [Measure("label rate", "", [100, 1000], [90, 1000], 0.0, 0.2, flagged=False)]
+    for one in psis:
+        measures += [one, Measure("missing rate", one.column, [1, 10], [0, 0], None, 0.05, False)]
+    flags = [f"{one.column} PSI" for one in psis if one.flagged]
+    drift = Drift(3, "day_3", "raw/day_3", 1000, 0, "", [0, 1, 2], {}, flags, measures)
+    return as_text(drift, all_columns=all_columns)
+
+
+def test_the_text_of_a_day_without_drift():
+    assert text(psi("a", 0.01), psi("b", 0.03), psi("c", 0.02)).splitlines() == [
+        "raw/day_3: 1,000 rows, compared with days 0 to 2",
+        "  label rate      9.0 % -> 10.0 %",
+        "  3 columns without drift; highest PSI 0.0300 of b (limit 0.2000)",
+        "no drift: none of 7 measures is flagged",
+    ]
+    assert "of a (no limit)" in text(psi("a", 9.0, None))
+    assert "1 column without" in text(psi("a", 9.0, None))
+
+
+def test_long_names_stay_aligned():
+    name = "a_name_that_is_longer_than_any_heading"
+    lines = text(psi("a", 0.5, flagged=True), psi("b", 0.1), psi(name, 0.2), all_columns=True)
+    rows = [line for line in lines.splitlines() if " 0.2000 " in line]
+    assert [line.split()[0] for line in rows] == ["a", "b", name]
+    assert len({line.index(" 0.2000 ", len(name) + 4) for line in rows}) == 1
+    assert "without drift" not in text(psi("a", 0.5, flagged=True))

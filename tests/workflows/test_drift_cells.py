@@ -9,13 +9,14 @@ import pytest
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.workflows import frequency_buckets
-from nvt_torchrec.workflows.frequency_buckets import (
+from nvt_torchrec.formats.rows import Jagged
+from nvt_torchrec.workflows import drift_cells
+from nvt_torchrec.workflows.drift_cells import (
     ABSENT,
     BUCKETS,
     LEAST_COUNT,
     REST,
-    FrequencyBuckets,
+    Buckets,
     read_buckets,
 )
 from tests.etl.runs import settings
@@ -24,12 +25,18 @@ from tests.logs import write_log
 FIRST = 3
 
 
-def make(counts: np.ndarray, unseen: int = 0) -> FrequencyBuckets:
-    return FrequencyBuckets.make(np.arange(FIRST, FIRST + len(counts)), counts, unseen)
+def make(counts: np.ndarray, unseen: int = 0) -> Buckets:
+    return Buckets.make([counts], FIRST, unseen)
 
 
-def bucket_of(buckets: FrequencyBuckets, ids: np.ndarray) -> np.ndarray:
-    return buckets.buckets[np.searchsorted(buckets.begins, ids, "right") - 1]
+def bucket_of(buckets: Buckets, ids: np.ndarray) -> np.ndarray:
+    return buckets.of_ids[np.minimum(ids, len(buckets.of_ids) - 1)]
+
+
+def count_of(buckets: Buckets, now: np.ndarray) -> np.ndarray:
+    """Add up how often each id occurred by bucket."""
+    found = bucket_of(buckets, np.arange(len(now)))
+    return np.bincount(found, now, BUCKETS + 2)[: BUCKETS + 1].astype(np.int64)
 
 
 def random_counts(seed: int, values: int = 3000) -> np.ndarray:
@@ -68,10 +75,12 @@ def test_buckets_have_about_equal_shares():
 def test_sums_are_those_of_each_id():
     counts = random_counts(7)
     made = make(counts, 10)
-    now = np.random.default_rng(1).integers(0, 50, FIRST + len(counts)).astype(np.uint32)
-    of_ids = bucket_of(made, np.arange(len(now)))
-    expected = [int(now[of_ids == b].sum()) for b in range(BUCKETS + 1)]
-    assert made.sum(now).tolist() == expected
+    ids = np.random.default_rng(1).integers(0, FIRST + len(counts), 10_000).astype(np.int32)
+    found = np.zeros(BUCKETS + 2, np.int64)
+    made.count(ids, found)
+    made.count(Jagged(np.array([0, 2]), ids[:2]), found)
+    of_ids = bucket_of(made, np.concatenate([ids, ids[:2]]))
+    assert found.tolist() == [int((of_ids == b).sum()) for b in range(BUCKETS + 2)]
 
 
 def test_shares_are_not_biased_by_the_choice_of_frequent_values():
@@ -82,7 +91,7 @@ def test_shares_are_not_biased_by_the_choice_of_frequent_values():
     today = np.concatenate(
         [np.zeros(FIRST, np.int64), rng.multinomial(10**7, np.full(2000, 1 / 2000))]
     )
-    now = made.sum(today) / 10**7
+    now = count_of(made, today) / 10**7
     then = made.counts / made.counts.sum()
     noise = np.sqrt(then / made.counts.sum())
     assert (np.abs(then - now) < 4.5 * noise)[then > 0].all()
@@ -93,7 +102,7 @@ def test_shares_are_not_biased_by_the_choice_of_frequent_values():
 
 
 def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(frequency_buckets, "MOST_VALUES", 100)
+    monkeypatch.setattr(drift_cells, "MOST_VALUES", 100)
     counts = np.arange(1000, 2000)
     made = make(counts)
     in_head = bucket_of(made, np.arange(FIRST, FIRST + 1000)) < REST
@@ -106,9 +115,9 @@ def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("counts", [[], [1], [1, 1, 1], [10**12]])
 def test_odd_vocabularies(counts: list[int]):
     made = make(np.array(counts, np.int64), unseen=5)
-    assert made.begins[0] == 0
+    assert made.of_ids[-1] == REST
     assert made.counts.sum() <= sum(counts) + 5
-    assert made.sum(np.ones(FIRST + len(counts), np.uint32)).sum() == 1 + len(counts)
+    assert count_of(made, np.ones(FIRST + len(counts))).sum() == 1 + len(counts)
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +134,9 @@ def test_reading_in_batches_gives_the_same(workflow: Path, monkeypatch: pytest.M
     description = workflows.inspect(workflow)
     whole = read_buckets(workflow, description)
     assert set(whole) == set(description.spec.vocabularies)
-    monkeypatch.setattr(frequency_buckets, "_BATCH", 5)
+    monkeypatch.setattr(drift_cells, "_BATCH", 5)
     for name, one in read_buckets(workflow, description).items():
-        for field in ("begins", "buckets", "counts"):
+        for field in ("of_ids", "counts"):
             np.testing.assert_array_equal(getattr(one, field), getattr(whole[name], field))
 
 
