@@ -19,6 +19,7 @@ from nvtabular.workflow.node import WorkflowNode
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.workflows import functions, nodes
 
 
@@ -43,7 +44,7 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Wo
         node.op.out_path = str(categories_path)
         names = [name for name in node.parents[0].selector.names if name in hashed]
         empty = {
-            name: pd.Series([], dtype="object" if hashed[name] == "string" else "int64")
+            name: pd.Series([], dtype="object" if RAW_TYPES[hashed[name]].is_text else "int64")
             for name in names
         }
         node.op.vocabs = node.op.process_vocabs(empty)

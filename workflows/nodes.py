@@ -28,6 +28,7 @@ from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.schema import embedding_dimension
 from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.workflows import functions
 from nvt_torchrec.workflows.dense import DENSE_MINIMUM
 
@@ -282,7 +283,7 @@ def raw_dtype(column: CategoricalColumn) -> str:
 
     Numbers that may be missing are float64, in which they are exact; lists hold integers.
     """
-    if column.raw == "string":
+    if RAW_TYPES[column.raw].is_text:
         return "str"
     return "int64" if column.multi_hot else "float64"
 

@@ -23,7 +23,7 @@ from nvt_torchrec.formats.spec.columns import (
     InputFormat,
 )
 from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.raw_types import NUMBERS
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import AS_IT_IS, Read, ReadPlan
 from nvt_torchrec.formats.spec.split import BY_DAYS, Split
 
@@ -171,7 +171,7 @@ class FeatureSpec:
         reads: dict[Read, int] = {}
 
         def place(read: Read) -> int:
-            if self.input.decimal != "." and read.raw in NUMBERS:
+            if self.input.decimal != "." and RAW_TYPES[read.raw].has_point:
                 read = dataclasses.replace(read, decimal=self.input.decimal)
             return reads.setdefault(read, len(reads))
 
