@@ -55,7 +55,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "model": Error}
     for status, text in {
         400: "not JSON, or an object with a repeated key",
-        401: "no valid API key, if the server needs one",
         408: "the body did not arrive in time",
         413: "too many bytes or rows",
         415: "the content type is not application/json",

@@ -6,8 +6,6 @@ import contextlib
 import http.client
 import json
 import re
-import resource
-import socket
 import subprocess
 import sys
 import time
@@ -28,10 +26,6 @@ class Server:
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
-
-    def open(self, source: str = "127.0.0.1") -> socket.socket:
-        """A bare connection, from an address of this machine."""
-        return socket.create_connection(("127.0.0.1", self.port), 100, (source, 0))
 
     def ask(
         self, path: str, body: Any = None, headers: dict[str, str] = JSON
@@ -74,18 +68,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(
-    directory: Path, *flags: str, python: tuple[str, ...] = (), files: int | None = None
-) -> Iterator[Server]:
-    """A server on a free port; its stderr goes to a file in ``directory``.
-
-    ``files`` is its limit of open files.
-    """
-
-    def limit() -> None:
-        if files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-
+def serving(directory: Path, *flags: str, python: tuple[str, ...] = ()) -> Iterator[Server]:
+    """A server on a free port; its stderr goes to a file in ``directory``."""
     stderr = directory / "stderr"
     with open(stderr, "wb") as errors:
         process = subprocess.Popen(
@@ -94,11 +78,10 @@ def serving(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            preexec_fn=limit,
         )
     try:
         line = process.stdout.readline()
-        match = re.fullmatch(r"serving on https?://127\.0\.0\.1:(\d+)\n", line)
+        match = re.fullmatch(r"serving on http://127\.0\.0\.1:(\d+)\n", line)
         assert match, f"{line!r} {stderr.read_text()}"
         yield Server(process, int(match[1]), stderr)
     finally:

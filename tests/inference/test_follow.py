@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,15 +24,14 @@ from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
 from nvt_torchrec.inference.publish.steps import publish
 from nvt_torchrec.inference.server import reload
 from nvt_torchrec.inference.server.metrics import ServerMetrics
-from nvt_torchrec.inference.server.reload import BundleMetrics
-from nvt_torchrec.inference.server.served import Served, Source
+from nvt_torchrec.inference.server.served import Served, open_served
 from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.serving import JSON, Server, serving
 
 SWITCHES, CLIENTS = 100, 4
 #: Beside what an answer must equal up to the rounding of one sigmoid.
 ROUNDING = 1e-6
-PATIENT = ["--max_wait_ms", "100000", "--timeout_s", "100"]
+PATIENT = ["--timeout_s", "100"]
 
 
 @dataclasses.dataclass
@@ -143,8 +143,7 @@ def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
     served = tmp_path / "current"
     names = list(two.paths)
     served.symlink_to(two.paths[names[0]])
-    flags = ["--bundle", str(served), "--batch_rows", "16", *PATIENT]
-    with serving(tmp_path, *flags) as server:
+    with serving(tmp_path, "--bundle", str(served), *PATIENT) as server:
         pid = server.process.pid
         clients = [Client(server, two, number) for number in range(CLIENTS)]
         watch = Watch(pid)
@@ -248,6 +247,8 @@ class _Service:
 
     def __init__(self, served: Served) -> None:
         self.served = served
+        self.metrics = ServerMetrics(())
+        self.metrics.serves(served)
 
     def serve(self, served: Served) -> None:
         self.served = served
@@ -267,17 +268,13 @@ def test_a_bundle_that_was_repaired_is_tried_again(
     served = tmp_path / "current"
     served.symlink_to(first)
 
-    def load(bundle: Path, check: bool) -> Predictor:
-        return Predictor.load(bundle, check=check)
-
-    source = Source(load, served)
-    service = _Service(source.open())
-    metrics = BundleMetrics(ServerMetrics(()))
-    follower = reload.Reloader(source, service, metrics)
+    source = SimpleNamespace(bundle=served, load=lambda bundle: Predictor.load(bundle, check=True))
+    service = _Service(open_served(source))
+    follower = reload.Reloader(source, service)
     follower.start()
     try:
         _switch(served, repaired)
-        _until(lambda: metrics.failures._value.get() > 2)
+        _until(lambda: service.metrics.reload_failures._value.get() > 2)
         bias.write_bytes(whole)
         _until(lambda: service.served.name == list(two.paths)[1])
     finally:
