@@ -27,8 +27,7 @@ from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import TrainBatch
 from nvt_torchrec.dlrm.reporting.profiling import TRACE_FILE
-from nvt_torchrec.dlrm.settings.flags import parse_settings
-from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings
 from nvt_torchrec.dlrm.train import train
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder

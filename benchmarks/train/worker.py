@@ -138,7 +138,7 @@ def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
     from nvt_torchrec.dlrm.data import make_loader, read_schema
     from nvt_torchrec.dlrm.launch.distributed import process_group
     from nvt_torchrec.dlrm.model import TrainBatch
-    from nvt_torchrec.dlrm.settings.flags import parse_settings
+    from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 
     settings = parse_settings([*_flags(args), "--binary_path", str(args.data / "split")])
     config = model_config(settings, read_schema(settings))
