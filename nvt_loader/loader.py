@@ -22,9 +22,8 @@ from torch.utils.data import get_worker_info
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.schema import TableSchema
-from nvt_torchrec.nvt_loader import accounting
-from nvt_torchrec.nvt_loader.batch import LoaderBatch
-from nvt_torchrec.nvt_loader.blocks import BatchFactory
+from nvt_torchrec.nvt_loader import options
+from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch
 from nvt_torchrec.nvt_loader.cuda.builders import choose_builder
 from nvt_torchrec.nvt_loader.epoch import EpochIterator, Order, Position, produce_blocks
 from nvt_torchrec.nvt_loader.memory import Budget, Demand, device_bytes, divide_memory
@@ -39,7 +38,8 @@ class KJTLoader:
     """Batches for one rank from a split's parquet files.
 
     Every ``iter()`` returns a new iterator over one epoch. It yields
-    :class:`nvt_loader.batch.LoaderBatch`, a :class:`torchrec.datasets.utils.Batch`, on ``device``:
+    :class:`nvt_loader.cpu.blocks.LoaderBatch`, a :class:`torchrec.datasets.utils.Batch`, on
+    ``device``:
 
     - ``dense_features``: float32 [B, dense columns];
     - ``sparse_features``: KeyedJaggedTensor with the categorical columns as keys, in the schema's
@@ -312,14 +312,14 @@ class KJTLoader:
                 were trained before a resume).
         """
         first = self._current.first if self._current else 0
-        accounting.check_sum(self.rows_delivered, self._plan, first, self._order.world_size)
+        options.check_sum(self.rows_delivered, self._plan, first, self._order.world_size)
 
     def _finish(self, position: Position) -> None:
         order = self._order
         expected = self._plan.rank_rows(
             order.rank, order.world_size, position.first, self._plan.steps
         )
-        accounting.check_rank(position.rows, expected, order.rank, position.epoch)
+        options.check_rank(position.rows, expected, order.rank, position.epoch)
 
     @property
     def device_bytes(self) -> int:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from nvt_torchrec.nvt_loader.blocks import JaggedBlock
-from nvt_torchrec.nvt_loader.buffers import Buffers
+from nvt_torchrec.nvt_loader.cpu.blocks import JaggedBlock
 from nvt_torchrec.nvt_loader.cpu.row_copies import (
     ALIGNMENT,
     RowCopies,
@@ -17,9 +16,14 @@ from nvt_torchrec.nvt_loader.cpu.row_copies import (
     moves,
     stack,
 )
-from nvt_torchrec.nvt_loader.kernels import list_lengths, list_values, permute, permute_lists
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
-from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
+from nvt_torchrec.nvt_loader.parquet.kernels import (
+    list_lengths,
+    list_values,
+    permute,
+    permute_lists,
+)
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Buffers, RowChunk
 
 
 def build_jagged(

@@ -1,10 +1,18 @@
-"""Decode row groups on a GPU with libcudf. Importing this module needs pylibcudf."""
+"""Decode row groups on a GPU with libcudf. Importing this module needs pylibcudf.
+
+This has never run on a card: tests give it a stand-in for libcudf that decodes with Arrow.
+:class:`ReadAhead` decodes the row groups of the next blocks while the last one is put in order.
+Each of its threads reads with a reader and on a stream of its own, so that reading, upload and
+decoding of consecutive blocks overlap.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
+import queue
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +22,17 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from nvt_torchrec.base.errors import ClickLogError, SchemaError
-from nvt_torchrec.nvt_loader.cuda.device_checks import DeviceChecker
 from nvt_torchrec.nvt_loader.cuda.device_rows import (
+    DeviceChecker,
     DeviceRowGroup,
     DeviceRowGroupSlice,
     DeviceRows,
     ListColumn,
 )
-from nvt_torchrec.nvt_loader.memory import row_bytes
 from nvt_torchrec.nvt_loader.parquet.checks import FILL_REMEDY
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, check_file, check_unchanged
 from nvt_torchrec.nvt_loader.parquet.decoder import FOOTERS, error_context
-from nvt_torchrec.nvt_loader.plan import RowGroupSlice
+from nvt_torchrec.nvt_loader.parquet.row_chunks import RowGroupSlice
 
 #: Bytes of rows that one call decodes. libcudf needs about as much again while it does.
 CALL_BYTES = 256 << 20
@@ -68,7 +75,7 @@ class CudfReader:
 
     def _calls(self, numbers: list[int]) -> Iterator[list[int]]:
         """Divide row groups among calls of at most :data:`CALL_BYTES`, or one larger row group."""
-        width, own, size, groups = row_bytes(self._dataset), [], 0.0, self._dataset.row_groups
+        width, own, size, groups = self._dataset.batch_row_bytes, [], 0.0, self._dataset.row_groups
         for number in numbers:
             more = width * groups[number].rows
             other = bool(own) and groups[own[-1]].file != groups[number].file
@@ -201,3 +208,57 @@ class _Stream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._stream.cuda_stream
+
+
+class ReadAhead:
+    """Row groups that are decoded in other threads.
+
+    Args:
+        readers: The readers, and the stream that each reads on: a thread for each. None: there are
+            no streams, in tests on a CPU.
+    """
+
+    def __init__(self, readers: Sequence[tuple[CudfReader, torch.cuda.Stream | None]]) -> None:
+        self.decode = readers[0][0].decode
+        self._free: queue.SimpleQueue = queue.SimpleQueue()
+        for one in readers:
+            self._free.put(one)
+        self._pool = concurrent.futures.ThreadPoolExecutor(len(readers), "nvt_loader_read")
+
+    def begin(self, groups: Iterable[DeviceRowGroup]) -> None:
+        """Decode together those row groups that nobody has begun with."""
+        wanted = list({group.number: group for group in groups if group.reading is None}.values())
+        if wanted:
+            task = self._pool.submit(self._read, wanted)
+            for group in wanted:
+                group.reading = task
+
+    def finish(self, groups: Iterable[DeviceRowGroup], stream: torch.cuda.Stream | None) -> None:
+        """Wait until row groups are decoded, and let ``stream`` wait for the device.
+
+        Raises:
+            BadInputError, SchemaError: As :meth:`CudfReader.read`.
+        """
+        groups = list({group.number: group for group in groups}.values())
+        self.begin(groups)
+        for task in {id(group.reading): group.reading for group in groups}.values():
+            ready = task.result()
+            if ready is not None:
+                stream.wait_event(ready)
+        if stream is not None:
+            for group in groups:
+                for tensor in group.decoded.tensors:
+                    tensor.record_stream(stream)
+
+    def close(self) -> None:
+        """End the threads, after what they have begun."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, groups: list[DeviceRowGroup]) -> torch.cuda.Event | None:
+        reader, stream = self._free.get()
+        try:
+            with torch.cuda.stream(stream):  # None: does nothing
+                reader.read(groups)
+                return None if stream is None else stream.record_event()
+        finally:
+            self._free.put((reader, stream))

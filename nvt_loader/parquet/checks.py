@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nvt_torchrec.base.errors import SchemaError
-from nvt_torchrec.nvt_loader.kernels import largest, largest_magnitude
-from nvt_torchrec.nvt_loader.parquet.columns import find_leaves, is_list
-from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
+from nvt_torchrec.nvt_loader.parquet.dataset import Dataset, find_leaves, is_list
+from nvt_torchrec.nvt_loader.parquet.kernels import largest, largest_magnitude
 from nvt_torchrec.nvt_loader.parquet.row_chunks import RowChunk
 
 log = logging.getLogger(__name__)

@@ -6,19 +6,20 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import itertools
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.errors import BadInputError, SettingsError
+from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.splits import SPLITS
-from nvt_torchrec.nvt_loader.parquet.columns import check_columns, find_leaves
-from nvt_torchrec.nvt_loader.plan import Range, RowGroupSlice
+from nvt_torchrec.nvt_loader.parquet.row_chunks import Range, RowGroupSlice
 
 INT32 = np.dtype(np.int32)
 
@@ -99,6 +100,18 @@ class Dataset:
         floats = [4] * (1 + len(self.schema.dense))
         ids = [4 if name in lists else self.id_dtype.itemsize for name in self.schema.categorical]
         return np.array(floats + ids, dtype=np.int64)
+
+    @functools.cached_property
+    def batch_row_bytes(self) -> float:
+        """Bytes of a row in a batch; for lists the average by :attr:`list_elements`."""
+        total = float(4 * (1 + len(self.schema.dense)))
+        for name in self.schema.categorical:
+            if name in self.schema.multi_hot:  # ids, and a length, an offset and a start
+                weight = 4 if self.weights else 0
+                total += self.list_elements[name] * (self.id_dtype.itemsize + weight) + 16
+            else:
+                total += self.id_dtype.itemsize + (20 if self.jagged else 0)
+        return total
 
     @functools.cached_property
     def list_elements(self) -> dict[str, float]:
@@ -229,7 +242,7 @@ def _files(directory: Path) -> list[Path]:
 def read_footer(path: Path, schema: TableSchema, weights: dict[str, str]) -> pq.FileMetaData:
     """Read a file's footer and check its columns.
 
-    Raises as :func:`nvt_loader.parquet.columns.check_columns`, and :class:`BadInputError` if the
+    Raises as :func:`nvt_loader.parquet.dataset.check_columns`, and :class:`BadInputError` if the
     file has no footer.
     """
     try:
@@ -299,3 +312,59 @@ def _suggest(directory: Path) -> str:
         close = difflib.get_close_matches(directory.name, siblings, n=1, cutoff=0.4)
         return f"did you mean {directory.parent / (close or siblings)[0]}?"
     return "give the directory of a split that `python -m etl run` wrote, as …/split/train"
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column type holds a list in each row."""
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column type can be read as float32."""
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def check_columns(
+    found: pa.Schema, schema: TableSchema, path: Path, weights: dict[str, str] | None = None
+) -> None:
+    """Refuse a file that lacks a column or holds it in a type that cannot be converted.
+
+    Raises:
+        SchemaError: the message names file and column.
+    """
+    wanted = dict.fromkeys([schema.label, *schema.dense], "numbers")
+    wanted |= dict.fromkeys(schema.categorical, "integer ids")
+    wanted |= dict.fromkeys(schema.multi_hot, "lists of integer ids")
+    wanted |= dict.fromkeys((weights or {}).values(), "lists of numbers")
+    for name, what in wanted.items():
+        index = found.get_field_index(name)
+        if index < 0:
+            close = difflib.get_close_matches(name, set(found.names) - wanted.keys(), n=1)
+            raise SchemaError(
+                f"{path}: column {name} is missing" + (f" (there is {close[0]})" if close else ""),
+                "all files of a split need the columns of its .merlin/schema.json",
+            )
+        kind = found.field(index).type
+        lists = is_list(kind)
+        inner = kind.value_type if lists else kind
+        fits = pa.types.is_integer(inner) if "ids" in what else is_number(inner)
+        if lists != what.startswith("lists") or not fits:
+            raise SchemaError(
+                f"{path}: column {name} is {kind}, not {what}",
+                "write labels and dense features as float32, ids as int32, multi-hot ids as "
+                "list<int32>, and say in the schema which columns are lists",
+            )
+
+
+def find_leaves(footer: pq.FileMetaData, columns: Iterable[str]) -> dict[str, int]:
+    """Return the number of the leaf that holds the values of each column, flat or a list."""
+    fields = footer.schema.to_arrow_schema()
+    first = itertools.accumulate((_count_leaves(field.type) for field in fields), initial=0)
+    leaves = dict(zip(fields.names, first, strict=False))  # leaves' paths are ambiguous
+    return {name: leaves[name] for name in columns}
+
+
+def _count_leaves(kind: pa.DataType) -> int:
+    return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1

@@ -17,7 +17,7 @@ from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.cuda import builders as gpu
-from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes, row_bytes
+from nvt_torchrec.nvt_loader.memory import HELD_BLOCKS, device_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
@@ -129,14 +129,14 @@ def test_row_groups_on_the_device_are_within_the_budget(tmp_path, libcudf, monke
         groups = ahead.decode.__self__._groups.values()
         held.append(100 * sum(group.reading is not None for group in groups))
 
-    ahead = sys.modules["nvt_torchrec.nvt_loader.cuda.read_ahead"].ReadAhead
+    ahead = sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"].ReadAhead
     wait = ahead.finish
     monkeypatch.setattr(ahead, "finish", counting)
     monkeypatch.setattr("nvt_torchrec.nvt_loader.memory.POOL_BYTES", 0)
     options = {"shuffle": shuffle, "shuffle_window": 800, "device": "cpu"}
     loader = KJTLoader(tmp_path / "train", 400, **options)
     list(loader)
-    width = row_bytes(read_dataset(tmp_path / "train"))
+    width = read_dataset(tmp_path / "train").batch_row_bytes
     demand, on_device = loader._demand()
     assert on_device
     most = device_bytes(loader._dataset, demand, loader._budget(), on_device=True)
@@ -202,7 +202,7 @@ def test_a_row_group_that_two_shards_share_is_decoded_once_for_a_block(tmp_path,
 
 def test_calls_are_bounded(tmp_path, libcudf, monkeypatch):
     write_split(tmp_path, {"train": [1000, 1000]}, row_group_rows=100)
-    width = row_bytes(read_dataset(tmp_path / "train"))
+    width = read_dataset(tmp_path / "train").batch_row_bytes
     expected = rows_of(KJTLoader(tmp_path / "train", 64, device="cpu"))
     monkeypatch.setattr(
         sys.modules["nvt_torchrec.nvt_loader.cuda.cudf_reader"], "CALL_BYTES", 300 * width

@@ -14,7 +14,6 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
-from nvt_torchrec.nvt_loader.memory import row_bytes
 from nvt_torchrec.nvt_loader.parquet.dataset import read_dataset
 from tests.nvt_loader import fake_libcudf
 from tests.nvt_loader.data import write_split
@@ -232,5 +231,5 @@ def test_weights_that_do_not_fit(small):
 
 def test_bytes_of_a_row(train):
     lists = [len(ids) for row in read_rows(train).values() for ids in (row["cat_0"], row["cat_2"])]
-    found = row_bytes(read_dataset(train))
+    found = read_dataset(train).batch_row_bytes
     assert found == pytest.approx(4 * 4 + 24 + 2 * (4 * np.mean(lists) + 16), rel=0.2)
