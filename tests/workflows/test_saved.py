@@ -21,8 +21,7 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, OutputError, SchemaError, SettingsError
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.workflows import nodes, writer
-from nvt_torchrec.workflows.graph import build, realize
-from nvt_torchrec.workflows.store import load
+from nvt_torchrec.workflows.store import build, load, realize
 
 SPEC = FeatureSpec(
     label="label",

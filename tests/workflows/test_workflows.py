@@ -18,8 +18,7 @@ from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
 from nvt_torchrec.clicklog.text.parse import parse_rows
 from nvt_torchrec.formats.spec.feature_spec import DENSE_TRANSFORMS, FeatureSpec
-from nvt_torchrec.workflows.graph import build
-from nvt_torchrec.workflows.store import load, save
+from nvt_torchrec.workflows.store import build, load, save
 from tests.logs import CRITEO, Reference, random_rows
 
 TRAIN, TEST = random_rows(300, 1), random_rows(80, 2)
