@@ -45,7 +45,7 @@ class KJTLoader:
     - ``sparse_features``: KeyedJaggedTensor with the categorical columns as keys, in the schema's
       order; values of ``id_dtype``, lengths and offsets int32, stride B. Without multi-hot columns
       there is one id per key and row. A multi-hot column has as many ids in a row as its list
-      holds. If ``weights`` names columns with weights, ids have weights (float32), by default 1;
+      holds;
     - ``labels``: float32 [B], 0 or 1 (TorchRec's DLRMTrain calls ``.float()`` on them);
     - ``weights``: float32 [B], the weights of the rows; None if the data have no such column.
 
@@ -87,7 +87,6 @@ class KJTLoader:
             files may be any parquet: numbers of other types are converted.
         table_sizes: rows of the embedding tables, instead of the schema's.
         hash_indices: map ids outside their table into it, instead of refusing them.
-        weights: multi-hot column → list column with the weights of its ids.
         id_dtype: type of the ids, "int32" or "int64".
         undersampling_rate: share of the negative rows to keep, the same ones in each epoch. If a
             model trained on them predicts p, the probability is ``p / (p + (1 - p) / rate)``.
@@ -123,7 +122,6 @@ class KJTLoader:
         schema: TableSchema | None = None,
         table_sizes: Iterable[int] | None = None,
         hash_indices: bool = False,
-        weights: dict[str, str] | None = None,
         id_dtype: str = "int32",
         undersampling_rate: float | None = None,
         limit_batches: int | None = None,
@@ -147,7 +145,7 @@ class KJTLoader:
             limit_batches=limit_batches,
             decode_threads=decode_threads,
         )
-        dataset = read_dataset(path, schema, weights, label or "")
+        dataset = read_dataset(path, schema, label or "")
         self._dataset = configure(
             dataset,
             selection=selection,

@@ -104,7 +104,6 @@ class JaggedBlock:
         labels: float32 [steps, B].
         dense: float32 [steps, B, dense columns].
         values: int32 or int64 [ids of all steps].
-        weights: float32 [ids of all steps], or None.
         lengths: int32 [steps, categorical columns · B].
         offsets: int32 [steps, categorical columns · B + 1], in each step from 0.
         bounds: where the ids of each step and column begin in ``values``, and where the last ones
@@ -115,7 +114,6 @@ class JaggedBlock:
     labels: torch.Tensor
     dense: torch.Tensor
     values: torch.Tensor
-    weights: torch.Tensor | None
     lengths: torch.Tensor
     offsets: torch.Tensor
     bounds: Sequence[int]
@@ -152,7 +150,6 @@ class JaggedBlock:
                 self.dense[step],
                 self.values[begin:end],
                 row_weights,
-                weights=None if self.weights is None else self.weights[begin:end],
                 lengths=self.lengths[step],
                 offsets=self.offsets[step],
                 offset_per_key=[bound - begin for bound in bounds],
@@ -202,7 +199,6 @@ def empty_block(dataset: Dataset, steps: int, device: torch.device) -> FlatBlock
         labels,
         dense,
         torch.empty(0, dtype=dtype, device=device),
-        torch.empty(0, device=device) if dataset.weights else None,
         torch.empty(steps, 0, dtype=torch.int32, device=device),
         torch.zeros(steps, 1, dtype=torch.int32, device=device),
         [0] * (steps * columns + 1),

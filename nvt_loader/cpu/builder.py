@@ -174,6 +174,4 @@ def permuted(
     offsets = [4 * rows * i for i in range(floats)]
     offsets += [begin + dataset.id_dtype.itemsize * rows * i for i in range(ids)]
     none = np.zeros(floats + ids, np.int64)
-    return RowChunk(
-        rows, memory.ctypes.data + np.array(offsets), dataset.row_bytes, none, none, memory
-    )
+    return RowChunk(rows, memory.ctypes.data + np.array(offsets), dataset.row_bytes, none, memory)

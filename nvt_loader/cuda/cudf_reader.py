@@ -49,7 +49,7 @@ class CudfReader:
         self._dataset = dataset
         self._stream = _Stream(stream)
         self._checker = DeviceChecker(dataset, stream.device)
-        self._lists = {*dataset.schema.multi_hot, *dataset.weights.values()}
+        self._lists = set(dataset.schema.multi_hot)
         self._groups: weakref.WeakValueDictionary[int, DeviceRowGroup] = (
             weakref.WeakValueDictionary()
         )
@@ -120,7 +120,7 @@ class CudfReader:
             check_unchanged(self._dataset, number, self._footers(group.file)[0])
         source = plc.io.SourceInfo([str(self._dataset.files[file]) for file in files])
         options = plc.io.parquet.ParquetReaderOptions.builder(source).build()
-        options.set_column_names(self._dataset.read_columns)
+        options.set_column_names(self._dataset.schema.columns)
         options.set_row_groups(list(files.values()))
         try:
             footers = [self._footers(file)[1] for file in files]
@@ -145,29 +145,13 @@ class CudfReader:
         floats = self._floats([columns[name] for name in [schema.label, *schema.dense]])
         single = [columns[name] for name in schema.categorical if name not in self._lists]
         ids = self._ids(single) if single else floats[:, :0].to(torch.int32)
-        lists = tuple(self._list(columns, name, path) for name in schema.multi_hot)
+        lists = tuple(self._list(columns[name]) for name in schema.multi_hot)
         return DeviceRows(len(floats), floats, ids, lists)
 
-    def _list(self, columns: dict[str, Any], name: str, path: Path) -> ListColumn:
-        offsets, child = self._list_parts(columns[name])
-        values = self._ids([child]).view(-1)
-        own = self._dataset.weights.get(name)
-        if own is None:
-            return offsets, values, None
-        weight_offsets, weights = self._list_parts(columns[own])
-        found, needed = weight_offsets.diff(), offsets.diff()
-        if not torch.equal(found, needed):  # waits, in the loader's thread
-            row = int((found != needed).nonzero()[0])
-            raise SchemaError(
-                f"{path}: column {own} has {int(found[row])} weights for {int(needed[row])} ids",
-                "write one weight for each id",
-            )
-        return offsets, values, self._floats([weights]).view(-1)
-
-    def _list_parts(self, column: Any) -> tuple[torch.Tensor, Any]:
-        """Return offsets (int32 [rows + 1]) and elements of a list column."""
+    def _list(self, column: Any) -> ListColumn:
         view = column.list_view()
-        return self._tensor([view.offsets()]).view(-1), view.child()
+        offsets = self._tensor([view.offsets()]).view(-1)
+        return offsets, self._ids([view.child()]).view(-1)
 
     def _floats(self, columns: list[Any]) -> torch.Tensor:
         """Convert columns to float32 [rows, columns]."""

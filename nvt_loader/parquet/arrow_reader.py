@@ -67,7 +67,7 @@ class ArrowReader:
         batches = file.iter_batches(
             min(rows, group.rows),
             row_groups=[group.index],
-            columns=[*names, *dataset.weights.values()],
+            columns=names,
             use_threads=False,
         )
         where = None
@@ -111,7 +111,7 @@ class ArrowReader:
 
     def _chunk(self, batch: pa.RecordBatch, where: _Columns, file: int) -> RowChunk:
         dataset, checker = self._dataset, self._checker
-        addresses, values, weights = np.zeros((3, len(where.indices)), np.int64)
+        addresses, values = np.zeros((2, len(where.indices)), np.int64)
         # Arrow's C data interface: all addresses at once, instead of three objects for each column
         _, exported = batch.__arrow_c_array__()
         owner: list[Any] = [exported]
@@ -128,11 +128,8 @@ class ArrowReader:
             else:
                 addresses[i] = _address(column)
         owner.append(arrays)
-        chunk = RowChunk(batch.num_rows, addresses, dataset.row_bytes, values, weights, owner)
+        chunk = RowChunk(batch.num_rows, addresses, dataset.row_bytes, values, owner)
         checker.check(chunk, arrays, where.numbers, file)
-        for name, weight in dataset.weights.items():
-            i = dataset.schema.columns.index(name)
-            weights[i] = checker.weights(batch.column(weight), arrays[i], weight, owner, file)
         return chunk
 
 

@@ -83,8 +83,6 @@ class RowChunk:
         addresses: int64 [columns], where the first row lies; of a list column, its int32 offset.
         sizes: int64 [columns], bytes from one row to the next at that address.
         values: int64 [columns], the address of a list column's elements; 0 for other columns.
-        weights: int64 [columns], the address of the float32 weights of a list column's elements; 0
-            without weights.
         owner: the objects that keep the memory alive.
     """
 
@@ -92,13 +90,12 @@ class RowChunk:
     addresses: np.ndarray
     sizes: np.ndarray
     values: np.ndarray
-    weights: np.ndarray
     owner: Any
 
     def slice(self, begin: int, end: int) -> RowChunk:
         """Return rows [begin, end), on the same memory."""
         addresses = self.addresses + begin * self.sizes
-        return RowChunk(end - begin, addresses, self.sizes, self.values, self.weights, self.owner)
+        return RowChunk(end - begin, addresses, self.sizes, self.values, self.owner)
 
     def chunks(self) -> Iterator[RowChunk]:
         """Yield the chunk itself, which is decoded."""

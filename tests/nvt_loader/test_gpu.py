@@ -24,7 +24,6 @@ from tests.nvt_loader.data import write_split
 from tests.nvt_loader.helper import assert_same, limit_rows, rows_of
 
 LISTS = ("cat_0", "cat_2")
-WEIGHTS = {"cat_0": "cat_0_weight"}
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_the_same_batches_as_a_cpu(
 ):
     write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
     options = {"shuffle": shuffle, "world_size": world_size, "virtual_shards": shards}
-    options |= {"rank": world_size - 1, "device": "cpu", "weights": WEIGHTS if lists else None}
+    options |= {"rank": world_size - 1, "device": "cpu"}
     expected = list(KJTLoader(tmp_path / "train", batch_size, **options))
     fake_libcudf.install(monkeypatch)
     found = list(KJTLoader(tmp_path / "train", batch_size, **options))
@@ -239,11 +238,11 @@ def test_lists_are_cut_to_the_rows_of_a_block(tmp_path, libcudf, monkeypatch):
 
     def measured(dataset, chunks, *rest):
         for chunk in chunks:
-            sizes.append((chunk.rows, [len(values) for _, values, _ in chunk.lists]))
+            sizes.append((chunk.rows, [len(values) for _, values in chunk.lists]))
         return build(dataset, chunks, *rest)
 
     monkeypatch.setattr(gpu, "build_on_device", measured)
-    list(KJTLoader(tmp_path / "train", 40, device="cpu", weights=WEIGHTS))
+    list(KJTLoader(tmp_path / "train", 40, device="cpu"))
     assert len(sizes) >= 25
     assert all(max(elements) <= 4 * rows for rows, elements in sizes)
 
@@ -290,7 +289,7 @@ def gpu_blocks(kind: str):
 def test_batches_on_the_gpu(tmp_path, monkeypatch, kind, lists, shuffle):
     write_split(tmp_path, {"train": [1000, 0, 300]}, multi_hot=lists)
     train = tmp_path / "train"
-    options = {"shuffle": shuffle, "weights": WEIGHTS if lists else None}
+    options = {"shuffle": shuffle}
     monkeypatch.setattr("nvt_torchrec.nvt_loader.loader.choose_builder", gpu_blocks(kind))
     found = list(KJTLoader(train, 64, device="cuda", **options))
     assert all(batch.labels.is_cuda and batch.sparse_features.lengths().is_cuda for batch in found)
