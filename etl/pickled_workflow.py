@@ -28,7 +28,7 @@ from nvtabular import ops
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec

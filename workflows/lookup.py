@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nvt_torchrec.base.arrays import to_arrow
+from nvt_torchrec.base.arrays import strings, to_arrow
 from nvt_torchrec.base.command_line import Settings, flag
 from nvt_torchrec.base.errors import BadInputError, SettingsError
-from nvt_torchrec.base.strings import strings
 from nvt_torchrec.formats.spec.feature_spec import (
     FIRST_OOV_ID,
     NULL_ID,

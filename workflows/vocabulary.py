@@ -13,9 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from nvt_torchrec.base.arrays import mask_to_numpy, to_arrow, to_numpy
+from nvt_torchrec.base.arrays import mask_to_numpy, strings, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.base.strings import strings
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
