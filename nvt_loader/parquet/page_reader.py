@@ -170,7 +170,7 @@ class OpenRowGroup:
         addresses, none = np.zeros((2, len(self.dataset.row_bytes)), np.int64)
         addresses[self.numbers] = found
         owner = [*self.owner, memory]
-        chunk = RowChunk(rows, addresses, self.dataset.row_bytes, none, none, owner)
+        chunk = RowChunk(rows, addresses, self.dataset.row_bytes, none, owner)
         for i in np.flatnonzero(largest >= self.columns.limits).tolist():
             self.checker.refuse(chunk, int(self.numbers[i]), self.file)
         return chunk
