@@ -111,7 +111,7 @@ def test_several_blocks_at_once(raw: Path, tmp_path: Path, dask_client, monkeypa
     options = {"block_mb": 1, "scheduler": dask_client.scheduler.address}
     for output, at_once in ((tmp_path / "one", 1), (tmp_path / "three", 3)):
         monkeypatch.setattr(
-            "nvt_torchrec.etl.engines.dask.BLOCKS_AT_ONCE", {True: at_once, False: at_once}
+            "nvt_torchrec.etl.engines.nvtabular.BLOCKS_AT_ONCE", {True: at_once, False: at_once}
         )
         run(settings(raw, output, **options))
     one, three = tmp_path / "one", tmp_path / "three"

@@ -13,7 +13,8 @@ from distributed import LocalCluster
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.etl.commands import dry_run
-from nvt_torchrec.etl.engines import choice, cluster, hardware
+from nvt_torchrec.etl.engines import cluster, hardware
+from nvt_torchrec.etl.engines.engine import resolve
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.etl.settings import EtlSettings
 from tests.etl.runs import settings
@@ -137,8 +138,8 @@ def test_auto_is_dask_where_there_is_a_gpu_or_a_scheduler(
     machine(gpus)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = EtlSettings(str(tmp_path), tmp_path / "out", CRITEO, **options)
-    assert choice.resolve(asked).engine == engine
-    assert choice.resolve(choice.resolve(asked)) == choice.resolve(asked)
+    assert resolve(asked).engine == engine
+    assert resolve(resolve(asked)) == resolve(asked)
 
 
 def test_a_dry_run_counts_the_buffers_of_the_lanes(

@@ -31,7 +31,7 @@ from nvt_torchrec.formats.spec.split import Split
 from nvt_torchrec.formats.splits import SPLITS
 from tests.clicklog.reference_reader import key_of
 from tests.etl.findings import bad
-from tests.etl.runs import read_split, settings, tree
+from tests.etl.runs import fit, read_split, settings, tree
 
 SPEC = FeatureSpec(
     "label",
@@ -143,8 +143,7 @@ def test_every_row_goes_where_the_rule_says(
     tmp_path_factory, name: str, files, block_bytes, parquet, threads
 ) -> None:
     """Also with small blocks, which are many units, and in which a split may have no row."""
-    from nvt_torchrec.etl.engines import cpu
-    from nvt_torchrec.etl.engines.cpu import fit
+    from nvt_torchrec.etl.engines import threads
     from nvt_torchrec.etl.state import recorded
     from nvt_torchrec.workflows.writer import write_workflow
 
@@ -158,7 +157,7 @@ def test_every_row_goes_where_the_rule_says(
     fitted = fit(plan.train_blocks, spec, directory / "fit", workers=threads, reject=False)
     write_workflow(directory / "workflow", spec, fitted)
     results = list(
-        cpu.transform(
+        threads.encode(
             plan.units, directory / "workflow", directory / "parts", directory,
             workers=threads, reject=False,
         )
