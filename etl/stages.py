@@ -110,12 +110,12 @@ class Stages:
                 with self.timer("start workers"):
                     started = stack.enter_context(engine.start(self.settings, self.work))
             if not whole:
-                with self.timer("fit"), RowsBar("count", plan, counted) as bar:
+                with self.timer("fit"), RowsBar("fit", plan, counted) as bar:
                     self._make_workflow(started, bar.update, write_workflow, parts=bool(done))
                 stack.enter_context(output.deleted_meanwhile(self.work / output.FIT))
             if missing:
                 lines = sum(result.lines for result in results)
-                with self.timer("transform"), RowsBar("encode", plan, initial=lines) as bar:
+                with self.timer("transform"), RowsBar("transform", plan, initial=lines) as bar:
                     for result in started.encode(missing, self.target.workflow):
                         bar.update(result.lines)
                         results.append(result)
