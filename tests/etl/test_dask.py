@@ -201,7 +201,7 @@ def test_a_cluster_that_loses_all_workers(
     thread = threading.Thread(target=leave)
     thread.start()
     with pytest.raises(WorkerLostError, match=r"no worker for 3 s\n.*--resume"):
-        run(settings(raw, output, block_mb=1, scheduler=cluster.scheduler.address))
+        run(settings(raw, output, engine="nvtabular", scheduler=cluster.scheduler.address))
     thread.join()
     assert not (output / "manifest.json").exists()
 
