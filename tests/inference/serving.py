@@ -9,13 +9,21 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.inference.conftest import ROOT
 
 JSON = {"Content-Type": "application/json"}
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 class Server:
@@ -59,9 +67,7 @@ class Server:
 
     def wait_for(self, name: str, value: float) -> None:
         """Until a metric has a value: its process moves on by itself."""
-        end = time.monotonic() + 100
-        while self.metric(name) != value:
-            assert time.monotonic() < end, f"{name} is never {value}"
+        until(lambda: self.metric(name) == value)
 
     def ended(self) -> int:
         return self.process.wait(100)

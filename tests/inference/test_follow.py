@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +25,7 @@ from nvt_torchrec.inference.server import reload
 from nvt_torchrec.inference.server.metrics import ServerMetrics
 from nvt_torchrec.inference.server.served import Served, open_served
 from tests.inference.bundles import ROWS, make_bundle
-from tests.inference.serving import JSON, Server, serving
+from tests.inference.serving import JSON, Server, serving, until
 
 SWITCHES, CLIENTS = 100, 4
 #: Beside what an answer must equal up to the rounding of one sigmoid.
@@ -131,13 +130,6 @@ def _resources(pid: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
-def _until(condition) -> None:
-    end = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
     """No request fails, no answer is of two bundles, no more than two are in memory."""
     served = tmp_path / "current"
@@ -153,7 +145,7 @@ def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
         for number, name in zip(range(1, SWITCHES + 1), itertools.cycle(names[::-1])):
             _switch(served, two.paths[name])
             server.process.send_signal(signal.SIGHUP)
-            _until(lambda number=number: _reloads(server) == number)
+            until(lambda number=number: _reloads(server) == number)
             if number == SWITCHES // 10:
                 before = _resources(pid)
         for thread in (*clients, watch):
@@ -163,7 +155,7 @@ def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
         switched = sum(len(client.names) - 1 for client in clients)
         assert switched > SWITCHES  # the clients saw most of them
         assert watch.most == 2
-        _until(lambda: len(_tables(pid)) == 1)
+        until(lambda: len(_tables(pid)) == 1)
         after = _resources(pid)
         assert after[0] <= before[0] + 4  # connections and files that are opened for a moment
         assert after[1] <= before[1] + 2
@@ -196,7 +188,7 @@ def test_publications_are_noticed_and_named(two: Bundles, tmp_path: Path) -> Non
             assert version["workflow"] == Predictor.load(two.paths[name]).workflow.digest
             if number == 0:
                 publish(two.paths[names[1]], to)
-                _until(lambda: _reloads(server) == 1)
+                until(lambda: _reloads(server) == 1)
         assert "serving bundle" in server.stderr.read_text()
 
 
@@ -224,7 +216,7 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
         ):
             before = failures()
             _switch(served, target)
-            _until(lambda before=before: failures() > before)
+            until(lambda before=before: failures() > before)
             log = server.stderr.read_text()
             assert message in log
             assert f"still serving bundle {name}: {tmp_path}" in log
@@ -234,12 +226,12 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
             np.testing.assert_allclose(got, two.expected[name][:2], atol=ROUNDING)
         before = failures()
         server.process.send_signal(signal.SIGHUP)  # tries it again
-        _until(lambda: failures() > before)
+        until(lambda: failures() > before)
         assert len(_tables(server.process.pid)) == 1
         assert _reloads(server) == 0
         _switch(served, first)  # the same as before: nothing to do
         _switch(served, second)
-        _until(lambda: _reloads(server) == 1)
+        until(lambda: _reloads(server) == 1)
 
 
 class _Service:
@@ -274,9 +266,9 @@ def test_a_bundle_that_was_repaired_is_tried_again(
     follower.start()
     try:
         _switch(served, repaired)
-        _until(lambda: service.metrics.reload_failures._value.get() > 2)
+        until(lambda: service.metrics.reload_failures._value.get() > 2)
         bias.write_bytes(whole)
-        _until(lambda: service.served.name == list(two.paths)[1])
+        until(lambda: service.served.name == list(two.paths)[1])
     finally:
         follower.close()
 
@@ -293,8 +285,8 @@ def test_each_worker_switches(two: Bundles, tmp_path: Path) -> None:
         for number, name in enumerate(names[::-1], 1):
             _switch(served, two.paths[name])
             server.process.send_signal(signal.SIGHUP)
-            _until(lambda number=number: _reloads(server) == 2 * number)
-            _until(lambda name=name: _info(server) == {name: 2.0})
+            until(lambda number=number: _reloads(server) == 2 * number)
+            until(lambda name=name: _info(server) == {name: 2.0})
         for client in clients:
             client.stop.set()
             client.join(100)

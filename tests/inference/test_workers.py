@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from nvt_torchrec.inference.__main__ import main
 from tests.inference.bundles import ROWS, make_bundle
-from tests.inference.serving import Server, serving
+from tests.inference.serving import Server, serving, until
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +33,6 @@ def _maps(pid: int) -> str:
         return ""
 
 
-def _until(condition) -> None:
-    end = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_workers_share_and_are_replaced(bundle: Path, tmp_path: Path) -> None:
     rows = ROWS[:3]
     flags = ["--bundle", str(bundle), "--workers", "2", "--timeout_s", "100"]
@@ -60,14 +52,14 @@ def test_workers_share_and_are_replaced(bundle: Path, tmp_path: Path) -> None:
 
         killed = first.pop()
         os.kill(killed, signal.SIGKILL)
-        _until(lambda: len(_workers(server) - {killed}) == 2)
+        until(lambda: len(_workers(server) - {killed}) == 2)
         assert "another one was started" in server.stderr.read_text()
         assert server.metric("inference_rows_total") == 60
         assert len(server.predict(rows=rows)) == 3
 
         left = _workers(server)
         server.process.kill()  # its workers end by themselves
-        _until(lambda: not any(_maps(pid) for pid in left))
+        until(lambda: not any(_maps(pid) for pid in left))
 
 
 def test_workers_share_a_bundle_only(bundle: Path, capsys) -> None:
