@@ -107,7 +107,8 @@ class RawRows:
 
 def dense_dtype(spec: FeatureSpec) -> type:
     """The dtype of ``RawRows.dense``: int32 if all dense columns are int32, else float64."""
-    return np.int32 if all(column.raw == "int32" for column in spec.dense) else np.float64
+    dtypes = {RAW_TYPES[column.raw].dtype for column in spec.dense}
+    return np.int32 if dtypes <= {"int32"} else np.float64
 
 
 def empty_rows(spec: FeatureSpec, *, label: bool = True) -> RawRows:
@@ -156,9 +157,5 @@ def with_bad_rows(rows: RawRows, bad: Sequence[BadRow]) -> RawRows:
 
 
 def _empty(column: CategoricalColumn) -> CategoryValues:
-    values: np.ndarray | pa.StringArray
-    if column.raw == "string":
-        values = pa.array([], pa.string())
-    else:
-        values = np.empty(0, RAW_TYPES[column.raw].dtype)
+    values = RAW_TYPES[column.raw].array([])
     return Jagged(np.zeros(1, np.int64), values) if column.multi_hot else values

@@ -10,7 +10,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError, SettingsError
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
-from nvt_torchrec.formats.spec.raw_types import as_log_text
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import first_difference, inspect
 from nvt_torchrec.workflows.report import days_text, table
@@ -62,7 +62,7 @@ class VocabularyDifference:
 
 
 def _texts(values: Values, raw: str, number: int) -> list[str]:
-    return [as_log_text(value, raw) for value in values[:number].tolist()]
+    return [RAW_TYPES[raw].log_text(value) for value in values[:number].tolist()]
 
 
 def difference(before: Path, after: Path, examples: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from nvtabular.workflow.node import WorkflowNode
 
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.workflows import functions, nodes
 
 
@@ -43,7 +45,7 @@ def build(spec: FeatureSpec, categories_path: Path | str = "./") -> nvtabular.Wo
         node.op.out_path = str(categories_path)
         names = [name for name in node.parents[0].selector.names if name in hashed]
         empty = {
-            name: pd.Series([], dtype="object" if hashed[name] == "string" else "int64")
+            name: pd.Series([], dtype="object" if RAW_TYPES[hashed[name]].is_text else "int64")
             for name in names
         }
         node.op.vocabs = node.op.process_vocabs(empty)
@@ -120,7 +122,7 @@ def _categorify(params: nodes.Record) -> ops.Categorify:
 
 
 def _call(params: nodes.Record) -> ops.LambdaOp:
-    named = params["f"]
+    named = json.loads(nodes.with_own_functions(json.dumps(params["f"])))
     function = functions.NAMED.get(named["qualname"])
     if named["module"] != functions.__name__ or function is None:
         raise BadInputError(

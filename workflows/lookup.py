@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from nvt_torchrec.formats.spec.feature_spec import (
     PADDING_ID,
     CategoricalColumn,
 )
-from nvt_torchrec.formats.spec.raw_types import HEX32_PATTERN, RAW_TYPES, as_log_text
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.description import inspect
 
@@ -73,9 +72,8 @@ def meaning_of(path: Path | str, column: str, number: int) -> Meaning:
             rows = file.metadata.row_group(group).num_rows
             if row < rows:
                 values, counts = file.read_row_group(group).slice(row, 1).columns
-                return Meaning(
-                    number, "value", as_log_text(values[0].as_py(), spec.raw), counts[0].as_py()
-                )
+                text = RAW_TYPES[spec.raw].log_text(values[0].as_py())
+                return Meaning(number, "value", text, counts[0].as_py())
             row -= rows
     raise BadInputError(
         f"{Path(path) / vocabulary.file}: no row for id {number} of column {column}",
@@ -106,7 +104,7 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
     if not text:
         return meaning_of(path, column, NULL_ID)
     value = _parsed(text, spec)
-    scalar = (strings([str(value)]) if spec.raw == "string" else to_arrow(np.array([value])))[0]
+    scalar = (strings([value]) if isinstance(value, str) else to_arrow(np.array([value])))[0]
     first = spec.reserved_ids
     with _opened(Path(path) / vocabulary.file) as file:
         for group in range(file.num_row_groups):
@@ -114,7 +112,7 @@ def id_of(path: Path | str, column: str, text: str) -> Meaning:
             row = pc.index(values, scalar).as_py()
             if row >= 0:
                 return Meaning(
-                    first + row, "value", as_log_text(value, spec.raw), counts[row].as_py()
+                    first + row, "value", RAW_TYPES[spec.raw].log_text(value), counts[row].as_py()
                 )
             first += len(values)
     return meaning_of(path, column, FIRST_OOV_ID + _hash(value, spec) % spec.oov_ids)
@@ -143,16 +141,10 @@ def _opened(file: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _parsed(text: str, column: CategoricalColumn) -> int | str:
-    if column.raw == "string":
-        return text
-    kind = RAW_TYPES[column.raw]
-    is_hex = column.raw == "hex32"
-    if not re.fullmatch(HEX32_PATTERN if is_hex else "[+-]?[0-9]+", text):
-        raise SettingsError(f"column {column.name}: {text!r}: {kind.syntax}")
-    value = int(text, 16 if is_hex else 10)
-    if not kind.contains(value):
-        raise SettingsError(f"column {column.name}: {text!r}: {kind.range}")
-    return value
+    try:
+        return RAW_TYPES[column.raw].from_log_text(text)
+    except ValueError as error:
+        raise SettingsError(f"column {column.name}: {text!r}: {error}") from None
 
 
 def _hash(value: int | str, column: CategoricalColumn) -> int:

@@ -17,6 +17,7 @@ from nvtabular import Workflow, ops
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import GRAPH_FILE, WorkflowDescription
 from nvt_torchrec.workflows import nodes
 from nvt_torchrec.workflows.description import inspect
@@ -90,7 +91,7 @@ def fitted_state(workflow: Workflow, spec: FeatureSpec) -> Fitted:
 
 def _vocabulary(column: CategoricalColumn, stored: str, file: Path) -> FittedVocabulary:
     """Read a vocabulary that Categorify wrote; pandas has counted integers as float64."""
-    text = column.raw == "string"
+    text = RAW_TYPES[column.raw].is_text
     table = pq.read_table(file)
     values = table[stored].cast(pa.string() if text else pa.int64()).combine_chunks()
     if column.hash_buckets:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
 
@@ -23,7 +24,7 @@ def read_vocabulary(
         BadInputError: its file is damaged.
     """
     described = description.vocabularies[column.name]
-    file, text = workflow / described.file, column.raw == "string"
+    file, text = workflow / described.file, RAW_TYPES[column.raw].is_text
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as opened:
             table = opened.read()

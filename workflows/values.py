@@ -11,6 +11,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import mask_to_numpy, to_arrow, to_numpy
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.strings import strings
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 
 #: int64 [n], or a string array [n] without nulls (32-bit offsets).
 Values: TypeAlias = np.ndarray | pa.StringArray
@@ -18,7 +19,7 @@ Values: TypeAlias = np.ndarray | pa.StringArray
 
 def empty_values(raw: str) -> Values:
     """Return no values of a raw type."""
-    return strings([]) if raw == "string" else np.empty(0, np.int64)
+    return strings([]) if RAW_TYPES[raw].is_text else np.empty(0, np.int64)
 
 
 def is_text(values: Values) -> bool:

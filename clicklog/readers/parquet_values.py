@@ -16,35 +16,19 @@ integer, a float as text.
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvt_torchrec.base.arrays import null_mask, to_numpy
-from nvt_torchrec.base.strings import string_parts
-from nvt_torchrec.clicklog.text.convert import Converted, Fields, convert, of_items
-from nvt_torchrec.clicklog.text.field_errors import (
-    BAD_INTEGER,
-    BAD_LABEL,
-    BAD_WEIGHT,
-    BEYOND_TIME,
-    EMPTY_ITEM,
-    LABEL_NUMBER,
-    NULL_ITEM,
-    OUT_OF_RANGE,
-)
-from nvt_torchrec.formats.spec.labels import LabelRule
+from nvt_torchrec.base.strings import blanked
+from nvt_torchrec.clicklog.text.convert import Converted, convert, of_items
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, NULL_ITEM
 from nvt_torchrec.formats.spec.reading import Read
-from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS
-
-#: Raw types that numbers and booleans may be read as.
-_NUMERIC = ("int32", "int", "float", "hex32", "label", "weight")
-#: Microseconds of a unit of Arrow's timestamps; nanoseconds are divided.
-_UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}
+from nvt_torchrec.formats.spec.times import EPOCHS
 
 
 def fits(held: pa.DataType, read: Read) -> bool:
@@ -60,17 +44,7 @@ def fits(held: pa.DataType, read: Read) -> bool:
         held = held.value_type
     if types.is_null(held) or _is_text(held):
         return True
-    if types.is_timestamp(held) or types.is_date(held):
-        return read.raw == "time"
-    if read.raw == "time":
-        pattern = _is_digits(read.time_format) and types.is_integer(held)
-        numeric = types.is_integer(held) or types.is_floating(held)
-        return pattern or (read.time_format in EPOCHS and numeric)
-    if types.is_integer(held):
-        return True
-    if types.is_decimal(held):
-        return read.raw in ("float", "label", "weight")
-    return (types.is_floating(held) or types.is_boolean(held)) and read.raw in _NUMERIC
+    return RAW_TYPES[read.raw].fits(held, read)
 
 
 def wanted(read: Read) -> str:
@@ -111,13 +85,6 @@ def _is_text(held: pa.DataType) -> bool:
     return any(one(held) for one in (*texts, *views))
 
 
-def _is_digits(time_format: str) -> bool:
-    """Whether a time format is a pattern of digits alone."""
-    if not re.fullmatch("(%[a-zA-Z])+", time_format):
-        return False
-    return all(DIRECTIVES[name] for name in time_format[1::2])
-
-
 def _plain(array: pa.Array) -> pa.Array:
     types = pa.types
     if types.is_dictionary(array.type):
@@ -136,151 +103,38 @@ def _values(array: pa.Array, read: Read) -> Converted:
     array = _plain(array)
     if pa.types.is_null(array.type):
         array = array.cast(pa.string())
-    if _is_text(array.type):
-        return _texts(array, array, read)
-    if read.raw == "string":
-        return _texts(array, array.cast(pa.string()), read)
-    if read.raw == "time":
-        return _times(array, read)
-    if read.raw == "label" and read.label is not None and read.label.positive:
-        return _texts(array, *_label_texts(array, read))
-    return _numbers(array, read)
+    kind, texts = RAW_TYPES[read.raw], (array, read)
+    if not _is_text(array.type):
+        of_numbers = kind.as_texts(array, read)
+        if of_numbers is None:
+            parsed = kind.from_arrow(array, read)
+            integer = pa.types.is_integer(array.type)
+            return Converted(
+                parsed.values,
+                parsed.missing,
+                parsed.code,
+                _shown(array),
+                (lambda row: str(array[row].as_py())) if integer else None,
+            )
+        texts = of_numbers
+    null = null_mask(texts[0])
+    column = convert(blanked(_narrow(texts[0]), null).view(pa.binary()), texts[1])
+    if array is not texts[0]:
+        return dataclasses.replace(column, show=_shown(array))
+    return dataclasses.replace(column, show=lambda row: "None" if null[row] else column.show(row))
 
 
-def _texts(array: pa.Array, texts: pa.Array, read: Read) -> Converted:
-    """Convert the texts of some values."""
-    null = null_mask(texts)
-    offsets, data = string_parts(texts)
-    begin = offsets[:-1].copy()  # writable like those of text, so that loops are compiled once
-    column = convert(Fields(data, begin, np.where(null, begin, offsets[1:])), read)
-    if array is texts:
-        show = lambda row: "None" if null[row] else column.show(row)  # noqa: E731
-    else:
-        show = lambda row: repr(array[row].as_py())  # noqa: E731
-    return dataclasses.replace(column, show=show)
-
-
-def _numbers(array: pa.Array, read: Read) -> Converted:
-    """Convert numbers to numbers, labels or weights."""
-    raw, integer = read.raw, pa.types.is_integer(array.type)
-    numbers, null = _as_numbers(array, read.nulls)
-    code = np.zeros(len(numbers), np.uint8)
-    threshold = read.label.threshold if raw == "label" and read.label is not None else None
-    if threshold is not None:
-        values = (numbers >= threshold).astype(np.uint8)
-        code[null] = LABEL_NUMBER
-        values[null] = 0
-    else:
-        kind = RAW_TYPES[raw]
-        wrong = (numbers < kind.least) | (numbers > kind.most)
-        code[wrong] = OUT_OF_RANGE[raw]
-        if raw not in ("float", "weight") and numbers.dtype == np.float64:
-            broken = ~wrong & (numbers != np.floor(numbers))
-            code[broken] = BAD_LABEL if raw == "label" else BAD_INTEGER
-            wrong |= broken
-        values = np.where(wrong, 0, numbers).astype(kind.dtype)
-        if raw in ("label", "weight"):
-            code[null] = BAD_LABEL if raw == "label" else BAD_WEIGHT
-
-    def text(row: int) -> str:
-        return str(array[row].as_py())
-
-    return Converted(
-        values, null, code, lambda row: repr(array[row].as_py()), text if integer else None
-    )
-
-
-def _as_numbers(array: pa.Array, nulls: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers, 0 where missing, as integers or float64; and where they are missing."""
-    null = null_mask(array)
-    if pa.types.is_boolean(array.type):
-        array = array.cast(pa.uint8())
-    if not pa.types.is_integer(array.type):
-        array = array.cast(pa.float64())
-    numbers = np.where(null, 0, to_numpy(array))  # Arrow's fill_null imports pandas
-    if numbers.dtype == np.float64:
-        null = null | np.isnan(numbers)
-    for number in map(_number, nulls):
-        if number is not None:
-            null = null | (numbers == number)
-    return np.where(null, numbers.dtype.type(0), numbers), null
-
-
-def _number(text: str) -> int | float | None:
-    """Return the number that a text is, or None."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return None if math.isnan(number) else number
-
-
-def _label_texts(array: pa.Array, read: Read) -> tuple[pa.Array, Read]:
-    """Return values as text, and the rule with its texts as such values are written."""
-    rule = read.label
-    assert rule is not None
-    boolean = pa.types.is_boolean(array.type)
-    if pa.types.is_floating(array.type):
-        array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
-
-    def written(text: str) -> str:
-        text = text.strip()
-        if boolean:
-            return {"1": "true", "0": "false"}.get(text, text.lower())
-        number = _number(text)
-        if number is None:
-            return text
-        if float(number).is_integer() and abs(number) < 2**53:
-            number = int(number)
-        return (
-            str(pa.scalar(float(number)).cast(pa.string()))
-            if type(number) is float
-            else str(number)
-        )
-
-    changed = LabelRule(
-        rule.name,
-        rule.source,
-        tuple(map(written, rule.positive)),
-        tuple(map(written, rule.negative)),
-    )
-    if pa.types.is_floating(array.type):
-        array = array.cast(pa.float64())
-    return array.cast(pa.string()), dataclasses.replace(read, label=changed)
-
-
-def _times(array: pa.Array, read: Read) -> Converted:
-    """Convert timestamps, dates and numbers to microseconds since 1970."""
-    held = array.type
-    if _is_digits(read.time_format) and pa.types.is_integer(held):
-        width = sum(DIRECTIVES[name] for name in read.time_format[1::2])
-        texts = pc.utf8_lpad(array.cast(pa.string()), width, "0")  # of a year such as 09
-        return _texts(array, texts, read)
-    null = null_mask(array)
-    if pa.types.is_date(held):
-        array, unit = array.cast(pa.timestamp("ms")), 1000
-    elif pa.types.is_timestamp(held):
-        unit = _UNITS.get(held.unit, 0)
-    else:
-        numbers, null = _as_numbers(array, read.nulls)
-        unit = EPOCHS[read.time_format]
+def _shown(array: pa.Array) -> Callable[[int], str]:
     if pa.types.is_temporal(array.type):
-        numbers = np.where(null, 0, to_numpy(array.view(pa.int64())))
-    if unit == 0:
-        numbers, unit = numbers // 1000, 1
-    kind = RAW_TYPES["time"]
-    wrong = (numbers < kind.least // unit) | (numbers > kind.most // unit)
-    numbers = np.where(wrong, 0, numbers)
-    if numbers.dtype == np.float64:
-        numbers = np.floor(numbers * unit)
-    else:
-        numbers = numbers.astype(np.int64) * unit
-    code = np.where(wrong, BEYOND_TIME, 0).astype(np.uint8)
-    return Converted(numbers.astype(np.int64), null, code, lambda row: str(array[row]))
+        return lambda row: str(array[row])
+    return lambda row: repr(array[row].as_py())
+
+
+def _narrow(texts: pa.Array) -> pa.Array:
+    """Return texts with 32-bit offsets."""
+    if pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type):
+        return texts.cast(pa.large_binary()).cast(pa.binary())
+    return texts
 
 
 def _lists(array: pa.Array, read: Read) -> Converted:

@@ -11,8 +11,7 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import mask_to_arrow
 from nvt_torchrec.clicklog.derive.columns import derive
 from nvt_torchrec.clicklog.derive.keys import hash_texts
-from nvt_torchrec.clicklog.text.convert import Converted
-from nvt_torchrec.clicklog.text.field_errors import describe_field_error
+from nvt_torchrec.clicklog.text.convert import Converted, describe_value
 from nvt_torchrec.clicklog.text.remedies import remedy_of
 from nvt_torchrec.formats.missing import add_missing, empty_mask
 from nvt_torchrec.formats.rows import (
@@ -56,7 +55,7 @@ def assemble(
     for index, (read, column) in enumerate(zip(plan.reads, columns, strict=True)):
         for row in np.flatnonzero(column.code).tolist():
             if row not in errors:  # the first wrong field of a row is described
-                what = describe_field_error(read.source, column.show(row), int(column.code[row]))
+                what = describe_value(read, column.show(row), int(column.code[row]))
                 errors[row] = read.source, what
                 wrong_values[row] = column, read
         if index in (plan.weight, plan.key):

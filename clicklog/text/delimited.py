@@ -8,13 +8,13 @@ import numpy as np
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.text.assemble import assemble
-from nvt_torchrec.clicklog.text.convert import Converted, Fields, convert, convert_lists
-from nvt_torchrec.clicklog.text.field_errors import FIELD_COUNT, MESSAGES
-from nvt_torchrec.clicklog.text.fields import Lines, split_lines
+from nvt_torchrec.clicklog.text.convert import Converted, convert, convert_lists
+from nvt_torchrec.clicklog.text.fields import Lines, gather, split_lines
 from nvt_torchrec.clicklog.text.line_layout import LineLayout
 from nvt_torchrec.clicklog.text.line_remedies import line_remedy
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types.base import FIELD_COUNT, MESSAGES
 from nvt_torchrec.formats.spec.reading import Read
 
 
@@ -81,7 +81,7 @@ def _convert(lines: Lines, slot: int, read: Read, spec: FeatureSpec) -> Converte
     begin, end = lines.begin[slot], lines.end[slot]
     if len(lines.code) and lines.code.any():  # the fields of a bad line are not checked
         end = np.where(lines.code == 0, end, begin)
-    fields = Fields(lines.data, begin, end)
+    fields = gather(lines.data, begin, end)
     if read.multi_hot:
         return convert_lists(fields, read, spec.input.list_separator)
     return convert(fields, read)

@@ -11,11 +11,13 @@ import dataclasses
 import functools
 
 import numpy as np
+import pyarrow as pa
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.base.kernels import compiled
+from nvt_torchrec.base.strings import string_array
 from nvt_torchrec.clicklog.text.fast_rows import load_word, trailing_zeros
-from nvt_torchrec.clicklog.text.field_errors import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
+from nvt_torchrec.formats.spec.raw_types.base import AFTER_QUOTE, FIELD_COUNT, OPEN_QUOTE
 
 _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
 _EACH = np.uint64(0x0101010101010101)
@@ -317,6 +319,25 @@ def _next_mark(buffer, at, last):
     while at < last and buffer[at] != _QUOTE and buffer[at] != _NEWLINE:
         at += 1
     return at
+
+
+def gather(data: np.ndarray, begin: np.ndarray, end: np.ndarray) -> pa.Array:
+    """Return the fields as a binary array."""
+    return string_array(*_gather(data, begin, end)).view(pa.binary())
+
+
+@compiled()
+def _gather(data, begin, end):
+    offsets = np.zeros(len(begin) + 1, np.int32)
+    for i in range(len(begin)):
+        offsets[i + 1] = offsets[i] + (end[i] - begin[i])
+    gathered = np.empty(offsets[-1], np.uint8)
+    for i in range(len(begin)):
+        to = offsets[i]
+        for at in range(begin[i], end[i]):
+            gathered[to] = data[at]
+            to += 1
+    return offsets, gathered
 
 
 def count_rows(text: bytes | memoryview, delimiter: str) -> int:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.clicklog.text.field_errors import FIELD_COUNT, OPEN_QUOTE
 from nvt_torchrec.clicklog.text.first_lines import first_lines, header_names, split_line
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types.base import FIELD_COUNT, OPEN_QUOTE
 
 _DELIMITERS = (",", "\t", ";", "|", "::", ":", " ")
 #: How many lines before a header are looked for.
@@ -21,7 +21,7 @@ def line_remedy(line: bytes, spec: FeatureSpec, code: int, fields: int) -> str:
     Args:
         line: the line.
         spec: its ``[input]`` is what it does not fit.
-        code: of the error, see :mod:`.field_errors`.
+        code: of the error, see :mod:`formats.spec.raw_types.base`.
         fields: how many fields a line should have.
     """
     if code == OPEN_QUOTE and not spec.input.quoted_newlines:

@@ -11,12 +11,12 @@ import functools
 import json
 from collections.abc import Iterator
 
-import numpy as np
+import pyarrow as pa
 
-from nvt_torchrec.clicklog.text.convert import Converted, Fields, convert
-from nvt_torchrec.clicklog.text.field_errors import BAD_UTF8
+from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of
 from nvt_torchrec.formats.spec.labels import LabelRule
 from nvt_torchrec.formats.spec.raw_types import DENSE_RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import NOT_UTF8
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.formats.spec.times import EPOCHS, ISO
 
@@ -52,9 +52,9 @@ def remedy(text: str | None, read: Read, code: int) -> str:
     Args:
         text: the value, of lists the wrong one in it; None: it is not text, or not known.
         read: how the column was read.
-        code: what is wrong, see :mod:`.field_errors`.
+        code: what is wrong, see :mod:`formats.spec.raw_types.base`.
     """
-    if code == BAD_UTF8:
+    if code == NOT_UTF8:
         return 'set encoding = "latin-1" in [input] of the spec if the file is in it'
     if not text or not text.replace("\t", " ").isprintable():
         return ""
@@ -162,9 +162,8 @@ def _trimmed(rule: LabelRule) -> LabelRule:
     return dataclasses.replace(rule, trim=True)
 
 
-def _one(text: str) -> Fields:
-    data = np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8)
-    return Fields(data, np.zeros(1, np.int32), np.array([len(data)], np.int32))
+def _one(text: str) -> pa.Array:
+    return fields_of([text.encode("utf-8", "surrogateescape")])
 
 
 def _takes(text: str, read: Read) -> bool:

@@ -6,25 +6,19 @@ One compiled pass without the interpreter lock, so that threads parse in paralle
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from nvt_torchrec.base.kernels import compiled
-from nvt_torchrec.clicklog.text.convert import HEX_DIGIT
+from nvt_torchrec.clicklog.text.convert import describe_value, show_field
 from nvt_torchrec.clicklog.text.fast_rows import count_newlines, longest_row, parse_row
-from nvt_torchrec.clicklog.text.field_errors import (
-    BAD_HEX,
-    BAD_INTEGER,
-    BAD_LABEL,
-    BEYOND_INT32,
-    FIELD_COUNT,
-    describe_field_error,
-    quote_field,
-)
 from nvt_torchrec.clicklog.text.line_remedies import line_remedy
 from nvt_torchrec.clicklog.text.remedies import remedy
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS, BadRow, RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.raw_types.base import FIELD_COUNT, HEX_DIGIT, RANGE, SYNTAX
+from nvt_torchrec.formats.spec.reading import Read
 
 _TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
 #: Numbers stop growing here, however many digits follow.
@@ -62,15 +56,14 @@ def parse_criteo(
     if reject and bad_count > len(bad):  # rare enough to parse twice
         bad = np.zeros((bad_count, 7), np.int64)
         _parse(buffer, label, longest, *columns, bad)
-    names = spec.columns if label else spec.columns[1:]
-    described = [_describe(buffer, names, *map(int, entry)) for entry in bad[:bad_count]]
     reads = spec.read_plan(label=label).reads
+    described = [_describe(buffer, reads, *map(int, entry)) for entry in bad[:bad_count]]
     for index, one in enumerate(described[:DESCRIBED_BAD_ROWS]):
         code, column, begin, end = map(int, bad[index, 1:5])
         if code == FIELD_COUNT:
-            hint = line_remedy(one.text, spec, code, len(names))
+            hint = line_remedy(one.text, spec, code, len(reads))
         else:
-            text = _field(buffer, begin, end, last=column == len(names) - 1)
+            text = _field(buffer, begin, end, last=column == len(reads) - 1)
             hint = remedy(text.decode("utf-8", "surrogateescape"), reads[column], code)
         if hint:
             described[index] = dataclasses.replace(one, remedy=f"correct the file, or {hint}")
@@ -95,7 +88,7 @@ def _field(buffer: np.ndarray, begin: int, end: int, *, last: bool) -> bytes:
 
 def _describe(
     buffer: np.ndarray,
-    names: list[str],
+    reads: Sequence[Read],
     line: int,
     code: int,
     column: int,
@@ -106,10 +99,10 @@ def _describe(
 ) -> BadRow:
     text = bytes(buffer[line_begin:line_end]).removesuffix(b"\r")
     if code == FIELD_COUNT:
-        return BadRow(line, f"{column} fields instead of {len(names)}", "", text)
-    name = names[column]
-    value = quote_field(_field(buffer, begin, end, last=column == len(names) - 1))
-    return BadRow(line, describe_field_error(name, value, code), name, text)
+        return BadRow(line, f"{column} fields instead of {len(reads)}", "", text)
+    read = reads[column]
+    value = show_field(_field(buffer, begin, end, last=column == len(reads) - 1))
+    return BadRow(line, describe_value(read, value, code), read.source, text)
 
 
 @compiled()
@@ -158,9 +151,9 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
                 at += 1
                 if buffer[at] == 46 and buffer[at + 1] == 48:  # 1.0
                     at += 2
-                code = _next_field(buffer, at, columns == 1, BAD_LABEL)
+                code = _next_field(buffer, at, columns == 1, SYNTAX)
             else:
-                code = BAD_LABEL
+                code = SYNTAX
             at += 1
             column = 1
         mask = np.uint64(0)
@@ -180,15 +173,15 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
             if at == field:
                 mask |= np.uint64(1) << np.uint64(column - dense_begin)
             elif at == digits:
-                code = BAD_INTEGER
+                code = SYNTAX
             if negative:
                 value = -value
             if value != np.int32(value):
-                code = BEYOND_INT32 if _is_integer(buffer, digits) else BAD_INTEGER
+                code = RANGE if _is_integer(buffer, digits) else SYNTAX
             dense[column - dense_begin, row] = np.int32(value)
             column += 1
             if code == 0 and (byte != _TAB or column == columns):
-                code = _next_field(buffer, at, column == columns, BAD_INTEGER)
+                code = _next_field(buffer, at, column == columns, SYNTAX)
             at = field if code else at + 1
         missing[0, row] = mask
         mask = np.uint64(0)
@@ -214,7 +207,7 @@ def _parse(buffer, has_label, longest, labels, dense, categorical, missing, row_
             categorical[column - categorical_begin, row] = value32
             column += 1
             if buffer[at] != _TAB or column == columns:
-                code = _next_field(buffer, at, column == columns, BAD_HEX)
+                code = _next_field(buffer, at, column == columns, SYNTAX)
             at = field if code else at + 1
         missing[1, row] = mask
         if code == 0:

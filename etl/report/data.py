@@ -19,10 +19,9 @@ from nvt_torchrec.base.arrays import to_numpy
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
-from nvt_torchrec.formats.spec.raw_types import as_log_text
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import Vocabulary, WorkflowDescription
-from nvt_torchrec.workflows.dense import DENSE_SHIFT
 
 #: Row groups that dense distributions are computed from, and the most rows taken from each.
 SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
@@ -131,7 +130,7 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
     for column in spec.categorical:
         vocabulary = description.vocabularies[column.name]
         values_for_99, top = counted[vocabulary.name]
-        hashed = bool(column.hash_buckets)
+        hashed, raw = bool(column.hash_buckets), RAW_TYPES[column.raw]
         categorical.append(
             Categorical(
                 name=column.name,
@@ -144,7 +143,7 @@ def collect(output: Path, manifest: Manifest, description: WorkflowDescription) 
                 if hashed
                 else _shares(manifest, "out_of_vocabulary", column.name, ids.get(column.name)),
                 values_for_99=None if hashed else values_for_99,
-                top=[(as_log_text(value, column.raw), count, share) for value, count, share in top],
+                top=[(raw.log_text(value), count, share) for value, count, share in top],
             )
         )
     sample = _sample_dense(split_root, manifest, spec.dense_names)
@@ -281,9 +280,8 @@ def undo_transform(values: np.ndarray, name: str, description: WorkflowDescripti
         fitted = description.statistics[name]
         values = values * fitted["std"] + fitted["mean"]
     column = spec.dense[spec.dense_names.index(name)]
-    if spec.transform_of(column) != "normalize":
-        values = np.exp(values) - DENSE_SHIFT
-    return np.rint(values) if column.raw == "int32" else values
+    values = spec.transform_of(column).x(values, np)
+    return np.rint(values) if RAW_TYPES[column.raw].is_whole else values
 
 
 def _histogram(values: np.ndarray) -> Histogram:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.formats.spec.raw_types import is_finite_number
+from nvt_torchrec.formats.spec.limits import is_finite_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import itertools
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.spec.labels import LabelRule
-from nvt_torchrec.formats.spec.raw_types import is_finite_number
+from nvt_torchrec.formats.spec.limits import is_finite_number
 from nvt_torchrec.formats.spec.times import check_time_format, parse_iso
 
 

@@ -16,7 +16,8 @@ from torch import nn
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.derive.columns import log_square
 from nvt_torchrec.clicklog.derive.times import DAY, HOUR
-from nvt_torchrec.formats.spec.raw_types import LARGEST_FLOAT32, RAW_TYPES
+from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import CROSS_SEPARATOR, Derivation
 from nvt_torchrec.formats.spec.times import parse_iso
 from nvt_torchrec.inference.export.sources import MISSING

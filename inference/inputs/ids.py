@@ -15,12 +15,12 @@ from nvt_torchrec.clicklog.readers.line_chunks import LongLine
 from nvt_torchrec.clicklog.readers.lines import filesystem_of, stream_chunks
 from nvt_torchrec.clicklog.readers.stream import UnparsedRows
 from nvt_torchrec.clicklog.readers.text_rows import header_lines, quotes_of
-from nvt_torchrec.clicklog.text.convert import Fields, convert
+from nvt_torchrec.clicklog.text.convert import convert
 from nvt_torchrec.clicklog.text.field_rules import as_utf8
-from nvt_torchrec.clicklog.text.fields import split_lines
+from nvt_torchrec.clicklog.text.fields import gather, split_lines
 from nvt_torchrec.clicklog.text.line_layout import header_names
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.raw_types import NOT_UTF8
+from nvt_torchrec.formats.spec.raw_types.base import MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.spec.reading import Read
 
 _READ_BYTES = 1 << 16
@@ -55,13 +55,14 @@ class IdColumns:
         )
         columns = {}
         for k, name in enumerate(self.names):
-            fields = Fields(found.data, found.begin[k][lines], found.end[k][lines])
+            fields = gather(found.data, found.begin[k][lines], found.end[k][lines])
             column = convert(fields, Read(name, "string"))
             if column.code.any():
                 row = int(column.code.argmax())
                 line = piece.first + int(lines[row]) + 1 + header_lines(piece.spec, piece.path)
                 raise BadRowError(
-                    f"{piece.path}, line {line}: column {name}: {column.show(row)}: {NOT_UTF8}",
+                    f"{piece.path}, line {line}: column {name}: {column.show(row)}: "
+                    f"{MESSAGES[NOT_UTF8]}",
                     "correct the file, or leave that column out of --id_columns",
                 )
             columns[name] = column.values

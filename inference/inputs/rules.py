@@ -19,9 +19,9 @@ import pyarrow as pa
 from nvt_torchrec.base.arrays import to_arrow
 from nvt_torchrec.base.errors import BadInputError
 from nvt_torchrec.clicklog.readers.parquet_rows import convert_column
-from nvt_torchrec.clicklog.text.convert import Converted, Fields, convert, of_items
-from nvt_torchrec.clicklog.text.field_errors import EMPTY_ITEM
-from nvt_torchrec.formats.spec.raw_types import NOT_UTF8, RAW_TYPES
+from nvt_torchrec.clicklog.text.convert import Converted, convert, fields_of, of_items
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES, NOT_UTF8
 from nvt_torchrec.formats.spec.reading import Read
 from nvt_torchrec.formats.spec.times import microseconds_of
 from nvt_torchrec.inference.inputs.values import InvalidRowError, is_missing, parser
@@ -131,11 +131,11 @@ def _of_texts(values: list, rows: list[int], read: Read) -> Converted:
         try:
             text = value.encode() if isinstance(value, str) else value
         except UnicodeEncodeError:
-            raise InvalidRowError(row, read.source, f"{value!r:.60}: {NOT_UTF8}") from None
+            raise InvalidRowError(
+                row, read.source, f"{value!r:.60}: {MESSAGES[NOT_UTF8]}"
+            ) from None
         encoded.append(text if isinstance(text, bytes) else b"")
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    data = np.frombuffer(b"".join(encoded), np.uint8)
-    return convert(Fields(data, ends[:-1].copy(), ends[1:]), read)
+    return convert(fields_of(encoded), read)
 
 
 def _array(values: list, rows: list[int], kind: int, read: Read) -> pa.Array:

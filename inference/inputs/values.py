@@ -6,34 +6,19 @@ Made for few rows, as in JSON: one loop over the fields of a row, instead of an 
 from __future__ import annotations
 
 import dataclasses
-import decimal
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from nvt_torchrec.base.strings import strings
 from nvt_torchrec.formats.missing import mask_of_rows
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows, dense_dtype
 from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.formats.spec.raw_types import (
-    EMPTY_ITEM,
-    HEX32_PATTERN,
-    NOT_FINITE,
-    NOT_UTF8,
-    RAW_TYPES,
-    RawType,
-)
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES, is_missing
+from nvt_torchrec.formats.spec.raw_types.base import EMPTY_ITEM, MESSAGES
 from nvt_torchrec.formats.spec.reading import AS_IT_IS
 from nvt_torchrec.inference.errors import InvalidRowError, MissingColumnError
-
-_HEX = re.compile(HEX32_PATTERN).fullmatch
-_INT, _HEX32, _FLOAT, _STRING = (RAW_TYPES[raw] for raw in ("int", "hex32", "float", "string"))
-#: Types of missing values of pandas and NumPy, by name because pandas is not imported.
-_MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}
 
 
 def no_such_key(row: int, column: str) -> MissingColumnError:
@@ -43,98 +28,6 @@ def no_such_key(row: int, column: str) -> MissingColumnError:
     )
 
 
-def is_missing(value: Any) -> bool:
-    """Whether a value is None, NaN, NA, NaT or empty text."""
-    if value is None or type(value).__name__ in _MISSING_TYPES:
-        return True
-    if isinstance(value, str | bytes):
-        return not value
-    return isinstance(value, float | np.floating | decimal.Decimal) and math.isnan(value)
-
-
-def _integer(value: Any, kind: RawType) -> int:
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        limit = {2: 2**11, 4: 2**24}.get(getattr(value, "itemsize", 8), 2**53)
-        if abs(value) > limit and limit < 2**53:
-            raise ValueError(f"{value.dtype} rounds integers above {limit}, use int64 or float64")
-        value = int(value)
-    if isinstance(value, decimal.Decimal) and value.is_finite() and value == int(value):
-        value = int(value)  # databases return numbers so
-    if not isinstance(value, int | np.integer | np.bool_):
-        raise ValueError(_INT.syntax)
-    value = int(value)
-    if not kind.contains(value):
-        raise ValueError(kind.range)
-    return value
-
-
-def _integer_parser(kind: RawType) -> Callable[[Any], int | None]:
-    least, most = kind.least, kind.most
-
-    def parse(value: Any) -> int | None:
-        if type(value) is int and least <= value <= most:
-            return value
-        return None if is_missing(value) else _integer(value, kind)
-
-    return parse
-
-
-def _hex32(value: Any) -> int | None:
-    if type(value) is str and _HEX(value):
-        return int(value, 16)
-    if is_missing(value):
-        return None
-    if isinstance(value, bytes):
-        value = value.decode("ascii", "replace")
-    if isinstance(value, str):  # also numpy.str_
-        if not _HEX(value):
-            raise ValueError(_HEX32.syntax)
-        return int(value, 16)
-    return _integer(value, _HEX32)
-
-
-def _float(value: Any) -> float | None:
-    if type(value) is not float or value != value:
-        if is_missing(value):
-            return None
-        if not isinstance(value, int | float | np.number | np.bool_ | decimal.Decimal):
-            raise ValueError(_FLOAT.syntax)
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if abs(number) > _FLOAT.most:
-        raise ValueError(NOT_FINITE)
-    return number
-
-
-def _string(value: Any) -> str | None:
-    if type(value) is not str or not value:
-        if is_missing(value):
-            return None
-        if isinstance(value, bytes):
-            try:
-                value = value.decode()
-            except UnicodeDecodeError:
-                raise ValueError(NOT_UTF8) from None
-        if not isinstance(value, str):
-            raise ValueError(_STRING.syntax)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(NOT_UTF8) from None
-    return value
-
-
-_PARSERS: dict[str, Callable[[Any], Any]] = {
-    "int32": _integer_parser(RAW_TYPES["int32"]),
-    "int": _integer_parser(_INT),
-    "hex32": _hex32,
-    "float": _float,
-    "string": _string,
-}
-
-
 def parser(raw: str, *, multi_hot: bool = False) -> Callable[[Any], Any]:
     """Return a function that converts a value of a column of raw type ``raw``; None if missing.
 
@@ -142,7 +35,7 @@ def parser(raw: str, *, multi_hot: bool = False) -> Callable[[Any], Any]:
     without a fraction as integers, integers or their digits as hex32, and any iterable except a
     string or a mapping as a list.
     """
-    return _list_parser(_PARSERS[raw]) if multi_hot else _PARSERS[raw]
+    return _list_parser(RAW_TYPES[raw].from_python) if multi_hot else RAW_TYPES[raw].from_python
 
 
 def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | None]:
@@ -153,7 +46,7 @@ def _list_parser(parse_item: Callable[[Any], Any]) -> Callable[[Any], list | Non
             raise ValueError("expected a list or a missing value")
         items = [parse_item(item) for item in value]
         if None in items:
-            raise ValueError(EMPTY_ITEM)
+            raise ValueError(MESSAGES[EMPTY_ITEM])
         return items or None
 
     return parse
@@ -244,6 +137,4 @@ def category_values(values: list, raw: str, *, multi_hot: bool) -> CategoryValue
         offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
         items = [item for value in values for item in value]
         return Jagged(offsets, category_values(items, raw, multi_hot=False))
-    if raw == "string":
-        return strings(values)
-    return np.array(values, RAW_TYPES[raw].dtype)
+    return RAW_TYPES[raw].array(values)

@@ -6,12 +6,13 @@ import dataclasses
 import datetime
 import itertools
 
-import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.clicklog.text.convert import Fields, convert, convert_lists
+from nvt_torchrec.clicklog.text import convert as conversion
+from nvt_torchrec.clicklog.text.convert import convert, convert_lists
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.formats.spec.labels import LabelRule
 from nvt_torchrec.formats.spec.reading import Read
@@ -19,15 +20,10 @@ from nvt_torchrec.formats.spec.times import DIRECTIVES, EPOCHS, ISO, time_text
 from tests.clicklog.reference_fields import BAD, EPOCH, MICROSECOND, expected
 
 
-def fields_of(texts: list[str]) -> Fields:
-    """The fields, with other bytes around and between them."""
-    data, begin, end = b"#", [], []
-    for text in texts:
-        begin.append(len(data))
-        data += text.encode("utf-8", "surrogateescape")
-        end.append(len(data))
-        data += b"5#"
-    return Fields(np.frombuffer(data, np.uint8), np.array(begin, np.int32), np.array(end, np.int32))
+def fields_of(texts: list[str]) -> pa.Array:
+    """The fields, as a slice of an array with other ones."""
+    encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
+    return conversion.fields_of([b"5#", *encoded, b"x"]).slice(1, len(texts))
 
 
 def as_list(column) -> list:

@@ -17,7 +17,8 @@ from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.clicklog.derive.columns import derive, log_square
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
-from nvt_torchrec.formats.spec.raw_types import LARGEST_FLOAT32, RAW_TYPES
+from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import CROSS_SEPARATOR, Derivation, Reading
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.export.derived import LogSquare, TimePart, _steps

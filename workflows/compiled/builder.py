@@ -33,6 +33,7 @@ from nvt_torchrec.base.files.atomic import atomic_path, output_errors, together
 from nvt_torchrec.base.strings import string_parts
 from nvt_torchrec.base.threads import in_order
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import tables, text_tables
 from nvt_torchrec.workflows.description import inspect
@@ -173,9 +174,9 @@ class _Table:
 def _make_table(column: CategoricalColumn, path: Path, description: WorkflowDescription) -> _Table:
     vocabulary = description.vocabularies[column.name]
     file = path / vocabulary.file
-    is_text = column.raw == "string"
+    is_text = RAW_TYPES[column.raw].is_text
     wide = is_text or (
-        column.raw == "int"
+        RAW_TYPES[column.raw].dtype == "int64"
         and not all(
             _fit_32_bits(to_numpy(values)) for values in _batches(file, column.name, text=False)
         )

@@ -18,6 +18,7 @@ from nvt_torchrec.formats.missing import WORD_BITS, bit_of, word_of
 from nvt_torchrec.formats.rows import CategoryValues, Jagged, RawRows
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled import tables, text_tables
 from nvt_torchrec.workflows.compiled.builder import (
@@ -160,7 +161,9 @@ class CompiledWorkflow:
             array.check()
         j = self.spec.categorical_names.index(column)
         own = self.spec.categorical[j]
-        cells = values.astype(np.uint32) if own.raw == "hex32" else values
+        cells = values
+        if isinstance(values, np.ndarray):
+            cells = values.astype(RAW_TYPES[own.raw].dtype)
         ids = self._encode(j, own, cells, _NO_BITS, np.zeros(2, np.int64))
         assert isinstance(ids, np.ndarray)
         return np.maximum(ids.astype(np.int64) - own.reserved_ids, -1)
@@ -179,13 +182,13 @@ class CompiledWorkflow:
             return Jagged(values.offsets.astype(np.int32), ids)
         ids = np.empty(len(values), np.int32)
         place, bit = self._places[j], int(bit_of(j))
-        if column.raw == "string":
+        if not isinstance(values, np.ndarray):
             begins, data = string_parts(values)
             texts = self._text_begins, self._text
             text_tables.encode_text(
                 begins, data, missing, bit, self._words, place, *texts, ids, tally
             )
-        elif column.raw == "int":
+        elif values.dtype == np.int64:
             tables.encode_int(values, missing, bit, self._words, place, ids, tally)
         else:
             tables.encode_hex(values, missing, bit, self._words, place, ids, tally)
@@ -283,9 +286,9 @@ def _places(
         end = place.begin + tables.words_for(place.slots, wide=place.wide)
         inside = 0 <= place.begin < end <= words and place.slots < 2**32
         inside &= (place.values, place.slots) == (values, tables.slots_for(values))
-        if column.raw == "string":
+        if RAW_TYPES[column.raw].is_text:
             inside &= place.wide and 0 <= place.text <= text_begins - 1 - place.values
-        elif column.raw == "hex32":
+        elif RAW_TYPES[column.raw].dtype == "uint32":
             inside &= not place.wide
         if not inside:
             raise ValueError(f"the table of column {column.name} is not in the files")

@@ -35,6 +35,7 @@ from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
 from nvt_torchrec.base.files.atomic import atomic_path, deferred, publish, remove
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, FeatureSpec
+from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.moments import COUNT, normalized
 from nvt_torchrec.workflows.values import differ_from_next, empty_values, is_text, order_by_value
@@ -239,7 +240,7 @@ def _check_record(file: Path, record: _StateRecord, description: WorkflowDescrip
 def _read_pending(
     directory: Path, name: str, column: CategoricalColumn, record: _StateRecord
 ) -> tuple[PendingValues, np.ndarray]:
-    text = column.raw == "string"
+    text = RAW_TYPES[column.raw].is_text
     kinds = {
         "value": pa.string() if text else pa.int64(),
         "count": pa.int64(),

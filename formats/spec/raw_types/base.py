@@ -1,0 +1,240 @@
+"""What every raw type has: attributes, messages, and conversions that its class fills in.
+
+A raw type says what a column of a log may hold, and everything that depends on it. The modules
+import pyarrow where they need it, because a specification is also read by programs that read no
+rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import decimal
+import math
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from nvt_torchrec.formats.spec.limits import is_finite_number
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nvt_torchrec.formats.spec.reading import Read
+
+#: What can be wrong with a value, and then with a whole line. Compiled loops set these codes.
+SYNTAX, RANGE, NOT_UTF8, EMPTY_ITEM, NULL_ITEM, OTHER_LABEL, LABEL_NUMBER = range(1, 8)
+OPEN_QUOTE, AFTER_QUOTE, FIELD_COUNT = range(8, 11)
+#: The messages of all codes but those that depend on the raw type, and that of FIELD_COUNT, whose
+#: message needs the numbers of fields.
+MESSAGES = {
+    NOT_UTF8: "expected UTF-8 text",
+    EMPTY_ITEM: "a list must not hold an empty value",
+    NULL_ITEM: "a list must not hold a null value",
+    OTHER_LABEL: "expected one of the texts in positive and negative",
+    LABEL_NUMBER: "expected a number, because the label has a threshold",
+    OPEN_QUOTE: "its quote is not closed on this line",
+    AFTER_QUOTE: "text after the closing quote",
+}
+#: The value of each byte as a hexadecimal digit; 255 for bytes that are not one.
+HEX_DIGIT = np.full(256, 255, np.uint8)
+HEX_DIGIT[48:58] = np.arange(10)
+HEX_DIGIT[65:71] = HEX_DIGIT[97:103] = np.arange(10, 16)
+#: Types of missing values of pandas and NumPy, by name because pandas is not imported.
+_MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}
+
+
+class BadValueError(ValueError):
+    """A Python value that a column cannot hold.
+
+    Attributes:
+        index: The place of the first such value.
+        reason: What was expected.
+    """
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index, self.reason = index, reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Parsed:
+    """The values of ``n`` fields.
+
+    Attributes:
+        values: [n] of the raw type's dtype, or a string array without nulls; the placeholder where
+            a value is missing or wrong.
+        missing: bool [n].
+        code: uint8 [n]: 0, or what is wrong with a value.
+    """
+
+    values: np.ndarray | pa.StringArray
+    missing: np.ndarray
+    code: np.ndarray
+
+
+class RawType:
+    """What a column of one raw type holds; a subclass is one raw type.
+
+    Attributes:
+        name: The name in a specification.
+        dtype: The name of the NumPy dtype of values in ``RawRows``; "str" for strings, which are
+            Arrow arrays.
+        placeholder: The value that stands in ``RawRows`` where the column is missing.
+        syntax: The error message for a value that is not of this type.
+        least: The smallest value; 0 for strings, which have no limits.
+        most: The largest value; 0 for strings.
+        dense: Whether dense columns can have this type.
+        categorical: Whether categorical columns can have it.
+        has_point: Whether its text may have a decimal point, for which ``decimal`` applies.
+        keys: The keys of the specification to try for a text that is not of this type.
+        wider: The raw type that holds numbers beyond the limits; "" for none.
+        json_types: The JSON schemas of what a request may hold.
+        example: A value of a request.
+        probes: Values at the limits, with which exported models are tried.
+    """
+
+    name: ClassVar[str]
+    dtype: ClassVar[str]
+    placeholder: ClassVar[int | float | str] = 0
+    syntax: ClassVar[str]
+    least: ClassVar[int | float] = 0
+    most: ClassVar[int | float] = 0
+    dense: ClassVar[bool] = False
+    categorical: ClassVar[bool] = False
+    has_point: ClassVar[bool] = False
+    keys: ClassVar[str] = "nulls or trim"
+    wider: ClassVar[str] = ""
+    json_types: ClassVar[tuple[dict[str, Any], ...]] = ()
+    example: ClassVar[Any] = None
+    probes: ClassVar[tuple[Any, ...]] = ()
+
+    @property
+    def range(self) -> str:
+        """The error message for a number that is too small or too large."""
+        return f"expected an integer from {self.least} to {self.most} or a missing value"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether values are strings; otherwise they are numbers."""
+        return self.dtype == "str"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether values are numbers without a fraction."""
+        return "int" in self.dtype
+
+    @property
+    def vocabulary_type(self) -> str:
+        """The Arrow type of a vocabulary's values: "string" or "int64"."""
+        return "string" if self.is_text else "int64"
+
+    def contains(self, number: int | float) -> bool:
+        """Return whether a number lies within the limits; NaN does not."""
+        return self.least <= number <= self.most
+
+    def message(self, code: int) -> str:
+        """Return the error message of a code."""
+        return {SYNTAX: self.syntax, RANGE: self.range}.get(code) or MESSAGES[code]
+
+    def fill_error(self, fill: Any) -> str:
+        """Return what the fill of missing values must be, or "" if it is that."""
+        return "" if is_finite_number(fill) else "a finite number"
+
+    def log_text(self, value: Any) -> str:
+        """Return a value as it is written in a log."""
+        return str(value)
+
+    def from_log_text(self, text: str) -> Any:
+        """Return the value of a text of a log that is not missing. Raises ``ValueError``."""
+        return text
+
+    def example_of(self, read: Read) -> Any:
+        """Return a value of a request for a column that is read in this way."""
+        return self.example
+
+    # Text and Arrow
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        """Convert fields.
+
+        Args:
+            texts: Binary array [n] without nulls; "" where missing. Spaces and null texts are gone.
+            missing: Where fields are missing, bool [n].
+            read: How the column is read.
+        """
+        raise NotImplementedError
+
+    def fits(self, held: pa.DataType, read: Read) -> bool:
+        """Return whether values of an Arrow type, neither text nor lists, can be of this type."""
+        import pyarrow as pa
+
+        return pa.types.is_integer(held)
+
+    def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
+        """Return values that are no text as texts, and how these are read; None: as numbers."""
+        return None
+
+    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+        """Convert values that :meth:`as_texts` does not change to texts."""
+        raise NotImplementedError
+
+    # Python values
+
+    def from_python(self, value: Any) -> Any:
+        """Convert one Python value; None if it is missing.
+
+        Raises:
+            ValueError: The column cannot hold it; the message is the reason.
+        """
+        raise NotImplementedError
+
+    def from_values(self, values: list) -> tuple[np.ndarray | pa.StringArray, np.ndarray]:
+        """Convert Python values [n] at once if all have the usual types, else one by one.
+
+        Returns:
+            The values, and where they are missing, bool [n].
+
+        Raises:
+            BadValueError: The column cannot hold a value; names the first such one.
+        """
+        kinds = set(map(type, values))
+        blank: Any = "" if str in kinds or self.is_text else 0
+        missing = np.zeros(len(values), bool)
+        usual = values
+        if type(None) in kinds:
+            kinds.remove(type(None))
+            kinds.add(type(blank))
+            missing = np.array([value is None for value in values], bool)
+            usual = [blank if value is None else value for value in values]
+        converted = self.from_usual(usual, kinds)
+        if converted is not None:
+            return converted[0], converted[1] | missing
+        parsed = []
+        for index, value in enumerate(values):
+            try:
+                parsed.append(self.from_python(value))
+            except ValueError as error:
+                raise BadValueError(index, str(error)) from None
+        missing = np.array([value is None for value in parsed], bool)
+        return self.array([self.placeholder if v is None else v for v in parsed]), missing
+
+    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+        """Convert values without None, of which ``kinds`` are the types; None: not the usual ones.
+
+        Returns:
+            The values, and which of them are missing.
+        """
+        return None
+
+    def array(self, values: list) -> np.ndarray | pa.StringArray:
+        """Make an array of converted values, with placeholders where they are missing."""
+        return np.array(values, self.dtype)
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a Python value is None, NaN, NA, NaT or empty text."""
+    if value is None or type(value).__name__ in _MISSING_TYPES:
+        return True
+    if isinstance(value, str | bytes):
+        return not value
+    return isinstance(value, float | np.floating | decimal.Decimal) and math.isnan(value)

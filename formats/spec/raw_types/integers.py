@@ -1,0 +1,168 @@
+"""Raw types of integers: ``int32``, ``int`` and ``hex32``, hexadecimal digits."""
+
+# ruff: noqa: D102 - methods are described in RawType
+from __future__ import annotations
+
+import decimal
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from nvt_torchrec.formats.spec.limits import is_finite_number
+from nvt_torchrec.formats.spec.raw_types.base import Parsed, RawType, is_missing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nvt_torchrec.formats.spec.reading import Read
+
+#: By bytes of a float type, the largest integer up to which it holds all integers.
+_EXACT = {2: 2**11, 4: 2**24}
+_HEX = re.compile("[0-9a-fA-F]{1,8}").fullmatch
+_JSON_HEX = {"type": "string", "pattern": "^[0-9a-fA-F]{0,8}$"}
+
+
+class _Integer(RawType):
+    syntax = "expected an integer or a missing value"
+    has_point = True
+
+    def __init__(self) -> None:
+        self.json_types = ({"type": "integer", "minimum": self.least, "maximum": self.most},)
+
+    def fill_error(self, fill: Any) -> str:
+        whole = is_finite_number(fill) and isinstance(fill, int) and self.contains(fill)
+        return "" if whole else "a 32-bit integer"
+
+    def from_log_text(self, text: str) -> int:
+        if not re.fullmatch("[+-]?[0-9]+", text):
+            raise ValueError(self.syntax)
+        return self.checked(int(text))
+
+    def checked(self, number: int) -> int:
+        """Return a number within the limits. Raises ``ValueError``."""
+        if not self.contains(number):
+            raise ValueError(self.range)
+        return number
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        from nvt_torchrec.formats.spec.raw_types.number_text import parse_integers
+
+        return parse_integers(texts, missing, read, self)
+
+    def fits(self, held: pa.DataType, read: Read) -> bool:
+        import pyarrow as pa
+
+        types = pa.types
+        return types.is_integer(held) or types.is_floating(held) or types.is_boolean(held)
+
+    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import whole_numbers
+
+        return whole_numbers(array, read, self)
+
+    def from_python(self, value: Any) -> int | None:
+        if type(value) is int and self.least <= value <= self.most:
+            return value
+        return None if is_missing(value) else self._integer(value)
+
+    def _integer(self, value: Any) -> int:
+        if isinstance(value, float | np.floating) and float(value).is_integer():
+            limit = _EXACT.get(getattr(value, "itemsize", 8), 2**53)
+            if abs(value) > limit and limit < 2**53:
+                raise ValueError(
+                    f"{value.dtype} rounds integers above {limit}, use int64 or float64"
+                )
+            value = int(value)
+        if isinstance(value, decimal.Decimal) and value.is_finite() and value == int(value):
+            value = int(value)  # databases return numbers so
+        if not isinstance(value, int | np.integer | np.bool_):
+            raise ValueError("expected an integer or a missing value")
+        return self.checked(int(value))
+
+    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+        return usual_numbers(self, values, np.int64) if kinds == {int} else None
+
+
+class Int32(_Integer):
+    """32-bit integers of dense columns."""
+
+    name, dtype, dense = "int32", "int32", True
+    least, most = -(2**31), 2**31 - 1
+    keys = 'nulls, trim, lenient, thousands or raw = "float"'
+    wider = "float"
+    example = 1
+
+
+class Int(_Integer):
+    """Integers up to 2**53, which are exact in float64, as NVTabular's pandas code holds them."""
+
+    name, dtype, categorical = "int", "int64", True
+    least, most = -(2**53), 2**53
+    keys = 'nulls, trim, lenient, thousands or raw = "string"'
+    wider = "string"
+    example = 7
+    probes = (least, most, -1, 0)
+
+
+class Hex32(_Integer):
+    """Categories of 32 bits; in text up to eight hexadecimal digits."""
+
+    name, dtype, categorical, has_point = "hex32", "uint32", True, False
+    syntax = "expected 1 to 8 hexadecimal digits or a missing value"
+    least, most = 0, 2**32 - 1
+    keys = 'nulls, trim, raw = "int" or raw = "string"'
+    wider = "int"
+    example = "68fd1e64"
+    probes: ClassVar[tuple[Any, ...]] = (least, most, 0x9E3779B9)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.json_types = (_JSON_HEX, *self.json_types)
+
+    def log_text(self, value: Any) -> str:
+        return f"{value:08x}"
+
+    def from_log_text(self, text: str) -> int:
+        if not _HEX(text):
+            raise ValueError(self.syntax)
+        return int(text, 16)
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        from nvt_torchrec.formats.spec.raw_types.number_text import parse_hexadecimal
+
+        return parse_hexadecimal(texts, missing)
+
+    def from_python(self, value: Any) -> int | None:
+        if type(value) is str and _HEX(value):
+            return int(value, 16)
+        if is_missing(value):
+            return None
+        if isinstance(value, bytes):
+            value = value.decode("ascii", "replace")
+        return self.from_log_text(value) if isinstance(value, str) else self._integer(value)
+
+    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+        if kinds != {str}:
+            return super().from_usual(values, kinds)
+        from nvt_torchrec.base.strings import strings
+        from nvt_torchrec.formats.spec.raw_types.number_text import parse_hexadecimal
+
+        if not "".join(values).isascii():
+            return None
+        missing = np.fromiter(map(len, values), np.int64, len(values)) == 0
+        parsed = parse_hexadecimal(strings(values), missing)
+        return None if parsed.code.any() else (parsed.values, missing)
+
+
+def usual_numbers(kind: RawType, values: list, dtype: type) -> tuple[np.ndarray, np.ndarray] | None:
+    """Convert Python's integers and floats; None if one does not lie within the limits."""
+    try:
+        numbers = np.array(values, dtype)
+    except OverflowError:
+        return None
+    missing = np.isnan(numbers)
+    numbers[missing] = 0
+    if len(numbers) and (numbers.min() < kind.least or numbers.max() > kind.most):
+        return None
+    return numbers.astype(kind.dtype), missing

@@ -1,0 +1,202 @@
+"""Fields of text as integers and floats, exactly and correctly rounded.
+
+What Arrow's casts take as it is costs one pass over the bytes; only where a field is written in
+another way, or is wrong, regular expressions look at each of them, and Python at the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nvt_torchrec.base.arrays import mask_to_numpy, to_numpy
+from nvt_torchrec.base.strings import string_array, string_parts
+from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
+from nvt_torchrec.formats.spec.raw_types.base import HEX_DIGIT, RANGE, SYNTAX, Parsed, RawType
+
+if TYPE_CHECKING:
+    from nvt_torchrec.formats.spec.reading import Read
+
+_INTEGER = "^-?[0-9]+$"
+#: +5 and 260.0; the replacement writes them as 5 and 260.
+_LENIENT_INTEGER, _PLAIN_INTEGER = r"^(?:\+|(-))?([0-9]+)(?:\.0*)?$", r"\1\2"
+_FLOAT = r"^-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_DECIMAL = re.compile(rb"([+-]?)(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
+#: Integers of at most so many characters fit int64; digits before the point of what fits it.
+_SURE_LENGTH, _MOST_DIGITS = 18, 19
+
+
+def _byte_table(characters: bytes) -> np.ndarray:
+    table = np.zeros(256, bool)
+    table[list(characters)] = True
+    return table
+
+
+_INTEGER_BYTES, _FLOAT_BYTES = _byte_table(b"0123456789-"), _byte_table(b"0123456789-.eE")
+_EXCHANGED = np.arange(256, dtype=np.uint8)
+_EXCHANGED[[ord(","), ord(".")]] = ord("."), ord(",")
+
+
+def parse_integers(texts: pa.Array, missing: np.ndarray, read: Read, kind: RawType) -> Parsed:
+    """Parse ``-?D+``, where D is a digit; if the column is lenient, also +5, 260.0 and 2.6e2."""
+    texts, wrong = _ungrouped(texts, read)
+    texts = with_point(texts, read)
+    code = np.zeros(len(texts), np.uint8)
+    numbers = cast(texts, missing, pa.int64(), _INTEGER_BYTES)
+    if numbers is None:
+        if read.lenient:
+            texts = pc.replace_substring_regex(
+                texts, pattern=_LENIENT_INTEGER, replacement=_PLAIN_INTEGER
+            )
+        plain = matches(texts, _INTEGER) & (lengths(texts) <= _SURE_LENGTH)
+        numbers = cast(texts, ~plain, pa.int64())
+        for row in np.flatnonzero(~plain & ~missing).tolist():
+            number = _exact_integer(texts[row].as_py(), lenient=read.lenient)
+            if number is None or not kind.contains(number):
+                code[row] = SYNTAX if number is None else RANGE
+            else:
+                numbers[row] = number
+    code[(numbers < kind.least) | (numbers > kind.most)] = RANGE
+    code[wrong] = SYNTAX
+    numbers[code != 0] = 0
+    return Parsed(numbers.astype(kind.dtype), missing, code)
+
+
+def _exact_integer(text: bytes, *, lenient: bool) -> int | None:
+    if re.fullmatch(rb"-?[0-9]+", text):
+        return int(text.lstrip(b"-0")[:_MOST_DIGITS] or b"0") * (-1 if text[0] == 45 else 1)
+    number = scaled(text, 0) if lenient else None
+    return None if number is None or number[1] else number[0]
+
+
+def scaled(text: bytes, shift: int) -> tuple[int, bool] | None:
+    """Return a decimal number times ten to the power of ``shift``, without its fraction.
+
+    Returns:
+        The integer (only its size is right beyond 64 bits), and whether there was a fraction; None
+        if the text is no number.
+    """
+    match = _DECIMAL.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, fraction, exponent = (group or b"" for group in match.groups())
+    digits = (whole + fraction).lstrip(b"0").rstrip(b"0")
+    if not digits:
+        return 0, False
+    zeros = len(whole + fraction) - len((whole + fraction).lstrip(b"0"))
+    point = len(whole) - zeros + shift + int(exponent[:19] or b"0")
+    number = int((digits + b"0" * min(point, _MOST_DIGITS))[: max(0, min(point, 19))] or b"0")
+    if point > _MOST_DIGITS:
+        number = 10**_MOST_DIGITS
+    return -number if sign == b"-" else number, point < len(digits)
+
+
+def parse_floats(texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+    """Parse ``-?(D+(.D*)?|.D+)([eE][+-]?D+)?``; if the column is lenient, also with a plus sign."""
+    texts, wrong = _ungrouped(texts, read)
+    texts = with_point(texts, read)
+    code = np.zeros(len(texts), np.uint8)
+    if read.lenient and _contains(texts, "+"):
+        texts = pc.replace_substring_regex(texts, pattern=r"^\+([0-9.])", replacement=r"\1")
+    numbers = cast(texts, missing, pa.float64(), _FLOAT_BYTES)
+    if numbers is None:
+        plain = matches(texts, _FLOAT)
+        code[~plain & ~missing] = SYNTAX
+        numbers = cast(texts, ~plain, pa.float64())
+    code[np.abs(numbers) > LARGEST_FLOAT32] = RANGE
+    code[wrong] = SYNTAX
+    numbers[code != 0] = 0
+    return Parsed(numbers, missing, code)
+
+
+def parse_hexadecimal(texts: pa.Array, missing: np.ndarray) -> Parsed:
+    """Parse one to eight hexadecimal digits."""
+    offsets, data = string_parts(texts)
+    length = np.diff(offsets)
+    digits = HEX_DIGIT[data]
+    values = np.zeros(len(texts), np.uint32)
+    invalid = np.zeros(len(texts), np.uint8)
+    for place in range(8):
+        rows = np.flatnonzero(length > place)
+        digit = digits[offsets[rows + 1] - 1 - place]
+        values[rows] |= digit.astype(np.uint32) << np.uint32(4 * place)
+        invalid[rows] |= digit
+    wrong = (invalid > 15) | (length > 8)
+    values[wrong] = 0
+    return Parsed(values, missing, np.where(wrong, SYNTAX, 0).astype(np.uint8))
+
+
+def _ungrouped(texts: pa.Array, read: Read) -> tuple[pa.Array, np.ndarray]:
+    """Remove the character that groups digits.
+
+    Returns:
+        The fields without it; and where it is elsewhere than between groups of three digits before
+        the decimal point.
+    """
+    mark = read.thousands
+    if not mark or not _contains(texts, mark):
+        return texts, np.zeros(len(texts), bool)
+    sign, escaped = "^[+-]?", re.escape(mark)
+    grouped = rf"{sign}[1-9][0-9]{{0,2}}(?:{escaped}[0-9]{{3}})+(?:[^{escaped}0-9][^{escaped}]*)?$"
+    wrong = matches(texts, escaped) & ~matches(texts, grouped)
+    return pc.replace_substring(texts, pattern=mark, replacement=""), wrong
+
+
+def with_point(texts: pa.Array, read: Read) -> pa.Array:
+    """Exchange commas and points where the decimal point is a comma.
+
+    So 1,5 is parsed as 1.5, and 1.5 is malformed like 1,5 elsewhere.
+    """
+    if read.decimal == ".":
+        return texts
+    offsets, data = string_parts(texts)
+    return string_array(offsets, _EXCHANGED[data]).view(pa.binary())
+
+
+def lengths(texts: pa.Array) -> np.ndarray:
+    """Return the bytes of each text, [n]."""
+    return np.diff(string_parts(texts)[0])
+
+
+def matches(texts: pa.Array, pattern: str) -> np.ndarray:
+    """Return which texts a regular expression matches, bool [n]."""
+    return mask_to_numpy(pc.match_substring_regex(texts, pattern=pattern))
+
+
+def _contains(texts: pa.Array, character: str) -> bool:
+    offsets, data = string_parts(texts)
+    return bool((data[offsets[0] : offsets[-1]] == ord(character)).any()) if len(texts) else False
+
+
+def cast(
+    texts: pa.Array, absent: np.ndarray, kind: pa.DataType, alphabet: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Cast texts to numbers, 0 where ``absent``.
+
+    Args:
+        texts: The texts.
+        absent: Where there is none, bool [n].
+        kind: Of the numbers.
+        alphabet: Which bytes they may have, bool [256], as Arrow also casts 0x10, nan and +1.0;
+            None: the texts are known to be numbers.
+
+    Returns:
+        The numbers; None if there is a text that is none.
+    """
+    offsets, data = string_parts(texts)
+    if alphabet is not None and not alphabet[data[offsets[0] : offsets[-1]]].all():
+        return None
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    if absent.any():
+        buffers[0] = pa.py_buffer(np.packbits(~absent, bitorder="little"))
+    try:
+        numbers = pa.Array.from_buffers(pa.string(), len(absent), buffers).cast(kind)
+    except pa.ArrowInvalid:
+        return None
+    values = to_numpy(numbers).copy()
+    values[absent] = 0
+    return values

@@ -1,0 +1,163 @@
+"""Raw types of floats and labels: ``float``, ``weight`` and ``label``."""
+
+# ruff: noqa: D102 - methods are described in RawType
+from __future__ import annotations
+
+import decimal
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvt_torchrec.formats.spec.limits import LARGEST_FLOAT32
+from nvt_torchrec.formats.spec.raw_types.base import (
+    LABEL_NUMBER,
+    OTHER_LABEL,
+    SYNTAX,
+    Parsed,
+    RawType,
+    is_missing,
+)
+from nvt_torchrec.formats.spec.raw_types.integers import usual_numbers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nvt_torchrec.formats.spec.reading import Read
+
+
+class Float(RawType):
+    """Numbers that fit float32, held as float64."""
+
+    name, dtype, placeholder, dense, has_point = "float", "float64", 0.0, True, True
+    syntax = "expected a number or a missing value"
+    least, most = -LARGEST_FLOAT32, LARGEST_FLOAT32
+    keys = "nulls, trim, lenient, thousands, or decimal in [input]"
+    json_types = ({"type": "number"},)
+    example = 0.5
+
+    @property
+    def range(self) -> str:
+        """The error message for a number that is too small or too large."""
+        return "expected a finite number that fits float32"
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        from nvt_torchrec.formats.spec.raw_types.number_text import parse_floats
+
+        return parse_floats(texts, missing, read)
+
+    def fits(self, held: pa.DataType, read: Read) -> bool:
+        import pyarrow as pa
+
+        types = pa.types
+        number = types.is_integer(held) or types.is_floating(held) or types.is_decimal(held)
+        return number or types.is_boolean(held)
+
+    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import any_numbers
+
+        return any_numbers(array, read, self)
+
+    def from_python(self, value: Any) -> float | None:
+        if type(value) is not float or value != value:
+            if is_missing(value):
+                return None
+            if not isinstance(value, int | float | np.number | np.bool_ | decimal.Decimal):
+                raise ValueError(self.syntax)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if abs(number) > self.most:
+            raise ValueError(self.range)
+        return number
+
+    def from_usual(self, values: list, kinds: set[type]) -> tuple[Any, np.ndarray] | None:
+        if not kinds or not kinds <= {int, float}:
+            return None
+        return usual_numbers(self, values, np.float64)
+
+
+class Weight(Float):
+    """The weight of a row, which may not be missing."""
+
+    name, dense, least = "weight", False, 0
+    syntax = "expected a weight, a number of at least 0"
+    keys = "decimal in [input]"
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        parsed = super().from_text(texts, missing, read)
+        # a number beyond float32 keeps its own message, as in other columns
+        parsed.code[missing | (parsed.values < 0)] = SYNTAX
+        parsed.values[parsed.code != 0] = 0
+        return parsed
+
+    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+        parsed = super().from_arrow(array, read)
+        parsed.code[parsed.missing | (parsed.code != 0)] = SYNTAX
+        return parsed
+
+
+class Label(RawType):
+    """Labels of 0 and 1, by the rule of ``Read.label``; they may not be missing."""
+
+    name, dtype, has_point = "label", "uint8", True
+    syntax = "expected a label of 0 or 1"
+    least, most = 0, 1
+    keys = "positive, threshold or trim in [label]"
+
+    @property
+    def range(self) -> str:
+        """The error message for a number that is too small or too large."""
+        return self.syntax
+
+    def from_text(self, texts: pa.Array, missing: np.ndarray, read: Read) -> Parsed:
+        from nvt_torchrec.base.strings import is_one_of
+        from nvt_torchrec.formats.spec.raw_types.number_text import parse_floats, with_point
+
+        rule = read.label
+        code = np.zeros(len(texts), np.uint8)
+        if rule is not None and rule.positive:
+            values = is_one_of(texts, rule.positive, trimmed=rule.trim)
+            if rule.negative:
+                negative = is_one_of(texts, rule.negative, trimmed=rule.trim)
+                code[~values & ~negative] = OTHER_LABEL
+            code[missing] = OTHER_LABEL
+        elif rule is not None and rule.threshold is not None:
+            parsed = parse_floats(texts, missing, read)
+            code = parsed.code
+            code[missing | (code == SYNTAX)] = LABEL_NUMBER
+            values = parsed.values >= rule.threshold
+        else:
+            texts = with_point(texts, read)
+            values = is_one_of(texts, ("1", "1.0"))
+            code[~values & ~is_one_of(texts, ("0", "0.0"))] = SYNTAX
+        values = values.astype(np.uint8)
+        values[code != 0] = 0
+        return Parsed(values, missing, code)
+
+    def fits(self, held: pa.DataType, read: Read) -> bool:
+        import pyarrow as pa
+
+        types = pa.types
+        number = types.is_integer(held) or types.is_floating(held) or types.is_decimal(held)
+        return number or types.is_boolean(held)
+
+    def as_texts(self, array: pa.Array, read: Read) -> tuple[pa.Array, Read] | None:
+        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import label_texts
+
+        if read.label is None or not read.label.positive:
+            return None
+        return label_texts(array, read)
+
+    def from_arrow(self, array: pa.Array, read: Read) -> Parsed:
+        from nvt_torchrec.formats.spec.raw_types.arrow_numbers import as_numbers, whole_numbers
+
+        threshold = read.label.threshold if read.label is not None else None
+        if threshold is None:
+            parsed = whole_numbers(array, read, self)
+            parsed.code[parsed.missing] = SYNTAX
+            return parsed
+        numbers, missing = as_numbers(array, read.nulls)
+        values = ((numbers >= threshold) & ~missing).astype(np.uint8)
+        return Parsed(values, missing, np.where(missing, LABEL_NUMBER, 0).astype(np.uint8))
