@@ -71,7 +71,7 @@ def slices(wanted: Sequence[tuple[DeviceRows, int, int]]) -> list[DeviceRows]:
     ends = [
         offsets[at]
         for rows, begin, end in wanted
-        for offsets, _, _ in rows.lists
+        for offsets, _ in rows.lists
         for at in (begin, end)
     ]
     ends = torch.stack(ends).view(-1, 2).tolist()
