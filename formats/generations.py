@@ -32,11 +32,11 @@ class Generation:
 
     Attributes:
         number: 0 for the workflow that was fitted, then 1, 2, ….
-        digest: its digest. A day that adds nothing gives a generation with the digest of its
+        digest: Its digest. A day that adds nothing gives a generation with the digest of its
             parent.
-        days: the days that were counted in this generation and in none before it, increasing.
-        values: by vocabulary, how many values it had then.
-        reused: by vocabulary, how many ids were given to another value in this generation;
+        days: The days that were counted in this generation and in none before it, increasing.
+        values: By vocabulary, how many values it had then.
+        reused: By vocabulary, how many ids were given to another value in this generation;
             vocabularies without such ids may be left out.
     """
 
@@ -68,12 +68,12 @@ def check_lineage(lineage: Sequence[Generation], digest: str, values: Mapping[st
     """Check that generations are a line of descent that ends with a workflow.
 
     Args:
-        lineage: the generations; none for a workflow without a line of descent.
-        digest: the digest of the workflow.
-        values: by vocabulary, how many values it has.
+        lineage: The generations; none for a workflow without a line of descent.
+        digest: The digest of the workflow.
+        values: By vocabulary, how many values it has.
 
     Raises:
-        ValueError: they are not.
+        ValueError: They are not.
     """
     for number, generation in enumerate(lineage):
         if generation.number != number:
@@ -128,7 +128,7 @@ def read_reused(
         By vocabulary, int64 [n] in ascending order; without vocabularies that have none.
 
     Raises:
-        BadInputError: the file cannot be read, or is not that of the generation.
+        BadInputError: The file cannot be read, or is not that of the generation.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -24,10 +24,10 @@ class Position:
     """How far an epoch has got.
 
     Attributes:
-        epoch: the epoch, counted from 0.
-        step: steps of the epoch drawn so far, those before a resume included.
-        first: the step at which this iterator began.
-        rows: rows of this rank that this iterator has delivered.
+        epoch: The epoch, counted from 0.
+        step: Steps of the epoch drawn so far, those before a resume included.
+        first: The step at which this iterator began.
+        rows: Rows of this rank that this iterator has delivered.
     """
 
     epoch: int
@@ -41,9 +41,9 @@ class Order:
     """What determines the order of the rows besides the plan.
 
     Attributes:
-        shuffle: one of :data:`nvt_loader.plan.SHUFFLES`.
-        seed: the seed of the permutations.
-        rank, world_size: the rank that gets the batches, and the number of ranks.
+        shuffle: One of :data:`nvt_loader.plan.SHUFFLES`.
+        seed: The seed of the permutations.
+        rank, world_size: The rank that gets the batches, and the number of ranks.
     """
 
     shuffle: str

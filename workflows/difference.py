@@ -25,14 +25,14 @@ class VocabularyDifference:
     """What was added to a vocabulary.
 
     Attributes:
-        name: of the vocabulary.
-        before: how many values it had.
-        added: the values with new ids, in the order of these.
-        first_id: the id of the first of them.
-        reused: its ids that were given to other values.
-        lost: the values that had these ids.
-        gained: the values that have them now; where an id was given back, the same.
-        raw: the raw type of the values.
+        name: Of the vocabulary.
+        before: How many values it had.
+        added: The values with new ids, in the order of these.
+        first_id: The id of the first of them.
+        reused: Its ids that were given to other values.
+        lost: The values that had these ids.
+        gained: The values that have them now; where an id was given back, the same.
+        raw: The raw type of the values.
     """
 
     name: str
@@ -69,14 +69,14 @@ def difference(before: Path, after: Path, examples: int) -> str:
     """Return as text what extending added to a workflow.
 
     Args:
-        before: the directory of a workflow.
-        after: the directory of one of its descendants.
-        examples: how many values to show of each vocabulary.
+        before: The directory of a workflow.
+        after: The directory of one of its descendants.
+        examples: How many values to show of each vocabulary.
 
     Raises:
-        BadInputError: a workflow is damaged.
+        BadInputError: A workflow is damaged.
         SchemaError: ``after`` does not descend from ``before``; the message names what differs.
-        SettingsError: it is the other way round.
+        SettingsError: It is the other way round.
     """
     old, new = inspect(before), inspect(after)
     since = check_descent(before, old, after, new)
@@ -95,7 +95,7 @@ def check_descent(
     """Return the number of the generation of ``after``'s line of descent that ``before`` is.
 
     Raises:
-        SchemaError: it is none of them; the message names what differs.
+        SchemaError: It is none of them; the message names what differs.
         SettingsError: ``before`` descends from ``after``.
     """
     ancestor = new.ancestor(old.digest)
@@ -156,7 +156,7 @@ def compare_vocabularies(
     """Return what was added to each vocabulary; hashed columns have none.
 
     Raises:
-        BadInputError: a vocabulary is damaged, or an id has another value although the line of
+        BadInputError: A vocabulary is damaged, or an id has another value although the line of
             descent does not say so.
     """
     reused = new.reused_ids(since)

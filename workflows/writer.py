@@ -69,14 +69,14 @@ class Fitted:
     """The result of fitting a spec on the training days.
 
     Attributes:
-        statistics: per normalized dense column ``{"mean": float, "std": float}`` of the values
+        statistics: Per normalized dense column ``{"mean": float, "std": float}`` of the values
             before normalization (after the logarithm, if there is one); std has n − 1 in its
             denominator and is 0 for fewer than two rows.
-        vocabularies: by ``column.vocabulary_name``.
-        pending: by vocabulary, the values that were seen and have no id; vocabularies without such
+        vocabularies: By ``column.vocabulary_name``.
+        pending: By vocabulary, the values that were seen and have no id; vocabularies without such
             values may be left out. Not part of the saved workflow, see
             :mod:`workflows.extension.state`.
-        moments: of the dense columns, see :mod:`workflows.moments`; None if nothing is normalized,
+        moments: Of the dense columns, see :mod:`workflows.moments`; None if nothing is normalized,
             or if the workflow will not be extended. Not part of the saved workflow either.
     """
 
@@ -91,10 +91,10 @@ class Descent:
     """What is new in a generation, and what it descends from.
 
     Attributes:
-        days: the days that were counted in it, and in none before.
-        ancestors: the generations before it.
-        reused: by vocabulary, the ids that it gave to other values, int64.
-        parent: the directory of the generation before; None for generation 0.
+        days: The days that were counted in it, and in none before.
+        ancestors: The generations before it.
+        reused: By vocabulary, the ids that it gave to other values, int64.
+        parent: The directory of the generation before; None for generation 0.
     """
 
     days: tuple[int, ...]
@@ -123,17 +123,17 @@ def write_workflow(
     without it is not a saved workflow.
 
     Args:
-        path: the workflow's directory.
-        spec: the columns.
-        fitted: their statistics and vocabularies.
-        threads: number of threads that write and compile vocabularies and compute digests; the
+        path: The workflow's directory.
+        spec: The columns.
+        fitted: Their statistics and vocabularies.
+        threads: Number of threads that write and compile vocabularies and compute digests; the
             bytes do not depend on it.
-        days: the days it was fitted on, increasing: it becomes generation 0 of a line of descent.
+        days: The days it was fitted on, increasing: it becomes generation 0 of a line of descent.
             None for a workflow that cannot be extended, such as an imported one.
 
     Raises:
-        SchemaError: a vocabulary or a statistic is missing, or a statistic is not finite.
-        OutputError: the directory cannot be written.
+        SchemaError: A vocabulary or a statistic is missing, or a statistic is not finite.
+        OutputError: The directory cannot be written.
     """
     descent = None if days is None else Descent(tuple(days))
     return write_generation(path, spec, fitted, descent, threads=threads)

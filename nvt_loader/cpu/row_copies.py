@@ -30,7 +30,7 @@ class RowCopies:
     """The copies that make a block of several sources; see :mod:`nvt_loader.parquet.kernels`.
 
     Attributes:
-        steps, batch: the block's steps, and the rows of a batch.
+        steps, batch: The block's steps, and the rows of a batch.
         bounds: int64 [steps + 1], the first copy of each step, and the number of copies.
     """
 

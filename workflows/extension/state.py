@@ -60,7 +60,7 @@ class VocabularyState:
     """What is remembered of a vocabulary.
 
     Attributes:
-        pending: values without an id.
+        pending: Values without an id.
         pending_days: int32, the day on which each was last seen.
         last_days: int32, by place in the vocabulary, the day on which each value was last seen;
             None for a vocabulary without ``max_table_size``, which never retires values.
@@ -76,10 +76,10 @@ class ExtensionState:
     """What is remembered beside a workflow.
 
     Attributes:
-        digest: of the workflow.
-        generation: of the workflow.
-        day: the last day that was counted.
-        vocabularies: by name; hashed columns are left out.
+        digest: Of the workflow.
+        generation: Of the workflow.
+        day: The last day that was counted.
+        vocabularies: By name; hashed columns are left out.
         moments: float64 [dense columns, 4] of all rows counted; None if nothing is normalized.
     """
 
@@ -128,7 +128,7 @@ def write_state(directory: Path, spec: FeatureSpec, state: ExtensionState) -> No
     """Write a state; ``state.json`` is removed first and written last.
 
     Raises:
-        OutputError: the directory cannot be written.
+        OutputError: The directory cannot be written.
     """
     remove(directory / STATE_FILE)
     files = _files(spec, state.generation)
@@ -176,8 +176,8 @@ def read_state(directory: Path, description: WorkflowDescription) -> ExtensionSt
     """Read the state beside a workflow; every file is compared with its digest.
 
     Raises:
-        BadInputError: a file is missing or damaged.
-        SchemaError: the state belongs to another workflow, or has another version.
+        BadInputError: A file is missing or damaged.
+        SchemaError: The state belongs to another workflow, or has another version.
     """
     file = directory / STATE_FILE
     if not file.exists():

@@ -54,13 +54,13 @@ class DayCounts:
     """What was counted on one day.
 
     Attributes:
-        day: the day.
-        values: by vocabulary, the distinct values in any order and how often each occurred, int64,
+        day: The day.
+        values: By vocabulary, the distinct values in any order and how often each occurred, int64,
             at least 1; over all columns that share the vocabulary. Vocabularies of which nothing
             was seen, and hashed columns, may be left out.
-        nulls: by vocabulary, number of rows in which a single-hot column was missing; 0 where left
+        nulls: By vocabulary, number of rows in which a single-hot column was missing; 0 where left
             out.
-        moments: of the dense columns on this day, float64 [dense columns, 4], see
+        moments: Of the dense columns on this day, float64 [dense columns, 4], see
             :mod:`workflows.moments`; None if nothing is normalized.
     """
 
@@ -76,14 +76,14 @@ def write_base_state(
     """Write the state of generation 0.
 
     Args:
-        directory: the directory of the state.
-        description: the workflow that was written of ``fitted``, with its days.
-        fitted: with pending values and moments.
-        days: the days it was fitted on, increasing.
+        directory: The directory of the state.
+        description: The workflow that was written of ``fitted``, with its days.
+        fitted: With pending values and moments.
+        days: The days it was fitted on, increasing.
 
     Raises:
-        SchemaError: the workflow is not generation 0, or ``fitted`` has no moments.
-        OutputError: the directory cannot be written.
+        SchemaError: The workflow is not generation 0, or ``fitted`` has no moments.
+        OutputError: The directory cannot be written.
     """
     spec, day = description.spec, days[-1]
     if description.generation != 0:
@@ -117,27 +117,27 @@ def extend_workflow(
     they are.
 
     Args:
-        workflow: the directory of the saved workflow.
-        state: the directory of its state.
-        counts: what was counted on a day after all that were counted before.
-        to_workflow: the directory of the extended workflow, another one.
-        to_state: the directory of its state.
-        update_statistics: compute mean and standard deviation of the dense columns again, over all
+        workflow: The directory of the saved workflow.
+        state: The directory of its state.
+        counts: What was counted on a day after all that were counted before.
+        to_workflow: The directory of the extended workflow, another one.
+        to_state: The directory of its state.
+        update_statistics: Compute mean and standard deviation of the dense columns again, over all
             days counted; otherwise they stay as they are. In either case the next generation can
             choose anew.
-        retire_after_days: in columns at their ``max_table_size``, give ids of values that were not
+        retire_after_days: In columns at their ``max_table_size``, give ids of values that were not
             seen for so many days to new values, see
             :func:`workflows.extension.vocabulary.extend_vocabulary`; None: never.
-        threads: number of threads; the bytes do not depend on it.
+        threads: Number of threads; the bytes do not depend on it.
 
     Returns:
         The description of the extended workflow.
 
     Raises:
-        BadInputError: workflow or state are damaged, or the workflow cannot be extended.
-        SchemaError: the state belongs to another workflow, or a vocabulary becomes too large.
-        SettingsError: the day is not after those counted, or ``retire_after_days`` is below 1.
-        OutputError: a directory cannot be written.
+        BadInputError: Workflow or state are damaged, or the workflow cannot be extended.
+        SchemaError: The state belongs to another workflow, or a vocabulary becomes too large.
+        SettingsError: The day is not after those counted, or ``retire_after_days`` is below 1.
+        OutputError: A directory cannot be written.
     """
     description = inspect(workflow)
     check_extensible(workflow, description)
