@@ -141,20 +141,20 @@ def read_reused(
         kinds = dict(zip(table.column_names, table.schema.types, strict=True))
         if kinds != {"vocabulary": pa.string(), "id": pa.int64()}:
             raise ValueError(f"columns {kinds}")
-        names, numbers = (table[name].combine_chunks() for name in ("vocabulary", "id"))
-        if names.null_count or numbers.null_count:
+        names, column = (table[name].combine_chunks() for name in ("vocabulary", "id"))
+        if names.null_count or column.null_count:
             raise ValueError("nulls")
         encoded = names.dictionary_encode()
-        ids, places = to_numpy(numbers), to_numpy(encoded.indices)
-        found = {name: ids[places == i] for i, name in enumerate(encoded.dictionary.to_pylist())}
+        ids, places = to_numpy(column), to_numpy(encoded.indices)
+        reused = {name: ids[places == i] for i, name in enumerate(encoded.dictionary.to_pylist())}
         expected = {name: count for name, count in generation.reused.items() if count}
-        if {name: len(own) for name, own in found.items()} != expected:
+        if {name: len(ids) for name, ids in reused.items()} != expected:
             raise ValueError("not the numbers of ids in metadata.json")
-        for name, own in found.items():
+        for name, numbers in reused.items():
             first = first_ids[name]
-            inside = first <= own[0] and own[-1] < first + generation.values[name]
-            if not (inside and (np.diff(own) > 0).all()):
+            inside = first <= numbers[0] and numbers[-1] < first + generation.values[name]
+            if not (inside and (np.diff(numbers) > 0).all()):
                 raise ValueError(f"ids that are not those of vocabulary {name}, in ascending order")
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise BadInputError(f"{file}: damaged: {error}", _COPY_AGAIN) from error
-    return found
+    return reused

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nvt_torchrec.nvt_loader import plan as planning
-from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, Source
+from nvt_torchrec.nvt_loader.cpu.blocks import BatchFactory, LoaderBatch, ShardRows
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
 from nvt_torchrec.nvt_loader.memory import PREFETCH_BLOCKS, READ_AHEAD, Budget
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
@@ -98,7 +98,7 @@ def produce_blocks(
 
     def sources_of(
         readers: list[ShardReader], window: int = 0, begin: int = 0, end: int = 0
-    ) -> list[Source]:
+    ) -> list[ShardRows]:
         sources, place = [], 0
         for span, reader in zip(spans, readers, strict=True):
             permutation = None
@@ -111,7 +111,7 @@ def produce_blocks(
                     shard=span.shard,
                     window=window,
                 )
-            sources.append(Source(reader, span.width, span.begin, span.end, place, permutation))
+            sources.append(ShardRows(reader, span.width, span.begin, span.end, place, permutation))
             place += span.end - span.begin
         return sources
 
@@ -133,7 +133,7 @@ def produce_blocks(
     if plan.steps > plan.full_steps:
         first, last = (assigned.remainder[0] + row for row in plan.last_step(rank, world_size))
         size = last - first
-        sources = [Source(read([(first, last)]), size, 0, size, 0)] if size else []
+        sources = [ShardRows(read([(first, last)]), size, 0, size, 0)] if size else []
         yield slice(0, 1), builder.build(1, size, sources)
 
 

@@ -159,17 +159,17 @@ def write_generation(
 
     def write_vocabulary(column: CategoricalColumn) -> dict[str, FileEntry]:
         described = vocabularies[column.name]
-        with deferred() as own:
+        with deferred() as written:
             files = _write_vocabulary(path, described, column, fitted.vocabularies[described.name])
-        waiting.extend(own)
+        waiting.extend(written)
         return files
 
     with removed_on_error() as waiting:
         with ThreadPoolExecutor(threads) as pool:
             digest = pool.submit(_digest, spec, statistics, fitted)
             first = [columns[0] for columns in spec.vocabularies.values()]
-            found = list(pool.map(write_vocabulary, first))
-        files = {name: description for own in found for name, description in own.items()}
+            written = list(pool.map(write_vocabulary, first))
+        files = {name: entry for entries in written for name, entry in entries.items()}
         values = {name: len(fitted.vocabularies[name]) for name in spec.vocabularies}
         description = WorkflowDescription(
             path=path,
@@ -305,10 +305,10 @@ def _versions() -> dict[str, str]:
     NVTabular's loader compares those of Python, nvtabular and pandas with its own. If they differ,
     it prints that of nvtabular and then looks for a pickle, which is not there.
     """
-    found = {"python": sys.version}
+    versions = {"python": sys.version}
     for name in _VERSIONS_OF:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    if "nvtabular" in found:
-        found["nvtabular"] += " (to open it, import nvt_torchrec.nvt_compat before nvtabular)"
-    return found
+            versions[name] = metadata.version(name)
+    if "nvtabular" in versions:
+        versions["nvtabular"] += " (to open it, import nvt_torchrec.nvt_compat before nvtabular)"
+    return versions

@@ -158,7 +158,7 @@ class JaggedBlock:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ShardRows:
     """What a virtual shard gives to a block: ``steps · width`` rows, some of them for this rank.
 
     Attributes:
@@ -178,7 +178,7 @@ class Source:
     order: Callable[[], np.ndarray] | None = None
 
     @property
-    def drawn(self) -> Source:
+    def drawn(self) -> ShardRows:
         """The source after its rows have been shuffled, which leaves only this rank's."""
         if self.order is None:
             return self

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 
-from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, Source, empty_block
+from nvt_torchrec.nvt_loader.cpu.blocks import FlatBlock, JaggedBlock, ShardRows, empty_block
 from nvt_torchrec.nvt_loader.parquet.checks import Checker, refuse_non_finite
 from nvt_torchrec.nvt_loader.parquet.dataset import Dataset
 
@@ -123,7 +123,7 @@ def decoded_rows(parts: Sequence[DeviceRowGroupSlice]) -> list[DeviceRows]:
 def build_on_device(
     dataset: Dataset,
     chunks: list[DeviceRows],
-    sources: list[Source],
+    sources: list[ShardRows],
     steps: int,
     batch: int,
     device: torch.device,

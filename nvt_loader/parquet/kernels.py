@@ -116,7 +116,7 @@ def find_copies(found, steps, width, begin, end, first, chunk_rows, first_chunk)
     Args:
         found: int64 [steps + chunks, 5], the result.
         steps: The steps of the block.
-        width, begin, end, first: See :class:`nvt_loader.cpu.blocks.Source`.
+        width, begin, end, first: See :class:`nvt_loader.cpu.blocks.ShardRows`.
         chunk_rows: int64 [chunks], the rows of each chunk; together those of all steps.
         first_chunk: The number of the first chunk.
 

@@ -108,10 +108,10 @@ class CompiledWorkflow:
         if isinstance(rows.categorical, np.ndarray):
             ids = np.empty(rows.categorical.shape, np.int32)
             for word, begin in zip(missing, range(0, len(ids), WORD_BITS), strict=False):
-                own = slice(begin, begin + WORD_BITS)
+                columns = slice(begin, begin + WORD_BITS)
                 tables.encode_hex_columns(
-                    rows.categorical[own], word, self._words, self._places[own], ids[own],
-                    tallies[own],
+                    rows.categorical[columns], word, self._words, self._places[columns],
+                    ids[columns], tallies[columns],
                 )  # fmt: skip
         else:
             ids = [
@@ -159,13 +159,13 @@ class CompiledWorkflow:
         for array in self._mapped:
             array.check()
         j = self.spec.categorical_names.index(column)
-        own = self.spec.categorical[j]
+        described = self.spec.categorical[j]
         cells = values
         if isinstance(values, np.ndarray):
-            cells = values.astype(RAW_TYPES[own.raw].dtype)
-        ids = self._encode(j, own, cells, _NO_BITS, np.zeros(2, np.int64))
+            cells = values.astype(RAW_TYPES[described.raw].dtype)
+        ids = self._encode(j, described, cells, _NO_BITS, np.zeros(2, np.int64))
         assert isinstance(ids, np.ndarray)
-        return np.maximum(ids.astype(np.int64) - own.reserved_ids, -1)
+        return np.maximum(ids.astype(np.int64) - described.reserved_ids, -1)
 
     def _encode(
         self,

@@ -160,8 +160,8 @@ def extend_workflow(
         extended = dict(zip(columns, pool.map(extend, columns), strict=True))
     moments = _merged(before.moments, counts.moments, spec)
     vocabularies = {
-        name: extended[name].vocabulary if name in extended else _hashed(own[0])
-        for name, own in spec.vocabularies.items()
+        name: extended[name].vocabulary if name in extended else _hashed(of_vocabulary[0])
+        for name, of_vocabulary in spec.vocabularies.items()
     }
     fitted = Fitted(
         statistics(moments, spec)
@@ -169,11 +169,14 @@ def extend_workflow(
         else description.statistics,
         vocabularies,
     )
-    reused = {name: one.reused + columns[name].reserved_ids for name, one in extended.items()}
+    reused = {
+        name: vocabulary.reused + columns[name].reserved_ids
+        for name, vocabulary in extended.items()
+    }
     descent = Descent((counts.day,), description.lineage, reused, workflow)
     after = write_generation(to_workflow, spec, fitted, descent, threads=threads)
     assert after.generation is not None
-    states = {name: one.state for name, one in extended.items()}
+    states = {name: vocabulary.state for name, vocabulary in extended.items()}
     write_state(
         to_state, spec, ExtensionState(after.digest, after.generation, counts.day, states, moments)
     )
@@ -212,9 +215,9 @@ def _check_day(
 def _day_of(
     counts: DayCounts, name: str, column: CategoricalColumn, encoder: CompiledWorkflow
 ) -> DayOfVocabulary:
-    values, own = counts.values.get(name, (empty_values(column.raw), _NO_COUNTS))
+    values, occurrences = counts.values.get(name, (empty_values(column.raw), _NO_COUNTS))
     places = encoder.find(column.name, values)
-    return DayOfVocabulary(counts.day, values, own, places, int(counts.nulls.get(name, 0)))
+    return DayOfVocabulary(counts.day, values, occurrences, places, int(counts.nulls.get(name, 0)))
 
 
 def _hashed(column: CategoricalColumn) -> FittedVocabulary:
@@ -257,7 +260,11 @@ def _log(
             else "no more values are unseen for as long as --retire_after_days"
         )
         log.warning("at max_table_size: %s\n  -> %s", ", ".join(waiting), remedy)
-    forgotten = [f"{name} ({one.forgotten})" for name, one in extended.items() if one.forgotten]
+    forgotten = [
+        f"{name} ({vocabulary.forgotten})"
+        for name, vocabulary in extended.items()
+        if vocabulary.forgotten
+    ]
     if forgotten:
         log.warning(
             "too many values wait for an id; the rarest were forgotten: %s", ", ".join(forgotten)
