@@ -37,6 +37,7 @@ import numpy as np
 
 from nvt_torchrec.base.errors import BadInputError, SchemaError
 from nvt_torchrec.base.files.artifact import FileEntry, Format, check_digests, check_sizes
+from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.formats.generations import Generation, check_lineage, read_reused
 from nvt_torchrec.formats.schema import LARGEST_TABLE, TableSchema
 from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColumn, FeatureSpec
@@ -313,13 +314,19 @@ class Identity:
 
 
 def identify(path: Path) -> Identity:
-    """Return which workflow lies in a directory; without a workflow nothing is known.
+    """Return which workflow lies in a directory.
+
+    Nothing is known without a workflow, or of one that NVTabular itself has saved.
 
     Raises:
         BadInputError: The workflow is damaged.
         SchemaError: Its format has another version.
     """
-    if not (path / METADATA_FILE).is_file():
+    file = path / METADATA_FILE
+    if not file.is_file():
+        return Identity(None, None)
+    value = read_json(file, FORMAT.what)
+    if isinstance(value, dict) and not {"format", "format_version"} & value.keys():
         return Identity(None, None)
     description = WorkflowDescription.read(path)
     return Identity(description.digest, description.generation)
