@@ -49,7 +49,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
             "report",
             "shuffle",
         },
-        "drift": set(),
+        "drift": {"report"},
         "engines": set(),
         "extend": {"drift", "engines", "report"},
         "guess": set(),
