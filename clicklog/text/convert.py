@@ -52,6 +52,11 @@ def describe_value(read: Read, value: str, code: int) -> str:
     return f"column {read.source}: {value}: {RAW_TYPES[read.raw].message(code)}"
 
 
+def describe_count(fields: int, wanted: int) -> str:
+    """Return what is wrong with a line that has another number of fields."""
+    return f"{fields} field{'s' * (fields != 1)} instead of {wanted}"
+
+
 def fields_of(values: list[bytes]) -> pa.Array:
     """Make an array of a few fields (``pa.array`` imports pandas)."""
     begins = np.cumsum([0, *map(len, values)], dtype=np.int32)

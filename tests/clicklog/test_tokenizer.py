@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvt_torchrec.clicklog.text.delimited import parse_delimited
 from nvt_torchrec.clicklog.text.line_layout import plain_layout
+from nvt_torchrec.clicklog.text.parse import parse_delimited
 from nvt_torchrec.clicklog.text.tokenizer import parse_criteo
 from nvt_torchrec.formats.missing import is_missing
 from nvt_torchrec.formats.rows import DESCRIBED_BAD_ROWS
@@ -59,7 +59,7 @@ def test_values_come_back(rows, digits, upper, newline, last_newline) -> None:
     [
         ("0\t1\t2\ta", "4 fields instead of 5"),
         ("0\t1\t2\ta\tb\tc", "6 fields instead of 5"),
-        ("", "1 fields instead of 5"),
+        ("", "1 field instead of 5"),
         ("2\t1\t2\ta\tb", "column label: '2': expected a label of 0 or 1"),
         ("\t1\t2\ta\tb", "column label: '': expected a label of 0 or 1"),
         ("10\t1\t2\ta\tb", "column label: '10': expected a label of 0 or 1"),

@@ -113,7 +113,7 @@ def test_many_bad_rows(log, options, tmp_path: Path) -> None:
     (raw / "day_1.gz").write_bytes(gzip.compress(text))
     quarantine = settings(raw, output, **options, on_bad_rows="quarantine", block_mb=1)
     match = r"9000 of 15101 rows \(59.60%\).*max_bad_fraction 0.01; most in .*day_1.gz, 9000 of"
-    with pytest.raises(BadRowError, match=rf"{match} 15000:\n  line 51: 1 fields instead of 40\n"):
+    with pytest.raises(BadRowError, match=rf"{match} 15000:\n  line 51: 1 field instead of 40\n"):
         run(quarantine)
     assert not (output / "manifest.json").exists()
     written = _written(output / ".work")
