@@ -8,7 +8,6 @@ from __future__ import annotations
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.raw_types.base import (
-    AFTER_QUOTE,
     EMPTY_ITEM,
     FIELD_COUNT,
     LABEL_NUMBER,
@@ -32,8 +31,6 @@ REMEDIES = {
     LABEL_NUMBER: "set positive instead of threshold in [label] of the spec",
     OPEN_QUOTE: "set quoted_newlines = true in [input] of the spec if its text goes on in the next "
     "one",
-    AFTER_QUOTE: 'set format = "tsv" in [input] of the spec if quotes are part of its values',
-    FIELD_COUNT: "check delimiter and columns in [input] of the spec",
 }
 #: Of an empty line, which has one field.
 EMPTY_LINE = "set skip_empty_lines = true in [input] of the spec if no row follows"
@@ -55,7 +52,7 @@ def value_remedy(read: Read, code: int) -> str:
 
 def line_remedy(line: bytes, spec: FeatureSpec, code: int) -> str:
     """Return what to do about a line that is malformed as a whole, and to correct the file."""
-    hint = REMEDIES[code]
+    hint = REMEDIES.get(code, "")
     if code == FIELD_COUNT and not line and not spec.input.skip_empty_lines:
         hint = EMPTY_LINE
     if code == OPEN_QUOTE and spec.input.quoted_newlines:
