@@ -26,7 +26,7 @@ def _train(argv: list[str]) -> None:
     from nvt_torchrec.base.versions import check_training_stack
     from nvt_torchrec.dlrm.launch.startup import bind_cpus, prepare_torch
     from nvt_torchrec.dlrm.reporting.metrics_log import set_up_logging
-    from nvt_torchrec.dlrm.settings.flags import parse_settings
+    from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 
     settings = parse_settings(argv)
     check_training_stack()  # also where TorchRec is missing

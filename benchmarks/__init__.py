@@ -1,4 +1,5 @@
 """Side-by-side measurements against what users would pick instead; see :mod:`benchmarks.harness`.
 
-Each package here is a command, ``python -m benchmarks.NAME`` or ``make bench-NAME``.
+Commands, ``python -m benchmarks.NAME`` or ``make bench-NAME``: ``etl``, ``loader``, ``train`` (and
+``train quality``), ``inference``, ``gpu`` and ``daily``.
 """

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,16 @@ def _run(settings: BenchmarkSettings) -> int:
         for _ in range(settings.repeats):
             for count in settings.rows:
                 case, sample = f"{count} rows", rows[:count]
-                runs = {PREDICTOR: _load(lambda s=sample: _score(predictor, s), 1, settings, count)}
+                runs = {
+                    PREDICTOR: _load(
+                        lambda s=sample: predictor.predict(s) is not None and 200,
+                        1,
+                        settings,
+                        count,
+                    )
+                }
                 for clients in settings.clients:
-                    send = _Client(port, json.dumps({"rows": sample}))
+                    send = _sender(port, json.dumps({"rows": sample}))
                     runs[f"server, {clients} clients"] = _load(send, clients, settings, count)
                 for system, run in runs.items():
                     table.runs.setdefault((system, case), []).append(run)
@@ -113,31 +120,23 @@ def _serving(bundle: Path) -> Iterator[int]:
         process.stdout.close()
 
 
-def _score(predictor: Any, rows: Sequence[dict[str, Any]]) -> int:
-    predictor.predict(rows)
-    return 200
+def _sender(port: int, body: str) -> Callable[[], int]:
+    """Return a function that sends a request, on a connection of each thread's own."""
+    thread = threading.local()
 
-
-class _Client:
-    """Sends the same request on a connection of each thread; returns the status of the answer."""
-
-    def __init__(self, port: int, body: str) -> None:
-        self._port, self._body = port, body
-        self._connections = threading.local()
-
-    def __call__(self) -> int:
-        connection = getattr(self._connections, "open", None)
-        if connection is None:
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, _PATIENCE_S)
-            self._connections.open = connection
+    def send() -> int:
+        if not hasattr(thread, "connection"):
+            thread.connection = http.client.HTTPConnection("127.0.0.1", port, _PATIENCE_S)
         headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/predict", self._body, headers)
-        answer = connection.getresponse()
+        thread.connection.request("POST", "/predict", body, headers)
+        answer = thread.connection.getresponse()
         answer.read()
         return answer.status
 
+    return send
 
-def _load(send: Any, clients: int, settings: BenchmarkSettings, rows: int) -> Run:
+
+def _load(send: Callable[[], int], clients: int, settings: BenchmarkSettings, rows: int) -> Run:
     """Call ``send`` in so many threads, again and again; return rates and latencies."""
 
     def client() -> list[tuple[int, float]]:

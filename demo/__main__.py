@@ -59,8 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: DemoSettings) -> None:
-    from demo.page import write_page
-    from demo.summary import make_summary, print_table
+    from demo.summary import make_summary, print_table, write_page
 
     output = _fresh(settings.output)
     etl = EtlOutput(output / "out")

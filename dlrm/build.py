@@ -12,10 +12,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.keyed import CombinedOptimizer
 
-from nvt_torchrec.dlrm.alignment import align_inputs
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
-from nvt_torchrec.dlrm.layers import PairProducts, choose_kernel
+from nvt_torchrec.dlrm.layers import PairProducts, align_inputs, choose_kernel
 from nvt_torchrec.dlrm.model import StepOutput, TrainBatch, TrainModel, build_dlrm
 from nvt_torchrec.dlrm.optim.combined import combine_optimizers, fuse_table_optimizer
 from nvt_torchrec.dlrm.settings.train_settings import TrainSettings

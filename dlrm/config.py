@@ -114,8 +114,8 @@ class ModelConfig(_Shape):
         }
         kind = INTERACTIONS[name]
         try:
-            own = {key: size for key, size in sizes.items() if key in sizes_of(kind)}
-            return cls(**vars(convert(_Shape, value)), interaction=convert(kind, own))
+            given = {key: size for key, size in sizes.items() if key in sizes_of(kind)}
+            return cls(**vars(convert(_Shape, value)), interaction=convert(kind, given))
         except ValueError as error:
             raise SchemaError(f"not the configuration of a model: {error}") from None
 

@@ -1,7 +1,9 @@
-"""A run's data: schema, loaders of the splits, and training batches."""
+"""A run's data: schema, label, loaders of the splits, and training batches."""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from torchrec.datasets.utils import Batch
 from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.base.files.validation import parse
+from nvt_torchrec.dlrm.checkpoint.ancestor import resolve
+from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.config import ModelConfig
 from nvt_torchrec.dlrm.launch.distributed import Group
 from nvt_torchrec.dlrm.model import TrainBatch
@@ -17,9 +21,12 @@ from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.schema import TableSchema
+from nvt_torchrec.formats.spec.feature_spec import did_you_mean
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.selection import Selection
+
+log = logging.getLogger(__name__)
 
 
 def read_schema(settings: TrainSettings) -> TableSchema:
@@ -32,6 +39,56 @@ def read_schema(settings: TrainSettings) -> TableSchema:
     settings.check_data()
     EtlOutput.of_splits(settings.binary_path).check_whole()
     return TableSchema.read(settings.binary_path)
+
+
+def choose_label(settings: TrainSettings, schema: TableSchema) -> TrainSettings:
+    """Return the settings with the label that the run trains or evaluates; None for the main one.
+
+    So checkpoints of data with one label do not depend on its name.
+
+    A run that only evaluates a checkpoint takes the checkpoint's label unless it names one.
+
+    Raises:
+        SettingsError: The data have no such label, or the checkpoint that the run continues from
+            was trained on another one.
+        BadInputError, SchemaError: The checkpoint cannot be read.
+    """
+    given = settings.label
+    if given is not None and given not in schema.labels:
+        raise SettingsError(
+            f"--label {given}: the data have no such label", did_you_mean(given, schema.labels)
+        )
+    label = None if given == schema.label else given
+    if schema.more_labels:  # otherwise there is nothing to choose
+        path = _checkpoint_of(settings)
+        if path is not None:
+            label = _compare_labels(settings, schema, label, path)
+    return dataclasses.replace(settings, label=label)
+
+
+def _checkpoint_of(settings: TrainSettings) -> Path | None:
+    if settings.continue_from:
+        return resolve(Path(settings.continue_from))
+    return Path(settings.load_checkpoint_path) if settings.load_checkpoint_path else None
+
+
+def _compare_labels(
+    settings: TrainSettings, schema: TableSchema, label: str | None, path: Path
+) -> str | None:
+    then = CheckpointRecord.read(path).label
+    if settings.mode != "train" and settings.label is None:
+        return then
+    if then == label:
+        return label
+    before, now = then or schema.label, label or schema.label
+    if settings.mode == "train" and settings.continue_from:
+        raise SettingsError(
+            f"--continue_from {path}: trained on label {before}, now it is {now}",
+            f"give --label {before}; to train another label from these weights, give "
+            "--load_checkpoint_path instead of --continue_from",
+        )
+    log.warning("%s was trained on label %s, now the label is %s", path, before, now)
+    return label
 
 
 def read_oracle(settings: TrainSettings) -> dict[str, dict[str, float]] | None:

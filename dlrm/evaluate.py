@@ -44,7 +44,7 @@ def evaluate(
     if pipeline.batches:
         raise RuntimeError("evaluation would take batches that the pipeline fetched for training")
     model.eval()
-    found: list[list[torch.Tensor]] = []
+    outputs: list[list[torch.Tensor]] = []
     batches = _batches(loader, batch_size, group)
     with torch.no_grad():
         while True:
@@ -53,12 +53,12 @@ def evaluate(
             except StopIteration:
                 break
             more = [] if output.weights is None else [output.weights]
-            found.append([output.logits, output.labels.float(), *more])
+            outputs.append([output.logits, output.labels.float(), *more])
             after_step()
     model.train()
     rows = torch.zeros(0, 2)
-    if found:
-        rows = torch.stack([torch.cat(parts) for parts in zip(*found, strict=True)], dim=1)
+    if outputs:
+        rows = torch.stack([torch.cat(parts) for parts in zip(*outputs, strict=True)], dim=1)
     all_rows = gather_rows(group, rows.cpu().numpy())
     if all_rows is None:
         return None

@@ -232,8 +232,8 @@ def sizes_of(kind: type[Interaction]) -> tuple[str, ...]:
 
 def interaction_of(groups: set[str]) -> type[Interaction] | None:
     """Return the interaction of a bundle with these groups of layers; None if there is none."""
-    own = groups - {"top", "bottom"}
-    return next((kind for kind in INTERACTIONS.values() if set(kind.GROUPS) == own), None)
+    names = groups - {"top", "bottom"}
+    return next((kind for kind in INTERACTIONS.values() if set(kind.GROUPS) == names), None)
 
 
 def linear_layers(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:

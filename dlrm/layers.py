@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 import torch
 from torch import nn
-from torchrec.models.dlrm import SparseArch
+from torchrec.models.dlrm import DLRM, SparseArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -70,7 +71,7 @@ class PairProducts(nn.Module):
         width = len(self.pairs) + self.dense * dense_features.shape[1]
         more = -width % ALIGNMENT if self.aligned else 0
         if self.kernel == "triton":
-            from nvt_torchrec.dlrm.fused_pairs import fused_pairs
+            from nvt_torchrec.dlrm.cuda.fused_pairs import fused_pairs
 
             dense = dense_features if self.dense else None
             return fused_pairs(dense, sparse_features, width + more)
@@ -90,7 +91,7 @@ class PairProducts(nn.Module):
 def choose_kernel(layer: PairProducts, device: torch.device) -> None:
     """Choose what computes the products.
 
-    It is one kernel (:mod:`dlrm.fused_pairs`) on a GPU, if a trial on a few samples gives what
+    It is one kernel (:mod:`dlrm.cuda.fused_pairs`) on a GPU, if a trial on a few samples gives what
     PyTorch's operators give.
 
     Args:
@@ -110,7 +111,7 @@ def choose_kernel(layer: PairProducts, device: torch.device) -> None:
 def _refusal(layer: PairProducts, device: torch.device) -> str | None:
     """Return why the kernel cannot be used, after a trial on a few samples."""
     try:
-        from nvt_torchrec.dlrm.fused_pairs import MOST_VECTORS
+        from nvt_torchrec.dlrm.cuda.fused_pairs import MOST_VECTORS
     except ImportError as error:
         return f"needs Triton, which comes with PyTorch for CUDA ({error})"
     if layer.vectors > MOST_VECTORS:
@@ -244,3 +245,30 @@ class _InOrder(nn.Module):
             return pooled.values().view(-1, len(self._names), self._dim)
         vectors = pooled.to_dict()  # a plan may have them in another order
         return torch.stack([vectors[name] for name in self._names], dim=1)
+
+
+def align_inputs(dlrm: DLRM, *, aligned: bool) -> None:
+    """Let the first layers below and above the interaction compute with padded inputs, or not.
+
+    Tensor cores multiply 16-bit numbers, and TensorFloat-32, at full speed only where rows begin at
+    multiples of 16 bytes. The 13 dense features and the 479 inputs of the top layers of MLPerf's
+    DLRM do not. Zeros beside them, and beside the columns of the weight, change no sum.
+    Parameters and state dicts stay as they are: a layer pads its weight in each call.
+    """
+    if isinstance(dlrm.inter_arch, PairProducts):
+        dlrm.inter_arch.aligned = aligned
+    for part in (dlrm.dense_arch, dlrm.over_arch):
+        layer = next((module for module in part.modules() if isinstance(module, nn.Linear)), None)
+        if layer is None:  # there are no dense features
+            continue
+        vars(layer).pop("forward", None)
+        if aligned and layer.in_features % ALIGNMENT:
+            layer.forward = functools.partial(_aligned_linear, layer)
+
+
+def _aligned_linear(layer: nn.Linear, values: torch.Tensor) -> torch.Tensor:
+    """Compute ``layer``; ``values`` may already have zeros behind the layer's inputs."""
+    width = layer.in_features + -layer.in_features % ALIGNMENT
+    values = nn.functional.pad(values, (0, width - values.shape[1]))
+    weight = nn.functional.pad(layer.weight, (0, width - layer.in_features))
+    return nn.functional.linear(values, weight, layer.bias)

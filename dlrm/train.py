@@ -32,6 +32,7 @@ from nvt_torchrec.dlrm.checkpoint.writer import Checkpoints, checkpoints_in
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.data import (
     check_length,
+    choose_label,
     make_loaders,
     read_oracle,
     read_schema,
@@ -39,7 +40,6 @@ from nvt_torchrec.dlrm.data import (
 )
 from nvt_torchrec.dlrm.days import choose_days, log_days
 from nvt_torchrec.dlrm.evaluate import evaluate
-from nvt_torchrec.dlrm.labels import choose_label
 from nvt_torchrec.dlrm.launch.distributed import Group, from_rank_0, launchers, reduce_sum
 from nvt_torchrec.dlrm.launch.preemption import EXIT_STATUS, StopRequests
 from nvt_torchrec.dlrm.metrics import Metrics
@@ -303,13 +303,13 @@ class Trainer:
         """Continue from the newest usable checkpoint; return whether there is one."""
         settings, group, progress = self.settings, self.group, self.progress
         self.checkpoints = Checkpoints(directory, settings.keep_checkpoints, self.config, group)
-        found = from_rank_0(group, checkpoints_in(directory))
-        if not found:
+        checkpoints = from_rank_0(group, checkpoints_in(directory))
+        if not checkpoints:
             return False
         if not settings.resume:
-            check_may_continue(found, self.launchers, group)
+            check_may_continue(checkpoints, self.launchers, group)
         path, training = resume_from(
-            found,
+            checkpoints,
             self._record(),
             self.config,
             self.loaders["train"],

@@ -303,7 +303,7 @@ def _compare(workflow: nvtabular.Workflow, spec: FeatureSpec, path: Path) -> Non
             operators = " >> ".join(type(op).__name__ for op in _chain(workflow.output_node, name))
             raise SchemaError(
                 f"column {name}: {operators} makes {theirs[at]:g} of {frame[name][at]:g}, this "
-                f"project's {spec.transform_of(dense)} makes {ours[at]:g}",
+                f"project's {spec.transform_of(dense).name} makes {ours[at]:g}",
                 _NOT_IMPORTED,
             )
 

@@ -386,8 +386,12 @@ class _Metadata:
     lineage: tuple[Generation, ...] = ()
 
     def __post_init__(self) -> None:
-        for missing in sorted(self.spec.vocabularies.keys() - self.vocabularies.keys()):
-            raise ValueError(f"vocabularies.{missing} is missing")
+        for what, wanted in (
+            ("statistics", self.spec.normalized_names),
+            ("vocabularies", self.spec.vocabularies),
+        ):
+            for missing in sorted(set(wanted) - getattr(self, what).keys()):
+                raise ValueError(f"{what}.{missing} is missing")
         values = {name: self.vocabularies[name].values for name in self.spec.vocabularies}
         check_lineage(self.lineage, self.digest, values)
         counted = {name: dataclasses.asdict(own) for name, own in self.vocabularies.items()}

@@ -10,7 +10,7 @@ ARGUMENTS = {
     "note_line_ends": "uint8[1] int64[1] int64[1]",
     "parse_lines": "uint8[1] int64[1] int64 uint8[1] int32[2] uint32[2] uint64[2] int32[1]",
     "encode_columns": "int64 uint32[2] uint64[1] uint64[1] int64[2] int32[2] int64[2]",
-    "look_up_dense": "int64 int32[2] uint64[1] int64[1] float32[2] float32[2] int64[1]",
+    "look_up_dense": "int64 int32[2] uint64[1] int64[1] int64 float32[2] float32[2] int64[1]",
     "count_bits": "int64 uint64[1] int64[1]",
 }
 

@@ -59,6 +59,7 @@ SUB_ROOMS: dict[str, dict[str, set[str]]] = {
     "nvt_loader": {"parquet": set(), "cpu": {"parquet"}, "cuda": {"cpu", "parquet"}},
     "dlrm": {
         "checkpoint": {"launch", "settings"},
+        "cuda": set(),
         "launch": set(),
         "optim": {"settings"},
         "reporting": {"launch", "settings"},

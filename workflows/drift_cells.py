@@ -26,7 +26,6 @@ from nvt_torchrec.formats.spec.feature_spec import FIRST_OOV_ID, CategoricalColu
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows, Ids
 from nvt_torchrec.workflows.drift import compared
-from nvt_torchrec.workflows.moments import normalized_names
 
 #: Bins of equal share, where values are distinct enough. Ten is customary for the PSI.
 BINS = 10
@@ -241,7 +240,7 @@ class Window:
             if column.name in columns and column.vocabulary_name in buckets
         }
         self.buckets = {name: buckets[name] for name in dict.fromkeys(self._vocabulary_of.values())}
-        self.dense = [name for name in normalized_names(spec) if name in columns]
+        self.dense = [name for name in spec.normalized_names if name in columns]
         self._places = [spec.dense_names.index(name) for name in self.dense]
         self._slot_s, self._clock = seconds / _SLOTS, clock
         self._lock = threading.Lock()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from nvt_torchrec.workflows.dense import DENSE_SHIFT
+from nvt_torchrec.formats.spec.transforms import LOG_SHIFT
 
 
 def log_of_shifted(column):
     """Return log(x + 3) in float64, which is at least 0 for x ≥ −2."""
-    return np.log(column.astype("float64") + DENSE_SHIFT)
+    return np.log(column.astype("float64") + LOG_SHIFT)
 
 
 def as_float32(column):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -121,7 +122,7 @@ def _categorify(params: nodes.Record) -> ops.Categorify:
 
 
 def _call(params: nodes.Record) -> ops.LambdaOp:
-    named = params["f"]
+    named = json.loads(nodes.with_own_functions(json.dumps(params["f"])))
     function = functions.NAMED.get(named["qualname"])
     if named["module"] != functions.__name__ or function is None:
         raise BadInputError(

@@ -15,39 +15,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.transforms import TRANSFORMS
 
 #: One row of moments per dense column.
 COUNT, ORIGIN, OFFSET, M2 = range(4)
 
 
-def normalized_names(spec: FeatureSpec) -> list[str]:
-    """Return the dense columns whose transform needs the mean and the standard deviation."""
-    return [column.name for column in spec.dense if spec.transform_of(column) != "log"]
-
-
 def normalized(spec: FeatureSpec) -> bool:
     """Return whether moments are counted; without dense columns, as for the spec's transform."""
-    return bool(normalized_names(spec) if spec.dense else spec.dense_transform != "log")
-
-
-def normalization(
-    spec: FeatureSpec, fitted: dict[str, dict[str, float]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return center and scale of (y − center) / scale, float64 [dense columns] each.
-
-    They are 0 and 1 where nothing is normalized; the scale is 1, too, where the standard deviation
-    is 0: NVTabular's Normalize then only subtracts the mean.
-
-    Raises:
-        KeyError: a normalized column has no statistics.
-    """
-    center, scale = np.zeros(len(spec.dense)), np.ones(len(spec.dense))
-    wanted = set(normalized_names(spec))
-    for j, name in enumerate(spec.dense_names):
-        if name in wanted:
-            center[j], std = fitted[name]["mean"], fitted[name]["std"]
-            scale[j] = std if std > 0 else 1.0
-    return center, scale
+    if spec.dense:
+        return bool(spec.normalized_names)
+    return TRANSFORMS[spec.dense_transform].normalized
 
 
 def merge_moments(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -71,7 +49,7 @@ def _merge_two(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def statistics(merged: np.ndarray, spec: FeatureSpec) -> dict[str, dict[str, float]]:
     """Return mean and std of each normalized column; std divides by n − 1, 0 below two rows."""
-    result, wanted = {}, set(normalized_names(spec))
+    result, wanted = {}, set(spec.normalized_names)
     for name, (count, origin, offset, m2) in zip(spec.dense_names, merged, strict=True):
         if name not in wanted:
             continue

@@ -6,31 +6,24 @@ here imports NVTabular. The format is that of NVTabular's main branch of 2026 (`
 1).
 
 Categorical columns: one ``Categorify`` for each vocabulary policy. Missing values keep id 1, so
-nothing is filled before it. Dense columns, one chain of operators for each transform in use; for a
-value x, missing values filled first:
-
-* ``log_normalize``: z = (y − mean) / std with y = log(max(x, −2) + 3)
-* ``log``: y alone, float32, as in TorchRec's NVTabular script (its FillMissing, +2, LogOp)
-* ``normalize``: (x − mean) / std
-
-Mean and standard deviation (n − 1 in the denominator) are those of the training days, in float64.
-Only a few values of the real log are below the bound −2; without the bound the logarithm of x ≤ −3
-is −inf or NaN, and Normalize turns the whole column into NaN.
+nothing is filled before it. Dense columns: one chain of operators for each transform in use
+(:mod:`formats.spec.transforms`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.schema import embedding_dimension
-from nvt_torchrec.formats.spec.columns import DENSE_TRANSFORMS, CategoricalColumn, DenseColumn
+from nvt_torchrec.formats.spec.columns import CategoricalColumn, DenseColumn
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
+from nvt_torchrec.formats.spec.transforms import TRANSFORMS, DenseTransform
 from nvt_torchrec.workflows import functions
-from nvt_torchrec.workflows.dense import DENSE_MINIMUM
 
 GRAPH_FORMAT_VERSION = 1
 
@@ -41,6 +34,9 @@ FILL = "nvtabular.ops.fill.FillMissing"
 CLIP = "nvtabular.ops.clip.Clip"
 LAMBDA = "nvtabular.ops.lambdaop.LambdaOp"
 NORMALIZE = "nvtabular.ops.normalize.Normalize"
+
+#: The functions' module, without the name of the distribution before it.
+_FUNCTIONS = r"\.".join(functions.__name__.split(".")[-2:])
 
 Record = dict[str, Any]
 
@@ -201,14 +197,14 @@ def _categorify(
 def _dense(spec: FeatureSpec, nodes: _Nodes) -> list[int]:
     """Add the dense nodes: one chain for each transform in use."""
     chains = []
-    for transform in DENSE_TRANSFORMS:
-        columns = [column for column in spec.dense if spec.transform_of(column) == transform]
+    for transform in TRANSFORMS.values():
+        columns = [column for column in spec.dense if spec.transform_of(column) is transform]
         if columns:
             chains.append(_dense_chain(transform, columns, nodes))
     return chains
 
 
-def _dense_chain(transform: str, chosen: list[DenseColumn], nodes: _Nodes) -> int:
+def _dense_chain(transform: DenseTransform, chosen: list[DenseColumn], nodes: _Nodes) -> int:
     """Add the nodes of a transform: one FillMissing for each fill value, then one chain for all."""
     filled = []
     by_fill = sorted(chosen, key=lambda column: column.fill)
@@ -216,18 +212,27 @@ def _dense_chain(transform: str, chosen: list[DenseColumn], nodes: _Nodes) -> in
         selected = nodes.select([column.name for column in columns])
         filled.append(nodes.add(FILL, {"fill_val": fill, "add_binary_cols": False}, [selected]))
     end = nodes.add(CONCAT, {}, filled[:1], filled[1:]) if len(filled) > 1 else filled[0]
-    if transform in ("log_normalize", "log"):
-        bounds = {"min_value": DENSE_MINIMUM, "max_value": None}
+    if transform.function:
+        bounds = {"min_value": transform.minimum, "max_value": None}
         end = nodes.add(CLIP, bounds, [end])
-        end = nodes.add(LAMBDA, _calls(functions.log_of_shifted, "float64"), [end])
-    if transform == "log":
-        return nodes.add(LAMBDA, _calls(functions.as_float32, "float32"), [end])
+        end = nodes.add(LAMBDA, _calls(transform.function, "float64"), [end])
+    if not transform.normalized:
+        return nodes.add(LAMBDA, _calls(functions.as_float32.__name__, "float32"), [end])
     return nodes.add(NORMALIZE, {"out_dtype": {"name": "float32"}}, [end])
 
 
-def _calls(function: Callable, dtype: str) -> Record:
+def with_own_functions(graph: str) -> str:
+    """Replace the module that a graph names its functions by with its name in this process.
+
+    This package is importable under two names, as in a checkout and as it is installed.
+    """
+    module = re.compile(rf'"module": "([a-z_]+\.)?{_FUNCTIONS}"')
+    return module.sub(f'"module": "{functions.__name__}"', graph)
+
+
+def _calls(function: str, dtype: str) -> Record:
     return {
-        "f": {"module": function.__module__, "qualname": function.__qualname__},
+        "f": {"module": functions.__name__, "qualname": function},
         "dependency": [],
         "dtype": _dtype(dtype),
         "tags": [],

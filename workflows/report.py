@@ -11,13 +11,6 @@ from nvt_torchrec.workflows import nodes
 from nvt_torchrec.workflows.description import graph_of, inspect
 from nvt_torchrec.workflows.lookup import Meaning
 
-_LOGARITHM = "log(max(x, -2) + 3)"
-_FORMULAS = {
-    "log_normalize": f"({_LOGARITHM} - mean) / std",
-    "log": _LOGARITHM,
-    "normalize": "(x - mean) / std",
-}
-
 
 def report(path: Path | str) -> str:
     """Return operators, vocabularies, out-of-vocabulary policy, statistics and sizes as text.
@@ -220,7 +213,7 @@ def _dense(description: WorkflowDescription) -> list[list[str]]:
                 column.name,
                 column.raw,
                 str(column.fill),
-                _FORMULAS[description.spec.transform_of(column)],
+                description.spec.transform_of(column).formula,
                 *shown,
             ]
         )

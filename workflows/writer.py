@@ -50,7 +50,6 @@ from nvt_torchrec.formats.workflow_description import (
     describe_vocabularies,
 )
 from nvt_torchrec.workflows.description import graph_of
-from nvt_torchrec.workflows.moments import normalized_names
 from nvt_torchrec.workflows.nodes import vocabulary_directories
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary, PendingValues
 
@@ -196,7 +195,7 @@ def write_generation(
 
 def _statistics(spec: FeatureSpec, fitted: Fitted) -> dict[str, dict[str, float]]:
     statistics = {}
-    for name in normalized_names(spec):
+    for name in spec.normalized_names:
         if name not in fitted.statistics:
             raise SchemaError(f"column {name}: the workflow is not fitted")
         values = {kind: float(fitted.statistics[name][kind]) for kind in ("mean", "std")}

@@ -15,16 +15,14 @@ import dataclasses
 import logging
 import shutil
 import sys
-from pathlib import Path
 
 from benchmarks.etl import systems
-from benchmarks.etl.log import DAYS, make_log, repeat_head, rows_of
+from benchmarks.etl.log import DAYS, make_log, repeat_head
 from benchmarks.etl.systems import DUCKDB, NVTABULAR, POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, compare
 from benchmarks.harness import CPU, MEMORY, WALL, Metric, System, Table, run_benchmark
 from benchmarks.venvs import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
-from nvt_torchrec.base.files.atomic import lock
 from nvt_torchrec.etl.engines.hardware import cores
 from nvt_torchrec.formats.spec.toml_file import load_spec
 
@@ -40,9 +38,6 @@ class BenchmarkSettings(Settings):
     """The settings of the benchmark."""
 
     # fmt: off
-    input: Path | None = flag(
-        "a log made by `etl synthesize` (default: make one)", None, metavar="RAW"
-    )
     rows: int = flag("rows of the log to make", 4_000_000, least=1)
     cardinality_scale: float = flag("cardinality_scale of the log to make", 0.05)
     rare: float = flag("share of rare values in the largest columns of the log to make", 0.25)
@@ -62,22 +57,21 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: BenchmarkSettings) -> int:
     work = BUILD / "etl"
-    work.mkdir(parents=True, exist_ok=True)
-    with open(work / "lock", "w") as marker:
-        lock(marker, work)
-        return _measure(settings, work)
-
-
-def _measure(settings: BenchmarkSettings, work: Path) -> int:
-    log = _log(settings, work)
+    path = work / f"log-{settings.rows}-{settings.cardinality_scale:g}-{settings.rare:g}"
+    make_log(path, settings.rows, settings.cardinality_scale, settings.rare)
+    out = work / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    log = Log(path, settings.rows // DAYS * DAYS, out, settings.threads)
     chosen = [
         system
         for system in _systems(log, settings.slow_repeats)
         if any(word in f"{system.name} {system.case}" for word in settings.only.split(","))
     ]
+    megabytes = sum(file.stat().st_size for file in path.glob("day_*")) / 1e6
     table = Table(
         "etl",
-        f"ETL of {log.rows:,} rows ({_megabytes(log.path):,.0f} MB of text, {DAYS} days), "
+        f"ETL of {log.rows:,} rows ({megabytes:,.0f} MB of text, {DAYS} days), "
         f"{log.threads} threads",
         [Metric("rows_per_s", "rows/s", ratio=True), WALL, CPU, MEMORY],
         base="polars",
@@ -87,20 +81,8 @@ def _measure(settings: BenchmarkSettings, work: Path) -> int:
     _compare(table, log)
     table.print()
     print(f"written to {table.write()}")
-    shutil.rmtree(work / "out", ignore_errors=True)
+    shutil.rmtree(out)
     return 1 if table.failed else 0
-
-
-def _log(settings: BenchmarkSettings, work: Path) -> Log:
-    """Return the given log, or one that is made once for these settings."""
-    path = settings.input
-    if path is None:
-        path = work / f"log-{settings.rows}-{settings.cardinality_scale:g}-{settings.rare:g}"
-        make_log(path, settings.rows, settings.cardinality_scale, settings.rare)
-    out = work / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    return Log(path, rows_of(path), out, settings.threads)
 
 
 def _systems(log: Log, slow: int) -> list[System]:
@@ -128,10 +110,6 @@ def _systems(log: Log, slow: int) -> list[System]:
         repeated(1),
         repeated(_FACTOR),
     ]
-
-
-def _megabytes(path: Path) -> float:
-    return sum(file.stat().st_size for file in path.glob("day_*")) / 1e6
 
 
 def _compare(table: Table, log: Log) -> None:

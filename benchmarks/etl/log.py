@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import make_once
-from nvt_torchrec.base.errors import BadInputError
-from nvt_torchrec.base.files.atomic import read_json, write_json
 from nvt_torchrec.clicklog.synthetic.log import SyntheticSettings, synthesize
 from nvt_torchrec.formats.spec.toml_file import load_spec
 
@@ -23,7 +21,6 @@ DAYS = 8
 #: The columns with millions of values in MLPerf's list of cardinalities.
 _LARGEST = ("cat_0", "cat_9", "cat_10", "cat_19", "cat_20", "cat_21")
 _RARE_VALUES = 2_000_000
-SUMMARY_FILE = "log.json"
 
 
 def make_log(path: Path, rows: int, cardinality_scale: float, rare: float) -> None:
@@ -44,7 +41,6 @@ def make_log(path: Path, rows: int, cardinality_scale: float, rare: float) -> No
         values = generator.integers(0, 2**32, (len(fields), _RARE_VALUES), np.uint32)
         for day in range(DAYS):
             _add_rare(path / f"day_{day}", fields, values, rare, seed=day)
-        write_json(path / SUMMARY_FILE, {"rows": each * DAYS, "rare": rare})
 
     make_once(path, f"a log of {each * DAYS} rows", make)
 
@@ -76,15 +72,3 @@ def repeat_head(source: Path, target: Path, head_bytes: int, times: int) -> None
         with open(target / f"day_{day}", "wb") as out:
             for _ in range(times):
                 out.write(head)
-
-
-def rows_of(path: Path) -> int:
-    """Return the rows of a log made by :func:`make_log`, or by ``etl synthesize``.
-
-    Raises:
-        BadInputError: there is none.
-    """
-    for name in (SUMMARY_FILE, "synthetic.json"):
-        if (path / name).is_file():
-            return read_json(path / name, "a synthetic log")["rows"]
-    raise BadInputError(f"{path}: no {SUMMARY_FILE}", "leave --input out: the log is made then")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,9 @@ import numpy as np
 
 from benchmarks.etl.verify import Output, parts, read_parquet_column
 from benchmarks.harness import ROOT, System
-from benchmarks.venvs import Peer
-from nvt_torchrec.base.errors import ClickLogError
+from benchmarks.process import run
+from benchmarks.venvs import Peer, PeerError
+from nvt_torchrec.formats.splits import SPLITS
 
 HERE = Path(__file__).parent
 
@@ -31,10 +29,6 @@ NVTABULAR = Peer(
     tools=("pip==24.0",),  # later ones refuse merlin-dataloader's metadata
     no_deps=True,
 )
-
-
-class WarmUpError(ClickLogError):
-    """Our own program failed before the measurements."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,29 +48,22 @@ def output_of(log: Log, name: str, case: str) -> Path:
 
 def ours(log: Log, engine: str, name: str, case: str, *flags: str, **more: Any) -> System:
     """Measure the whole process of ``python -m etl run``."""
-    output = output_of(log, name, case)
+    output, warm_up_output = output_of(log, name, case), log.work / "warm_up"
     command = [sys.executable, "-m", "etl", "run", "--engine", engine, *flags]
-    command += ["--input_path", str(log.path), "--workers", str(log.threads)]
+    command += ["--input_path", str(log.path), "--workers", str(log.threads), "--output_path"]
 
     def warm_up() -> None:
         """Compile Numba's kernels, which are cached."""
-        target = log.work / "warm_up"
-        shutil.rmtree(target, ignore_errors=True)
-        done = subprocess.run(
-            [*command, "--limit_rows", "500", "--output_path", target],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        shutil.rmtree(target, ignore_errors=True)
-        if done.returncode:
-            raise WarmUpError(f"{' '.join(command)}: {done.stderr.strip()[-300:]}")
+        shutil.rmtree(warm_up_output, ignore_errors=True)
+        done = run([*command, warm_up_output, "--limit_rows", "500"], cwd=ROOT, result=dict)
+        shutil.rmtree(warm_up_output, ignore_errors=True)
+        if done.error:
+            raise PeerError(f"{' '.join(command)}: {done.error}")
 
     return System(
         name,
         case,
-        [*command, "--output_path", output],
+        [*command, output],
         prepare=warm_up,
         before=lambda: shutil.rmtree(output, ignore_errors=True),
         result=lambda: {"rows": json.loads((output / "manifest.json").read_text())["rows"]["out"]},
@@ -106,29 +93,30 @@ def our_output(directory: Path) -> Output:
     from nvt_torchrec.workflows import inspect
 
     description = inspect(directory / "workflow")
-    split = directory / "criteo_binary" / "split"
 
-    def vocabulary(name: str, suffix: str) -> np.ndarray:
+    def vocabulary(name: str, suffix: str = "") -> np.ndarray:
         stored = description.vocabularies[name]
         return read_parquet_column(directory / "workflow" / stored.file, stored.name + suffix)
 
+    splits = directory / "criteo_binary" / "split"
     return Output(
-        _splits(split, ("train", "valid", "test")),
-        functools.partial(vocabulary, suffix="_size"),
-        functools.partial(vocabulary, suffix=""),
+        [parts(splits / name) for name in SPLITS],
+        lambda name: vocabulary(name, "_size"),
+        vocabulary,
     )
 
 
 def frames_output(directory: Path) -> Output:
     """Read what the programs for Polars and DuckDB wrote."""
 
-    def vocabulary(name: str, column: Callable[[str], str]) -> np.ndarray:
-        return read_parquet_column(directory / "vocabulary" / f"{name}.parquet", column(name))
+    def vocabulary(name: str, column: str) -> np.ndarray:
+        file = directory / "vocabulary" / f"{name}.parquet"
+        return read_parquet_column(file, column).astype(np.int64)
 
     return Output(
-        _splits(directory, ("train", "valid", "test")),
-        lambda name: vocabulary(name, lambda _: "len").astype(np.int64),
-        lambda name: vocabulary(name, lambda name: name).astype(np.int64),
+        [parts(directory / name) for name in SPLITS],
+        lambda name: vocabulary(name, "len"),
+        lambda name: vocabulary(name, name),
     )
 
 
@@ -139,8 +127,4 @@ def nvtabular_output(directory: Path) -> Output:
         file = directory / "categories" / f"unique.{name}.parquet"
         return read_parquet_column(file, f"{name}_size").astype(np.int64)
 
-    return Output(_splits(directory, ("train", "last_day")), counts)
-
-
-def _splits(directory: Path, names: Sequence[str]) -> list[list[Path]]:
-    return [parts(directory / name) for name in names]
+    return Output([parts(directory / name) for name in ("train", "last_day")], counts)

@@ -1,1 +1,1 @@
-"""ETL, loader, training and inference on a GPU, beside what limits each."""
+"""ETL, loader and training on a GPU, beside what limits each."""

@@ -1,4 +1,4 @@
-"""ETL, loader, training, inference and the tests on a GPU, step by step, most valuable first.
+"""ETL, loader, training and the tests on a GPU, step by step, most valuable first.
 
 Each step is a process with a time limit of its own, so that a crash costs one step. What a step
 found is kept at once in build/bench/gpu.jsonl, and what it printed in build/bench/gpu/; --resume

@@ -71,7 +71,6 @@ def all_steps(settings: GpuSettings) -> list[Step]:
         training("bf16 fp16 tables", large),
         part("engine/cpu", "etl:cpu_engine", 240, data=True),
         part("engine/dask", "etl:dask_engine", 240, data=True),
-        part("scoring", "training:scoring", 120, data=True),
         *_tests(),
         part("profile", "training:profile", 180, data=True),
     ]

@@ -1,11 +1,10 @@
-"""Loading, training and scoring on the device, with the MLPerf DLRM."""
+"""Loading and training on the device, with the MLPerf DLRM."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ from torchrec.datasets.utils import Batch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from benchmarks.data import npy_files
-from benchmarks.gpu.data import ensure_log, ensure_parquet, training_files
+from benchmarks.gpu.data import ensure_parquet, training_files
 from benchmarks.gpu.worker import GpuSettings, Result, seconds_of, settle
 from benchmarks.venvs import BUILD
 from nvt_torchrec.dlrm.build import OneRankPipeline, build
@@ -28,8 +27,7 @@ from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.model import TrainBatch
 from nvt_torchrec.dlrm.reporting.profiling import TRACE_FILE
-from nvt_torchrec.dlrm.settings.flags import parse_settings
-from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings
 from nvt_torchrec.dlrm.train import train
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.nvt_loader.cpu.builder import CpuBuilder
@@ -46,8 +44,6 @@ WAYS = {
 #: Steps that are not timed: kernels are chosen, pipelines filled.
 _WARM = 20
 _READY = 8
-#: Rows that are scored at once.
-_SCORED = (1, 64, 4096)
 
 
 def loaders(args: GpuSettings, device: torch.device) -> Iterator[Result]:
@@ -114,35 +110,6 @@ def profile(args: GpuSettings, device: torch.device) -> Iterator[Result]:
         train(settings, group)
     size = (directory / TRACE_FILE).stat().st_size
     yield {"system": str(directory / TRACE_FILE), "case": "profile", "bytes": size}
-
-
-def scoring(args: GpuSettings, device: torch.device) -> Iterator[Result]:
-    """Measure the p50 of the stages from rows as dicts to probabilities, by batch size."""
-    from nvt_torchrec.clicklog.readers.stream import stream_unparsed
-    from nvt_torchrec.etl.run import run
-    from nvt_torchrec.etl.settings import EtlSettings
-    from nvt_torchrec.formats.spec.toml_file import load_spec
-    from nvt_torchrec.inference import Predictor
-    from nvt_torchrec.inference.benchmark import measure
-
-    log, base = ensure_log(args), args.data / "scoring"
-    shutil.rmtree(base, ignore_errors=True)
-    run(EtlSettings(str(log), base / "out", load_spec(), engine="cpu"))
-    flags = [f"--binary_path={base / 'out' / 'criteo_binary' / 'split'}", "--batch_size=2048"]
-    flags += ["--adagrad", "--learning_rate=0.02", "--max_steps=50", f"--log_path={base / 'log'}"]
-    flags += [f"--save_checkpoint_path={base / 'checkpoint'}", *args.model]
-    with process_group() as group:
-        train(parse_settings(flags), group)
-    predictor = Predictor.load(base / "out" / "workflow", base / "checkpoint", device=device)
-    rows = next(iter(stream_unparsed(str(log / "day_2"), predictor.spec, block_bytes=16 << 20)))
-    for size in _SCORED:
-        for timing in measure(predictor, None, [rows], size, args.seconds):
-            yield {
-                "system": timing.stage.strip(),
-                "case": f"score B={size}",
-                "rows_per_s": timing.rows_per_s,
-                "ms": timing.p50,
-            }
 
 
 def _decode(files: list[Path], device: torch.device) -> None:

@@ -5,9 +5,8 @@ rates exclude the first batch. "limit: decode" only decodes, with one thread (pa
 verified, no batches). "x merlin stock" compares within a case. "later ms" and "CPU ms" are the
 times to the first batch of a later epoch. "x decode" is the loader's rate over that of one decoding
 thread, by wall-clock time (the loader has two threads where there are two processors) and by CPU
-time. Training steps are those of a small DLRM (DistributedModelParallel, TrainPipelineSparseDist,
-B = 2048). "x ready" is the time of a step over that of one whose batch is already in memory. Both
-sides of these ratios are measured in turn in the same process.
+time, both measured in turn in the same process. What loading costs a training step is measured by
+`python -m benchmarks.train`.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ METRICS = (
     Metric("next_epoch_cpu_ms", "CPU ms"),
     Metric("decode_share", "x decode", ".2f"),
     Metric("decode_share_cpu", "by CPU", ".2f"),
-    Metric("step_ms", "step ms", ".1f"),
-    Metric("step_ratio", "x ready", ".2f"),
     Metric("loading_mb", "peak MB"),
 )
 #: What is asked of each case, as a multiple of the stock loader's samples/s.
@@ -116,8 +113,6 @@ def _systems(data: Path, seconds: float) -> Iterator[System]:
             yield system(name, case, "--form", form)
     for name in (OURS, STOCK, NPY):
         yield system(name, "2 ranks B=2048", "--ranks", 2)
-    for name in (OURS, STOCK, NPY):
-        yield system(name, "step B=2048", "--step")
 
 
 def _targets(table: Table) -> list[str]:
@@ -139,8 +134,6 @@ def _targets(table: Table) -> list[str]:
         judge(case, "ms to the first batch", table.median(OURS, case, "next_epoch_ms"), 0, 50)
     for case in (*SIZES, "shuffled B=2048", "int64 B=2048"):
         judge(case, "MB at most", table.median(OURS, case, "loading_mb"), 0, 800)
-    ratio = table.median(OURS, "step B=2048", "step_ratio")
-    judge("step B=2048", "x the step with a ready batch", ratio, 0, 1.05)
     return ["", "asked for, on a machine without other load:", *lines] if lines else []
 
 

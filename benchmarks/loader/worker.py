@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import json
 import os
 import statistics
@@ -15,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import DENSE, criteo_schema
 from benchmarks.loader import systems
 from benchmarks.process import high_water
 from nvt_torchrec.dlrm.launch.startup import prepare_torch
@@ -24,8 +22,6 @@ from nvt_torchrec.dlrm.launch.startup import prepare_torch
 LEAST_ROWS, PATIENCE = 400_000, 20
 #: How often loader and decoding are measured in turn.
 ROUNDS = 3
-#: Training steps before anything is timed, steps of a phase, and how often the phases alternate.
-WARM, STEPS, PHASES = 10, 25, 3
 
 
 def main() -> None:
@@ -40,13 +36,9 @@ def main() -> None:
     add("--ranks", type=int, default=1)
     add("--rank", type=int, default=0)
     add("--seconds", type=float, default=3.0)
-    add("--step", action="store_true", help="measure training steps")
     args = parser.parse_args()
     prepare_torch()
-    if args.step:
-        measure = measure_steps
-    else:
-        measure = _all_ranks if args.ranks > 1 and args.rank == 0 else measure_rates
+    measure = _all_ranks if args.ranks > 1 and args.rank == 0 else measure_rates
     print(json.dumps(measure(args)))
 
 
@@ -142,69 +134,6 @@ def _all_ranks(args: argparse.Namespace) -> dict[str, Any]:
         "first_batch_ms": max(rank["first_batch_ms"] for rank in ranks),
         "loading_mb": sum(rank["loading_mb"] for rank in ranks),
     }
-
-
-def measure_steps(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the median times of a step, with ready batches and the system's batches in turn."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model = _model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ready = list(itertools.islice(systems.make(systems.OURS, args), 8))
-    _train(model, optimizer, itertools.islice(itertools.cycle(ready), WARM))
-    times: dict[str, list[float]] = {"ready": [], "loader": []}
-    for _ in range(PHASES):
-        batches = systems.make(args.system, args)
-        for name, source in (("ready", itertools.cycle(ready)), ("loader", batches)):
-            times[name] += _train(model, optimizer, itertools.islice(source, STEPS + 2))
-        _stop(batches)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    return {
-        "step_ms": 1e3 * medians["loader"],
-        "ready_step_ms": 1e3 * medians["ready"],
-        "step_ratio": medians["loader"] / medians["ready"],
-    }
-
-
-def _train(model: Any, optimizer: Any, batches: Iterator[Any]) -> list[float]:
-    """Return the seconds of each step of a pipeline over ``batches``, except the first two."""
-    import torch
-    from torchrec.distributed import TrainPipelineSparseDist
-
-    pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-    seconds = []
-    while True:
-        begin = time.perf_counter()
-        try:
-            pipeline.progress(batches)
-        except StopIteration:
-            break
-        seconds.append(time.perf_counter() - begin)
-    pipeline.detach()
-    return seconds[2:]
-
-
-def _model() -> Any:
-    """Return a small DLRM with fused SGD."""
-    import torch
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-    from torchrec.distributed.model_parallel import DistributedModelParallel
-    from torchrec.models.dlrm import DLRM, DLRMTrain
-    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-
-    schema = criteo_schema()
-    tables = [
-        EmbeddingBagConfig(
-            name=f"t_{name}", embedding_dim=16, num_embeddings=size, feature_names=[name]
-        )
-        for name, size in zip(schema.categorical, schema.table_sizes, strict=True)
-    ]
-    bags = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-    model = DLRMTrain(DLRM(bags, DENSE, [64, 16], [64, 32, 1]))
-    apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.01})
-    return DistributedModelParallel(model, device=torch.device("cpu"))
 
 
 if __name__ == "__main__":

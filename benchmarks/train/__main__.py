@@ -3,7 +3,7 @@
 "dlrm_main" is facebookresearch/dlrm's, run unmodified from the checkout that --dlrm names (git
 clone https://github.com/facebookresearch/dlrm), in this project's environment. It reads NumPy
 arrays into memory; our trainer decodes parquet. "bare loop" is forward, backward and optimizer of
-our model over one batch in memory; "ready batch, pipelined" the same through TorchRec's pipeline.
+our model over one batch in memory.
 Rates are over --steps steps after --warm_up. On a busy machine compare samples per CPU second.
 `python -m benchmarks.train quality` compares how good the trained models are.
 """
@@ -19,9 +19,10 @@ from pathlib import Path
 
 from benchmarks.data import NPY_KINDS, criteo_schema, make_once, write_rows
 from benchmarks.harness import Metric, System, Table, run_benchmark
-from benchmarks.train.worker import BARE, DLRM_MAIN, OURS, PIPELINED
-from benchmarks.venvs import BUILD, PeerError
+from benchmarks.train.worker import BARE, DLRM_MAIN, OURS
+from benchmarks.venvs import BUILD
 from nvt_torchrec.base.command_line import Settings, flag
+from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.splits import SPLITS
 
 METRICS = (
@@ -61,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: BenchmarkSettings) -> int:
     sizes = settings.batch_sizes
+    if settings.dlrm and not (script := settings.dlrm / "torchrec_dlrm" / "dlrm_main.py").is_file():
+        raise SettingsError(f"{script}: no such file", "give a checkout of facebookresearch/dlrm")
     data = BUILD / "train-data"
     make_data(data, max(sizes) * (settings.warm_up + settings.steps + 2))
     systems = [system for size in sizes for system in _systems(settings, data, size)]
@@ -91,22 +94,13 @@ def make_data(root: Path, rows: int) -> None:
 
 
 def _systems(settings: BenchmarkSettings, data: Path, size: int) -> list[System]:
-    names = [BARE, PIPELINED, OURS, *([DLRM_MAIN] if settings.dlrm else [])]
     systems = []
-    for name in names:
+    for name in (BARE, OURS, *([DLRM_MAIN] if settings.dlrm else [])):
         command = [sys.executable, "-m", "benchmarks.train.worker", name, "--data", data]
         command += ["--batch_size", size, "--warm_up", settings.warm_up, "--steps", settings.steps]
-        if name == DLRM_MAIN:
-            command += ["--checkout", settings.dlrm.absolute()]
-        prepare = (lambda: _check(settings.dlrm)) if name == DLRM_MAIN else (lambda: None)
-        systems.append(System(name, f"B={size}", list(map(str, command)), prepare=prepare))
+        command += ["--checkout", settings.dlrm.absolute()] if name == DLRM_MAIN else []
+        systems.append(System(name, f"B={size}", list(map(str, command))))
     return systems
-
-
-def _check(checkout: Path) -> None:
-    script = checkout / "torchrec_dlrm" / "dlrm_main.py"
-    if not script.is_file():
-        raise PeerError(f"{script}: no such file", "give a checkout of facebookresearch/dlrm")
 
 
 def _notes(table: Table, case: str) -> list[str]:

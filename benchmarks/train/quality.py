@@ -96,11 +96,10 @@ def _run(settings: QualitySettings, flags: list[str]) -> int:
     refuse(flags, _REFUSED)
     if not any(given.split("=")[0] == "--binary_path" for given in flags):
         flags = [*flags, "--binary_path", str(make_data(settings.rows_per_day))]
-    logs = BUILD / "quality"
-    shutil.rmtree(logs, ignore_errors=True)
-    table = Table(
-        "quality", f"Test AUROC after one epoch, {settings.ranks} ranks", METRICS, base=""
-    )
+    if settings.seeds > 1:
+        flags = [*flags, "--shuffle_training_set"]
+    title = f"Test AUROC after one epoch, {settings.ranks} ranks"
+    table = Table("quality", title, METRICS, base="")
     groups: dict[str, list[System]] = {}
     for model, batch, optimizer, seed in itertools.product(
         settings.models, settings.global_batches, settings.optimizers, range(settings.seeds)
@@ -108,16 +107,9 @@ def _run(settings: QualitySettings, flags: list[str]) -> int:
         case = f"{model}, B={batch}"
         given = ["--optimizer", optimizer, "--batch_size", str(batch // settings.ranks)]
         given += [*MODELS[model], *flags, "--seed", str(seed)]
-        if settings.seeds > 1:
-            given.append("--shuffle_training_set")
-        system = _training_run(
-            optimizer,
-            case if settings.seeds == 1 else f"{case}, seed {seed}",
-            given,
-            logs / f"{model}-{batch}-{optimizer}-{seed}",
-            settings.ranks,
-        )
-        groups.setdefault(f"{optimizer} {case}", []).append(system)
+        group = groups.setdefault(f"{optimizer} {case}", [])
+        case += f", seed {seed}" if settings.seeds > 1 else ""
+        group.append(_training_run(optimizer, case, given, settings.ranks))
     table.measure(list(itertools.chain(*groups.values())), repeats=1)
     summary = {name: _summarize(table, systems) for name, systems in groups.items()}
     oracles = [output["oracle"] for key in table.runs for output in table.outputs(*key)]
@@ -145,15 +137,17 @@ def make_data(rows_per_day: int) -> Path:
     return etl / "criteo_binary" / "split"
 
 
-def _training_run(name: str, case: str, flags: list[str], log_path: Path, ranks: int) -> System:
+def _training_run(optimizer: str, case: str, flags: list[str], ranks: int) -> System:
     """Return a run of ``train_torchrec.py`` with the metrics of its log as result."""
     start = [sys.executable]
     if ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    log_path = BUILD / "quality" / f"{optimizer} {case}"
     return System(
-        name,
+        optimizer,
         case,
-        [*start, str(ROOT / "train_torchrec.py"), *flags, "--log_path", str(log_path)],
+        [*start, ROOT / "train_torchrec.py", *flags, "--log_path", log_path],
+        before=lambda: shutil.rmtree(log_path, ignore_errors=True),
         result=lambda: _result(log_path),
         timeout=24 * 3600,
     )
@@ -181,11 +175,10 @@ def _summarize(table: Table, systems: list[System]) -> dict[str, float]:
     aurocs = [value for s in systems for value in table.values(s.name, s.case, "auroc")]
     if not aurocs:
         return {}
-    spread = statistics.stdev(aurocs) if len(aurocs) > 1 else 0.0
     return {
         "seeds": len(aurocs),
         "mean": statistics.mean(aurocs),
-        "standard_deviation": spread,
+        "standard_deviation": statistics.stdev(aurocs) if len(aurocs) > 1 else 0.0,
         "worst": min(aurocs),
         "best": max(aurocs),
     }

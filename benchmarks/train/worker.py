@@ -8,7 +8,6 @@ all that a step costs, including loading, learning rate and reports.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -18,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,7 @@ from benchmarks.data import TABLE_SIZES
 from nvt_torchrec.base.errors import run_command
 from nvt_torchrec.dlrm.launch.startup import prepare_torch
 
-OURS, DLRM_MAIN = "ours", "dlrm_main"
-BARE, PIPELINED = "bare loop", "ready batch, pipelined"
-SYSTEMS = (OURS, DLRM_MAIN, BARE, PIPELINED)
+OURS, DLRM_MAIN, BARE = "ours", "dlrm_main", "bare loop"
 #: The model: small, so that the cost of everything but arithmetic is visible on few cores.
 MODEL = {
     "embedding_dim": "16",
@@ -68,7 +65,7 @@ def main() -> None:
     """Measure one system."""
     parser = argparse.ArgumentParser()
     add = parser.add_argument
-    add("system", choices=SYSTEMS)
+    add("system", choices=(OURS, DLRM_MAIN, BARE))
     add("--data", type=Path, required=True)
     add("--batch_size", type=int, default=2048)
     add("--warm_up", type=int, default=20)
@@ -77,8 +74,7 @@ def main() -> None:
     args = parser.parse_args()
     prepare_torch()
     stamps = Stamps()
-    run = {OURS: _ours, DLRM_MAIN: _dlrm_main, BARE: _bare, PIPELINED: _pipelined}[args.system]
-    run(args, stamps)
+    {OURS: _ours, DLRM_MAIN: _dlrm_main, BARE: _bare}[args.system](args, stamps)
     print(json.dumps(stamps.result(args.warm_up, args.steps, args.batch_size)), flush=True)
 
 
@@ -135,45 +131,27 @@ def _dlrm_main(args: argparse.Namespace, stamps: Stamps) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
-@contextlib.contextmanager
-def _ready(args: argparse.Namespace) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield our model, its optimizer, and one batch."""
+def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
+    """Run forward, backward and optimizer of our model over one batch in memory."""
     from nvt_torchrec.dlrm.build import build
     from nvt_torchrec.dlrm.config import model_config
     from nvt_torchrec.dlrm.data import make_loader, read_schema
     from nvt_torchrec.dlrm.launch.distributed import process_group
     from nvt_torchrec.dlrm.model import TrainBatch
-    from nvt_torchrec.dlrm.settings.flags import parse_settings
+    from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 
     settings = parse_settings([*_flags(args), "--binary_path", str(args.data / "split")])
     config = model_config(settings, read_schema(settings))
     with process_group() as group:
         model, optimizer, _ = build(settings, config, group)
-        batch = next(iter(make_loader(settings, config, "train", group)))
-        yield model, optimizer, TrainBatch.of(batch, args.batch_size, args.batch_size)
-
-
-def _bare(args: argparse.Namespace, stamps: Stamps) -> None:
-    """Run forward, backward and optimizer only."""
-    with _ready(args) as (model, optimizer, batch):
+        loaded = next(iter(make_loader(settings, config, "train", group)))
+        batch = TrainBatch.of(loaded, args.batch_size, args.batch_size)
         for _ in range(args.warm_up + args.steps + 1):
             stamps.take()
             optimizer.zero_grad()
             loss, _ = model(batch)
             loss.backward()
             optimizer.step()
-
-
-def _pipelined(args: argparse.Namespace, stamps: Stamps) -> None:
-    """Run the same batch through TorchRec's pipeline, which training uses on several ranks."""
-    from torchrec.distributed import TrainPipelineSparseDist
-
-    with _ready(args) as (model, optimizer, batch):
-        pipeline = TrainPipelineSparseDist(model, optimizer, batch.labels.device)
-        batches = itertools.repeat(batch)
-        for _ in range(args.warm_up + args.steps + 1):
-            stamps.take()
-            pipeline.progress(batches)
 
 
 if __name__ == "__main__":

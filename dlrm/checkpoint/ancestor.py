@@ -60,18 +60,18 @@ def agree_on_ancestor(settings: TrainSettings, group: Group) -> Ancestor | None:
     Raises:
         ClickLogError: As :func:`find_ancestor`, on all ranks.
     """
-    own = checkpoints_in(settings.checkpoint_dir) if settings.checkpoint_dir else []
+    checkpoints = checkpoints_in(settings.checkpoint_dir) if settings.checkpoint_dir else []
     path = Path(settings.continue_from or "")
-    return on_all_ranks(group, path, find_ancestor, settings, from_rank_0(group, own))
+    return on_all_ranks(group, path, find_ancestor, settings, from_rank_0(group, checkpoints))
 
 
-def find_ancestor(settings: TrainSettings, own: list[Path]) -> Ancestor | None:
+def find_ancestor(settings: TrainSettings, checkpoints: list[Path]) -> Ancestor | None:
     """Return the checkpoint that a run continues from; None without ``--continue_from``.
 
     Args:
         settings: The settings of the run.
-        own: The checkpoints of this run so far, oldest first: the run goes on from them, and from
-            the ancestor that they name.
+        checkpoints: The checkpoints of this run so far, oldest first: the run continues from
+            them, and from the ancestor that they name.
 
     Raises:
         BadInputError: There is no such checkpoint, or it is damaged.
@@ -81,7 +81,7 @@ def find_ancestor(settings: TrainSettings, own: list[Path]) -> Ancestor | None:
     if not settings.continue_from:
         return None
     given = Path(settings.continue_from)
-    recorded = _recorded(own)
+    recorded = _recorded(checkpoints)
     if recorded is None:
         return _describe(resolve(given))
     path, before = recorded
@@ -108,9 +108,9 @@ def _may_be(given: Path, before: Ancestor) -> bool:
     return now.digest == before.digest
 
 
-def _recorded(own: list[Path]) -> tuple[Path, Ancestor | None] | None:
+def _recorded(checkpoints: list[Path]) -> tuple[Path, Ancestor | None] | None:
     """Return the newest own checkpoint that can be read, and the ancestor that it names."""
-    for path in reversed(own):
+    for path in reversed(checkpoints):
         try:
             training = CheckpointRecord.read(path).training
         except ClickLogError:
@@ -137,14 +137,14 @@ def resolve(path: Path) -> Path:
     """
     if (path / MODEL_FILE).is_file():
         return path
-    found = finished(path)
-    if not found:
+    checkpoints = finished(path)
+    if not checkpoints:
         raise BadInputError(
             f"--continue_from {path}: no checkpoint",
             "give a directory that --save_checkpoint_path named, a periodic checkpoint "
             "(CHECKPOINT_DIR/step_…), or a --checkpoint_dir that holds one",
         )
-    return found[-1]
+    return checkpoints[-1]
 
 
 def earlier_days(ancestor: Ancestor | None, settings: TrainSettings) -> list[int] | None:

@@ -83,13 +83,13 @@ def grow_tables(
         vocabulary = column.vocabulary_name
         values = generation.values[vocabulary], workflow.lineage[-1].values[vocabulary]
         needed_then, needed = (column.reserved_ids + count for count in values)
-        own = reused.get(vocabulary, np.empty(0, np.int64))
-        _check_size(column, (rows_then, rows), (needed_then, needed), changed=len(own) > 0)
+        reused_ids = reused.get(vocabulary, np.empty(0, np.int64))
+        _check_size(column, (rows_then, rows), (needed_then, needed), changed=len(reused_ids) > 0)
         kept = min(rows_then, needed_then, rows)
-        own = own[own < kept]
+        reused_ids = reused_ids[reused_ids < kept]
         added = np.arange(kept, max(kept, min(needed, rows)))
-        origins = workflow.oov_ids(column, np.concatenate([own, added]))
-        tables[table] = GrownTable(rows_then, rows, kept, own, origins, column.oov_ids)
+        origins = workflow.oov_ids(column, np.concatenate([reused_ids, added]))
+        tables[table] = GrownTable(rows_then, rows, kept, reused_ids, origins, column.oov_ids)
     return tables
 
 

@@ -78,6 +78,12 @@ class CheckpointRecord:
             )
         return record
 
+    @property
+    def label(self) -> str | None:
+        """The label that the model was trained on; None for the data's main one."""
+        label = self.training["settings"].get("label")
+        return None if label is None else str(label)
+
     def write(self, directory: Path) -> None:
         """Write ``model.json``. Raises OutputError."""
         files = {name: entry.to_dict() for name, entry in sorted(self.files.items())}

@@ -70,23 +70,23 @@ _MAY_CHANGE = (
 _DIGESTS = {"workflow_digest": "data of workflow", "data_digest": "data with statistics"}
 
 
-def check_may_continue(found: list[Path], launchers: list[str], group: Group) -> None:
+def check_may_continue(checkpoints: list[Path], launchers: list[str], group: Group) -> None:
     """Check that a run without ``--resume`` is a restart of the job that wrote the checkpoints.
 
     That torchrun restarted the ranks is not enough: their first start may have been refused here.
 
     Args:
-        found: The checkpoints, oldest first.
+        checkpoints: The checkpoints, oldest first.
         launchers: This run's :func:`dlrm.launch.distributed.launchers`.
         group: This rank (collective).
 
     Raises:
         OutputError: They are of another job (on all ranks).
     """
-    same_job = group.rank == 0 and any(_wrote(launchers, path) for path in reversed(found))
+    same_job = group.rank == 0 and any(_wrote(launchers, path) for path in reversed(checkpoints))
     if not from_rank_0(group, same_job):
         raise OutputError(
-            f"--checkpoint_dir {found[0].parent}: holds a run, up to {found[-1].name}",
+            f"--checkpoint_dir {checkpoints[0].parent}: holds a run, up to {checkpoints[-1].name}",
             "add --resume to go on from there, or choose another directory",
         )
 
@@ -100,7 +100,7 @@ def _wrote(launchers: list[str], path: Path) -> bool:
 
 
 def resume_from(
-    found: list[Path],
+    checkpoints: list[Path],
     record: dict[str, Any],
     config: ModelConfig,
     loader: KJTLoader,
@@ -113,7 +113,7 @@ def resume_from(
     Newer ones are renamed, so that the run can write its own of these steps.
 
     Args:
-        found: The checkpoints, oldest first; the same on all ranks.
+        checkpoints: The checkpoints, oldest first; the same on all ranks.
         record: What the run would write now: its settings and
             :func:`data_origin`.
         config: The run's model.
@@ -132,7 +132,7 @@ def resume_from(
         OutputError: A newer one cannot be renamed.
     """
     refused: list[tuple[Path, str]] = []
-    for path in reversed(found):
+    for path in reversed(checkpoints):
         try:
             training = on_all_ranks(group, path, _read_training, path, record, config, loader)
             load_state(path, model, optimizer, group)
@@ -143,7 +143,7 @@ def resume_from(
         log_changes(training["settings"], record["settings"], group)
         return path, training
     raise BadInputError(
-        f"{found[0].parent}: none of its {len(found)} checkpoints can be used:\n  "
+        f"{checkpoints[0].parent}: none of its {len(checkpoints)} checkpoints can be used:\n  "
         + "\n  ".join(why for _, why in refused),
         "restore one from a copy, or start a new run in another directory",
     )

@@ -120,7 +120,7 @@ def on_all_ranks(group: Group, path: Path, function: Callable[..., Any], *args: 
             error = RuntimeError(f"{path}: {type(raised).__name__}: {raised}")
     errors = list(filter(None, gathered(group, error)))
     if errors:  # damage is certain only if no rank has another error
-        raise min(errors, key=lambda found: isinstance(found, BadInputError)) from cause
+        raise min(errors, key=lambda error: isinstance(error, BadInputError)) from cause
     return value
 
 

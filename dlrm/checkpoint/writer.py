@@ -124,8 +124,8 @@ class Checkpoints:
 
 def checkpoints_in(directory: Path | str) -> list[Path]:
     """Return the checkpoints in a run's directory, whole or not, oldest first."""
-    found = [path for path in Path(directory).glob("step_*") if _STEP_NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    paths = [path for path in Path(directory).glob("step_*") if _STEP_NAME.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def finished(directory: Path | str) -> list[Path]:

@@ -171,8 +171,8 @@ def launchers(group: Group) -> list[str]:
     directory that the agent made for its logs, in which each start of its ranks has an
     ``attempt_N``.
     """
-    logs, found, _ = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")
-    names = gathered(group, f"{socket.gethostname()}:{logs}" if found else None)
+    logs, separator, _ = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")
+    names = gathered(group, f"{socket.gethostname()}:{logs}" if separator else None)
     return sorted({name for name in names if name})
 
 

@@ -134,8 +134,8 @@ class StopRequests:
 def _processes_on_this_machine(group: Group) -> list[int]:
     """The process ids of the other ranks on this machine (collective)."""
     processes = gathered(group, (socket.gethostname(), os.getpid()))
-    host, own = processes[group.rank]
-    peers = [process for name, process in processes if name == host and process != own]
+    host, pid = processes[group.rank]
+    peers = [process for name, process in processes if name == host and process != pid]
     return [process for process in peers if _is_running(process)]
 
 

@@ -134,17 +134,17 @@ class LearningCheck:
         rows = gather_rows(self._group, torch.cat(parts).float().cpu().numpy())
         if rows is None or not np.isfinite(rows).all():
             return
-        found = auroc(*rows.T)
+        area = auroc(*rows.T)
         positive, samples = rows[:, 1] > 0.5, float(len(rows))
         clicks = float(np.count_nonzero(positive))
         if rows.shape[1] > 2:
             clicks = _effective(rows[positive, 2])
             samples = clicks + _effective(rows[~positive, 2])
-        if found is not None and _is_chance(found, clicks, samples):
+        if area is not None and _is_chance(area, clicks, samples):
             self._warn(
                 "chance",
                 step,
-                f"AUROC {found:.4f} of the last {len(rows):,} training samples, predicted before "
+                f"AUROC {area:.4f} of the last {len(rows):,} training samples, predicted before "
                 "they were trained: nothing is learned yet",
                 self._remedy_at_chance,
             )
@@ -162,12 +162,12 @@ def _effective(weights: np.ndarray) -> float:
     return float(np.sum(weights, dtype=np.float64)) ** 2 / squares if squares else 0.0
 
 
-def _is_chance(found: float, clicks: float, rows: float) -> bool:
+def _is_chance(area: float, clicks: float, rows: float) -> bool:
     """Return whether an AUROC shows that nothing is learned, with enough rows to be sure.
 
     Random scores have an AUROC of variance (rows + 1)/(12·clicks·rest) (Hanley & McNeil 1982).
     """
     rest = rows - clicks
-    if found >= NOTHING_LEARNED or not clicks or not rest:
+    if area >= NOTHING_LEARNED or not clicks or not rest:
         return False
-    return found + 2 * math.sqrt((rows + 1) / (12 * clicks * rest)) < SOMETHING_LEARNED
+    return area + 2 * math.sqrt((rows + 1) / (12 * clicks * rest)) < SOMETHING_LEARNED

@@ -79,7 +79,7 @@ def read_events(path: Path) -> Events:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    found: Events = []
+    run: Events = []
     start: dict[str, Any] | None = None
     fresh = False
     for line in lines:
@@ -92,18 +92,18 @@ def read_events(path: Path) -> Events:
             start, fresh = event, True
         elif kind == "resume":
             fresh = False
-            found = [
+            run = [
                 earlier
-                for earlier in found
+                for earlier in run
                 if earlier.get("step", 0) <= event["step"] and earlier["event"] != "end"
             ]
         elif fresh:  # the first event of another run than the events so far
-            found, fresh = [event], False
+            run, fresh = [event], False
         else:
-            found.append(event)
+            run.append(event)
     if start is None:
         raise BadInputError(f"{path}: not the metrics of a training run")
-    return [start, *([] if fresh else found)]
+    return [start, *([] if fresh else run)]
 
 
 def page(events: Events) -> str:
@@ -159,9 +159,9 @@ def _curves(start: dict[str, Any], train: Events, evaluations: Events) -> list[C
 
 
 def _points(events: Events, key: str) -> list[tuple[float, float]]:
-    found = [(event["step"], event[key]) for event in events if event[key] is not None]
-    every = -(-len(found) // _POINTS)
-    return found[:-1:every] + found[-1:] if every > 1 else found
+    points = [(event["step"], event[key]) for event in events if event[key] is not None]
+    every = -(-len(points) // _POINTS)
+    return points[:-1:every] + points[-1:] if every > 1 else points
 
 
 def _split_settings(settings: dict[str, Any]) -> tuple[list[tuple[str, str]], ...]:

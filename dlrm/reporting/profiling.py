@@ -74,9 +74,9 @@ class StepProfiler:
         """End profiling, after the last step."""
         self._profiler.stop()
 
-    def _write(self, found: profiler.profile) -> None:
+    def _write(self, finished: profiler.profile) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        found.export_chrome_trace(str(self._directory / TRACE_FILE))
-        table = found.key_averages().table(sort_by=self._order, row_limit=_ROWS)
+        finished.export_chrome_trace(str(self._directory / TRACE_FILE))
+        table = finished.key_averages().table(sort_by=self._order, row_limit=_ROWS)
         write_text(self._directory / TABLE_FILE, table + "\n")
         log.info("profile: %s and %s in %s", TRACE_FILE, TABLE_FILE, self._directory)

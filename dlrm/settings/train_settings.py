@@ -1,14 +1,15 @@
-"""The trainer's settings: one dataclass that checks itself; ``dlrm.settings.flags`` parses it."""
+"""The trainer's settings: one dataclass that checks itself, and the command line that makes it."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nvt_torchrec.base.command_line import as_text
+from nvt_torchrec.base.command_line import Parser, as_text, parse
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.dlrm.interactions import INTERACTIONS, Interaction, sizes_of
 from nvt_torchrec.dlrm.settings.fields import LOGS, TrainFields
@@ -168,3 +169,25 @@ def _check_days(settings: TrainSettings) -> None:
         )
     if settings.days not in (None, "all", "new") and not _DAYS.fullmatch(settings.days):
         raise SettingsError(f"--days {settings.days}", "give all, new, or days such as 0-3,7")
+
+
+def build_parser() -> Parser:
+    """Make the parser, without the arguments that :class:`TrainSettings` declares."""
+    return Parser(
+        prog="python train_torchrec.py",
+        usage="python train_torchrec.py FLAGS",
+        description="Train a sharded TorchRec DLRM on the parquet that `python -m etl run` wrote.",
+        epilog="With several processes: torchx run -s local_cwd dist.ddp -j 1x8 "
+        "--script train_torchrec.py -- FLAGS, or: torchrun --nproc-per-node 8 "
+        "train_torchrec.py FLAGS. docs/flags.md compares the flags with those of other trainers.",
+    )
+
+
+def parse_settings(argv: Sequence[str]) -> TrainSettings:
+    """Parse the trainer's command line.
+
+    Raises:
+        SettingsError: A flag is unknown (with the one that was probably meant), a value is not
+            allowed, or settings contradict each other.
+    """
+    return parse(build_parser(), argv, TrainSettings)[0]

@@ -66,9 +66,9 @@ def takes(spec: FeatureSpec, blocks: Iterable[Block]) -> bool:
 
 
 def supports(spec: FeatureSpec) -> bool:
-    """Return whether a spec is of Criteo's format, and its dense columns all logarithms or none."""
-    logarithms = {spec.transform_of(column) != "normalize" for column in spec.dense}
-    return spec.is_criteo_format and len(logarithms) < 2
+    """Return whether a spec is of Criteo's format, and its dense columns all of one function."""
+    functions = {spec.transform_of(column).function for column in spec.dense}
+    return spec.is_criteo_format and len(functions) < 2
 
 
 @functools.cache

@@ -12,8 +12,10 @@ from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.missing import bit_of, word_of
 from nvt_torchrec.formats.rows import RawRows
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
+from nvt_torchrec.formats.spec.transforms import LOG_SHIFT, TRANSFORMS
 
+#: The smallest value whose logarithm is taken.
+_MINIMUM = TRANSFORMS["log"].minimum
 #: Logarithms of small integers: most values are small, and a look-up is faster than a call.
 _LOGARITHMS = np.log(np.maximum(np.arange(1 << 16), 1))
 
@@ -33,9 +35,9 @@ def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
     scratch = np.empty(len(rows))
     for j, column in enumerate(spec.dense):
         transform = spec.transform_of(column)
-        if transform == "log":
+        if not transform.normalized:
             continue
-        logarithm = transform == "log_normalize"
+        logarithm = transform.function == TRANSFORMS["log"].function
         values, fill = rows.dense[j], rows.dense.dtype.type(column.fill)
         missing, bit = word_of(rows.dense_missing, j), np.uint64(1) << bit_of(j)
         if logarithm and values.dtype == np.int32:
@@ -44,7 +46,7 @@ def moments(rows: RawRows, spec: FeatureSpec) -> np.ndarray:
             _logarithm(values, missing, bit, fill, scratch)
         else:
             _filled(values, missing, bit, fill, scratch)
-        result[j] = _moments(scratch)
+        result[j] = _moments(scratch if logarithm else transform.y(scratch, np))
     return result
 
 
@@ -53,26 +55,26 @@ def _logarithm(values, missing, bit, fill, out):
     """Compute log(max(value, minimum) + shift) in float64, with ``fill`` for missing values."""
     for i in range(len(values)):
         value = fill if missing[i] & bit else values[i]
-        out[i] = np.log(max(value, DENSE_MINIMUM) + DENSE_SHIFT)
+        out[i] = np.log(max(value, _MINIMUM) + LOG_SHIFT)
 
 
 @compiled()
 def _logarithm_of_int(values, missing, bit, fill, table, out):
     """Compute :func:`_logarithm` with a table for small integers, in loops that vectorize."""
-    least, most = np.int32(DENSE_MINIMUM), np.int32(len(table) - DENSE_SHIFT - 1)
+    least, most = np.int32(_MINIMUM), np.int32(len(table) - LOG_SHIFT - 1)
     places = np.empty(len(values), np.int32)
     above = 0
     for i in range(len(values)):
         value = fill if missing[i] & bit else values[i]
         above += np.int32(value > most)
-        places[i] = min(max(value, least), most) + np.int32(DENSE_SHIFT)
+        places[i] = min(max(value, least), most) + np.int32(LOG_SHIFT)
     for i in range(len(values)):
         out[i] = table[np.uint32(places[i])]
     if above:
         for i in range(len(values)):
             value = fill if missing[i] & bit else values[i]
             if value > most:
-                out[i] = np.log(np.float64(value) + DENSE_SHIFT)
+                out[i] = np.log(np.float64(value) + LOG_SHIFT)
 
 
 @compiled()

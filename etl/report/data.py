@@ -22,7 +22,6 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import Vocabulary, WorkflowDescription
-from nvt_torchrec.workflows.dense import DENSE_SHIFT
 
 #: Row groups that dense distributions are computed from, and the most rows taken from each.
 SAMPLED_ROW_GROUPS, SAMPLED_ROWS = 4, 16 << 10
@@ -281,8 +280,7 @@ def undo_transform(values: np.ndarray, name: str, description: WorkflowDescripti
         fitted = description.statistics[name]
         values = values * fitted["std"] + fitted["mean"]
     column = spec.dense[spec.dense_names.index(name)]
-    if spec.transform_of(column) != "normalize":
-        values = np.exp(values) - DENSE_SHIFT
+    values = spec.transform_of(column).x(values, np)
     return np.rint(values) if RAW_TYPES[column.raw].is_whole else values
 
 

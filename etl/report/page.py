@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from nvt_torchrec.etl.report.data import Categorical, ReportData, collect
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.manifest import Manifest
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
+from nvt_torchrec.formats.spec.transforms import TRANSFORMS, DenseTransform
 from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.formats.workflow_description import WorkflowDescription
 
@@ -19,11 +21,6 @@ from nvt_torchrec.formats.workflow_description import WorkflowDescription
 DIMENSIONS = (16, 64, 128)
 #: With more columns than this, what is told of each is folded.
 _FOLDED_ABOVE = 64
-_FORMULAS = {
-    "log_normalize": "z = (log(max(x, −2) + 3) − mean) / std",
-    "log": "y = log(max(x, −2) + 3)",
-    "normalize": "z = (x − mean) / std",
-}
 
 
 def write_report(path: Path, manifest: Manifest, description: WorkflowDescription) -> None:
@@ -85,9 +82,9 @@ def page(
         by_vocabulary=_grouped(data.categorical, "vocabulary"),
         by_policy=_grouped(data.categorical, "policy"),
         statistics=description.statistics,
-        transform=_by_transform(description.spec, {name: name for name in _FORMULAS}),
-        transforms={c.name: description.spec.transform_of(c) for c in description.spec.dense},
-        formula=_by_transform(description.spec, _FORMULAS),
+        transform=_by_transform(description.spec, lambda transform: transform.name),
+        transforms={c.name: description.spec.transform_of(c).name for c in description.spec.dense},
+        formula=_by_transform(description.spec, _formula),
         versions=description.versions,
         digest=description.digest,
     )
@@ -115,16 +112,22 @@ def _click_rate(counts: dict[str, int]) -> float:
     return counts["positives"] / max(1, counts["rows"])
 
 
-def _by_transform(spec: FeatureSpec, texts: dict[str, str]) -> str:
+def _formula(transform: DenseTransform) -> str:
+    result = "z" if transform.normalized else "y"
+    return f"{result} = {transform.formula.replace('-', '−')}"
+
+
+def _by_transform(spec: FeatureSpec, text_of: Callable[[DenseTransform], str]) -> str:
     """Return the text of the transform in use; of several ones, each with its columns."""
-    used: dict[str, list[str]] = {}
+    used: dict[DenseTransform, list[str]] = {}
     for column in spec.dense:
         used.setdefault(spec.transform_of(column), []).append(column.name)
     if len(used) < 2:
-        return texts[next(iter(used), spec.dense_transform)]
+        return text_of(next(iter(used), TRANSFORMS[spec.dense_transform]))
     few = 4  # names that are listed
     return "; ".join(
-        f"{texts[transform]}: {', '.join(names) if len(names) <= few else f'{len(names)} columns'}"
+        f"{text_of(transform)}: "
+        f"{', '.join(names) if len(names) <= few else f'{len(names)} columns'}"
         for transform, names in used.items()
     )
 

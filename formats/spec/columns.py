@@ -8,12 +8,12 @@ from typing import Any
 from nvt_torchrec.base.errors import SettingsError
 from nvt_torchrec.formats.spec.raw_types import CATEGORICAL_RAW_TYPES, DENSE_RAW_TYPES, RAW_TYPES
 from nvt_torchrec.formats.spec.reading import AS_IT_IS, Derivation, Reading
+from nvt_torchrec.formats.spec.transforms import TRANSFORMS
 
 #: Ids that no value of the vocabulary has: 0 padding, 1 null, then out of vocabulary.
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
-#: How dense columns are transformed; see :mod:`workflows.nodes` for the formulas.
-DENSE_TRANSFORMS = ("log_normalize", "log", "normalize")
+DENSE_TRANSFORMS = tuple(TRANSFORMS)
 INPUT_FORMATS = ("tsv", "csv", "parquet")
 #: Ids are int32.
 MAX_HASH_BUCKETS = 2**31 - 1 - FIRST_OOV_ID

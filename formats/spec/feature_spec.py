@@ -26,6 +26,7 @@ from nvt_torchrec.formats.spec.labels import LabelRule
 from nvt_torchrec.formats.spec.raw_types import RAW_TYPES
 from nvt_torchrec.formats.spec.reading import AS_IT_IS, Read, ReadPlan
 from nvt_torchrec.formats.spec.split import BY_DAYS, Split
+from nvt_torchrec.formats.spec.transforms import TRANSFORMS, DenseTransform
 
 __all__ = [
     "DENSE_TRANSFORMS",
@@ -144,9 +145,14 @@ class FeatureSpec:
         """Names of the labels, the main one first."""
         return [rule.name for rule in self.label_rules] or [self.label]
 
-    def transform_of(self, column: DenseColumn) -> str:
-        """The transform of a dense column."""
-        return column.transform or self.dense_transform
+    def transform_of(self, column: DenseColumn) -> DenseTransform:
+        """Return the transform of a dense column."""
+        return TRANSFORMS[column.transform or self.dense_transform]
+
+    @property
+    def normalized_names(self) -> list[str]:
+        """Names of the dense columns whose mean and standard deviation are needed."""
+        return [column.name for column in self.dense if self.transform_of(column).normalized]
 
     def read_plan(self, *, label: bool) -> ReadPlan:
         """Return what is read from the file.

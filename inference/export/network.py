@@ -20,8 +20,7 @@ from nvt_torchrec.inference.export.derived import Cross, missing, module_of
 from nvt_torchrec.inference.export.sources import MISSING, Sources
 from nvt_torchrec.inference.model.scoring import ServingModel
 from nvt_torchrec.inference.model.tables import Table
-from nvt_torchrec.workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
-from nvt_torchrec.workflows.moments import normalization
+from nvt_torchrec.workflows.compiled.dense import normalization
 
 _32_BITS = 0xFFFFFFFF
 
@@ -59,8 +58,8 @@ class RawModel(nn.Module):
         self.sources = Sources.of(spec)
         self.derived = nn.ModuleDict()
         self.lists = [column.multi_hot for column in spec.categorical]
-        logarithms = [spec.transform_of(column) != "normalize" for column in spec.dense]
-        self.logarithm, self.some_logarithms = any(logarithms), not all(logarithms)
+        transforms = [spec.transform_of(column) for column in spec.dense]
+        self.functions = {transform.function: transform for transform in transforms}
         keep = self.register_buffer
         self.has_dense = bool(spec.dense)
         for j, column in enumerate(spec.dense):
@@ -71,8 +70,9 @@ class RawModel(nn.Module):
             center, scale = _normalization(description)
             keep("center", center)
             keep("scale", scale)
-            if self.logarithm and self.some_logarithms:
-                keep("logarithms", torch.tensor(logarithms))
+            for function in self.functions if len(self.functions) > 1 else ():
+                chosen = [transform.function == function for transform in transforms]
+                keep(f"computed_by_{function}", torch.tensor(chosen))
         keep("table", model.table.values)
         keep("ranges", model.table.ranges)
         keep("first", model.first)
@@ -168,9 +168,11 @@ class RawModel(nn.Module):
         if not self.has_dense:
             return x.to(torch.float32)
         y = torch.where(x.isnan(), self.fill, x)
-        if self.logarithm:
-            logarithm = torch.log(y.clamp_min(DENSE_MINIMUM) + DENSE_SHIFT)
-            y = torch.where(self.logarithms, logarithm, y) if self.some_logarithms else logarithm
+        filled = y
+        for function, transform in self.functions.items():
+            computed = transform.y(filled, torch)
+            chosen = getattr(self, f"computed_by_{function}", None)
+            y = computed if chosen is None else torch.where(chosen, computed, y)
         return ((y - self.center) / self.scale).to(torch.float32)
 
     def _ids(self, j: int, column: CategoricalColumn, x: torch.Tensor) -> torch.Tensor:

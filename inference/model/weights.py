@@ -65,11 +65,10 @@ def usable(device: torch.device | str) -> torch.device:
 def shape_of_checkpoint(record: CheckpointRecord) -> ModelShape:
     """Return the shape that a checkpoint's ``model.json`` describes."""
     from nvt_torchrec.dlrm.config import ModelConfig
-    from nvt_torchrec.dlrm.labels import label_of
 
     config = ModelConfig.from_dict(record.model)
     training = record.training
-    digest, label = training.get("workflow_digest") or "", label_of(training) or ""
+    digest, label = training.get("workflow_digest") or "", record.label or ""
     return ModelShape(config.dense, config.categorical, config.num_embeddings, str(digest), label)
 
 

@@ -1,8 +1,7 @@
 """Scoring over HTTP: ``python -m inference serve``.
 
-A request passes through :mod:`.connections` (limits of connections), :mod:`.access` (request id,
-API key, access log), :mod:`.admission` (limits of requests), :mod:`.app` (JSON → ids and dense
-features) and :mod:`.batching` (waiting requests are scored together). Clients take turns
-(:mod:`.fairness`). A process has one event loop and one thread for the model; :mod:`.workers`
-starts several processes.
+:mod:`.app` reads a request and encodes its rows, :mod:`.batching` scores the rows of waiting
+requests together, :mod:`.reload` follows the bundle, and :mod:`.run` starts a process or several.
+A process has one event loop, one thread for the model and two for parsing large requests. What a
+proxy does (keys, TLS, limits of each client) is in ``deploy/nginx.conf``.
 """

@@ -1,65 +1,110 @@
-"""The endpoints of the server."""
+"""The endpoints of the server, the limits of a request, and its way to the model."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
-import threading
+import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.types import ASGIApp
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
 
 from nvt_torchrec import __version__
 from nvt_torchrec.base.errors import SchemaError
 from nvt_torchrec.base.files.atomic import unique_keys
 from nvt_torchrec.inference.inputs.values import InvalidRowError, MissingColumnError
 from nvt_torchrec.inference.predictor import Predictor
-from nvt_torchrec.inference.server.access import Access, AccessLog, ApiKeys, request_of
-from nvt_torchrec.inference.server.admission import PREDICT, Admission
-from nvt_torchrec.inference.server.answers import RefusedError
 from nvt_torchrec.inference.server.batching import Batcher
-from nvt_torchrec.inference.server.fairness import Turns
 from nvt_torchrec.inference.server.metrics import ServerMetrics
 from nvt_torchrec.inference.server.openapi import ERRORS, Probabilities, request_body
+from nvt_torchrec.inference.server.reload import Reloader
 from nvt_torchrec.inference.server.served import Served
-from nvt_torchrec.inference.server.settings import ServerSettings
+from nvt_torchrec.inference.server.settings import ServerSettings, Source
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows
 
 log = logging.getLogger(__name__)
 
-#: Bodies of this size or more are parsed in a thread, so that they do not block the event loop.
+#: Bodies of this size or more are parsed in threads, so that they do not block the event loop.
 _LARGE_BODY_BYTES = 64 << 10
 _PARSER_THREADS = 2
+#: Seconds between two times at which a worker writes its gauges where the other workers read it.
+_SHARE_S = 1.0
 
 
-@dataclasses.dataclass
-class Service:
-    """An application and its parts.
+class RefusedError(Exception):
+    """A request is answered with an error.
 
     Attributes:
-        app: The ASGI application.
+        status: The HTTP status.
+        details: The JSON object of the answer.
+    """
+
+    def __init__(self, status: int, error: str, **details: Any) -> None:
+        super().__init__(error)
+        self.status, self.details = status, {"error": error, **details}
+
+    def answer(self) -> Response:
+        """Return the answer."""
+        headers = {"Retry-After": "1"} if self.status == 503 else {}
+        if self.status in (408, 413):  # the rest of the request is not read
+            headers["Connection"] = "close"
+        body = json.dumps(self.details)  # ASCII: half a surrogate pair cannot be encoded as UTF-8
+        return Response(body, self.status, headers, media_type="application/json")
+
+
+class Service:
+    """A model that is served over HTTP.
+
+    A model that is put in its place later has the same columns
+    (:func:`inference.inputs.successors.check_same_columns`). All else may differ, so a request
+    takes ``served`` once, and nothing here keeps the first one.
+
+    Args:
+        served: The model. The caller must not keep it, so that its successor can replace it.
+        settings: The limits of requests.
+
+    Attributes:
         served: The model that scores requests that arrive from now on.
         batcher: The queue in front of the model.
         metrics: The metrics.
-        draining: Whether the server is about to end, so that load balancers send no more requests.
+        draining: Whether the server is about to end, so that balancers send no more requests.
     """
 
-    app: ASGIApp
-    served: Served
-    batcher: Batcher
-    metrics: ServerMetrics
-    draining: bool = False
+    def __init__(self, served: Served, settings: ServerSettings) -> None:
+        self.served, self._settings, self.draining = served, settings, False
+        self.metrics = ServerMetrics(served.predictor.spec.categorical_names)
+        self.metrics.drift.watch(served.predictor.workflow)
+        self.batcher = Batcher(self.metrics.observe)
+        self._parsers = ThreadPoolExecutor(_PARSER_THREADS, "parser")
+        self._reloader: Reloader | None = None
+        self._fastapi = _endpoints(self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request, as ASGI defines it; while draining, close its connection after it."""
+
+        async def send_last(message: Message) -> None:
+            if self.draining and message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self._fastapi(scope, receive, send_last)
+
+    def follow(self, source: Source) -> Reloader:
+        """Serve each further bundle that is put in the place of the one that is served."""
+        self.metrics.serves(self.served)
+        self._reloader = Reloader(source, self)
+        self._reloader.start()
+        return self._reloader
 
     def serve(self, served: Served) -> None:
         """Serve a model from the next request on, and measure drift from its workflow's values."""
@@ -67,60 +112,127 @@ class Service:
         self.served = served
         watching.join()
 
-
-def make_service(
-    served: Served,
-    settings: ServerSettings,
-    keys: ApiKeys | None = None,
-    access_log: AccessLog | None = None,
-) -> Service:
-    """Make the application that serves a model, and start the model's thread.
-
-    A model that is put in its place later has the same columns
-    (:func:`inference.inputs.successors.check_same_columns`). All else may differ, so a request
-    takes ``service.served`` once, and nothing here keeps the first one.
-    """
-    spec = served.predictor.spec
-    metrics = ServerMetrics(spec.categorical_names, settings.drift_window_s)
-    metrics.drift.watch(served.predictor.workflow)
-    batcher = Batcher(
-        batch_rows=settings.batch_rows,
-        delay=settings.batch_delay_ms / 1e3,
-        observe=metrics.observe,
-    )
-    turns = Turns(_PARSER_THREADS)
-
-    async def parse_in_thread(body: bytes, predictor: Predictor, client: str) -> EncodedRows:
-        await turns.acquire(client, len(body))
-        release = partial(asyncio.get_running_loop().call_soon_threadsafe, turns.release)
-        try:
-            job = _in_thread(lambda: parse_body(body, predictor, settings.max_rows))
-        except BaseException:  # the thread could not be started
-            turns.release()
-            raise
-        job.add_done_callback(lambda _: release())
-        return await asyncio.wrap_future(job)
+    def drain(self, end: Callable[[], object]) -> None:
+        """Ask clients to go elsewhere, and call ``end`` when they had time to; at once if again."""
+        seconds = 0.0 if self.draining else self._settings.drain_s
+        self.draining = True
+        asyncio.get_running_loop().call_later(seconds, end)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Run until the server has answered its last request."""
+        sharing = asyncio.create_task(self._share())
         yield
-        batcher.close()
+        sharing.cancel()
+        if self._reloader is not None:
+            self._reloader.close()
+        self.batcher.close()
 
+    async def _share(self) -> None:
+        while self.metrics.shared:
+            self._set_gauges()
+            await asyncio.sleep(_SHARE_S)
+
+    def _set_gauges(self) -> None:
+        self.metrics.queue_rows.set(self.batcher.waiting_rows)
+        self.metrics.drift.set_gauges()
+
+    def metrics_page(self) -> Response:
+        """Answer ``GET /metrics``."""
+        self._set_gauges()
+        return Response(self.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+    async def answer(self, request: Request) -> Response:
+        """Answer ``POST /predict``, and count the answer."""
+        begin = time.perf_counter()
+        try:
+            response = await self._score_in_time(request)
+        except RefusedError as error:
+            response = error.answer()
+        except ClientDisconnect:  # nobody reads an answer
+            return Response(status_code=400)
+        except Exception:
+            log.exception("a request could not be answered")
+            response = RefusedError(500, "internal error", remedy="see the server's log").answer()
+        self.metrics.answered(response.status_code, time.perf_counter() - begin)
+        return response
+
+    async def _score_in_time(self, request: Request) -> Response:
+        seconds = self._settings.timeout_s
+        error = RefusedError(408, f"the body was not complete within {seconds:g} s")
+        try:
+            async with asyncio.timeout(seconds):
+                body = await self._read_body(request)
+                error = RefusedError(503, "not scored in time", remedy="try again later")
+                with self.metrics.under_way.track_inprogress():
+                    return await self._score(body)
+        except TimeoutError:
+            raise error from None
+
+    async def _read_body(self, request: Request) -> bytes:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise RefusedError(415, f"content type {kind!r}", remedy="send application/json")
+        length = request.headers.get("content-length", "")
+        self._check_size(int(length) if length.isdecimal() else 0)
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            self._check_size(len(body))
+        return bytes(body)
+
+    def _check_size(self, size: int) -> None:
+        limit = self._settings.max_body_bytes
+        if size > limit:
+            raise RefusedError(
+                413,
+                f"a body of more than {limit} bytes",
+                remedy="send fewer rows in a request, or raise the server's --max_body_mb",
+            )
+
+    async def _score(self, body: bytes) -> Response:
+        now = self.served
+        if len(body) < _LARGE_BODY_BYTES:
+            rows = self._parse(body, now.predictor)
+        else:
+            loop = asyncio.get_running_loop()
+            rows = await loop.run_in_executor(self._parsers, self._parse, body, now.predictor)
+        self._check_queue(len(rows))
+        probabilities = await self.batcher.score(now.predictor.predict_encoded, rows)
+        check_finite(probabilities)
+        content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
+        return Response(content, media_type="application/json", headers=now.headers)
+
+    def _parse(self, body: bytes, predictor: Predictor) -> EncodedRows:
+        self._check_queue(1)  # under overload, refuse before the work of parsing
+        return parse_body(body, predictor, self._settings.max_rows)
+
+    def _check_queue(self, rows: int) -> None:
+        """Refuse rows that are more than half of the room left, so that small requests have some.
+
+        Raises:
+            RefusedError: There are too many rows.
+        """
+        if 2 * rows > self._settings.max_waiting_rows - self.batcher.waiting_rows:
+            raise RefusedError(503, "too many rows are waiting", remedy="try again later")
+
+
+def _endpoints(service: Service) -> FastAPI:
     app = FastAPIOffline(
         title="Click probabilities",
         description="Raw rows → probabilities, by the workflow and the model of one training run.",
-        lifespan=lifespan,
+        lifespan=service.lifespan,
         redoc_url=None,
         swagger_ui_parameters={"validatorUrl": None},
     )
 
     @app.post(
-        PREDICT,
+        "/predict",
         summary="Score raw rows",
         response_model=Probabilities,
         response_description="A probability for each row, in their order",
         responses=ERRORS,
-        openapi_extra={"requestBody": request_body(spec)},
+        openapi_extra={"requestBody": request_body(service.served.predictor.spec)},
     )
     async def predict(request: Request) -> Response:
         """Missing values are null. Columns that the model does not use are ignored.
@@ -128,17 +240,7 @@ def make_service(
         Rows are a list of objects (`rows`), or an object with a list for each column (`columns`),
         which is faster for many rows.
         """
-        body, context = await request.body(), request_of(request.scope)
-        now = service.served
-        if len(body) < _LARGE_BODY_BYTES:
-            rows = parse_body(body, now.predictor, settings.max_rows)
-        else:
-            rows = await parse_in_thread(body, now.predictor, context.client)
-        probabilities = await batcher.score(now.predictor.predict_encoded, rows, context.client)
-        check_finite(probabilities)
-        context.rows = len(rows)
-        content = json.dumps({"probabilities": probabilities.tolist()}, allow_nan=False)
-        return Response(content, media_type="application/json", headers=now.headers)
+        return await service.answer(request)
 
     @app.get("/version", summary="What answers")
     async def version(response: Response) -> dict[str, Any]:
@@ -163,50 +265,13 @@ def make_service(
 
     @app.get("/metrics", summary="Metrics for Prometheus")
     async def metrics_page() -> Response:
-        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        return service.metrics_page()
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
         return RedirectResponse("docs")
 
-    _handle_errors(app)
-    admission = Admission(app, settings, metrics)
-    service = Service(Access(admission, metrics, keys, access_log), served, batcher, metrics)
-    metrics.gauge(
-        "inference_requests_under_way",
-        "Requests accepted and not yet answered",
-        lambda: admission.requests,
-    )
-    metrics.gauge(
-        "inference_queue_rows", "Rows waiting for the model", lambda: batcher.waiting_rows
-    )
-    return service
-
-
-def _in_thread(work: Callable[[], EncodedRows]) -> Future[EncodedRows]:
-    """Run ``work`` in a daemon thread; unlike those of an executor, it does not delay the end."""
-    job: Future[EncodedRows] = Future()
-    job.set_running_or_notify_cancel()
-
-    def do() -> None:
-        try:
-            job.set_result(work())
-        except BaseException as error:
-            job.set_exception(error)
-
-    threading.Thread(target=do, name="parser", daemon=True).start()
-    return job
-
-
-def _handle_errors(app: FastAPI) -> None:
-    @app.exception_handler(RefusedError)
-    async def refused(request: Request, error: RefusedError) -> Response:
-        _, body = error.content()  # ASCII: half a surrogate pair could not be encoded as UTF-8
-        return Response(body, error.status, media_type="application/json")
-
-    @app.exception_handler(Exception)
-    async def defect(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": "internal error", "remedy": "see the server's log"}, 500)
+    return app
 
 
 def parse_body(body: bytes, predictor: Predictor, max_rows: int) -> EncodedRows:

@@ -1,9 +1,9 @@
 """Dynamic batching: requests that wait at the same time are scored in one batch.
 
 A thread takes the waiting requests. While it computes, new ones arrive, so batches grow with the
-load. ``delay`` lets the first request of a batch wait for others while the model is idle. Clients
-take turns by rows, so a request that needs several batches is scored in parts. Rows are encoded
-before they get here: one that is not valid has been refused, and cannot fail a batch.
+load. Small requests and parts of larger ones begin batches in turn, so that one row need not wait
+for thousands. Rows are encoded before they get here: one that is not valid has been refused, and
+cannot fail a batch.
 
 Each request names the model that scores it, that of the bundle which encoded it. A batch is of one
 model: when another bundle is put in place, requests that were encoded before are scored by the old.
@@ -16,6 +16,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -23,10 +24,14 @@ import numpy as np
 
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.inference.predictor import cut_ids
-from nvt_torchrec.inference.server.fairness import FairQueue
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows, Ids
 
 log = logging.getLogger(__name__)
+
+#: The largest number of rows that go through the model at once. Larger batches are not faster.
+BATCH_ROWS = 1024
+#: Requests of up to so many rows are small: even 16 of them make one batch.
+_SMALL_ROWS = 64
 
 #: Takes dense and ids of :class:`EncodedRows`, returns probabilities float32 [n].
 Model: TypeAlias = Callable[[np.ndarray, np.ndarray | list[Ids]], np.ndarray]
@@ -37,14 +42,12 @@ class Batch:
     """A scored batch.
 
     Attributes:
-        model: What scored it.
         requests: The rows of each request, or of a part of one.
         probabilities: Float32, for all rows.
         waited: Seconds that each request waited.
         seconds: Seconds that the model took.
     """
 
-    model: Model
     requests: Sequence[EncodedRows]
     probabilities: np.ndarray
     waited: Sequence[float]
@@ -63,16 +66,16 @@ class Batcher:
     """The queue in front of the models, and the thread that runs them.
 
     Args:
-        batch_rows: The largest number of rows in a batch.
-        delay: Seconds that a request may wait for others while the model is idle.
         observe: Called with every batch, in the model's thread.
+        batch_rows: The largest number of rows in a batch.
     """
 
-    def __init__(self, *, batch_rows: int, delay: float, observe: Callable[[Batch], None]) -> None:
-        self._observe = observe
-        self._batch_rows, self._delay = batch_rows, delay
+    def __init__(self, observe: Callable[[Batch], None], batch_rows: int = BATCH_ROWS) -> None:
+        self._observe, self._batch_rows = observe, batch_rows
         self._changed = threading.Condition()
-        self._queue: FairQueue[_Waiting] = FairQueue()
+        self._small: deque[_Waiting] = deque()
+        self._large: deque[_Waiting] = deque()
+        self._large_first = False
         self._rows = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
@@ -83,8 +86,8 @@ class Batcher:
         """The number of rows in the queue."""
         return self._rows
 
-    async def score(self, model: Model, rows: EncodedRows, client: str = "") -> np.ndarray:
-        """Return the probabilities float32 [n] of a client's rows; raise what the model raises."""
+    async def score(self, model: Model, rows: EncodedRows) -> np.ndarray:
+        """Return the probabilities float32 [n] of rows; raise what the model raises."""
         if not len(rows):
             return np.empty(0, np.float32)
         loop, now = asyncio.get_running_loop(), time.perf_counter()
@@ -93,21 +96,12 @@ class Batcher:
             for part in split(rows, self._batch_rows)
         ]
         with self._changed:
-            idle = not self._queue
-            for part in parts:
-                self._queue.put(part, client, len(part.rows))
+            (self._small if len(rows) <= _SMALL_ROWS else self._large).extend(parts)
             self._rows += len(rows)
-            if idle or self._rows >= self._batch_rows:
-                self._changed.notify()
+            self._changed.notify()
         if len(parts) == 1:
             return await parts[0].future
         return np.concatenate(await asyncio.gather(*(part.future for part in parts)))
-
-    def stop_delaying(self) -> None:
-        """Score every request at once from now on: no others will come."""
-        with self._changed:
-            self._delay = 0.0
-            self._changed.notify()
 
     def close(self) -> None:
         """Score the waiting requests, then end the thread."""
@@ -126,21 +120,20 @@ class Batcher:
     def _take(self) -> list[_Waiting] | None:
         """Wait for the next batch; None after :meth:`close`."""
         with self._changed:
-            while not self._queue:
+            while not (self._small or self._large):
                 if self._closed:
                     return None
                 self._changed.wait()
-            while self._rows < self._batch_rows and not self._closed:
-                oldest = min(part.since for part in self._queue.items()) if self._delay else 0.0
-                left = oldest + self._delay - time.perf_counter()
-                if left <= 0:
-                    break
-                self._changed.wait(left)
-            batch = [self._queue.pop()]
-            rows = len(batch[0].rows)
-            while self._queue and self._may_join(batch[0], rows, self._queue.first()):
-                batch.append(self._queue.pop())
-                rows += len(batch[-1].rows)
+            queues = [self._small, self._large]
+            if self._large_first:
+                queues.reverse()
+            self._large_first = not self._large_first
+            batch: list[_Waiting] = []
+            rows = 0
+            for queue in queues:
+                while queue and (not batch or self._may_join(batch[0], rows, queue[0])):
+                    batch.append(queue.popleft())
+                    rows += len(batch[-1].rows)
             self._rows -= rows
             return batch
 
@@ -156,7 +149,7 @@ class Batcher:
             probabilities = model(*join(requests))
             done = time.perf_counter()
             waited = [begin - part.since for part in batch]
-            self._observe(Batch(model, requests, probabilities, waited, done - begin))
+            self._observe(Batch(requests, probabilities, waited, done - begin))
             answers = np.split(probabilities, np.cumsum([len(rows) for rows in requests])[:-1])
         except Exception as error:  # for example memory: the next batch may succeed
             log.exception("a batch could not be scored")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
 
 import numpy as np
 from prometheus_client import (
@@ -18,10 +18,13 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from nvt_torchrec.inference.server.batching import Batch
 from nvt_torchrec.inference.server.drift import DriftMetrics
+from nvt_torchrec.inference.server.served import Served
 from nvt_torchrec.inference.server.settings import SHARED_VALUES
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = tuple(4**k for k in range(8))
+#: Seconds over which drift is measured.
+_DRIFT_WINDOW_S = 3600.0
 
 
 class ServerMetrics:
@@ -29,88 +32,80 @@ class ServerMetrics:
 
     Args:
         columns: Names of the categorical columns.
-        drift_window_s: Seconds over which drift is measured.
 
     Attributes:
         registry: The registry of the metrics.
         shared: Whether several processes add their values up.
         drift: The drift of the categorical columns.
+        reloads: How often another bundle was put in place.
+        reload_failures: How often a bundle could not be put in place.
+        under_way: The requests that have arrived as a whole and are not answered yet.
+        queue_rows: The rows that wait for the model.
     """
 
-    def __init__(self, columns: tuple[str, ...], drift_window_s: float = 3600.0) -> None:
-        self.registry = CollectorRegistry()
-        self.drift = DriftMetrics(self.registry, drift_window_s)
-        registry = {"registry": self.registry}
-        self.requests = Counter(
-            "inference_requests",
-            "Answers to POST /predict by status, and 401 to any request",
-            ["code"],
-            **registry,
-        )
-        self.request_seconds = Histogram(
-            "inference_request_seconds",
-            "Time from a request's headers to its answer, except 503",
-            buckets=_SECONDS,
-            **registry,
-        )
-        self._queue_seconds = Histogram(
-            "inference_queue_seconds",
-            "Time that requests waited for the model",
-            buckets=_SECONDS,
-            **registry,
-        )
-        self._model_seconds = Histogram(
-            "inference_model_seconds", "Time that the model took for a batch", buckets=_SECONDS,
-            **registry,
-        )  # fmt: skip
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.drift = DriftMetrics(registry, _DRIFT_WINDOW_S)
+        counter = functools.partial(Counter, registry=registry)
+        seconds = functools.partial(Histogram, buckets=_SECONDS, registry=registry)
+        gauge = functools.partial(Gauge, multiprocess_mode="livesum", registry=registry)
+        # fmt: off
+        self._requests = counter(
+            "inference_requests", "Answers to POST /predict by status", ["code"])
+        self._request_seconds = seconds(
+            "inference_request_seconds", "Time from a request's headers to its answer, except 503")
+        self._queue_seconds = seconds(
+            "inference_queue_seconds", "Time that requests waited for the model")
+        self._model_seconds = seconds(
+            "inference_model_seconds", "Time that the model took for a batch")
         self._batch_rows = Histogram(
-            "inference_batch_rows", "Rows of a batch", buckets=_ROWS, **registry
-        )
-        self.connections_ended = Counter(
-            "inference_connections_ended",
-            "Connections that the server ended, by reason",
-            ["reason"],
-            **registry,
-        )
-        self._rows = Counter("inference_rows", "Rows scored", **registry)
-        self._sum = Counter(
+            "inference_batch_rows", "Rows of a batch", buckets=_ROWS, registry=registry)
+        self._rows = counter("inference_rows", "Rows scored")
+        self._sum = counter(
             "inference_probability_sum",
-            "Sum of all probabilities; divided by the rows, the mean prediction",
-            **registry,
-        )
-        self._null, self._oov = (
-            [counter.labels(column) for column in columns]
-            for counter in (
-                Counter(f"inference_{name}_values", text, ["column"], **registry)
-                for name, text in (
-                    ("null", "Missing values by categorical column"),
-                    ("oov", "Out-of-vocabulary values by categorical column"),
-                )
-            )
-        )
-        self._gauges: list[tuple[Gauge, Callable[[], float]]] = []
+            "Sum of all probabilities; divided by the rows, the mean prediction")
+        self._null = counter(
+            "inference_null_values", "Missing values by categorical column", ["column"])
+        self._oov = counter(
+            "inference_oov_values", "Out-of-vocabulary values by categorical column", ["column"])
+        self._bundle_info = gauge(
+            "inference_bundle_info",
+            "Processes that serve a bundle, by the beginning of its digest and by its generation",
+            ["bundle", "generation"])
+        self.reloads = counter(
+            "inference_bundle_reloads", "How often another bundle was put in place")
+        self.reload_failures = counter(
+            "inference_bundle_reload_failures",
+            "How often a bundle could not be put in place, and the one before was served on")
+        self.under_way = gauge(
+            "inference_requests_under_way", "Requests that have arrived and are not answered yet")
+        self.queue_rows = gauge("inference_queue_rows", "Rows waiting for the model")
+        # fmt: on
+        self._columns = columns
+        for column in columns:  # so that they are there from the beginning
+            self._null.labels(column)
+            self._oov.labels(column)
         self.shared = SHARED_VALUES in os.environ
         if not self.shared:
-            ProcessCollector(**registry)
+            ProcessCollector(registry=registry)
 
-    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a gauge whose value is read whenever metrics are."""
-        gauge = Gauge(name, text, registry=self.registry, multiprocess_mode="livesum")
-        self._gauges.append((gauge, value))
+    def answered(self, status: int, seconds: float) -> None:
+        """Count an answer to ``POST /predict``."""
+        self._requests.labels(status).inc()
+        if status != 503:
+            self._request_seconds.observe(seconds)
 
-    def share(self) -> None:
-        """Write the gauges where the other processes read them."""
-        if self.shared:
-            self._set_gauges()
-
-    def _set_gauges(self) -> None:
-        for gauge, value in self._gauges:
-            gauge.set(value())
-        self.drift.set_gauges()
+    def serves(self, now: Served, before: Served | None = None) -> None:
+        """Record which bundle is served from now on, and that the one before is not."""
+        if before is not None:
+            if self.shared:  # prometheus_client cannot remove a value that processes share
+                self._bundle_info.labels(*before.labels).set(0)
+            else:
+                self._bundle_info.remove(*before.labels)
+        self._bundle_info.labels(*now.labels).set(1)
 
     def page(self) -> bytes:
         """Return the text for Prometheus: the sums over all processes."""
-        self._set_gauges()
         registry = self.registry
         if self.shared:
             registry = CollectorRegistry()
@@ -127,9 +122,9 @@ class ServerMetrics:
         self._rows.inc(len(batch.probabilities))
         finite = batch.probabilities[np.isfinite(batch.probabilities)]
         self._sum.inc(float(finite.sum(dtype=np.float64)))
-        for counters, values in (
+        for counter, values in (
             (self._null, sum(rows.null for rows in batch.requests)),
             (self._oov, sum(rows.oov for rows in batch.requests)),
         ):
             for column in np.flatnonzero(values):  # most are 0
-                counters[column].inc(int(values[column]))
+                counter.labels(self._columns[column]).inc(int(values[column]))

@@ -55,7 +55,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "model": Error}
     for status, text in {
         400: "not JSON, or an object with a repeated key",
-        401: "no valid API key, if the server needs one",
         408: "the body did not arrive in time",
         413: "too many bytes or rows",
         415: "the content type is not application/json",
@@ -74,7 +73,9 @@ def request_body(spec: FeatureSpec) -> dict[str, Any]:
     sources = {
         name: [read for read in reads if read.source == name] for name in spec.sources(label=False)
     }
-    values: dict[str, Any] = {name: _value(own, text=name in text) for name, own in sources.items()}
+    values: dict[str, Any] = {
+        name: _value(source_reads, text=name in text) for name, source_reads in sources.items()
+    }
     row = _schema("Row", values)
     lists = _schema("Columns", {name: list[value] for name, value in values.items()})
     forms = {"rows": {"type": "array", "items": row}, "columns": lists}
@@ -82,7 +83,9 @@ def request_body(spec: FeatureSpec) -> dict[str, Any]:
         {"type": "object", "required": [name], "properties": {name: schema}}
         for name, schema in forms.items()
     ]
-    example = {"rows": [{name: _example(own[0]) for name, own in sources.items()}]}
+    example = {
+        "rows": [{name: _example(source_reads[0]) for name, source_reads in sources.items()}]
+    }
     content = {"application/json": {"schema": {"oneOf": schemas}, "example": example}}
     return {"required": True, "content": content}
 

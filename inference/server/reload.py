@@ -12,20 +12,17 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from prometheus_client import Counter, Gauge
-
 from nvt_torchrec.base.errors import ClickLogError
 from nvt_torchrec.inference.inputs.successors import check_same_columns
-from nvt_torchrec.inference.server.logs import ALWAYS
 from nvt_torchrec.inference.server.metrics import ServerMetrics
-from nvt_torchrec.inference.server.served import Served, Source, Stamp
+from nvt_torchrec.inference.server.served import Served, open_served, read_stamp
+from nvt_torchrec.inference.server.settings import Source
 
 log = logging.getLogger(__name__)
 
@@ -44,45 +41,10 @@ class Service(Protocol):
     """What serves a model."""
 
     served: Served
+    metrics: ServerMetrics
 
     def serve(self, served: Served) -> None:
         """Serve a model from the next request on."""
-
-
-class BundleMetrics:
-    """Which bundle is served, and how often another one was put in place or could not be."""
-
-    def __init__(self, metrics: ServerMetrics) -> None:
-        registry = {"registry": metrics.registry}
-        self._info = Gauge(
-            "inference_bundle_info",
-            "Processes that serve a bundle, by the beginning of its digest and by its generation",
-            ["bundle", "generation"],
-            multiprocess_mode="livesum",
-            **registry,
-        )
-        self.reloads = Counter(
-            "inference_bundle_reloads", "How often another bundle was put in place", **registry
-        )
-        self.failures = Counter(
-            "inference_bundle_reload_failures",
-            "How often a bundle could not be put in place, and the one before was served on",
-            **registry,
-        )
-        self._shared = metrics.shared
-
-    def serves(self, now: Served, before: Served | None = None) -> None:
-        """Record what is served from now on, and that the one before is not."""
-        if before is not None:
-            if self._shared:  # prometheus_client cannot remove a value that processes share
-                self._info.labels(*_labels(before)).set(0)
-            else:
-                self._info.remove(*_labels(before))
-        self._info.labels(*_labels(now)).set(1)
-
-
-def _labels(served: Served) -> tuple[str, str]:
-    return served.name, "" if served.generation is None else str(served.generation)
 
 
 class Reloader:
@@ -90,16 +52,14 @@ class Reloader:
 
     Args:
         source: Where the bundle is.
-        service: What serves it.
-        metrics: Counts the switches.
+        service: What serves it, and counts the switches.
     """
 
-    def __init__(self, source: Source, service: Service, metrics: BundleMetrics) -> None:
-        self._source, self._service, self._metrics = source, service, metrics
+    def __init__(self, source: Source, service: Service) -> None:
+        self._source, self._service = source, service
         self._seen = service.served.stamp  # of the last bundle that was tried; None: there was none
         self._retry_at = math.inf
-        # unlike an Event, a SimpleQueue may be used by a signal handler that interrupts itself
-        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._wake = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="reloader", daemon=True)
 
@@ -108,87 +68,64 @@ class Reloader:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look now, and try a bundle again that could not be opened. For signal handlers, too."""
-        self._wake.put(True)
+        """Look now, and try a bundle again that could not be opened."""
+        self._wake.set()
 
     def close(self) -> None:
         """Put no other bundle in place from now on."""
         self._closed = True
-        self._wake.put(False)
+        self._wake.set()
 
     def _run(self) -> None:
         while not self._closed:
-            asked = False
-            try:
-                asked = self._wake.get(timeout=_INTERVAL_S)
-                while True:  # several signals are one
-                    asked |= self._wake.get_nowait()
-            except queue.Empty:
-                pass
-            if self._closed:
-                return
+            asked = self._wake.wait(_INTERVAL_S)
+            self._wake.clear()
+            problem = ""
             try:
                 self._look(asked)
-            except Exception as error:  # for example no memory for a thread
-                self._failed(f"{self._source.bundle}: {error!r:.300}")
+            except ClickLogError as error:
+                problem = str(error)
+            except OSError as error:
+                problem = f"{self._source.bundle}: no bundle: {error.strerror or error}"
+            except Exception as error:  # for example too little memory
+                problem = f"{self._source.bundle}: cannot be opened: {error!r:.300}"
+            if problem:
+                self._retry_at = time.monotonic() + _RETRY_S
+                self._service.metrics.reload_failures.inc()
+                log.error("still serving bundle %s: %s", self._service.served.name, problem)
 
     def _look(self, asked: bool) -> None:
-        stamp: Stamp | None = None
-        problem = ""
+        """Serve what is at the path, if it was not tried yet, or if it is time to try again."""
         try:
-            stamp = self._source.stamp()
+            stamp, missing = read_stamp(self._source.bundle), None
         except OSError as error:
-            problem = f"{self._source.bundle}: no bundle: {error.strerror or error}"
+            stamp, missing = None, error
         changed, self._seen = stamp != self._seen, stamp
         if stamp is not None and stamp == self._service.served.stamp:
             self._retry_at = math.inf
         elif changed or asked or time.monotonic() >= self._retry_at:
             self._retry_at = math.inf
-            if problem:
-                self._failed(problem)
-                return
-            old = weakref.ref(self._service.served.predictor)
-            if self._switch_in_thread():
-                self._wait_for_release(old)
+            if missing is not None:
+                raise missing
+            self._switch()
 
-    def _switch_in_thread(self) -> bool:
-        """Switch in a thread that ends: PyTorch's threads for parallel loops end with it."""
-        done: list[bool] = []
-        thread = threading.Thread(target=lambda: done.append(self._switch()), name="bundle")
-        thread.daemon = True
-        thread.start()
-        thread.join()
-        return bool(done and done[0])
-
-    def _switch(self) -> bool:
-        """Open what is at the path, and serve it. Return whether it is served."""
+    def _switch(self) -> None:
         begin, before = time.monotonic(), self._service.served
-        try:
-            new = self._source.open()
-            check_same_columns(before.predictor.spec, new.predictor.spec, str(self._source.bundle))
-        except ClickLogError as error:
-            self._failed(str(error))
-            return False
-        except Exception as error:
-            self._failed(f"{self._source.bundle}: cannot be opened: {error!r:.300}")
-            return False
+        new = open_served(self._source)
+        check_same_columns(before.predictor.spec, new.predictor.spec, str(self._source.bundle))
         if self._closed:
-            return False
+            return
         self._seen = new.stamp
         self._service.serve(new)
-        self._metrics.serves(new, before)
-        self._metrics.reloads.inc()
+        self._service.metrics.serves(new, before)
+        self._service.metrics.reloads.inc()
         log.info(
             "serving bundle %s, generation %s, after %.1f s; before: %s, generation %s",
             new.name, new.generation, time.monotonic() - begin, before.name, before.generation,
-            extra=ALWAYS,
         )  # fmt: skip
-        return True
-
-    def _failed(self, why: str) -> None:
-        self._retry_at = time.monotonic() + _RETRY_S
-        self._metrics.failures.inc()
-        log.error("still serving bundle %s: %s", self._service.served.name, why, extra=ALWAYS)
+        old = weakref.ref(before.predictor)
+        del before
+        self._wait_for_release(old)
 
     def _wait_for_release(self, old: Callable[[], object]) -> None:
         """Wait until no request uses the old bundle any more; each has a time limit."""

@@ -1,236 +1,191 @@
-"""The process that serves a predictor: its start, its reload and its orderly end."""
+"""The processes that serve a model: their start and their orderly end."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import math
 import multiprocessing
-import select
+import os
 import signal
 import socket
-import ssl
 import sys
-import time
-from collections.abc import Callable
-from types import FrameType
+import tempfile
+import threading
+from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
 
-from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.inference.server.access import AccessLog, ApiKeys
-from nvt_torchrec.inference.server.app import Service, make_service
-from nvt_torchrec.inference.server.connections import Connection, Connections
-from nvt_torchrec.inference.server.logs import ALWAYS, limit_log_rate
-from nvt_torchrec.inference.server.reload import BundleMetrics, Reloader
-from nvt_torchrec.inference.server.served import Source, freeze_memory
-from nvt_torchrec.inference.server.settings import ServerSettings
-from nvt_torchrec.inference.server.sockets import (
-    ACCEPT_AT_ONCE,
-    BACKLOG,
-    connection_limit,
-    listen,
-    load_certificate,
-    refuse_new,
-    tls_context,
-)
+from nvt_torchrec.base.errors import SettingsError, run_command
+from nvt_torchrec.inference.server.settings import SHARED_VALUES, ServerSettings, Source
+
+if TYPE_CHECKING:
+    from nvt_torchrec.inference.server.app import Service
 
 log = logging.getLogger(__name__)
 
 #: Seconds that a thread may hold the interpreter's lock. Python's default of 5 ms is longer than a
 #: request takes, and the model's thread needs the lock between any two kernels.
 _SWITCH_S = 0.0005
-#: Seconds in which open connections may send one more request after the last one was accepted.
-_GRACE_S = 1.0
-#: Seconds to accept connections that had begun before new ones were refused.
-_ACCEPT_S = 0.1
+#: Seconds that an idle connection stays open: longer than proxies keep theirs (60 s usually), so
+#: that the proxies close them.
+_KEEP_ALIVE_S = 75
+#: Seconds in which a worker must react; imports in C may take the interpreter's lock for long.
+_REACTION_S = 60
 
 
-def serve(
-    source: Source,
-    settings: ServerSettings,
-    listener: socket.socket | None = None,
-    *,
-    check: bool = True,
-    started: Callable[[socket.socket], object],
-    alone: Callable[[], bool] = lambda: True,
-) -> None:
-    """Serve until SIGTERM or SIGINT, then answer what was accepted.
+def serve(source: Source, settings: ServerSettings) -> int:
+    """Serve until SIGTERM or SIGINT, then answer what has arrived.
+
+    Several workers are uvicorn's: it starts them, replaces those that end, and ends them. It spawns
+    them, because a process that has run PyTorch's threads or used a GPU cannot be forked. Their
+    parent imports neither torch nor the application.
 
     Args:
-        source: Where the model comes from; a bundle is followed (:mod:`.reload`).
-        settings: The limits.
-        listener: The listening socket; None: make one when the model is open.
-        check: Whether to compare the files of the first bundle with their digests.
-        started: Called with the listening socket when the server answers.
-        alone: Called at the end. Returns whether no other process goes on listening at this socket.
+        source: Where each process gets the model from. A bundle is followed (:mod:`.reload`).
+        settings: The settings of each process.
+
+    Returns:
+        The exit status.
 
     Raises:
-        SettingsError: A file that the settings name cannot be used.
+        SettingsError: The address cannot be listened on.
         ClickLogError: The model cannot be opened.
     """
-    keys = ApiKeys(settings.api_key_file) if settings.api_key_file else None
-    tls = tls_context(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
-    reloaders: list[Reloader] = []
-    if settings.reloads or source.bundle is not None:
-        signal.signal(signal.SIGHUP, lambda *_: _reload(settings, keys, tls, reloaders))
-    access_log = AccessLog(sys.stdout) if settings.access_log else None
-    # the service alone keeps the model, so that it is let go when another one is put in its place
-    service = make_service(source.open(check=check), settings, keys, access_log)
-    freeze_memory()
-    if source.bundle is not None:
-        bundle_metrics = BundleMetrics(service.metrics)
-        bundle_metrics.serves(service.served)
-        reloaders.append(Reloader(source, service, bundle_metrics))
-        reloaders[0].start()
-    if settings.otel:
-        from nvt_torchrec.inference.server.telemetry import traced
-
-        service.app = traced(service.app)
-    limit_log_rate()
     config = uvicorn.Config(
-        service.app,
+        functools.partial(_make_app, source, settings),
+        factory=True,
+        workers=settings.workers,
         log_config=None,
         access_log=False,
         loop="asyncio",  # uvloop accepts one connection between requests: under load, too few
-        http=Connection,
-        server_header=False,
+        http="httptools",
         ws="none",
-        proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=settings.trusted_proxies,
-        # the limits of Connections are stricter; this one is for connections that never end
-        timeout_graceful_shutdown=math.ceil(settings.timeout_s) + 5,
-        ssl_context_factory=(lambda *_: tls) if tls else None,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(settings.timeout_s) + 1,
+        timeout_worker_healthcheck=_REACTION_S,
     )
-    sys.setswitchinterval(_SWITCH_S)
-    # at its end, uvicorn raises the signal again for the handler that was there before
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    connections = Connections(settings, service.metrics, connection_limit(settings))
+    with _bound_socket(settings) as listener:
+        if settings.workers == 1:
+            # at its end, uvicorn raises the signal again for the handler that was there before
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            _Server(config).run(sockets=[listener])
+            return 0
+        with tempfile.TemporaryDirectory(prefix="inference-serve-") as values:
+            os.environ[SHARED_VALUES] = values
+            threads = max(1, len(os.sched_getaffinity(0)) // settings.workers)
+            os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+            workers = _Workers(config, [listener])
+            workers.run()
+            return workers.status
+
+
+def _bound_socket(settings: ServerSettings) -> socket.socket:
+    """Return a socket with the address; it listens once the first process can answer."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # asyncio sets TCP_NODELAY on connections only if the protocol is given
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        with listener or listen(settings) as listening:
-            tell = functools.partial(started, listening)
-            server = _Server(config, service, connections, settings, tell, alone)
-            server.run(sockets=[listening])
-    finally:
-        for reloader in reloaders:
-            reloader.close()
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"{settings.host} port {settings.port} cannot be listened on: {error.strerror}",
+            "choose another --port or --host",
+        ) from error
+    return listener
 
 
-def _reload(
-    settings: ServerSettings,
-    keys: ApiKeys | None,
-    tls: ssl.SSLContext | None,
-    reloaders: list[Reloader],
-) -> None:
-    for reloader in reloaders:
-        reloader.wake()
-    if keys:
-        keys.reload()
-    if tls:
-        try:
-            # into another context first: a failure leaves a context without a certificate
-            tls_context(settings.tls_cert, settings.tls_key)
-            load_certificate(tls, settings.tls_cert, settings.tls_key)
-        except SettingsError as error:
-            log.error("keeping the previous certificate: %s", error, extra=ALWAYS)
+def _print_address(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server, with limited connections, which drains before it ends."""
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        service: Service,
-        connections: Connections,
-        settings: ServerSettings,
-        started: Callable[[], object],
-        alone: Callable[[], bool],
-    ) -> None:
-        super().__init__(config)
-        self._service, self._connections, self._settings = service, connections, settings
-        self._started, self._alone = started, alone
-        self._loop: asyncio.AbstractEventLoop | None = None
-        service.metrics.gauge(
-            "inference_connections", "Connections that are open", lambda: connections.count
-        )
+    """Uvicorn's server; it prints its address when it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.lifespan.startup()
-        if self.lifespan.should_exit:
-            sys.exit(STARTUP_FAILURE)
-        self._loop = asyncio.get_running_loop()
-        make = functools.partial(
-            Connection,
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-            connections=self._connections,
-        )
-        self.servers = []
-        for listener in sockets or ():
-            server = await self._loop.create_server(
-                make,
-                sock=listener,
-                ssl=self.config.ssl,
-                ssl_handshake_timeout=self._settings.timeout_s if self.config.ssl else None,
-                backlog=ACCEPT_AT_ONCE,
-            )
-            listener.listen(BACKLOG)  # asyncio's `backlog` also bounds how many it accepts at once
-            self.servers.append(server)
-        self.started = True
-        self._started()
+        await super().startup(sockets)
+        _print_address((sockets or [])[0])
 
-    async def on_tick(self, counter: int) -> bool:
-        if counter % 10 == 0:  # every second
-            self._connections.sweep(time.monotonic())
-            self._service.metrics.share()
-        return await super().on_tick(counter)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._drain()
-        self._service.batcher.stop_delaying()
-        await self._stop_accepting(sockets or [])
-        end = time.monotonic() + _GRACE_S
-        while self._connections.count and time.monotonic() < end:
-            await asyncio.sleep(0.02)
-        await super().shutdown(sockets=sockets)
+class _Workers(Multiprocess):
+    """Uvicorn's parent of workers; it prints its address when all of them listen."""
 
-    async def _stop_accepting(self, listeners: list[socket.socket]) -> None:
-        if self._alone():
-            for listener in listeners:
-                refuse_new(listener)
-            poll = select.poll()
-            for listener in listeners:
-                poll.register(listener, select.POLLIN)
-            end = time.monotonic() + _GRACE_S
-            await asyncio.sleep(_ACCEPT_S)
-            while poll.poll(0) and time.monotonic() < end:
-                await asyncio.sleep(0)
-        for server in self.servers:
-            for listener in server.sockets:
-                self._loop.remove_reader(listener.fileno())
-        await asyncio.sleep(_ACCEPT_S)  # accepted sockets become connections
-        for server in self.servers:
-            server.close()
+    status = 0
+    _started = False
 
-    def _drain(self) -> None:
-        self._service.draining = True
-        self._connections.drain()
+    def keep_subprocess_alive(self) -> None:
+        from prometheus_client.multiprocess import mark_process_dead
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if sig == signal.SIGINT and multiprocessing.parent_process() is not None:
-            return  # Ctrl-C reaches the parent, too, which sends SIGTERM
-        first, self._service.draining = not self._service.draining, True
-        drain_s = self._settings.drain_s
-        if not (first and drain_s and sig == signal.SIGTERM and self._loop):
-            super().handle_exit(sig, frame)
-            return
-        log.info("draining for %g s", drain_s)
-        end = super().handle_exit
-        self._loop.call_soon_threadsafe(self._drain)
-        self._loop.call_soon_threadsafe(
-            lambda: self._loop.call_later(drain_s, lambda: end(sig, frame))
-        )
+        before = {worker.pid for worker in self.processes}
+        super().keep_subprocess_alive()
+        for pid in before - {worker.pid for worker in self.processes}:
+            mark_process_dead(pid)
+            if self._started:
+                log.warning("worker %d ended; another one was started", pid)
+            else:  # another one would fail in the same way
+                self.status = 2
+                self.should_exit.set()
+        if not self._started and all(worker.is_ready() for worker in self.processes):
+            self._started = True
+            _print_address(self.sockets[0])
+
+    def terminate_all(self) -> None:
+        for listener in self.sockets:  # so that it is closed when the last worker closes it
+            listener.close()
+        super().terminate_all()
+        # a second signal ends a drain, as it does without workers
+        signal.signal(signal.SIGTERM, lambda *_: [w.process.terminate() for w in self.processes])
+
+    def handle_int(self) -> None:
+        self.status = 130
+        super().handle_int()
+
+    def handle_hup(self) -> None:
+        for worker in self.processes:
+            if worker.is_ready():  # others read the bundle in a moment anyway
+                os.kill(worker.pid, signal.SIGHUP)
+
+
+def _make_app(source: Source, settings: ServerSettings) -> Service:
+    """Return the application of this process. Uvicorn calls this in its event loop."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return _open(source, settings)
+
+    def end_with_parent() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    services: list[Service] = []
+    status = run_command(lambda: services.append(_open(source, settings)))
+    if status:
+        raise SystemExit(status)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    return services[0]
+
+
+def _open(source: Source, settings: ServerSettings) -> Service:
+    # until the model is open there is nothing to end in order; imports may swallow SystemExit
+    end = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if source.bundle is not None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    from nvt_torchrec.inference.server.app import Service
+    from nvt_torchrec.inference.server.served import open_served
+
+    service = Service(open_served(source), settings)
+    gc.collect()
+    gc.freeze()  # what exists now would be visited again and again
+    sys.setswitchinterval(_SWITCH_S)
+    loop = asyncio.get_running_loop()
+    if source.bundle is not None:
+        loop.add_signal_handler(signal.SIGHUP, service.follow(source).wake)
+    loop.add_signal_handler(signal.SIGTERM, service.drain, lambda: end(signal.SIGTERM, None))
+    return service

@@ -11,11 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.etl import systems
-from benchmarks.etl.log import DAYS, SUMMARY_FILE, make_log, repeat_head, rows_of
+from benchmarks.etl.log import DAYS, make_log, repeat_head
 from benchmarks.etl.systems import DUCKDB, POLARS, Log
 from benchmarks.etl.verify import DifferentOutputError, Output, compare, parts
 from benchmarks.process import run as measured
-from nvt_torchrec.base.files.atomic import read_json
 from nvt_torchrec.etl.run import run
 from tests.etl.runs import settings
 from tests.logs import CRITEO, write_log
@@ -35,7 +34,7 @@ def test_rare_values_replace_others_in_the_largest_columns(tmp_path: Path) -> No
     make_log(tmp_path / "rare", 4000, 0.05, 0.25)
     plain, rare = rows(tmp_path / "plain"), rows(tmp_path / "rare")
     assert len(list((tmp_path / "rare").glob("day_*"))) == DAYS
-    assert rows_of(tmp_path / "rare") == len(rare) == 4000
+    assert len(rare) == 4000
     changed = [
         field
         for row, other in zip(plain, rare, strict=True)
@@ -56,7 +55,6 @@ def test_the_log_is_made_once_and_repeated(tmp_path: Path) -> None:
     (log / "done").unlink()  # interrupted: it is made again
     make_log(log, 800, 0.05, 0.25)
     assert (log / "day_0").stat().st_mtime_ns != before
-    assert read_json(log / SUMMARY_FILE, "the log")["rows"] == 800
     repeat_head(log, tmp_path / "1x", 5000, 1)
     repeat_head(log, tmp_path / "3x", 5000, 3)
     for day, text in enumerate(sorted((tmp_path / "1x").glob("day_*"))):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.dlrm.generations import write_output
-from tests.dlrm.resuming import flags_of
-from tests.dlrm.runs import train_here
+from tests.dlrm.resuming import adam_flags, flags_of, train_until_pulled
+from tests.dlrm.runs import train_here, train_many
 from tests.nvt_loader.data import write_split
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train_torchrec.py does
@@ -44,6 +44,27 @@ def data(tmp_path_factory) -> Path:
 def whole(data, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("whole")
     train_here(*flags_of(data, path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def two_ranks(data, whole, tmp_path_factory) -> Path:
+    """By two ranks, not interrupted: ``same``, the run of ``whole``; ``column_wise``; ``adam``.
+
+    ``wider``: the second half of ``whole``, begun by one rank.
+    """
+    path = tmp_path_factory.mktemp("two")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        train_until_pulled(monkeypatch, 30, *flags_of(data, path / "wider"))
+    shutil.rmtree(path / "wider" / "log")
+    column_wise = ["--epochs=1", "--sharding=column_wise"]
+    runs = [
+        flags_of(data, path / "same", batch_size=16),
+        [*flags_of(data, path / "wider", batch_size=16), "--resume"],
+        flags_of(data, path / "column_wise", *column_wise, batch_size=16),
+        adam_flags(data, path / "adam", batch_size=16),
+    ]
+    train_many(runs, 2)
     return path
 
 

@@ -15,7 +15,7 @@ from nvt_torchrec.dlrm.checkpoint.tensors import Window, read_tensors, read_wind
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.launch.distributed import Group, process_group
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.dlrm.train import Trainer
 from tests.dlrm.runs import MODEL
 

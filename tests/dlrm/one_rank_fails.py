@@ -14,7 +14,7 @@ from nvt_torchrec.base.errors import BadInputError, ClickLogError, SettingsError
 from nvt_torchrec.dlrm.checkpoint import tensors
 from nvt_torchrec.dlrm.checkpoint.state import on_all_ranks
 from nvt_torchrec.dlrm.launch.distributed import process_group
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.dlrm.train import train
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import MODEL

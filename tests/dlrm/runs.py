@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nvt_torchrec.dlrm.launch.distributed import process_group
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.dlrm.train import TrainResult, train
 
 ROOT = Path(__file__).parents[2]

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from nvt_torchrec.dlrm import build
-from nvt_torchrec.dlrm.alignment import align_inputs
 from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import ModelConfig
+from nvt_torchrec.dlrm.layers import align_inputs
 from nvt_torchrec.dlrm.model import build_dlrm
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from tests.dlrm.runs import losses, train_here
 
 NAMES = tuple(f"c{i}" for i in range(26))

@@ -11,7 +11,7 @@ import pytest
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.dlrm.checkpoint.record import CheckpointRecord
 from nvt_torchrec.dlrm.days import TrainingDays, choose_days
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.formats.etl_output import SWITCH_FILE, EtlOutput
 from nvt_torchrec.formats.spec.split import Split
 from tests.dlrm.generations import PARTS, write_output

@@ -7,7 +7,7 @@ import pytest
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.optim.learning_rates import default_rates, default_warmup, with_default_rates
 from nvt_torchrec.dlrm.optimizers import OPTIMIZERS
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.runs import events, losses, train_here
 from tests.nvt_loader.data import write_split

@@ -10,9 +10,8 @@ import pytest
 
 from nvt_torchrec.base.command_line import add_arguments
 from nvt_torchrec.base.errors import SettingsError
-from nvt_torchrec.dlrm.settings.flags import build_parser, parse_settings
 from nvt_torchrec.dlrm.settings.other_trainers import HINTS, LEFT_OUT, RENAMED
-from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, build_parser, parse_settings
 from tests.dlrm.runs import ROOT
 
 PEERS = json.loads((ROOT / "tests" / "dlrm" / "peer_flags.json").read_text())

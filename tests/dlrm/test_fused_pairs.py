@@ -53,7 +53,7 @@ def test_it_compiles_for_nvidias_cards(tmp_path, architecture, dtype):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from nvt_torchrec.dlrm import fused_pairs
+    from nvt_torchrec.dlrm.cuda import fused_pairs
 
     dense, sparse = (torch.empty(shape, device="meta") for shape in ((1, 128), (1, 26, 128)))
     constants = fused_pairs._constants(dense, sparse, dtype)
@@ -128,7 +128,7 @@ def test_the_kernel_in_bfloat16(has_dense, lookup):
 
 @interpreted
 def test_it_is_chosen_if_it_computes_the_same(monkeypatch, caplog):
-    from nvt_torchrec.dlrm import fused_pairs
+    from nvt_torchrec.dlrm.cuda import fused_pairs
 
     chosen = PairProducts(3)
     choose_kernel(chosen, CPU)

@@ -15,7 +15,7 @@ from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import model_config
 from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.dlrm.model import TrainBatch, _sum_losses, _with_mean_1
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.reference import reference_losses

@@ -20,7 +20,7 @@ from nvt_torchrec.dlrm.data import read_schema
 from nvt_torchrec.dlrm.interactions import LowRankCross
 from nvt_torchrec.dlrm.launch.distributed import process_group
 from nvt_torchrec.dlrm.optim.adam import lookups_of
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.dlrm.sharding import lookups
 from nvt_torchrec.dlrm.sharding.planning import plan_only
 from tests.dlrm.runs import MODEL, events, losses, train_here

@@ -16,8 +16,7 @@ from nvt_torchrec.dlrm.checkpoint.store import load_model
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
 from nvt_torchrec.dlrm.evaluate import score
 from nvt_torchrec.dlrm.model import Scorer, build_dlrm, fill_table
-from nvt_torchrec.dlrm.settings.flags import parse_settings
-from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings
 from nvt_torchrec.formats.schema import TableSchema
 from nvt_torchrec.nvt_loader import KJTLoader
 from tests.dlrm.runs import MODEL, events, losses, train_here, train_many

@@ -12,7 +12,7 @@ import torch
 from nvt_torchrec.base.errors import BadInputError, SettingsError
 from nvt_torchrec.dlrm.build import _bytes_of
 from nvt_torchrec.dlrm.launch.distributed import Group
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.dlrm.sharding.distribute import _hardware
 from nvt_torchrec.dlrm.sharding.planning import plan_only
 from tests.dlrm.runs import MODEL, ROOT, losses, run_command, train_many
@@ -92,9 +92,9 @@ def test_plan_only_from_the_command_line(data):
         ROOT / "train_torchrec.py",
         *MODEL,
         f"--binary_path={data}",
-        "--plan_only",
+        "--plan_only=2",
     ]
-    result = run_command([*command, "--world_size=2"])
+    result = run_command(command)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("t_cat_") == 4
 
@@ -107,8 +107,8 @@ def test_plan_only_without_data_or_sizes():
 def test_sharding_file(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text('[cat_0]\nsharding = "row_wise"\n[cat_1]\nkernel = "fused_uvm_caching"\n')
-    flags = ["--num_embeddings_per_feature=4000,4000,4000", "--world_size=2"]
-    text = _plan(*flags, f"--sharding_file={path}")
+    sizes = "--num_embeddings_per_feature=4000,4000,4000"
+    text = _plan(sizes, f"--sharding_file={path}", gpus=2)
     assert re.search(r"t_cat_0 .*row_wise +fused ", text)
     assert re.search(r"t_cat_1 .*fused_uvm_caching", text)
     assert not re.search(r"t_cat_2 .*fused_uvm_caching", text)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nvt_torchrec.dlrm.config import model_config
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.reference import reference_losses
 from tests.dlrm.runs import MODEL, losses, train_here, train_many

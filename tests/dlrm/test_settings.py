@@ -8,8 +8,7 @@ import pytest
 
 from nvt_torchrec.base.errors import SchemaError, SettingsError
 from nvt_torchrec.dlrm.config import ModelConfig, model_config
-from nvt_torchrec.dlrm.settings.flags import parse_settings
-from nvt_torchrec.dlrm.settings.train_settings import TrainSettings
+from nvt_torchrec.dlrm.settings.train_settings import TrainSettings, parse_settings
 from nvt_torchrec.formats.schema import TableSchema
 from tests.dlrm.runs import ROOT, run_command
 

@@ -65,7 +65,7 @@ def test_columns_with_other_chains(frame, tmp_path: Path) -> None:
     )
     theirs = _saved(frame, _nodes(tmp_path, dense), tmp_path)
     spec = import_workflow(tmp_path / "nvt", tmp_path / "out", trust_pickle=True).spec
-    assert {column.name: spec.transform_of(column) for column in spec.dense} == {
+    assert {column.name: spec.transform_of(column).name for column in spec.dense} == {
         "int_0": "normalize", "int_1": "log"
     }  # fmt: skip
     expected = theirs.transform(frame.copy())

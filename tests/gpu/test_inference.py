@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.etl.run import run
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.inference.model.tables import KINDS

@@ -6,18 +6,24 @@ import contextlib
 import http.client
 import json
 import re
-import resource
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.inference.conftest import ROOT
 
 JSON = {"Content-Type": "application/json"}
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 class Server:
@@ -28,10 +34,6 @@ class Server:
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
-
-    def open(self, source: str = "127.0.0.1") -> socket.socket:
-        """A bare connection, from an address of this machine."""
-        return socket.create_connection(("127.0.0.1", self.port), 100, (source, 0))
 
     def ask(
         self, path: str, body: Any = None, headers: dict[str, str] = JSON
@@ -65,27 +67,15 @@ class Server:
 
     def wait_for(self, name: str, value: float) -> None:
         """Until a metric has a value: its process moves on by itself."""
-        end = time.monotonic() + 100
-        while self.metric(name) != value:
-            assert time.monotonic() < end, f"{name} is never {value}"
+        until(lambda: self.metric(name) == value)
 
     def ended(self) -> int:
         return self.process.wait(100)
 
 
 @contextlib.contextmanager
-def serving(
-    directory: Path, *flags: str, python: tuple[str, ...] = (), files: int | None = None
-) -> Iterator[Server]:
-    """A server on a free port; its stderr goes to a file in ``directory``.
-
-    ``files`` is its limit of open files.
-    """
-
-    def limit() -> None:
-        if files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-
+def serving(directory: Path, *flags: str, python: tuple[str, ...] = ()) -> Iterator[Server]:
+    """A server on a free port; its stderr goes to a file in ``directory``."""
     stderr = directory / "stderr"
     with open(stderr, "wb") as errors:
         process = subprocess.Popen(
@@ -94,11 +84,10 @@ def serving(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            preexec_fn=limit,
         )
     try:
         line = process.stdout.readline()
-        match = re.fullmatch(r"serving on https?://127\.0\.0\.1:(\d+)\n", line)
+        match = re.fullmatch(r"serving on http://127\.0\.0\.1:(\d+)\n", line)
         assert match, f"{line!r} {stderr.read_text()}"
         yield Server(process, int(match[1]), stderr)
     finally:

@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 
 from nvt_torchrec.formats.rows import Jagged
 from nvt_torchrec.inference import Predictor
-from nvt_torchrec.inference.server.admission import Admission, WaitEstimate
-from nvt_torchrec.inference.server.answers import RefusedError
-from nvt_torchrec.inference.server.app import Service, make_service, parse_body
+from nvt_torchrec.inference.server.app import RefusedError, Service, parse_body
 from nvt_torchrec.inference.server.batching import Batch, Batcher
-from nvt_torchrec.inference.server.metrics import ServerMetrics
 from nvt_torchrec.inference.server.served import Served
 from nvt_torchrec.inference.server.settings import ServerSettings
 from nvt_torchrec.workflows.compiled.workflow import EncodedRows
@@ -60,10 +57,9 @@ def batches() -> list[Batch]:
     return []
 
 
-def run(model: Model, batches: list, check, **settings) -> None:
+def run(model: Model, batches: list, check) -> None:
     """Run ``check(batcher)`` on an event loop."""
-    options = {"batch_rows": 8, "delay": 0.0, "observe": batches.append}
-    batcher = Batcher(**options | settings)
+    batcher = Batcher(batches.append, batch_rows=8)
     try:
         asyncio.run(check(batcher))
     finally:
@@ -123,26 +119,6 @@ def test_a_batch_is_of_one_model(batches: list) -> None:
 
     run(old, batches, check)
     assert (old.sizes, new.sizes) == ([1, 3, 1], [2])
-    assert [batch.model for batch in batches] == [old, old, new, old]
-
-
-def test_the_pace_says_how_long_a_request_would_wait() -> None:
-    pace = WaitEstimate()
-    pace.begin("a", 1000, 5.0)
-    assert pace.wait("a") == 0  # nothing is known yet
-    pace.begin("a", 3000, 5.5)
-    pace.end("a", 1000, 6.0, done=True)
-    assert pace.wait("a") == pytest.approx(3.0)  # 3000 bytes at 1000/s
-    pace.end("a", 3000, 6.5, done=True)  # 6000/s, and the mean with what was known
-    pace.begin("a", 7000, 100.0)  # idle time counts for nothing
-    assert pace.wait("a") == pytest.approx(2.0)
-    pace.end("a", 7000, 200.0, done=False)  # not done: no pace, though it takes its time
-    assert pace.wait("a") == 0
-    pace.begin("a", 3500, 300.0)
-    assert pace.wait("a") == pytest.approx(1.0)
-    pace.end("a", 3500, 335.0, done=True)  # 135 s for 3500 bytes
-    pace.begin("a", 3500, 400.0)
-    assert pace.wait("a") == pytest.approx(3500 / ((3500 + 3500 / 135) / 2))
 
 
 def test_who_has_gone_is_not_worked_for(batches: list) -> None:
@@ -175,84 +151,129 @@ def test_a_batch_that_fails_harms_no_other(batches: list) -> None:
     assert len(batches) == 1
 
 
-def test_a_batch_is_delayed_until_it_is_full_or_delays_are_stopped(batches: list) -> None:
+def test_small_requests_and_parts_of_large_ones_take_turns(batches: list) -> None:
     model = Model()
-    model.go.release(100)
 
     async def check(batcher: Batcher) -> None:
-        tasks = await _queued(batcher, model, request(1, 2, 3, 4), request(1, 2, 3))
-        assert batcher.waiting_rows == 7
-        assert (await batcher.score(model, request(5))).tolist() == [5]
-        await asyncio.gather(*tasks)
-        tasks = await _queued(batcher, model, request(6))
-        batcher.stop_delaying()
-        assert (await tasks[0]).tolist() == [6]
+        first = await _queued(batcher, model, request(5))
+        await _taken(batcher)
+        large = await _queued(batcher, model, *[request(*range(1, 9), *[1] * 72)] * 2)
+        small = await _queued(batcher, model, *[request(*[2] * 8)] * 2)
+        model.go.release(100)
+        await asyncio.gather(*first, *large, *small)
 
-    run(model, batches, check, delay=1000.0)
-    assert model.sizes == [8, 1]
+    run(model, batches, check)
+    sums = [int(batch.probabilities.sum()) for batch in batches]
+    assert sums[:6] == [5, 36, 16, 8, 16, 8]
+    assert len(sums) == 1 + 20 + 2
 
 
-def test_what_is_not_scored_in_time_gets_503() -> None:
-    ended = []
-
-    async def never(scope, receive, send) -> None:
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            ended.append((await receive())["body"])
-
-    limits = ServerSettings(timeout_s=0.01, batch_delay_ms=0)
-    admission = Admission(never, limits, ServerMetrics(("a",)))
-    sent = []
-    headers = [(b"content-type", b"application/json; charset=utf-8"), (b"content-length", b"2")]
-    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers}
+async def _predict(
+    service: Service, body: bytes, more: tuple[bytes, ...] = (), complete: bool = True
+) -> tuple[int, dict, dict]:
+    """Status, answer and headers of ``POST /predict``, without a socket."""
+    sent: list[dict] = []
+    parts = [{"type": "http.request", "body": part, "more_body": True} for part in (body, *more)]
+    parts[-1]["more_body"] = not complete
 
     async def receive() -> dict:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
+        return parts.pop(0) if parts else await asyncio.get_running_loop().create_future()
 
     async def send(message: dict) -> None:
         sent.append(message)
 
-    asyncio.run(admission(scope, receive, send))
-    assert sent[0]["status"] == 503
-    assert (b"retry-after", b"1") in sent[0]["headers"]
-    assert json.loads(sent[1]["body"])["error"] == "not scored in time"
-    assert ended == [b"{}"]
-    assert admission.requests == 0
-
-
-def _predict(service: Service, body: bytes) -> tuple[int, dict]:
-    """Status and answer of ``POST /predict``, without a socket."""
-    sent = []
-
-    async def receive() -> dict:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict) -> None:
-        sent.append(message)
-
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json; charset=utf-8")]
     path = {"path": "/predict", "raw_path": b"/predict", "query_string": b"", "root_path": ""}
     scope = {"type": "http", "method": "POST", "headers": headers, **path}
-    asyncio.run(service.app(scope, receive, send))
-    return sent[0]["status"], json.loads(sent[1]["body"])
+    await service(scope, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"]), dict(sent[0]["headers"])
+
+
+@pytest.fixture
+def busy(shop_predictor: Predictor):
+    """Makes services whose model waits until it is let go on; they end with the test."""
+    services, go = [], threading.Event()
+
+    class Busy(Predictor):
+        def predict_encoded(self, dense: np.ndarray, ids: list) -> np.ndarray:
+            assert go.wait(100)
+            return super().predict_encoded(dense, ids)
+
+    def make(**limits: float) -> tuple[Service, threading.Event]:
+        predictor = Busy(shop_predictor.workflow, shop_predictor.model)
+        services.append(Service(Served(predictor), ServerSettings(**limits)))
+        return services[-1], go
+
+    yield make
+    go.set()
+    for service in services:
+        service.batcher.close()
+
+
+def _rows(predictor: Predictor, count: int) -> bytes:
+    columns = [column.name for column in (*predictor.spec.dense, *predictor.spec.categorical)]
+    return json.dumps({"rows": [dict.fromkeys(columns)] * count}).encode()
+
+
+def test_what_is_late_is_refused(busy, shop_predictor: Predictor) -> None:
+    service, go = busy(timeout_s=0.05)
+    body = _rows(shop_predictor, 1)
+
+    async def check() -> None:
+        status, answer, headers = await _predict(service, body[:5], complete=False)
+        assert (status, headers[b"connection"]) == (408, b"close")
+        assert answer["error"] == "the body was not complete within 0.05 s"
+        status, answer, headers = await _predict(service, body[:5], (body[5:],))
+        assert (status, headers[b"retry-after"]) == (503, b"1")
+        assert answer["error"] == "not scored in time"
+        go.set()
+        service.batcher.close()
+
+    asyncio.run(check())
+    assert 'code="503"} 1.0' in service.metrics.page().decode()
+
+
+def test_small_requests_are_the_last_that_a_full_queue_refuses(
+    busy, shop_predictor: Predictor
+) -> None:
+    service, go = busy(max_waiting_rows=100, max_rows=50, timeout_s=100)
+
+    def send(rows: int) -> asyncio.Task:
+        return asyncio.create_task(_predict(service, _rows(shop_predictor, rows)))
+
+    async def check() -> None:
+        accepted, waiting = [send(1)], 0  # the model is busy with the first one
+        while not service.metrics.under_way._value.get() or service.batcher.waiting_rows:
+            await asyncio.sleep(0)
+        for rows in (50, 25, 12, 6, 3, 2, 1):
+            accepted.append(send(rows))
+            waiting += rows
+            while service.batcher.waiting_rows != waiting:
+                await asyncio.sleep(0)
+            status, answer, headers = await send((100 - waiting) // 2 + 1)
+            assert (status, answer["error"]) == (503, "too many rows are waiting")
+            assert headers[b"retry-after"] == b"1"
+        go.set()
+        answers = await asyncio.gather(*accepted)
+        assert [status for status, _, _ in answers] == [200] * 8
+        assert [len(answer["probabilities"]) for _, answer, _ in answers] == [
+            1, 50, 25, 12, 6, 3, 2, 1
+        ]  # fmt: skip
+
+    asyncio.run(check())
 
 
 def test_what_is_not_finite_is_an_error(shop_predictor: Predictor) -> None:
-    """One row's weights are damaged: it is named, and others are scored."""
-    model, spec = shop_predictor.model, shop_predictor.spec
-    row = dict.fromkeys(column.name for column in (*spec.dense, *spec.categorical))
-    first_price = spec.dense[0].name
+    """The weights are damaged: the first row is named."""
+    model = shop_predictor.model
     weight, bias = model.layers["bottom"][0]
-    weight = weight.clone()
-    weight[:, 0] = float("inf")  # times 0 it is NaN, else infinite: 0 or 1, or NaN after that
-    layers = model.layers | {"bottom": [(weight, bias), *model.layers["bottom"][1:]]}
+    layers = model.layers | {"bottom": [(weight * float("nan"), bias), *model.layers["bottom"][1:]]}
     damaged = dataclasses.replace(model, layers=layers)
-    service = make_service(Served(Predictor(shop_predictor.workflow, damaged)), ServerSettings())
-    status, answer = _predict(service, json.dumps({"rows": [row | {first_price: 7}, row]}).encode())
+    service = Service(Served(Predictor(shop_predictor.workflow, damaged)), ServerSettings())
+    status, answer, _ = asyncio.run(_predict(service, _rows(shop_predictor, 2)))
     assert status == 500
     assert answer["error"] == "the model computed the probability nan"
-    assert isinstance(answer["row"], int)
+    assert answer["row"] == 0
     assert "weights" in answer["remedy"]
     page = service.metrics.page().decode()
     assert "inference_rows_total 2.0" in page

@@ -13,38 +13,39 @@ from pathlib import Path
 
 import pytest
 
+from tests.inference.bundles import ROWS, make_bundle
 from tests.inference.conftest import ROOT
 from tests.inference.serving import JSON, Server, serving
-from tests.inference.test_predictor import criteo_dicts
-from tests.logs import random_rows
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("drain") / "bundle", seed=1)
 
 
 def ask_until_the_end(server: Server, body: bytes, threads: int) -> tuple[list[int], list[str]]:
-    """SIGTERM under load: statuses of the answers, and requests that were lost."""
+    """SIGTERM under load: statuses of the answers, and requests that were lost.
+
+    Each client keeps its connection until an answer closes it.
+    """
     answers: list[int] = []
     lost: list[str] = []
     begun = threading.Semaphore(0)
 
     def ask() -> None:
-        while True:
-            connection = server.connect()
+        connection, closing = server.connect(), False
+        while not closing:
             try:
-                connection.connect()
-            except OSError:  # it listens no more
-                return
-            closing = False
-            while not closing:
-                try:
-                    connection.request("POST", "/predict", body, JSON)
-                    answer = connection.getresponse()
-                    answer.read()
-                except (OSError, http.client.HTTPException) as error:
-                    lost.append(repr(error))
-                    break
-                answers.append(answer.status)
-                closing = answer.will_close
-                begun.release()
-            connection.close()
+                connection.request("POST", "/predict", body, JSON)
+                answer = connection.getresponse()
+                answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                lost.append(repr(error))
+                break
+            answers.append(answer.status)
+            closing = answer.will_close
+            begun.release()
+        connection.close()
 
     running = [threading.Thread(target=ask) for _ in range(threads)]
     for thread in running:
@@ -52,25 +53,52 @@ def ask_until_the_end(server: Server, body: bytes, threads: int) -> tuple[list[i
     for _ in range(20 * threads):
         assert begun.acquire(timeout=100)
     server.process.send_signal(signal.SIGTERM)
-    assert server.ended() == 0
     for thread in running:
         thread.join(100)
+    server.process.send_signal(signal.SIGTERM)  # end now
+    assert server.ended() == 0
     return answers, lost
 
 
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
 def test_no_request_is_lost(bundle: Path, tmp_path: Path, flags: list[str]) -> None:
-    body = json.dumps({"rows": criteo_dicts(random_rows(1, 1))}).encode()
-    patient = ["--max_wait_ms", "100000", "--timeout_s", "100"]
+    body = json.dumps({"rows": ROWS[:1]}).encode()
+    patient = ["--timeout_s", "100", "--drain_s", "1000"]
     with serving(tmp_path, "--bundle", str(bundle), *patient, *flags) as server:
         answers, lost = ask_until_the_end(server, body, 16)
     assert lost == []
     assert set(answers) == {200}
 
 
-def test_answers_say_that_the_connection_ends(bundle: Path, tmp_path: Path) -> None:
-    flags = ["--bundle", str(bundle), "--drain_s", "1000"]
+def test_a_request_under_way_is_answered_without_draining(bundle: Path, tmp_path: Path) -> None:
+    body = json.dumps({"rows": ROWS}).encode()
+    flags = ["--bundle", str(bundle), "--timeout_s", "100", "--drain_s", "0"]
     with serving(tmp_path, *flags) as server:
+        connection = server.connect()
+        connection.putrequest("POST", "/predict")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body[:-1])
+        assert server.ask("/health")[0] == 200  # the server has the request's beginning, too
+        server.process.send_signal(signal.SIGTERM)
+        while _listens(server):
+            time.sleep(0.01)
+        connection.send(body[-1:])
+        answer = connection.getresponse()
+        assert (answer.status, len(json.loads(answer.read())["probabilities"])) == (200, len(ROWS))
+        assert server.ended() == 0
+
+
+def _listens(server: Server) -> bool:
+    try:
+        server.connect().connect()
+    except OSError:
+        return False
+    return True
+
+
+def test_draining_is_announced(bundle: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, "--bundle", str(bundle), "--drain_s", "1000") as server:
         connection = server.connect()
         for expected in (None, "close"):
             connection.request("GET", "/health")
@@ -81,6 +109,8 @@ def test_answers_say_that_the_connection_ends(bundle: Path, tmp_path: Path) -> N
                 server.process.send_signal(signal.SIGTERM)
                 while server.ask("/ready")[0] == 200:
                     pass
+        assert server.ask("/ready")[:2] == (503, b'{"status":"draining"}')
+        assert len(server.predict(rows=ROWS[:2])) == 2
         server.process.send_signal(signal.SIGTERM)
         assert server.ended() == 0
 

@@ -298,7 +298,7 @@ def test_processes_add_up(criteo: Log, tmp_path: Path):
 def test_a_server_measures_drift(trained: Trained, tmp_path: Path):
     row = dict.fromkeys([*CRITEO.dense_names, *CRITEO.categorical_names])
     row["cat_6"] = trained.days[0][0][CRITEO.columns.index("cat_6")] or "00000001"
-    with serving(tmp_path, *trained.flags, "--drift_window_s", "1000") as server:
+    with serving(tmp_path, *trained.flags) as server:
         # Nothing is counted before the vocabularies' counts are read; then there are no rows yet.
         server.wait_for('inference_psi_limit{column="cat_6"}', math.inf)
         for _ in range(3):

@@ -12,8 +12,8 @@ import re
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,15 +23,14 @@ from nvt_torchrec.inference.model.bundle import bundle_digest, bundle_name
 from nvt_torchrec.inference.publish.steps import publish
 from nvt_torchrec.inference.server import reload
 from nvt_torchrec.inference.server.metrics import ServerMetrics
-from nvt_torchrec.inference.server.reload import BundleMetrics
-from nvt_torchrec.inference.server.served import Served, Source
+from nvt_torchrec.inference.server.served import Served, open_served
 from tests.inference.bundles import ROWS, make_bundle
-from tests.inference.serving import JSON, Server, serving
+from tests.inference.serving import JSON, Server, serving, until
 
 SWITCHES, CLIENTS = 100, 4
 #: Beside what an answer must equal up to the rounding of one sigmoid.
 ROUNDING = 1e-6
-PATIENT = ["--max_wait_ms", "100000", "--timeout_s", "100"]
+PATIENT = ["--timeout_s", "100"]
 
 
 @dataclasses.dataclass
@@ -131,20 +130,12 @@ def _resources(pid: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
-def _until(condition) -> None:
-    end = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
     """No request fails, no answer is of two bundles, no more than two are in memory."""
     served = tmp_path / "current"
     names = list(two.paths)
     served.symlink_to(two.paths[names[0]])
-    flags = ["--bundle", str(served), "--batch_rows", "16", *PATIENT]
-    with serving(tmp_path, *flags) as server:
+    with serving(tmp_path, "--bundle", str(served), *PATIENT) as server:
         pid = server.process.pid
         clients = [Client(server, two, number) for number in range(CLIENTS)]
         watch = Watch(pid)
@@ -154,7 +145,7 @@ def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
         for number, name in zip(range(1, SWITCHES + 1), itertools.cycle(names[::-1])):
             _switch(served, two.paths[name])
             server.process.send_signal(signal.SIGHUP)
-            _until(lambda number=number: _reloads(server) == number)
+            until(lambda number=number: _reloads(server) == number)
             if number == SWITCHES // 10:
                 before = _resources(pid)
         for thread in (*clients, watch):
@@ -164,7 +155,7 @@ def test_a_hundred_switches_under_load(two: Bundles, tmp_path: Path) -> None:
         switched = sum(len(client.names) - 1 for client in clients)
         assert switched > SWITCHES  # the clients saw most of them
         assert watch.most == 2
-        _until(lambda: len(_tables(pid)) == 1)
+        until(lambda: len(_tables(pid)) == 1)
         after = _resources(pid)
         assert after[0] <= before[0] + 4  # connections and files that are opened for a moment
         assert after[1] <= before[1] + 2
@@ -197,7 +188,7 @@ def test_publications_are_noticed_and_named(two: Bundles, tmp_path: Path) -> Non
             assert version["workflow"] == Predictor.load(two.paths[name]).workflow.digest
             if number == 0:
                 publish(two.paths[names[1]], to)
-                _until(lambda: _reloads(server) == 1)
+                until(lambda: _reloads(server) == 1)
         assert "serving bundle" in server.stderr.read_text()
 
 
@@ -225,7 +216,7 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
         ):
             before = failures()
             _switch(served, target)
-            _until(lambda before=before: failures() > before)
+            until(lambda before=before: failures() > before)
             log = server.stderr.read_text()
             assert message in log
             assert f"still serving bundle {name}: {tmp_path}" in log
@@ -235,12 +226,12 @@ def test_what_cannot_be_served_is_logged_and_counted(two: Bundles, tmp_path: Pat
             np.testing.assert_allclose(got, two.expected[name][:2], atol=ROUNDING)
         before = failures()
         server.process.send_signal(signal.SIGHUP)  # tries it again
-        _until(lambda: failures() > before)
+        until(lambda: failures() > before)
         assert len(_tables(server.process.pid)) == 1
         assert _reloads(server) == 0
         _switch(served, first)  # the same as before: nothing to do
         _switch(served, second)
-        _until(lambda: _reloads(server) == 1)
+        until(lambda: _reloads(server) == 1)
 
 
 class _Service:
@@ -248,6 +239,8 @@ class _Service:
 
     def __init__(self, served: Served) -> None:
         self.served = served
+        self.metrics = ServerMetrics(())
+        self.metrics.serves(served)
 
     def serve(self, served: Served) -> None:
         self.served = served
@@ -267,19 +260,15 @@ def test_a_bundle_that_was_repaired_is_tried_again(
     served = tmp_path / "current"
     served.symlink_to(first)
 
-    def load(bundle: Path, check: bool) -> Predictor:
-        return Predictor.load(bundle, check=check)
-
-    source = Source(load, served)
-    service = _Service(source.open())
-    metrics = BundleMetrics(ServerMetrics(()))
-    follower = reload.Reloader(source, service, metrics)
+    source = SimpleNamespace(bundle=served, load=lambda bundle: Predictor.load(bundle, check=True))
+    service = _Service(open_served(source))
+    follower = reload.Reloader(source, service)
     follower.start()
     try:
         _switch(served, repaired)
-        _until(lambda: metrics.failures._value.get() > 2)
+        until(lambda: service.metrics.reload_failures._value.get() > 2)
         bias.write_bytes(whole)
-        _until(lambda: service.served.name == list(two.paths)[1])
+        until(lambda: service.served.name == list(two.paths)[1])
     finally:
         follower.close()
 
@@ -296,8 +285,8 @@ def test_each_worker_switches(two: Bundles, tmp_path: Path) -> None:
         for number, name in enumerate(names[::-1], 1):
             _switch(served, two.paths[name])
             server.process.send_signal(signal.SIGHUP)
-            _until(lambda number=number: _reloads(server) == 2 * number)
-            _until(lambda name=name: _info(server) == {name: 2.0})
+            until(lambda number=number: _reloads(server) == 2 * number)
+            until(lambda name=name: _info(server) == {name: 2.0})
         for client in clients:
             client.stop.set()
             client.join(100)

@@ -27,7 +27,6 @@ from nvt_torchrec.formats.splits import SPLITS
 from nvt_torchrec.inference import Predictor
 from nvt_torchrec.nvt_loader import KJTLoader
 from nvt_torchrec.workflows import compiled, inspect
-from nvt_torchrec.workflows.moments import normalized_names
 from tests.dlrm.runs import train_here
 from tests.etl.extended import copy_of
 from tests.etl.test_engine_cpu import write_parquet
@@ -165,7 +164,7 @@ def test_a_day_is_added(days, output: Path, tmp_path: Path) -> None:
     fitted = [*days[1][:2], later]
     oracle = Oracle(SPEC, fitted)
     description = inspect(out / "workflow")
-    assert list(description.statistics) == normalized_names(SPEC)
+    assert list(description.statistics) == SPEC.normalized_names
     assert 0 < len(description.statistics) < 130
     for j, name in enumerate(SPEC.dense_names):
         if name in description.statistics:
@@ -191,7 +190,7 @@ def test_the_report_folds_many_columns(days, output: Path) -> None:
     raw = np.concatenate([day.dense for day in days[1][:2]], axis=1)
     absent = np.concatenate([day.dense_missing for day in days[1][:2]], axis=1)
     for j, column in enumerate(SPEC.dense):
-        least = -np.inf if SPEC.transform_of(column) == "normalize" else -2
+        least = -np.inf if SPEC.transform_of(column).minimum is None else -2
         expected = np.maximum(np.where(is_missing(absent, j), column.fill, raw[j]), least)
         found = undo_transform(np.array(written[column.name]), column.name, description)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=column.name)

@@ -27,8 +27,7 @@ from nvt_torchrec.inference import InvalidRowError, Predictor
 from nvt_torchrec.inference.bulk import predict_file
 from nvt_torchrec.inference.inputs.columns import convert_values
 from nvt_torchrec.inference.inputs.remedies import remedy_of
-from nvt_torchrec.inference.server.answers import RefusedError
-from nvt_torchrec.inference.server.app import parse_body
+from nvt_torchrec.inference.server.app import RefusedError, parse_body
 from nvt_torchrec.inference.server.served import Served
 from tests.clicklog.test_field_rules import _TEXTS
 from tests.inference.test_export import untrained

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +25,7 @@ from tests.logs import CRITEO, random_rows
 
 @pytest.fixture(scope="module")
 def server(trained: Trained, tmp_path_factory: pytest.TempPathFactory):
-    limits = "--max_rows 100 --max_body_mb 0.2 --timeout_s 100 --max_wait_ms 100000"
+    limits = "--max_rows 100 --max_body_mb 0.2 --timeout_s 100"
     with serving(tmp_path_factory.mktemp("server"), *trained.flags, *limits.split()) as started:
         yield started
 
@@ -108,6 +107,7 @@ def test_bad_rows_are_named(server: Server) -> None:
         (b'{"columns": []}', 422, "'columns' is not an object"),
         (b'{"columns": {"int_0": 1}}', 422, "invalid column"),
         (b'{"columns": {}}', 422, "invalid row"),
+        (b'{"columns": {"\\ud800": 3}}', 422, "invalid column"),
         (json.dumps({"rows": [{}] * 101}).encode(), 413, "101 rows; the limit is 100"),
         (b'{"columns": {"x": [' + b"1," * 200 + b"1]}}", 413, "201 rows; the limit is 100"),
         (b" " * 300_000, 413, "more than 209715 bytes"),
@@ -187,65 +187,18 @@ def test_values_of_columns_are_counted(server: Server) -> None:
     assert total == pytest.approx(before[1] + sum(answers))
 
 
-def test_batches_shedding_and_a_clean_end(
+def test_a_bundle_is_served_without_the_packages_of_training(
     shop: Trained, shop_predictor: Predictor, tmp_path: Path
 ) -> None:
-    """Batches wait for 4 rows, longer than any test: what happens does not depend on time."""
     write_bundle(shop.workflow, shop.checkpoint, tmp_path / "bundle")
-    limits = "--batch_rows 4 --batch_delay_ms 600000 --timeout_s 601 --max_requests 3"
-    limits += " --max_wait_ms 100000"
-    flags = ["--bundle", str(tmp_path / "bundle"), *limits.split()]
     rows = read_dicts(shop.raw / "day_2.csv", shop_predictor.spec)[:7]
-    expected = shop_predictor.predict(rows)
-    python = ("-X", "importtime")
-    with serving(tmp_path, *flags, python=python) as server, ThreadPoolExecutor(3) as pool:
-        some = [pool.submit(server.predict, rows=rows[i : i + 1]) for i in range(2)]
-        server.wait_for("inference_queue_rows", 2)
-        rest = server.predict(rows=rows[2:4])  # now it is full
-        got = np.concatenate([*(one.result() for one in some), rest])
-        np.testing.assert_allclose(got, expected[:4], atol=1e-6)
-        assert server.metric("inference_batch_rows_count") == 1
-
-        some = [pool.submit(server.predict, rows=rows[i : i + 1]) for i in range(4, 7)]
-        server.wait_for("inference_queue_rows", 3)
-        status, body, headers = server.ask("/predict", {"rows": rows[:1]})
-        assert status == 503
-        assert headers["Retry-After"] == "1"
-        assert json.loads(body)["error"] == "too many requests are waiting"
-        assert server.metric('inference_requests_total{code="503"}') == 1
-        assert server.ask("/health")[0] == server.ask("/ready")[0] == 200
-
-        server.process.send_signal(signal.SIGTERM)
-        got = np.concatenate([one.result() for one in some])
-        np.testing.assert_allclose(got, expected[4:], atol=1e-6)
-        assert server.ended() == 0
-        imported = set(re.findall(r"\|\s*([\w.]+)", server.stderr.read_text()))
+    flags = ["--bundle", str(tmp_path / "bundle"), "--timeout_s", "100"]
+    with serving(tmp_path, *flags, python=("-X", "importtime")) as server:
+        expected = shop_predictor.predict(rows)
+        np.testing.assert_allclose(server.predict(rows=rows), expected, atol=1e-6)
+        imported = set(re.findall(r"\|\s*(\w+)", server.stderr.read_text()))
     assert "torch" in imported
-    assert not imported & {"nvtabular", "merlin", "dask", "pandas", "torchrec", "nvt_torchrec.etl"}
-
-
-def test_draining_and_late_bodies(trained: Trained, tmp_path: Path) -> None:
-    write_bundle(trained.workflow, trained.checkpoint, tmp_path / "bundle")
-    flags = ["--bundle", str(tmp_path / "bundle"), "--drain_s", "1000", "--timeout_s", "3"]
-    rows = criteo_dicts(random_rows(2, 3))
-    with serving(tmp_path, *flags) as server:
-        with socket.create_connection(("127.0.0.1", server.port), 100) as connection:
-            connection.sendall(
-                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                b'Content-Length: 99\r\n\r\n{"rows"'
-            )
-            answer = b""
-            while part := connection.recv(1 << 16):
-                answer += part
-        assert answer.startswith(b"HTTP/1.1 408 ")
-        assert b"the body was not complete within 3 s" in answer
-        server.process.send_signal(signal.SIGTERM)
-        while server.ask("/ready")[0] == 200:
-            pass
-        assert server.ask("/ready")[:2] == (503, b'{"status":"draining"}')
-        assert len(server.predict(rows=rows)) == 2
-        server.process.send_signal(signal.SIGTERM)
-        assert server.ended() == 0
+    assert not imported & {"nvtabular", "merlin", "dask", "pandas", "torchrec", "etl"}
 
 
 @pytest.mark.parametrize(
@@ -254,11 +207,17 @@ def test_draining_and_late_bodies(trained: Trained, tmp_path: Path) -> None:
         (["--port", "70000"], "--port 70000"),
         (["--max_rows", "0"], "--max_rows 0"),
         (["--timeout_s", "nan"], "--timeout_s nan"),
-        (["--max_connections", "0"], "--max_connections 0"),
-        (["--trusted_proxies", "10.0.0.7,x"], "--trusted_proxies 10.0.0.7,x: 'x'"),
-        (["--tls_key", "key.pem"], "--tls_key key.pem has no effect without --tls_cert"),
-        (["--tls_cert", "none.pem"], "--tls_cert none.pem: No such file"),
-        (["--batch_delay_ms", "5000"], "every request would be late"),
+        (["--workers", "0"], "--workers 0"),
+        (["--max_rows", "20000"], "--max_rows 20000 with --max_waiting_rows 32768"),
+        (
+            ["--api_key_file=keys"],
+            "--api_key_file\n.*deploy/nginx.conf checks keys",
+        ),
+        (
+            ["--tls_cert", "none.pem"],
+            "--tls_cert\n.*deploy/nginx.conf serves HTTPS",
+        ),
+        (["--max_wait_ms", "500"], "unknown argument --max_wait_ms\n.*--max_waiting_rows"),
         (["--host", "192.0.2.1"], "192.0.2.1 port 8000 cannot be listened on: .*\n.*--host"),
         (["--host", "nonsense.invalid"], "nonsense.invalid port 8000 cannot be listened on"),
     ],

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvt_torchrec.base.command_line import Parser, parse
-from nvt_torchrec.dlrm.settings.flags import parse_settings
+from nvt_torchrec.dlrm.settings.train_settings import parse_settings
 from nvt_torchrec.etl.__main__ import COMMANDS as ETL
 from nvt_torchrec.formats.spec.toml_file import shipped_specs
 from nvt_torchrec.inference.__main__ import COMMANDS as INFERENCE

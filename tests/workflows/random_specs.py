@@ -163,7 +163,7 @@ class Oracle:
         for j, column in enumerate(self.spec.dense):
             absent = is_missing(rows.dense_missing, j)
             x = np.where(absent, column.fill, rows.dense[j].astype(np.float64))
-            if self.spec.transform_of(column) != "normalize":
+            if self.spec.transform_of(column).function:
                 x = np.log(np.maximum(x, -2) + 3)
             result.append(x)
         return result
@@ -172,7 +172,7 @@ class Oracle:
         """By column: ids, lists of ids, floats."""
         result = {self.spec.label: rows.label.tolist()}
         for j, (column, x) in enumerate(zip(self.spec.dense, self.dense(rows), strict=True)):
-            if self.spec.transform_of(column) != "log":
+            if self.spec.transform_of(column).normalized:
                 x = (x - self.mean[j]) / (self.std[j] or 1.0)
             result[column.name] = x.tolist()
         for column, cells in zip(self.spec.categorical, self.cells(rows), strict=True):

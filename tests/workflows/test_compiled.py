@@ -27,7 +27,6 @@ from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColum
 from nvt_torchrec.formats.spec.toml_file import load_spec
 from nvt_torchrec.workflows import compiled
 from nvt_torchrec.workflows.compiled import tables
-from nvt_torchrec.workflows.moments import normalized_names
 from tests.workflows.random_specs import feature_specs
 
 _SETTINGS = settings(
@@ -160,7 +159,7 @@ def test_as_nvtabular(
 ) -> None:
     """Every raw type, policy and dense transform; several reads of one workflow."""
     directory, rng = tmp_path_factory.mktemp("compiled"), np.random.default_rng(seed)
-    statistics = {name: data.draw(_STATISTICS) for name in normalized_names(spec)}
+    statistics = {name: data.draw(_STATISTICS) for name in spec.normalized_names}
     save(directory, spec, statistics, rng)
     check(directory, odd_rows(spec, rows, rng))
 
@@ -225,7 +224,7 @@ def test_many_columns(tmp_path: Path, raw: str) -> None:
         ),
         tuple(CategoricalColumn(f"c{i}", multi_hot=i % 9 == 5) for i in range(130)),
     )
-    statistics = {name: {"mean": rng.random(), "std": 2.0} for name in normalized_names(spec)}
+    statistics = {name: {"mean": rng.random(), "std": 2.0} for name in spec.normalized_names}
     save(tmp_path, spec, statistics, rng)
     check(tmp_path, odd_rows(spec, 60, rng))
 

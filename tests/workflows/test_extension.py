@@ -21,7 +21,7 @@ from nvt_torchrec.workflows import compiled, vocabulary
 from nvt_torchrec.workflows.extension.state import VocabularyState, read_state
 from nvt_torchrec.workflows.extension.vocabulary import DayOfVocabulary, extend_vocabulary
 from nvt_torchrec.workflows.extension.workflow import DayCounts, extend_workflow, write_base_state
-from nvt_torchrec.workflows.moments import merge_moments, normalized, normalized_names, statistics
+from nvt_torchrec.workflows.moments import merge_moments, normalized, statistics
 from nvt_torchrec.workflows.vocabulary import apply_policy
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 from tests.workflows.random_specs import Oracle, feature_specs, random_raw_rows
@@ -296,7 +296,7 @@ def test_any_days_of_any_spec(
                 }  # fmt: skip
             before = after
     merged = Oracle(spec, rows if update else rows[:fitted_days])
-    assert description.statistics.keys() == set(normalized_names(spec))
+    assert description.statistics.keys() == set(spec.normalized_names)
     for j, name in enumerate(spec.dense_names):
         if name in description.statistics:
             assert description.statistics[name] == pytest.approx(

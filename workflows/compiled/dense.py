@@ -1,7 +1,7 @@
-"""The dense transform in float64: fill, raise to the minimum, logarithm, normalize.
+"""The transforms of dense columns in float64: fill, compute y, normalize.
 
-The formulas are in :mod:`workflows.nodes`. Values equal those of NVTabular's operators on pandas
-bit for bit. Logarithms are NumPy's: compiled code would call another library, which rounds
+The formulas are in :mod:`formats.spec.transforms`. Values equal those of NVTabular's operators on
+pandas bit for bit. Logarithms are NumPy's: compiled code would call another library, which rounds
 differently in the last place, and that matters for values near the mean.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from numba import types
@@ -16,8 +17,7 @@ from numba import types
 from nvt_torchrec.base.kernels import compiled
 from nvt_torchrec.formats.missing import WORD_BITS, bit_of, word_of
 from nvt_torchrec.formats.spec.feature_spec import FeatureSpec
-from nvt_torchrec.workflows.dense import DENSE_MINIMUM, DENSE_SHIFT
-from nvt_torchrec.workflows.moments import normalization
+from nvt_torchrec.formats.spec.transforms import DenseTransform
 
 #: Number of integers in the table of a column; most counts are among the first few.
 _INTEGERS = 1 << 16
@@ -31,35 +31,34 @@ class DensePlan:
     """The parameters of ``(y − center) / scale``, float64 [dense columns] each.
 
     Attributes:
-        fill: replaces missing values.
+        fill: Replaces missing values.
         center: 0 where nothing is normalized.
         scale: 1 where nothing is normalized, and where the standard deviation is 0 (NVTabular's
             Normalize then only subtracts the mean).
-        logarithm: bool [dense columns], whether y is a logarithm, or the value itself.
-        looked_up: int64, the columns with a logarithm.
-        table: float32 [columns with a logarithm, integers], the results for the integers from the
-            minimum on.
+        transforms: The transforms of the columns.
+        looked_up: The columns whose results for integers are looked up, int64.
+        least: The smallest integer in the table of each of these, int64.
+        table: Their results for the integers from there on, float32 [looked up, integers].
     """
 
     fill: np.ndarray
     center: np.ndarray
     scale: np.ndarray
-    logarithm: np.ndarray
+    transforms: tuple[DenseTransform, ...]
     looked_up: np.ndarray = dataclasses.field(init=False)
+    least: np.ndarray = dataclasses.field(init=False)
     table: np.ndarray = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        looked_up = np.flatnonzero(self.logarithm)
+        minima = [transform.minimum for transform in self.transforms]
+        looked_up = np.array([j for j, least in enumerate(minima) if least is not None], np.int64)
+        least = np.array([least for least in minima if least is not None], np.int64)
         integers = min(_INTEGERS, _TABLE_CELLS // max(1, len(looked_up)))
-        numbers = np.arange(DENSE_MINIMUM, DENSE_MINIMUM + integers)[None]
         table = np.empty((len(looked_up), integers), np.float32)
-        at = 0
-        for own in _runs(self.logarithm):
-            if self.logarithm[own.start]:
-                size = own.stop - own.start
-                table[at : at + size] = self._calculated(own, numbers)
-                at += size
+        for k, j in enumerate(looked_up.tolist()):
+            table[k] = self.calculate(j, np.arange(least[k], least[k] + integers))
         object.__setattr__(self, "looked_up", looked_up)
+        object.__setattr__(self, "least", least)
         object.__setattr__(self, "table", table)
 
     @classmethod
@@ -70,7 +69,7 @@ class DensePlan:
             fill=np.array([float(column.fill) for column in spec.dense]),
             center=center,
             scale=scale,
-            logarithm=np.array([spec.transform_of(c) != "normalize" for c in spec.dense], bool),
+            transforms=tuple(map(spec.transform_of, spec.dense)),
         )
 
     def transform(self, values: np.ndarray, missing: np.ndarray, out: np.ndarray) -> None:
@@ -83,59 +82,79 @@ class DensePlan:
         """
         from_table = values.dtype == np.int32 and len(self.looked_up) > 0
         if from_table:
-            beyond = _look_up(values, missing, self.fill, self.looked_up, self.table, out)
+            where = self.fill, self.looked_up, self.least, self.table
+            beyond = _look_up(values, missing, *where, out)
             for k in np.flatnonzero(beyond):
                 j = int(self.looked_up[k])
-                word = word_of(missing, j)
-                rows = _rows_beyond(
-                    values[j], word, j % WORD_BITS, self.fill[j], self.table.shape[1], beyond[k]
-                )
+                word, shift = word_of(missing, j), j % WORD_BITS
+                first = self.first_beyond(j)
+                rows = _rows_beyond(values[j], word, shift, self.fill[j], first, beyond[k])
                 absent = (word[rows] >> bit_of(j)) & _ONE
                 filled = np.where(absent, self.fill[j], values[j, rows])
                 out[j, rows] = self.calculate(j, filled)
-        for own in _runs(self.logarithm):
-            if not (from_table and self.logarithm[own.start]):
-                self._calculate(own, values, word_of(missing, own.start), out)
+        for columns in _runs(self.transforms):
+            if not (from_table and self.transforms[columns.start].minimum is not None):
+                self._calculate(columns, values, word_of(missing, columns.start), out)
 
     def _calculate(
-        self, own: slice, values: np.ndarray, missing: np.ndarray, out: np.ndarray
+        self, columns: slice, values: np.ndarray, missing: np.ndarray, out: np.ndarray
     ) -> None:
-        """Fill ``out`` for columns of one word and one kind, block by block."""
-        bits = np.arange(own.start, own.stop, dtype=np.uint64)[:, None] % np.uint64(WORD_BITS)
+        """Fill ``out`` for columns of one word and one function, block by block."""
+        bits = np.arange(columns.start, columns.stop, dtype=np.uint64)[:, None] % np.uint64(
+            WORD_BITS
+        )
         for begin in range(0, len(missing), _BLOCK_ROWS):
             rows = slice(begin, begin + _BLOCK_ROWS)
             absent = (missing[rows] >> bits) & _ONE
-            filled = np.where(absent, self.fill[own, None], values[own, rows])
-            out[own, rows] = self._calculated(own, filled)
+            filled = np.where(absent, self.fill[columns, None], values[columns, rows])
+            out[columns, rows] = self._calculated(columns, filled)
 
-    @property
-    def first_beyond(self) -> int:
-        """The first integer that is not in the table."""
-        return DENSE_MINIMUM + self.table.shape[1]
+    def first_beyond(self, column: int) -> int:
+        """Return the first integer that is not in the table of a column."""
+        minimum = self.transforms[column].minimum
+        assert minimum is not None
+        return minimum + self.table.shape[1]
 
     def calculate(self, column: int, filled: np.ndarray) -> np.ndarray:
         """Transform filled values [n] of one column without the table; float32 [n]."""
         return self._calculated(slice(column, column + 1), filled[None])[0]
 
     def _calculated(self, columns: slice, filled: np.ndarray) -> np.ndarray:
-        """Transform filled values [columns or 1, rows] of columns of one kind; float32."""
-        y = filled.astype(np.float64)
-        if self.logarithm[columns.start]:
-            np.maximum(y, DENSE_MINIMUM, out=y)
-            y += DENSE_SHIFT
-            np.log(y, out=y)
+        """Transform filled values [columns or 1, rows] of columns of one function; float32."""
         with np.errstate(over="ignore"):  # too large values become infinite, as in NVTabular
+            y = self.transforms[columns.start].y(filled.astype(np.float64), np)
             y = y - self.center[columns, None]
             y /= self.scale[columns, None]
             return y.astype(np.float32)
 
 
-def _runs(logarithm: np.ndarray) -> list[slice]:
-    """Return runs of columns that are all logarithms or all not, and whose bits are in one word."""
+def normalization(
+    spec: FeatureSpec, fitted: dict[str, dict[str, float]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return center and scale of (y − center) / scale, float64 [dense columns] each.
+
+    They are 0 and 1 where nothing is normalized; the scale is 1, too, where the standard deviation
+    is 0: NVTabular's Normalize then only subtracts the mean.
+
+    Raises:
+        KeyError: A normalized column has no statistics.
+    """
+    center, scale = np.zeros(len(spec.dense)), np.ones(len(spec.dense))
+    for name in spec.normalized_names:
+        j = spec.dense_names.index(name)
+        center[j], std = fitted[name]["mean"], fitted[name]["std"]
+        scale[j] = std if std > 0 else 1.0
+    return center, scale
+
+
+def _runs(transforms: Sequence[DenseTransform]) -> list[slice]:
+    """Return runs of columns of the same function whose bits are in the same word."""
     begins = [
-        j for j in range(len(logarithm)) if j % WORD_BITS == 0 or logarithm[j] != logarithm[j - 1]
+        j
+        for j in range(len(transforms))
+        if j % WORD_BITS == 0 or transforms[j].function != transforms[j - 1].function
     ]
-    return [slice(*ends) for ends in itertools.pairwise([*begins, len(logarithm)])]
+    return [slice(*ends) for ends in itertools.pairwise([*begins, len(transforms)])]
 
 
 _ONE = np.uint64(1)
@@ -147,11 +166,12 @@ _ONE = np.uint64(1)
         types.Array(types.uint64, 2, "A", readonly=True),
         types.Array(types.float64, 1, "C", readonly=True),
         types.Array(types.int64, 1, "C", readonly=True),
+        types.Array(types.int64, 1, "C", readonly=True),
         types.Array(types.float32, 2, "C", readonly=True),
         types.Array(types.float32, 2, "C"),
     ),
 )
-def _look_up(values, missing, fill, columns, table, out):
+def _look_up(values, missing, fill, columns, minima, table, out):
     """Fill some columns of ``out`` from the table; return how many values of each are beyond it.
 
     Those values are clipped here. Two loops over contiguous rows, which both can be vectorized.
@@ -159,8 +179,6 @@ def _look_up(values, missing, fill, columns, table, out):
     beyond = np.zeros(len(columns), np.int64)
     word = -1
     bits = np.empty(0, np.uint64)
-    least = np.int32(DENSE_MINIMUM)
-    most = np.int32(DENSE_MINIMUM + table.shape[1] - 1)
     places = np.empty(values.shape[1], np.int32)
     for k in range(len(columns)):
         j = columns[k]
@@ -169,6 +187,8 @@ def _look_up(values, missing, fill, columns, table, out):
             bits = np.ascontiguousarray(missing[word])
         column, of_column, result = np.ascontiguousarray(values[j]), table[k], out[j]
         bit, of_fill = np.uint64(1) << np.uint64(j & 63), np.int32(fill[j])
+        least = np.int32(minima[k])
+        most = np.int32(minima[k] + table.shape[1] - 1)
         above = 0
         for i in range(len(bits)):
             x = of_fill if bits[i] & bit else column[i]
@@ -190,11 +210,10 @@ def _look_up(values, missing, fill, columns, table, out):
         types.int64,
     ),
 )
-def _rows_beyond(values, missing, shift, fill, integers, count):
-    """Return the ``count`` rows in which a column is beyond the table of so many integers."""
+def _rows_beyond(values, missing, shift, fill, first, count):
+    """Return the ``count`` rows in which a column is ``first`` or more."""
     rows = np.empty(count, np.int64)
     bit = np.uint64(shift)
-    first = DENSE_MINIMUM + integers
     at = 0
     for i in range(len(values)):
         absent = (missing[i] >> bit) & np.uint64(1)

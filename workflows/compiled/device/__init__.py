@@ -1,5 +1,7 @@
 """The compiled workflow on a card: the arrays of the host's, uploaded once, and kernels.
 
+This has never run on a card, only on Numba's simulator.
+
 Ids and dense values equal those of :mod:`workflows.compiled.workflow` bit for bit, for specs with
 ``is_criteo_format``: tables of results and quotients in float64 have one right value. Logarithms
 have not. Those of integers beyond the table, which are few, are therefore computed on the host, by
@@ -49,8 +51,8 @@ class DeviceWorkflow:
 
         Args:
             device: the card.
-            workflow: of a spec with ``is_criteo_format``, whose dense columns are all logarithms
-                or all not.
+            workflow: of a spec with ``is_criteo_format``, whose dense columns have transforms of
+                one function.
         """
         words, places, plan = workflow.host_arrays()
         self.spec: FeatureSpec = workflow.spec
@@ -77,7 +79,7 @@ class DeviceWorkflow:
             missing: uint64 [2, n], bit j set where a dense column, or in the second row a
                 categorical column, is missing.
         """
-        from nvt_torchrec.workflows.compiled import device_kernels as kernels
+        from nvt_torchrec.workflows.compiled.device import kernels
 
         device, arrays = self._device, self._device.arrays
         ids = arrays.empty(categorical.shape, np.int32)
@@ -86,7 +88,7 @@ class DeviceWorkflow:
             kernels.encode_columns, len(categorical) * device.lanes, device.lanes,
             categorical, missing[1], self._words, self._places, ids, tallies,
         )  # fmt: skip
-        if self._plan.logarithm.any():
+        if len(self._plan.looked_up):
             transformed = self._looked_up(dense, missing[0])
         else:
             transformed = self._normalized(dense, missing[0])
@@ -94,19 +96,19 @@ class DeviceWorkflow:
         return DeviceEncoded(transformed, ids, counted[:, 0], counted[:, 1])
 
     def _looked_up(self, dense: DeviceArray, missing: DeviceArray) -> DeviceArray:
-        from nvt_torchrec.workflows.compiled import device_kernels as kernels
+        from nvt_torchrec.workflows.compiled.device import kernels
 
         device, arrays = self._device, self._device.arrays
         out = arrays.empty(dense.shape, np.float32)
         counts = arrays.zeros(len(dense), np.int64)
         device.launch(
             kernels.look_up_dense, len(dense) * device.lanes, device.lanes,
-            dense, missing, self._integer_fill, self._table, out, counts,
+            dense, missing, self._integer_fill, int(self._plan.least[0]), self._table, out, counts,
         )  # fmt: skip
         for j in np.flatnonzero(device.download(counts)).tolist():
             absent = (missing >> np.uint64(j)) & np.uint64(1) != 0
             filled = arrays.where(absent, np.int32(self._plan.fill[j]), dense[j])
-            rows = arrays.flatnonzero(filled >= self._plan.first_beyond)
+            rows = arrays.flatnonzero(filled >= self._plan.first_beyond(j))
             values = device.download(filled[rows])
             out[j, rows] = device.upload(self._plan.calculate(j, values))
         return out
@@ -122,7 +124,7 @@ class DeviceWorkflow:
 
 def count_missing(device: Device, missing: DeviceArray, columns: int) -> np.ndarray:
     """Count in how many rows each column is missing: uint64 [n] → int64 [columns], on the host."""
-    from nvt_torchrec.workflows.compiled import device_kernels as kernels
+    from nvt_torchrec.workflows.compiled.device import kernels
 
     counts = device.arrays.zeros(columns, np.int64)
     device.launch(kernels.count_bits, columns * device.lanes, device.lanes, missing, counts)

@@ -3,6 +3,8 @@
 They read the arrays that the host's kernels read (:mod:`workflows.compiled.tables`). Of each
 column, ``lanes`` threads each take every ``lanes``-th row, so that neighbouring threads have
 neighbouring rows, and a thread adds to a tally once. Importing this module imports numba.cuda.
+
+These kernels have never run on a card, only on Numba's simulator.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from nvt_torchrec.workflows.compiled.tables import (
     PLACE_VALUES,
     home_narrow,
 )
-from nvt_torchrec.workflows.dense import DENSE_MINIMUM
 
 _ONE, _HALF, _LOW = np.uint64(1), np.uint64(32), np.uint64(0xFFFFFFFF)
 
@@ -80,7 +81,7 @@ def encode_columns(lanes, values, missing, words, places, out, tallies):
 
 
 @kernel
-def look_up_dense(lanes, values, missing, fill, table, out, beyond):
+def look_up_dense(lanes, values, missing, fill, least, table, out, beyond):
     """Transform integers by the table of results.
 
     Args:
@@ -88,7 +89,8 @@ def look_up_dense(lanes, values, missing, fill, table, out, beyond):
         values: int32 [columns, n].
         missing: uint64 [n], with bit j set where column j is missing.
         fill: int64 [columns], the values of missing ones.
-        table: float32 [columns, integers], the results from the minimum on.
+        least: The smallest integer in the table; smaller ones count as it.
+        table: float32 [columns, integers], the results from there on.
         out: the result, float32 [columns, n]; undefined for integers beyond the table.
         beyond: int64 [columns], to which the number of integers beyond the table is added.
     """
@@ -102,7 +104,7 @@ def look_up_dense(lanes, values, missing, fill, table, out, beyond):
         value = np.int64(values[column, row])
         if (missing[row] >> bit) & _ONE != 0:
             value = fill[column]
-        place = max(value, DENSE_MINIMUM) - DENSE_MINIMUM
+        place = max(value, least) - least
         if place < table.shape[1]:
             out[column, row] = table[column, place]
         else:

@@ -4,6 +4,9 @@ The operators of :mod:`dlrm.layers` copy all vectors beside each other, write th
 all vectors with all others, select half of them, and copy these behind the dense vector. A kernel
 reads a sample's vectors once, and writes what the top layers read.
 
+It has not run on a GPU yet: each run tries it on a few samples first, and continues with the
+operators if they give something else (:func:`dlrm.layers.choose_kernel`).
+
 Triton comes with PyTorch for CUDA only, so this module is imported where
 :func:`dlrm.layers.choose_kernel` chooses it. With ``TRITON_INTERPRET=1`` in the environment,
 Triton's interpreter runs the kernels on a CPU.
@@ -68,8 +71,8 @@ def _forward(
     products = tl.zeros((height, height), tl.float32)
     for begin in tl.static_range(0, dim, block):
         columns = begin + tl.arange(0, block)
-        own = _sample(dense, sparse, row, columns, vectors, dim, has_dense, height, dtype)
-        products += tl.dot(own, tl.trans(own), input_precision=precision)
+        sample = _sample(dense, sparse, row, columns, vectors, dim, has_dense, height, dtype)
+        products += tl.dot(sample, tl.trans(sample), input_precision=precision)
         if has_dense:
             first = tl.load(dense + row * dim + columns, mask=columns < dim, other=0.0)
             tl.store(target + columns, first.to(dtype), mask=columns < dim)
@@ -111,13 +114,13 @@ def _backward(
     target = sparse_gradient + row * ((vectors - has_dense) * dim)
     for begin in tl.static_range(0, dim, block):
         columns = begin + tl.arange(0, block)
-        own = _sample(dense, sparse, row, columns, vectors, dim, has_dense, height, dtype)
-        found = tl.dot(symmetric, own, input_precision=precision)
+        sample = _sample(dense, sparse, row, columns, vectors, dim, has_dense, height, dtype)
+        gradients = tl.dot(symmetric, sample, input_precision=precision)
         kept = (number >= 0) & (number < vectors - has_dense) & (columns < dim)[None, :]
         place = target + number * dim + columns[None, :]
-        tl.store(place, found.to(sparse_gradient.dtype.element_ty), mask=kept)
+        tl.store(place, gradients.to(sparse_gradient.dtype.element_ty), mask=kept)
         if has_dense:
-            first = tl.sum(tl.where(number < 0, found, 0.0), axis=0)
+            first = tl.sum(tl.where(number < 0, gradients, 0.0), axis=0)
             first += tl.load(source + columns, mask=columns < dim, other=0.0).to(tl.float32)
             first = first.to(dense_gradient.dtype.element_ty)
             tl.store(dense_gradient + row * dim + columns, first, mask=columns < dim)

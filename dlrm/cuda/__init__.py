@@ -1,0 +1,1 @@
+"""Kernels for GPUs. They have not run on a GPU yet."""
