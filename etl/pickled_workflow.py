@@ -4,7 +4,7 @@ Opening a pickle runs the code in it; nothing here can make that safe. So it tak
 a warning. The result is no pickle.
 
 Imported are Categorify (with the same ids) and dense columns that are filled and then normalized,
-or put into the logarithm of this project, or both; see :mod:`workflows.graph`. Before the result
+or put into the logarithm of this project, or both; see :mod:`workflows.store`. Before the result
 gets its name, both workflows transform the same rows, and the results must agree.
 """
 
@@ -28,11 +28,11 @@ from nvtabular import ops
 
 from nvt_torchrec import workflows
 from nvt_torchrec.base.errors import BadInputError, SchemaError
-from nvt_torchrec.base.files.directories import new_directory
+from nvt_torchrec.base.files.atomic import new_directory
 from nvt_torchrec.formats.etl_output import EtlOutput
 from nvt_torchrec.formats.spec.feature_spec import CategoricalColumn, DenseColumn, FeatureSpec
 from nvt_torchrec.formats.spec.toml_file import load_spec
-from nvt_torchrec.workflows.graph import nodes_of
+from nvt_torchrec.workflows.store import nodes_of
 from nvt_torchrec.workflows.vocabulary import FittedVocabulary
 from nvt_torchrec.workflows.writer import Fitted, write_workflow
 
