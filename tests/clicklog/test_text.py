@@ -7,7 +7,7 @@ import dataclasses
 import io
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvt_torchrec.base.errors import BadInputError, BadRowError, SettingsError
@@ -197,20 +197,6 @@ def test_quotes_are_read_as_by_csv(lines: list[str]) -> None:
         check_split(line, InputFormat("csv"), expected)
 
 
-@settings(deadline=None)
-@given(st.lists(st.floats(width=64), min_size=1), st.integers(0, 17))
-def test_floats_are_rounded_correctly(values: list[float], digits: int) -> None:
-    spec = FeatureSpec(
-        "l", (DenseColumn("x", raw="float"),), (CategoricalColumn("c"),), input=InputFormat("csv")
-    )
-    texts = [f"{value:.{digits}e}" for value in values]
-    assume(all(abs(float(text)) <= LARGEST for text in texts))
-    rows = parse_rows(
-        "".join(f"1,{text},\n" for text in texts).encode(), spec, plain_layout(spec, label=True)
-    )
-    assert rows.dense[0].tolist() == [float(text) for text in texts]
-
-
 @pytest.mark.parametrize(
     ("column", "field", "what"),
     [
@@ -307,17 +293,6 @@ def test_label_told_by_the_fields_of_most_lines() -> None:
     assert layout_of(b'"a,b",,,,,,,\n', "x", spec) == plain_layout(spec, label=False)
     with pytest.raises(BadRowError, match="x, line 1: 2 comma-separated fields"):
         layout_of(b"a,b\n", "x", spec)
-
-
-def test_other_separators() -> None:
-    spec = FeatureSpec(
-        "click",
-        (),
-        (CategoricalColumn("tags", raw="string", multi_hot=True),),
-        input=InputFormat("csv", delimiter=";", list_separator=" "),
-    )
-    rows = parse_rows(b'1;"a b"\n0;c|d\n', spec, plain_layout(spec, label=True))
-    assert as_lists(rows, spec) == [[1, ["a", "b"]], [0, ["c|d"]]]
 
 
 def test_blocks_beyond_32_bits_are_refused() -> None:

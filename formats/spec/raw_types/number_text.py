@@ -208,6 +208,8 @@ def cast(
         numbers = pa.Array.from_buffers(pa.string(), len(absent), buffers).cast(kind)
     except pa.ArrowInvalid:
         return None
+    if pa.types.is_timestamp(kind):
+        numbers = numbers.view(pa.int64())
     values = to_numpy(numbers).copy()
     values[absent] = 0
     return values
