@@ -165,6 +165,7 @@ def write_workflow(path: Path, generation: int, spec: FeatureSpec = SPEC) -> Non
         name: {"values": count, "observed": observed} for name, count in VALUES[generation].items()
     }
     vocabularies = describe_vocabularies(spec, counted, dict.fromkeys(counted, directory))
+    statistics = {name: {"mean": 0.0, "std": 1.0} for name in spec.normalized_names}
     WorkflowDescription(
         path, spec, statistics, vocabularies, {}, DIGESTS[generation], files, lineage
     ).write()

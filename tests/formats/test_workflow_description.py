@@ -116,6 +116,9 @@ def test_another_version_is_refused_by_everybody(workflow):
 
 def test_no_workflow(tmp_path):
     assert identify(tmp_path) == Identity(None, None)
+    (tmp_path / "metadata.json").write_text('{"versions": {"nvtabular": "23.8.0"}}')
+    assert identify(tmp_path) == Identity(None, None), "saved by NVTabular itself"
+    (tmp_path / "metadata.json").unlink()
     with pytest.raises(BadInputError, match=r"metadata\.json: no such file"):
         WorkflowDescription.read(tmp_path)
 
